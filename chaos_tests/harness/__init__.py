@@ -1,0 +1,1 @@
+"""What breaks (faults), when (schedules), what happened (history), and who judges it (checkers)."""

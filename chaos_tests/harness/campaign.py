@@ -1,0 +1,177 @@
+"""A whole chaos run: the job once undisturbed, once with faults, and what both have left on disk.
+
+<home>/quiet/    the job directory of the undisturbed run
+<home>/faulty/   that of the run with faults
+<home>/chaos.json  what was asked for: command, preset, seed, plan
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from chaos_tests.harness import leftovers, processes, resources
+from chaos_tests.harness.breaker import Breaker
+from chaos_tests.harness.local import JobFailed, LocalJob
+from chaos_tests.harness.narrator import Narrator
+from chaos_tests.harness.recorder import Recorder
+from chaos_tests.harness.schedule import Planned, plan, preset_of
+from chaos_tests.harness.world import World
+from elastic.files import write_atomically
+from elastic.journal import read_all
+
+START_S = 300.0
+"""From the start of the command to its first applied step."""
+LOOK_S = 1.0
+STALLED_S = 90.0
+"""A run with faults in which no step was applied for so long is stopped; the checkers say what that means."""
+SHARE = 0.8
+"""Of the undisturbed run's time faults are planned for, if nobody says otherwise; the rest heals."""
+RESTARTS = 1_000_000
+"""A segmentation fault counts as the script's own; a schedule may hold many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """What was asked for. duration_s: faults are injected for so long; None: most of the undisturbed run's time.
+
+    plan: empty until the preset and the seed have been made into one.
+    """
+
+    home: Path
+    command: tuple[str, ...]
+    options: tuple[str, ...]
+    preset: str
+    seed: int
+    duration_s: float | None
+    plan: tuple[Planned, ...] = ()
+
+
+def quiet_run(campaign: Campaign) -> float:
+    """Returns the seconds from the first step to the end. Raises JobFailed if it does not end well."""
+    narrator = Narrator()
+    job_dir = campaign.home / "quiet"
+    with _job(campaign, job_dir, lambda job: narrator.hear(job.new_events(), job.steps())) as job:
+        job.until("a first step was applied", job.steps, START_S)
+        begun_s = time.monotonic()
+        if (status := job.ended(deadline_s=24 * 3600.0)) != 0:
+            raise JobFailed(f"the undisturbed run ended with {status}\n{job.output()}")
+    return time.monotonic() - begun_s
+
+
+def adopt_quiet_run(campaign: Campaign, earlier: Path) -> float:
+    """Use the undisturbed run of another campaign, or any job directory of the same command."""
+    source = earlier / "quiet" if (earlier / "quiet").is_dir() else earlier
+    if not (source / "result.json").exists():
+        raise JobFailed(f"{source} holds no job that has ended; give the directory of an earlier chaos run")
+    shutil.copytree(source, campaign.home / "quiet")
+    times = {line["event"]: line["t_mono_ns"] for line in read_all(campaign.home / "quiet")}
+    return float(times["finished"] - times["running"]) / 1e9
+
+
+def faulty_run(campaign: Campaign, quiet_s: float, environment: Mapping[str, str] | None = None) -> Campaign:
+    """The same with faults. Returns the campaign with its plan. Judging is another matter: see checkers.
+
+    environment: of this run only. Raises JobFailed if the job does not come to its first step.
+    """
+    duration_s = campaign.duration_s if campaign.duration_s is not None else SHARE * quiet_s
+    if not campaign.plan:
+        campaign = replace(campaign, plan=plan(preset_of(campaign.preset), campaign.seed, duration_s))
+    write_atomically(campaign.home / "chaos.json", _document(campaign))
+    with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
+        # etcd's socket lies below, and the path of a socket is short.
+        temporary = Path(directory) / "t"
+        temporary.mkdir()
+        segments = resources.shared_memory()
+        # torch keeps a cache among the temporary files for the next process, on purpose.
+        own = {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(Path(directory) / "torch")}
+        _Faulty(campaign, temporary, segments, {**(environment or {}), **own}).run()
+    return campaign
+
+
+class _Faulty:
+    """The run with faults."""
+
+    def __init__(self, campaign: Campaign, temporary: Path, segments: set[str], environment: dict[str, str]) -> None:
+        self._campaign = campaign
+        self._dir = campaign.home / "faulty"
+        self._temporary, self._segments, self._environment = temporary, segments, environment
+        self._narrator = Narrator()
+        self._world = World()
+        self._recorder: Recorder | None = None
+        self._breaker: Breaker | None = None
+        self._ports: set[int] = set()
+        self._looked_s = 0.0
+        self._stepped_s = math.inf
+        """When the ledger grew last."""
+        self._steps = 0
+
+    def run(self) -> None:
+        with _job(self._campaign, self._dir, self._turn, self._environment) as job:
+            job.until("the job has a directory", (self._dir / "job.json").exists, START_S)
+            name = json.loads((self._dir / "job.json").read_bytes())["name"]
+            with Recorder(self._dir, name, job.mark) as self._recorder:
+                job.until("a first step was applied", job.steps, START_S)
+                self._breaker = Breaker(
+                    self._campaign.plan,
+                    self._campaign.seed,
+                    self._world,
+                    self._recorder.journal,
+                    self._dir,
+                    job.mark,
+                    self._narrator.say,
+                )
+                while job.ended(LOOK_S) is None:
+                    if time.monotonic() - self._stepped_s > STALLED_S:
+                        self._narrator.say(f"no step was applied for {STALLED_S:.0f} s, so the job is stopped")
+                        job.stop()
+                self._breaker.heal("the run is over")
+                left = leftovers.left(job.mark, self._ports, self._temporary, self._segments)
+                self._recorder.journal.write("left_behind", left=list(left))
+
+    def _turn(self, job: LocalJob) -> None:
+        lines, steps = list(job.new_events()), job.steps()
+        self._world.feed(lines)
+        self._narrator.hear(lines, steps)
+        if len(steps) > self._steps:
+            self._steps, self._stepped_s = len(steps), time.monotonic()
+        if self._recorder is not None:
+            self._recorder.look(len(steps))
+        if self._breaker is not None:
+            self._breaker.poll(lines)
+        if time.monotonic() - self._looked_s > 1.0:
+            self._looked_s = time.monotonic()
+            self._ports |= resources.listening_ports(processes.living(job.mark))
+
+
+@contextmanager
+def _job(
+    campaign: Campaign, job_dir: Path, on_poll: Callable[[LocalJob], None], environment: dict[str, str] | None = None
+) -> Iterator[LocalJob]:
+    options = ["--max-restarts", str(RESTARTS), *campaign.options]
+    with LocalJob(job_dir, options, list(campaign.command), on_poll, environment) as job:
+        yield job
+
+
+def read_campaign(home: Path) -> Campaign:
+    """As it was asked for. Raises JobFailed if there was none."""
+    try:
+        fields: dict[str, Any] = json.loads((home / "chaos.json").read_bytes())
+        fields["plan"] = tuple(Planned(**planned) for planned in fields["plan"])
+        return Campaign(**{**fields, "home": home, **{k: tuple(fields[k]) for k in ("command", "options")}})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise JobFailed(f"{home} holds no chaos run ({error}); give the --job-dir of `elastic chaos run`") from error
+
+
+def _document(campaign: Campaign) -> bytes:
+    fields = asdict(campaign)
+    del fields["home"]
+    return json.dumps(fields, indent=1).encode() + b"\n"

@@ -1,0 +1,157 @@
+"""I11 to I13, I15 and I16: found in time, back in time, nobody else disturbed, nothing left, and faults there were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from chaos_tests.harness.checkers.verdict import Verdict, broken, first_broken, holds, unknown
+from chaos_tests.harness.faults import AGENT
+from chaos_tests.harness.history import Event, History, Injected, Run, injected
+
+LOSSES = ("member_lost", "worker_lost", "expelled")
+
+
+def detection(history: History) -> Verdict:
+    """I11: each lost member is noted in time, and nobody is declared lost to whom nothing happened."""
+    run = history.faulty
+    faults = injected(run.events)
+    found = (*_late(history, faults), *_false_alarms(history, faults))
+    noted = sum(fault.lethal for fault in faults)
+    if not noted and not any(_expels(history, fault) for fault in faults):
+        alarms = next(_false_alarms(history, faults), None)
+        return alarms or unknown("no fault that has to be detected was injected")
+    return first_broken(found, holds(f"{noted} faults that end workers noted in time, nobody else declared lost"))
+
+
+def _late(history: History, faults: tuple[Injected, ...]) -> Iterator[Verdict]:
+    run = history.faulty
+    members = {worker for event in run.of("committed") for worker in event.line["members"]}
+    noted: dict[str, Event] = {}
+    for event in run.of(*LOSSES, "finished"):
+        noted.setdefault(event.worker, event)
+    for fault in faults:
+        limit_s = history.limits.exit_s if fault.lethal else history.limits.freeze_s
+        if not fault.lethal and not _expels(history, fault):
+            continue
+        if run.over_ns is not None and run.over_ns < fault.begun_ns + limit_s * 1e9:
+            continue
+        for worker in fault.targets:
+            sign = noted.get(worker)
+            if worker in members and (sign is None or (sign.t_ns - fault.begun_ns) / 1e9 > limit_s):
+                when = "never" if sign is None else f"after {(sign.t_ns - fault.begun_ns) / 1e9:.1f} s"
+                at = fault.event.at if sign is None else sign.at
+                yield broken(f"{worker}: {fault.kind} was noted {when}, must be within {limit_s:.0f} s", at)
+
+
+def _expels(history: History, fault: Injected) -> bool:
+    """Whether a freeze of workers lasted so long that they must be expelled; a short one may go either way."""
+    lasted_s = fault.lasted_s(otherwise=history.faulty.events[-1].t_ns)
+    return fault.kind.startswith("freeze") and not fault.lethal and lasted_s > history.limits.freeze_s
+
+
+def _false_alarms(history: History, faults: tuple[Injected, ...]) -> Iterator[Verdict]:
+    run = history.faulty
+    first: dict[str, int] = {}
+    for fault in faults:
+        if fault.lethal or fault.kind.startswith("freeze"):
+            for worker in fault.targets:
+                first.setdefault(worker, fault.begun_ns)
+    for event in run.of("worker_dying", "worker_exited"):
+        first[event.worker] = min(first.get(event.worker, event.t_ns), event.t_ns)
+    mute = [fault for fault in faults if AGENT in fault.targets]
+    for event in run.of(*LOSSES):
+        if any(_while_mute(history, fault, event) for fault in mute):
+            continue
+        if event.worker not in first or event.t_ns < first[event.worker]:
+            yield broken(f"{event.worker} was declared lost although nothing had happened to it", event.at)
+
+
+def _while_mute(history: History, agent_fault: Injected, event: Event) -> bool:
+    """While an agent stands still, and until it has been heard again, its workers are given up; that is in order."""
+    ended_ns = agent_fault.ended_ns(history.faulty.events[-1].t_ns)
+    return agent_fault.begun_ns <= event.t_ns <= ended_ns + history.limits.exit_s * 1e9 and event.name != "expelled"
+
+
+def liveness(history: History) -> Verdict:
+    """I12: the job comes to its end, and steps are applied all along, but while a fault stops everybody."""
+    run = history.faulty
+    if run.result is None:
+        return broken("the job did not come to its end")
+    if run.result["exit_code"] != 0:
+        because = str(run.result["because"]).partition("\n")[0]
+        return broken(f"the job ended with exit code {run.result['exit_code']}: {because}", "result.json")
+    seen = list(run.of("steps_seen"))
+    if len(seen) < 2:
+        return unknown("nobody noted when steps were applied")
+    gaps = [(_idle_s(run, before.t_ns, after.t_ns), after) for before, after in pairwise(seen)]
+    longest_s, after = max(gaps, key=lambda gap: gap[0])
+    if longest_s > history.limits.step_s:
+        return broken(f"no step for {longest_s:.1f} s while no fault stopped everybody", after.at)
+    return holds(f"the job came to its end; the longest time without a step was {longest_s:.1f} s")
+
+
+def _idle_s(run: Run, begin_ns: int, end_ns: int) -> float:
+    """Of that time, what no lasting fault explains."""
+    lasting = [
+        (fault.begun_ns, fault.ended_ns(run.events[-1].t_ns)) for fault in injected(run.events) if not fault.lethal
+    ]
+    explained, until = 0, begin_ns
+    for begun, ended in sorted(lasting):
+        begun, ended = max(begun, until), min(ended, end_ns)
+        if ended > begun:
+            explained, until = explained + ended - begun, ended
+    return (end_ns - begin_ns - explained) / 1e9
+
+
+def survivors(history: History) -> Verdict:
+    """I13: a member to which nothing was done keeps its process until the job is over."""
+    run = history.faulty
+    if not any(fault.lethal or _hits_workers(run, fault) for fault in injected(run.events)):
+        return unknown("no worker was hit, so there are no survivors")
+    return first_broken(_restarted(run), holds("no member ended but those that were hit"))
+
+
+def _hits_workers(run: Run, fault: Injected) -> bool:
+    members = {event.worker for event in run.of("entered")}
+    return any(worker in members for worker in fault.targets)
+
+
+def _restarted(run: Run) -> Iterator[Verdict]:
+    members = {event.worker for event in run.of("entered")}
+    hit = {worker for fault in injected(run.events) for worker in fault.targets}
+    pids: dict[str, Event] = {}
+    for event in run.events:
+        if event.by_worker and event.line["pid"] != pids.setdefault(event.worker, event).line["pid"]:
+            yield broken(f"{event.worker} has two processes", pids[event.worker].at, event.at)
+    over_ns = run.over_ns if run.over_ns is not None else run.events[-1].t_ns + 1
+    for event in run.of("worker_exited"):
+        if event.worker in members - hit and event.t_ns < over_ns:
+            yield broken(f"{event.worker} ended although nobody touched it: {event.line['because']}", event.at)
+
+
+def cleanliness(history: History) -> Verdict:
+    """I15: when the job has ended nothing of it is left on the machine."""
+    looked = next(history.faulty.of("left_behind"), None)
+    if looked is None:
+        return unknown("nobody looked what was left")
+    left = list(looked.line["left"])
+    return broken("; ".join(left), looked.at) if left else holds("nothing is left of the job")
+
+
+def really_injected(history: History) -> Verdict:
+    """I16: there were faults, each took hold, each has ended, and each is told once."""
+    run = history.faulty
+    faults = injected(run.events)
+    if not faults:
+        return broken("no fault was injected")
+    skipped = {int(event.line["number"]): event for event in run.of("fault_skipped")}
+    for fault in faults:
+        if fault.number in skipped:
+            return broken(f"fault {fault.number} was both injected and skipped", fault.event.at)
+        if fault.seen is None:
+            return broken(f"fault {fault.number}, {fault.kind}, was sent, but nobody saw it", fault.event.at)
+        if fault.ended is None:
+            return broken(f"fault {fault.number}, {fault.kind}, was not ended", fault.event.at)
+    kinds = len({fault.kind for fault in faults})
+    return holds(f"{len(faults)} faults of {kinds} kinds, each of them seen; {len(skipped)} skipped")

@@ -1,0 +1,162 @@
+"""The kinds of faults, as values: what happens, to whom, and how it ends. breaker.py does them.
+
+A fault that lasts has an end, `for_s`; what is lethal needs none. A *place* is a point in the job's life, named by the
+journal event that marks it: the fault strikes when that event comes next, after a spark that makes it come.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+RECOVERY = ("quiesce_started", "ring_aborted", "quiesce_complete", "committed", "ring_up", "redo_started")
+"""Points of a recovery, in their order."""
+
+JOINING = ("announced", "state_copied", "joined")
+"""Points of a newcomer's way into the ring."""
+
+
+class Aim(StrEnum):
+    ANY = "any"
+    LEADER = "rank 0"
+    YOUNGEST = "the youngest"
+    NEWCOMER = "the worker that is joining"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A signal that ends workers. One member that holds the state is always spared.
+
+    places: strike when one of these events comes after a spark, a kill of any member; empty: at once.
+    """
+
+    number: signal.Signals = signal.SIGKILL
+    aim: Aim = Aim.ANY
+    count: int = 1
+    places: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """SIGSTOP, and SIGCONT after for_s."""
+
+    for_s: float
+    aim: Aim = Aim.ANY
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KillService:
+    """SIGKILL to a process that serves the job."""
+
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeService:
+    """SIGSTOP to a process that serves the job, and SIGCONT after for_s."""
+
+    module: str
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hog:
+    """As many busy processes as there are cores, twice, for that time."""
+
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FillDisk:
+    """No byte is left in the file system of the job directory, for that time."""
+
+    for_s: float
+
+
+Fault: TypeAlias = Strike | Freeze | KillService | FreezeService | Hog | FillDisk
+
+RENDEZVOUS, AGENT, ETCD = "elastic.rendezvous", "elastic.agent", "etcd"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """about: for people."""
+
+    fault: Fault
+    about: str
+
+
+CATALOGUE: Mapping[str, Kind] = {
+    "kill": Kind(Strike(), "SIGKILL of any member"),
+    "kill-rank-0": Kind(Strike(aim=Aim.LEADER), "SIGKILL of the oldest member, which prints, saves and gives copies"),
+    "kill-youngest": Kind(Strike(aim=Aim.YOUNGEST), "SIGKILL of the member that came last: a flapping slot"),
+    "kill-two": Kind(Strike(count=2), "SIGKILL of two members at one instant"),
+    "kill-all-but-one": Kind(Strike(aim=Aim.ALL), "SIGKILL of all members but one at one instant"),
+    "kill-in-recovery": Kind(Strike(places=RECOVERY), "a second SIGKILL at a point of the recovery from a first"),
+    "kill-newcomer": Kind(
+        Strike(aim=Aim.NEWCOMER, places=JOINING), "SIGKILL of a replacement at a point of its way into the ring"
+    ),
+    "kill-donor": Kind(
+        Strike(aim=Aim.LEADER, places=JOINING), "SIGKILL of rank 0 at a point of a replacement's way into the ring"
+    ),
+    "segfault": Kind(Strike(signal.SIGSEGV), "a member ends by a segmentation fault"),
+    "abort": Kind(Strike(signal.SIGABRT), "a member ends by abort()"),
+    "freeze-short": Kind(Freeze(1.2), "a member stands still for 1.2 s, too short to be expelled"),
+    "freeze-long": Kind(Freeze(6.0), "a member stands still until it is expelled, and thaws into a world without it"),
+    "freeze-for-good": Kind(Freeze(40.0), "a member stands still until it is expelled and killed"),
+    "freeze-rank-0": Kind(Freeze(6.0, aim=Aim.LEADER), "the same as freeze-long, of rank 0"),
+    "freeze-all": Kind(Freeze(1.2, aim=Aim.ALL), "all workers stand still for 1.2 s"),
+    "kill-rendezvous": Kind(KillService(RENDEZVOUS), "SIGKILL of the rendezvous service, which is started again"),
+    "freeze-rendezvous": Kind(FreezeService(RENDEZVOUS, 4.0), "the rendezvous service stands still beyond its lease"),
+    "freeze-agent": Kind(FreezeService(AGENT, 4.0), "the agent stands still for 4 s"),
+    "freeze-etcd": Kind(FreezeService(ETCD, 4.0), "etcd stands still for 4 s"),
+    "cpu-hog": Kind(Hog(5.0), "other processes want all cores, twice, for 5 s"),
+    "disk-full": Kind(
+        FillDisk(3.0), "the job directory's disk is full for 3 s (needs a small file system); ends the job today"
+    ),
+}
+
+
+SURVIVABLE_S = 2.5
+"""A freeze shorter than this expels nobody, so it may hit everybody (timing.evict_s)."""
+
+
+def lethal(fault: Fault) -> bool:
+    """Whether workers that are hit are gone at once."""
+    return isinstance(fault, Strike)
+
+
+def choose(
+    fault: Strike | Freeze, holders: Sequence[str], newcomers: Sequence[str], dice: random.Random
+) -> tuple[str, ...]:
+    """Whom to hit; nobody if that cannot be done now.
+
+    holders: healthy members that hold the state, the oldest first. One of them is spared by whatever may end it.
+    """
+    if fault.aim is Aim.NEWCOMER:
+        return tuple(dice.sample(sorted(newcomers), 1)) if newcomers and holders else ()
+    spared = 0 if isinstance(fault, Freeze) and fault.for_s < SURVIVABLE_S else 1
+    if fault.aim is Aim.ALL:
+        return tuple(dice.sample(holders, len(holders) - spared)) if len(holders) > 1 else ()
+    if len(holders) < fault.count + spared:
+        return ()
+    match fault.aim:
+        case Aim.LEADER:
+            return tuple(holders[: fault.count])
+        case Aim.YOUNGEST:
+            return tuple(holders[-fault.count :])
+    return tuple(dice.sample(holders, fault.count))
+
+
+def needed(fault: Fault) -> int:
+    """Healthy holders without which it is not begun: those it hits, one that sparks a recovery, one that is spared."""
+    if not isinstance(fault, Strike):
+        return 2
+    hit = 0 if fault.aim is Aim.NEWCOMER else fault.count
+    return hit + 1 + bool(fault.places)

@@ -1,0 +1,162 @@
+"""What a run has left behind, as values: the only thing the checkers look at.
+
+A history is the journals of all processes by time, the ledger of applied steps, the generations as etcd had them, how
+the job ended, and the same of the quiet run. Every line knows the file and the byte at which it stands, so that a
+counterexample can be looked up.
+
+What the harness itself writes into its journal, beside the product's own events:
+
+    fault_injected  number, fault, worker_id or target, pid   just before the fault
+    fault_seen      number, because                           it has taken hold: looked up in /proc or in a journal
+    fault_ended     number                                    its end was brought about, or it has none
+    fault_skipped   number, fault, because                    it could not be done, and was not
+    steps_seen      applied                                   so many lines are in the ledger now
+    etcd_put        key, revision, created, number, members   a generation's record was written
+    etcd_gap        because                                   what happened in etcd meanwhile was not seen
+    left_behind     left                                      sentences: what was there when the job had ended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Line: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A journal line. at: ``<file>:<byte>``."""
+
+    line: Line
+    at: str = ""
+
+    @property
+    def name(self) -> str:
+        return str(self.line["event"])
+
+    @property
+    def worker(self) -> str:
+        return str(self.line.get("worker_id", ""))
+
+    @property
+    def generation(self) -> int:
+        return int(self.line.get("generation", 0))
+
+    @property
+    def t_ns(self) -> int:
+        return int(self.line["t_mono_ns"])
+
+    @property
+    def by_worker(self) -> bool:
+        """Whether a worker wrote it of itself."""
+        return bool(self.worker) and self.line.get("who") == self.worker
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A line of the ledger. at: ``<file>:<byte>``."""
+
+    line: Line
+    at: str = ""
+
+    @property
+    def number(self) -> int:
+        return int(self.line["step"])
+
+    @property
+    def generation(self) -> int:
+        return int(self.line["generation"])
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One job, ended. result: its result.json, None if there is none. events: by time."""
+
+    events: tuple[Event, ...]
+    steps: tuple[Step, ...]
+    result: Line | None
+
+    def of(self, *names: str) -> Iterator[Event]:
+        """Events of these names, by time."""
+        return (event for event in self.events if event.name in names)
+
+    @property
+    def over_ns(self) -> int | None:
+        """When the first member said that it is at the end; exits after that are no losses."""
+        return next((event.t_ns for event in self.of("finished", "job_over", "job_ended")), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What counts as in time, in seconds. The promises are shorter; a loaded machine pauses.
+
+    exit_s: from a fault that ends a worker until its loss is noted. freeze_s: the same for a frozen one.
+    step_s: the longest time without an applied step while no fault that stops everybody lasts.
+    """
+
+    exit_s: float = 5.0
+    freeze_s: float = 10.0
+    step_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """faulty: the run to be judged. quiet: the same job, undisturbed. evict_s: a freeze shorter than this expels
+    nobody."""
+
+    faulty: Run
+    quiet: Run
+    evict_s: float = 2.5
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """A fault as the harness's journal tells it. targets: worker ids, or the service. None: that never came."""
+
+    number: int
+    kind: str
+    targets: tuple[str, ...]
+    lethal: bool
+    event: Event
+    seen: Event | None
+    ended: Event | None
+
+    @property
+    def begun_ns(self) -> int:
+        return self.event.t_ns
+
+    def ended_ns(self, otherwise: int) -> int:
+        return self.ended.t_ns if self.ended is not None else otherwise
+
+    def lasted_s(self, otherwise: int) -> float:
+        return (self.ended_ns(otherwise) - self.begun_ns) / 1e9
+
+
+def injected(events: Iterable[Event]) -> tuple[Injected, ...]:
+    """All injected faults, each with every worker it was done to."""
+    first: dict[int, Event] = {}
+    targets: dict[int, list[str]] = {}
+    later: dict[tuple[str, int], Event] = {}
+    for event in events:
+        number = event.line.get("number")
+        match event.name:
+            case "fault_injected" if isinstance(number, int):
+                first.setdefault(number, event)
+                targets.setdefault(number, []).append(event.worker or str(event.line.get("target", "")))
+            case "fault_seen" | "fault_ended" if isinstance(number, int):
+                later.setdefault((event.name, number), event)
+    return tuple(
+        Injected(
+            number,
+            str(event.line.get("fault", "")),
+            tuple(targets[number]),
+            bool(event.line.get("lethal", False)),
+            event,
+            later.get(("fault_seen", number)),
+            later.get(("fault_ended", number)),
+        )
+        for number, event in first.items()
+    )

@@ -1,0 +1,156 @@
+"""A job under `elastic run` on this machine, as a harness sees it: start it, follow it, break it, wait for its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from chaos_tests.harness.processes import Command
+from elastic.cli import job_status
+from elastic.errors import ElasticError
+from elastic.journal import Journal, journal_path
+
+POLL_S = 0.02
+OUTPUT_TAIL = 4000
+
+T = TypeVar("T")
+
+
+class JobFailed(ElasticError):
+    """Look at the job's directory: it ended, or stood still, where it should have gone on."""
+
+
+class Tail:
+    """The complete lines that were added to a JSON lines file since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def lines(self) -> list[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [json.loads(text) for text in whole.splitlines()]
+
+
+class LocalJob:
+    """`elastic run` as a child, its output in ``<job_dir>.out``. A context manager that leaves nothing running.
+
+    on_poll: called often while something is waited for. Raises JobFailed from every wait when the job ends first or
+    the wait takes longer than its deadline.
+    """
+
+    def __init__(
+        self,
+        job_dir: Path,
+        options: list[str],
+        command: list[str],
+        on_poll: Callable[[LocalJob], None],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.dir = job_dir
+        self._on_poll = on_poll
+        self._journals: dict[Path, Tail] = {}
+        self._ledger = Tail(job_dir / "steps.jsonl")
+        self._steps: list[dict[str, Any]] = []
+        program = [sys.executable, "-m", "elastic.cli", "run", "--quiet", "--job-dir", str(job_dir), *options, *command]
+        self._command = Command(program, job_dir.with_name(f"{job_dir.name}.out"), environment=environment)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the job and everything it started. Any number of times."""
+        self._command.stop()
+
+    @property
+    def mark(self) -> str:
+        """Of all its processes; see processes.py."""
+        return self._command.mark
+
+    # Following
+
+    def output(self) -> str:
+        """What the script's leader and the command itself have said."""
+        return self._command.output
+
+    def new_events(self) -> Iterator[dict[str, Any]]:
+        """Journal lines of all processes since the last call, by time."""
+        lines: list[dict[str, Any]] = []
+        for path in sorted((self.dir / "journal").glob("*.jsonl")):
+            lines += self._journals.setdefault(path, Tail(path)).lines()
+        yield from sorted(lines, key=lambda line: line["t_mono_ns"])
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The ledger so far."""
+        self._steps += self._ledger.lines()
+        return self._steps
+
+    def members(self) -> list[dict[str, Any]]:
+        """As `elastic status --json` shows them, in rank order; empty while nobody leads."""
+        try:
+            return list(job_status(self.dir, wait_s=1.0)["members"])
+        except ElasticError:
+            return []
+
+    def until(self, what: str, reached: Callable[[], T | None], deadline_s: float) -> T:
+        """The first value of `reached` that is true."""
+        until_s = time.monotonic() + deadline_s
+        while True:
+            self._on_poll(self)
+            if value := reached():
+                return value
+            if (status := self._command.process.poll()) is not None:
+                raise JobFailed(f"the job ended with {status} before {what}\n{self._last_words()}")
+            if time.monotonic() > until_s:
+                raise JobFailed(f"not within {deadline_s:.0f} s: {what}\n{self._last_words()}")
+            time.sleep(POLL_S)  # files and a remote process: there is nothing to wait on
+
+    def ended(self, deadline_s: float) -> int | None:
+        """Its exit code; None if it is still running at the deadline."""
+        until_s = time.monotonic() + deadline_s
+        while (status := self._command.process.poll()) is None:
+            if time.monotonic() > until_s:
+                return None
+            self._on_poll(self)
+            time.sleep(POLL_S)
+        self._on_poll(self)
+        return status
+
+    def wait(self, deadline_s: float) -> dict[str, Any]:
+        """The job's result.json. Raises JobFailed unless it ended with exit code 0."""
+        status = self.ended(deadline_s)
+        if status is None:
+            raise JobFailed(f"the job did not end within {deadline_s:.0f} s\n{self._last_words()}")
+        if status:
+            raise JobFailed(f"the job ended with {status}\n{self._last_words()}")
+        result: dict[str, Any] = json.loads((self.dir / "result.json").read_bytes())
+        return result
+
+    # Breaking
+
+    def inject(self, member: dict[str, Any], number: signal.Signals) -> None:
+        """Send a signal to a member's process, and write so into the harness's journal first."""
+        name = json.loads((self.dir / "job.json").read_bytes())["name"]
+        with Journal(journal_path(self.dir, "harness"), name, "harness", member["node"]) as journal:
+            journal.write("fault_injected", worker_id=member["worker_id"], pid=member["pid"], fault=number.name)
+        os.kill(member["pid"], number)
+
+    def _last_words(self) -> str:
+        return self.output()[-OUTPUT_TAIL:]

@@ -1,0 +1,32 @@
+"""Judge a chaos run from its files, and write report.html, report.json and junit.xml beside them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from chaos_tests.harness.campaign import Campaign
+from chaos_tests.harness.checkers import Finding, judge
+from chaos_tests.harness.reading import read_history
+from chaos_tests.harness.report import documents
+from elastic.errors import ConfigError
+from elastic.files import write_atomically
+from elastic.journal import read_all, recoveries
+
+
+def report(campaign: Campaign) -> tuple[Finding, ...]:
+    """What every checker says. Raises ConfigError if a run has left nothing to judge."""
+    history = read_history(campaign.home / "faulty", campaign.home / "quiet")
+    if not history.faulty.events:
+        raise ConfigError(f"{campaign.home / 'faulty'} holds no journal; the run did not begin")
+    findings = judge(history)
+    told = recoveries(read_all(campaign.home / "faulty"))
+    asked = {**asdict(campaign), "home": str(campaign.home)}
+    document = documents.document(asked, history, findings, told)
+    for name, text in (
+        ("report.json", json.dumps(document, indent=1) + "\n"),
+        ("junit.xml", documents.junit(findings, document["seconds"])),
+        ("report.html", documents.page(asked, history, findings, told)),
+    ):
+        write_atomically(campaign.home / name, text.encode())
+    return findings

@@ -1,0 +1,95 @@
+"""The harness's own journal of a run: what it did, when steps were seen, and every generation as etcd had it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from chaos_tests.harness import blows, processes
+from elastic import codec
+from elastic.errors import ElasticError, StoreError
+from elastic.etcd import EtcdStore
+from elastic.journal import Journal, journal_path
+from elastic.store import KeyPut, Watch, WatchCompacted, WatchEvent, WatchLost
+
+CALL_S = 2.0
+
+
+def _runs(pid: int) -> bool:
+    """Whether it can answer. One that is gone writes nothing any more, so nothing of its history is missed."""
+    return blows.state(pid) in ("R", "S", "D", "I")
+
+
+class Recorder:
+    """A context manager. `look` is called often by one thread; etcd's watch has a thread of its own."""
+
+    def __init__(self, job_dir: Path, job: str, mark: str) -> None:
+        self._job, self._mark = job, mark
+        self.journal = Journal(journal_path(job_dir, "harness"), job, "harness", "harness")
+        self._applied = 0
+        self._etcd = 0
+        """Its pid, once it was found."""
+        self._store: EtcdStore | None = None
+        self._watch: Watch | None = None
+        self._seen = 0
+        self._lost = ""
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        elif _runs(self._etcd) or not self._etcd:
+            self.journal.write("etcd_gap", because=self._lost or "etcd was never reached")
+        if self._store is not None:
+            self._store.close()
+        self.journal.close()
+
+    def look(self, applied: int) -> None:
+        """applied: lines of the ledger so far."""
+        if applied > self._applied:
+            self._applied = applied
+            self.journal.write("steps_seen", applied=applied)
+        if self._lost and self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        if self._watch is None:
+            self._etcd = self._etcd or processes.services(self._mark).get("etcd", 0)
+            if _runs(self._etcd):
+                self._subscribe(self._etcd)
+
+    def _subscribe(self, pid: int) -> None:
+        """From the revision after the last one seen, so that a broken watch misses nothing."""
+        try:
+            if self._store is None:
+                self._store = EtcdStore([f"unix:{os.readlink(f'/proc/{pid}/cwd')}/localhost:1"], keepalive_s=1.0)
+            self._lost = ""
+            prefix = f"/elastic/{self._job}/generations/"
+            self._watch = self._store.watch(prefix, self._seen + 1, self._deliver, timeout_s=CALL_S)
+        except (StoreError, OSError) as error:
+            self._lost = str(error)
+
+    def _deliver(self, event: WatchEvent) -> None:
+        match event:
+            case KeyPut(item):
+                self._seen = item.mod_revision
+                try:
+                    record = codec.generation_from_json(item.value)
+                except ElasticError as error:
+                    self.journal.write("etcd_gap", because=f"{item.key} cannot be read: {error}")
+                    return
+                self.journal.write(
+                    "etcd_put",
+                    key=item.key,
+                    revision=item.mod_revision,
+                    created=item.create_revision,
+                    number=record.number,
+                    members=list(record.ids),
+                )
+            case WatchLost(because):
+                self._lost = because or "the watch was lost"
+            case WatchCompacted(revision):
+                self.journal.write("etcd_gap", because=f"etcd has forgotten what came before revision {revision}")
+                self._seen = revision - 1
+                self._lost = "compacted"

@@ -1,0 +1,104 @@
+"""Which faults come when: a pure function of a preset, a seed and a duration."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from chaos_tests.harness.faults import CATALOGUE, Strike
+from elastic.errors import ConfigError
+
+FIRST_S = 1.0
+"""Steps before the first fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One fault. at_s: earliest time, from the first applied step. place: the journal event it waits for, or ""."""
+
+    number: int
+    at_s: float
+    kind: str
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """gap_s: mean time between two faults. weights: how often each kind comes. each: whether the kinds come in turn,
+    so that few faults already hold all of them."""
+
+    about: str
+    gap_s: float
+    weights: Mapping[str, float]
+    each: bool = False
+
+
+KILLS = {"kill": 4.0, "kill-rank-0": 2.0, "kill-two": 2.0, "kill-in-recovery": 3.0, "kill-newcomer": 1.0}
+
+PRESETS: Mapping[str, Preset] = {
+    "kill": Preset("members are killed, one or two, rank 0, and again while the others recover", 4.0, KILLS),
+    "freeze": Preset(
+        "members stand still, shorter and longer than it takes to be expelled",
+        8.0,
+        {"freeze-short": 2.0, "freeze-long": 2.0, "freeze-rank-0": 1.0, "freeze-for-good": 0.5, "freeze-all": 1.0},
+        each=True,
+    ),
+    "batch": Preset(
+        "several members are killed at one instant, as spot markets do it",
+        6.0,
+        {"kill-two": 2.0, "kill-all-but-one": 1.0},
+        each=True,
+    ),
+    "flap": Preset("the member that came last is killed again and again", 2.0, {"kill-youngest": 3.0, "kill": 1.0}),
+    "control": Preset(
+        "what decides is killed or stands still, and members are killed meanwhile",
+        5.0,
+        {"kill": 2.0, "kill-rendezvous": 1.0, "freeze-rendezvous": 1.0, "freeze-agent": 1.0, "freeze-etcd": 1.0},
+        each=True,
+    ),
+    "everything": Preset(
+        "every kind in turn, in an order drawn by the seed",
+        4.0,
+        {kind: 1.0 for kind in CATALOGUE if kind != "disk-full"},
+        each=True,
+    ),
+}
+
+
+KINDS_GAP_S = 6.0
+"""Mean time between two faults of kinds that were named one by one."""
+
+
+def preset_of(name: str) -> Preset:
+    """The preset of that name, or one made of kinds: "kill,freeze-etcd". Raises ConfigError if there is none."""
+    if name in PRESETS:
+        return PRESETS[name]
+    kinds = name.split(",")
+    if strange := [kind for kind in kinds if kind not in CATALOGUE]:
+        raise ConfigError(
+            f"there is no preset and no fault {strange[0]!r}; presets are {', '.join(PRESETS)}; faults are shown by "
+            "`elastic chaos list`"
+        )
+    return Preset(", ".join(kinds), KINDS_GAP_S, dict.fromkeys(kinds, 1.0), each=True)
+
+
+def plan(preset: Preset, seed: int, duration_s: float) -> tuple[Planned, ...]:
+    """Faults by time, the last before duration_s. Equal arguments give an equal plan."""
+    dice = random.Random(seed)
+    planned: list[Planned] = []
+    bag: list[str] = []
+    at_s = FIRST_S
+    while at_s < duration_s:
+        if preset.each:
+            if not bag:
+                bag = sorted(preset.weights)
+                dice.shuffle(bag)
+            kind = bag.pop()
+        else:
+            kind = dice.choices(list(preset.weights), list(preset.weights.values()))[0]
+        fault = CATALOGUE[kind].fault
+        place = dice.choice(fault.places) if isinstance(fault, Strike) and fault.places else ""
+        planned.append(Planned(len(planned) + 1, round(at_s, 3), kind, place))
+        at_s += dice.uniform(0.5, 1.5) * preset.gap_s
+    return tuple(planned)

@@ -1,0 +1,66 @@
+"""The records of applied steps on their way into the ledger. What cannot be accounted for ends the job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from elastic import backlog, codec
+from elastic.errors import ExitCode
+from elastic.journal import Journal
+from elastic.ledger import Ledger, LedgerConflict
+from elastic.messages import Failed
+
+
+class Accounts:
+    """Of one agent's workers. fail: called once, with what the leader has to hear when the ledger is broken."""
+
+    def __init__(self, ledger: Ledger, job_dir: Path, journal: Journal, fail: Callable[[Failed], None]) -> None:
+        self._ledger = ledger
+        self._job_dir = job_dir
+        self._journal = journal
+        self._fail = fail
+        self._broken = False
+
+    @property
+    def next_step(self) -> int:
+        """The first step that is not in the ledger yet."""
+        return self._ledger.next_step
+
+    def keep(self, worker_id: str, text: str) -> None:
+        """A line of the ledger. Two workers that differ about a step train two models: the job must end.
+
+        Raises WireError for what is no record of a step.
+        """
+        try:
+            line = json.loads(text)
+        except ValueError as error:
+            raise codec.WireError(f"a step record is no JSON: {error}") from error
+        self._append(worker_id, line)
+
+    def keep_left_behind(self, worker_id: str) -> None:
+        """The records of a worker that ended before we had them."""
+        path = backlog.spill_path(self._job_dir, worker_id)
+        for line in backlog.left_behind(path):
+            self._append(worker_id, line)
+        path.unlink(missing_ok=True)
+
+    def _append(self, worker_id: str, line: object) -> None:
+        step = line.get("step") if isinstance(line, dict) else None
+        if not isinstance(line, dict) or type(step) is not int or step < 0:
+            raise codec.WireError("a step record needs a step")
+        if self._broken:
+            return
+        try:
+            self._ledger.append(line)
+        except LedgerConflict as error:
+            self._break(worker_id, f"LedgerConflict step {step}", str(error), ExitCode.DISAGREE)
+        except OSError as error:
+            said = f"cannot write steps.jsonl: {error.strerror}; make room and start the job again"
+            self._break(worker_id, f"OSError step {step}", said, ExitCode.BAD_INPUT)
+
+    def _break(self, worker_id: str, place: str, because: str, exit_code: ExitCode) -> None:
+        self._broken = True
+        self._journal.write("ledger_broken", worker_id=worker_id, because=because)
+        self._fail(Failed(worker_id, 0, place, because, exit_code))

@@ -1,0 +1,477 @@
+"""The node daemon: `python -m elastic.agent --job-dir DIR --node NAME --slots N`.
+
+    rendezvous  <-- words up, orders down -->  agent  <-- unix socket -->  workers
+                     (attendance.py)                  (switchboard.py)
+
+It starts workers and replaces them (supervision.py decides), watches their exits and their beats (detector.py
+decides), forwards words and orders unchanged, and keeps the ledger of applied steps. It decides nothing about
+membership, and it never stops workers because no leader answers. Everything runs on one asyncio thread, the main
+one, with which the workers die; no torch is imported here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from elastic import lifeline, process, supervision
+from elastic.accounts import Accounts
+from elastic.attendance import Attendance, Ended
+from elastic.config import JobSpec, check_name
+from elastic.departure import OPERATOR, Departure
+from elastic.detector import Detector, Health
+from elastic.errors import ConfigError, ElasticError, ExitCode
+from elastic.files import read_job
+from elastic.joblock import JobLock
+from elastic.journal import Journal, journal_path
+from elastic.ledger import Ledger
+from elastic.lifeline import Lifeline
+from elastic.messages import (
+    Announce,
+    Close,
+    Failed,
+    Fence,
+    Finished,
+    Kill,
+    Order,
+    Progress,
+    Publish,
+    Quiesce,
+    Release,
+    RingUp,
+    SlotGivenUp,
+    Word,
+    WorkerDead,
+    WorkerFrozen,
+)
+from elastic.process import WorkerProcess
+from elastic.resume import read_settings
+from elastic.slots import SlotFile
+from elastic.spot import choose
+from elastic.spot.source import Source
+from elastic.standing import Standing
+from elastic.starter import Start, Starter
+from elastic.stdout import Stdout
+from elastic.supervision import Slot
+from elastic.switchboard import Switchboard
+
+SPAWN_PAUSE_S = 0.2
+"""A successor starts when the survivors have had this machine's time for their recovery."""
+
+
+class Agent:
+    """One node's workers. Everything below runs on the event loop; nothing between two awaits can interleave.
+
+    grace_s: from SIGTERM until this process may be killed; time for leaving in order, where others go on.
+    """
+
+    def __init__(
+        self, spec: JobSpec, job_dir: Path, node: str, slots: int, grace_s: float, journal: Journal, ledger: Ledger
+    ) -> None:
+        self._grace_s = grace_s
+        self._spec = spec
+        self._job_dir = job_dir
+        self._node = node
+        self._journal = journal
+        self._accounts = Accounts(ledger, job_dir, journal, self.say)
+        self._checkpoints = read_settings(job_dir)
+        self._slot_file = SlotFile(job_dir / f"{node}.slots.json")
+        self._slot_file.end_leftovers()
+        before = self._slot_file.incarnations
+        self._slots = [supervision.new(node, n, spec, before.get(n, -1) + 1) for n in range(slots)]
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._processes: dict[str, WorkerProcess] = {}
+        self._lifelines: dict[str, Lifeline] = {}
+        self._pids: dict[str, int] = {}
+        self._frozen: set[str] = set()
+        self._standing = Standing()
+        for slot, newest in before.items():
+            for incarnation in range(max(0, newest - 63), newest + 1):
+                self._standing.heard(WorkerDead(f"{node}.{slot}.{incarnation}", "its agent ended"))
+        self._detector = Detector(spec.timing, time.monotonic())
+        self._stdout = Stdout()
+        self._starter = Starter(spec, job_dir / "logs", node, journal)
+        self._attendance = Attendance(spec, job_dir, node, slots, journal, self)
+        self._switchboard = Switchboard(spec.name, job_dir, node, journal, self)
+        self._departure = Departure(journal, self)
+        self._end: Ended | None = None
+        self._late_failure = False
+        self._stop_status: int | None = None
+        self._stops_when_empty = False
+        self._exits = asyncio.Event()
+        self._all_over = asyncio.Event()
+
+    async def run(self, notices: Sequence[Source]) -> int:
+        """Until the job is over and its workers are gone, or a signal came. Returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for sent in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(sent, self._on_signal, sent)
+        await self._switchboard.listen()
+        self._departure.watch(notices)
+        for number in range(len(self._slots)):
+            self._arm(number)
+        attending = asyncio.create_task(self._attendance.always())
+        watching = asyncio.create_task(self._watch())
+        over = asyncio.create_task(_happened(self._all_over))
+        try:
+            for task in asyncio.as_completed((attending, watching, over)):
+                await task
+                if over.done():
+                    break
+            await self._attendance.part(attending)
+            return self._exit_code()
+        finally:
+            for running in (attending, watching, over):
+                running.cancel()
+            await asyncio.gather(attending, watching, over, return_exceptions=True)
+            self._departure.close()
+            await self._kill_all()
+            await self._switchboard.close()
+            if dropped := self._stdout.close(wait_s=1.0):
+                print(f"elastic: {dropped} lines of output are in the logs only", file=sys.stderr)
+
+    def _exit_code(self) -> int:
+        if self._stop_status is not None:
+            return self._stop_status
+        if self._end is not None and self._end.exit_code:
+            return self._end.exit_code
+        return ExitCode.SCRIPT_FAILED if self._late_failure else ExitCode.DONE
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        """The first asks the workers to stop, or, of SIGTERM where others go on, to leave in order; another one stops
+        and then kills them."""
+        self._journal.write("agent_signalled", signal=signal.Signals(number).name)
+        if number == signal.SIGTERM and self.has_others and not self._stops_when_empty and self._stop_status is None:
+            self._stops_when_empty = True
+            self._departure.asked(self._grace_s, "its agent was asked to stop (SIGTERM)", source="SIGTERM")
+            return
+        if self._stop_status is not None:
+            for worker in self._processes.values():
+                worker.signal(signal.SIGKILL)
+            return
+        self._stop_status = 128 + number
+        self.for_all_slots(supervision.Stop())
+
+    # ------------------------------------------------------------------------------------------- slots
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        return self._slots
+
+    @property
+    def term(self) -> int:
+        return self._attendance.term
+
+    @property
+    def has_others(self) -> bool:
+        return self._standing.has_others(self._node)
+
+    def order(self, worker_id: str, order: Order) -> None:
+        self._switchboard.order(worker_id, order)
+
+    def for_all_slots(self, event: supervision.Event) -> None:
+        for number in range(len(self._slots)):
+            self._supervise(number, event)
+
+    def supervise_worker(self, worker_id: str, event: supervision.Event) -> None:
+        """An event about a worker; dropped if its slot has gone on without it."""
+        for number, slot in enumerate(self._slots):
+            if slot.worker_id == worker_id and slot.lives:
+                self._supervise(number, event)
+
+    def _supervise(self, number: int, event: supervision.Event) -> None:
+        self._slots[number], actions = supervision.step(self._slots[number], event, time.monotonic())
+        for action in actions:
+            match action:
+                case supervision.Say(word):
+                    self.say(word)
+                case supervision.Signal(sent):
+                    self._signal(self._slots[number], sent)
+                case supervision.Spawn(worker_id, restarted):
+                    self._spawn(number, worker_id, restarted)
+        self._arm(number)
+        self._departure.look()
+        if self._stops_when_empty and self._departure.is_done and self._stop_status is None:
+            self._stop_status = 128 + signal.SIGTERM
+        if (self._end or self._stop_status is not None) and not any(s.lives or _waits(s) for s in self._slots):
+            self._all_over.set()
+
+    def _arm(self, number: int) -> None:
+        if (timer := self._timers.pop(number, None)) is not None:
+            timer.cancel()
+        slot = self._slots[number]
+        if slot.deadline_s < math.inf:
+            first = slot.deadline_s == -math.inf
+            wait_s = 0.0 if first else max(SPAWN_PAUSE_S, slot.deadline_s - time.monotonic())
+            self._timers[number] = asyncio.get_running_loop().call_later(
+                wait_s, self._supervise, number, supervision.Due()
+            )
+
+    def _spawn(self, number: int, worker_id: str, restarted: bool) -> None:
+        line = Lifeline()
+        settings = {
+            "ELASTIC_AGENT_SOCKET": self._switchboard.path,
+            "ELASTIC_WORKER_ID": worker_id,
+            "ELASTIC_JOB": self._spec.name,
+            "ELASTIC_JOB_DIR": str(self._job_dir),
+            "ELASTIC_NODE": self._node,
+            "ELASTIC_SLOT": str(number),
+            "ELASTIC_RESTARTED": "1" if restarted else "0",
+            "ELASTIC_THREADS": str(self._spec.threads),
+            "ELASTIC_REDUCTION": str(self._spec.reduction),
+            "ELASTIC_TIMING": json.dumps(asdict(self._spec.timing)),
+            lifeline.VARIABLE: line.path,
+            **self._checkpoints.to_environment(),
+        }
+
+        def started(worker: WorkerProcess, cold: str) -> None:
+            self._lifelines[worker_id] = line
+            self._processes[worker_id] = worker
+            self._pids[worker_id] = worker.pid
+            self._slot_file.spawned(number, self._slots[number].incarnation, worker.pid)
+            self._journal.write(
+                "worker_started",
+                worker_id=worker_id,
+                pid=worker.pid,
+                restarted=restarted,
+                start="cold" if cold else "forked",
+                because=cold,
+            )
+            self._supervise(number, supervision.Spawned(worker.pid))
+
+        def failed(because: str) -> None:
+            line.close()
+            self._supervise(number, supervision.SpawnFailed(because))
+
+        self._starter.start(
+            Start(
+                settings=settings,
+                log=self._job_dir / "logs" / f"{worker_id}.log",
+                on_line=lambda text: self._on_line(worker_id, text),
+                on_exit=lambda status: self._on_exit(number, worker_id, status),
+                started=started,
+                failed=failed,
+            )
+        )
+
+    def _served(self, worker_id: str) -> None:
+        if any(slot.worker_id == worker_id and not slot.served for slot in self._slots):
+            self.supervise_worker(worker_id, supervision.Served())
+
+    def _signal(self, slot: Slot, number: signal.Signals) -> None:
+        self._journal.write("worker_signalled", worker_id=slot.worker_id, signal=number.name)
+        if slot.worker_id in self._processes:
+            self._processes[slot.worker_id].signal(number)
+
+    def _on_line(self, worker_id: str, line: bytes) -> None:
+        if worker_id == self._standing.leader:
+            self._stdout.put(line)
+
+    def _watch_lifeline(self, worker_id: str) -> None:
+        """The worker has announced itself, so it holds its lifeline, if it ever will."""
+        loop = asyncio.get_running_loop()
+
+        def on_death() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+                loop.call_soon_threadsafe(self._on_dying, worker_id)
+
+        self._lifelines[worker_id].watch(on_death)
+
+    def _on_dying(self, worker_id: str) -> None:
+        """Its pidfd will be ready in a while; then the worker is reaped and replaced."""
+        if (worker := self._processes.get(worker_id)) is None:
+            return
+        status = process.ending_status(worker.pid)
+        because = supervision.describe(status)
+        self._journal.write("worker_dying", worker_id=worker_id, pid=worker.pid, because=because)
+        self._say_how_far(worker_id)
+        self.supervise_worker(worker_id, supervision.Dying(status))
+
+    def _say_how_far(self, worker_id: str) -> None:
+        """Its last beat may be old, and nobody else may be left to say how far the job had come."""
+        self.say(Progress(worker_id, 0, 0, self._accounts.next_step, "gone"))
+
+    def _on_exit(self, number: int, worker_id: str, status: int) -> None:
+        because = supervision.describe(status)
+        self._journal.write("worker_exited", worker_id=worker_id, pid=self._pids.pop(worker_id, 0), because=because)
+        worker = self._processes.pop(worker_id)
+        self._lifelines.pop(worker_id).close()
+        self._exits.set()
+        self._detector.forget(worker_id)
+        self._frozen.discard(worker_id)
+        self._accounts.keep_left_behind(worker_id)
+        self._say_how_far(worker_id)
+        if self._end is not None and not self._end.exit_code and 0 < status != ExitCode.FENCED:
+            self._late_failure = True
+            print(f"elastic: {worker_id} {because} after the job was complete", file=sys.stderr)
+        self._supervise(number, supervision.Exited(status, worker.last_words() if status else ""))
+
+    async def _kill_all(self) -> None:
+        """Nothing survives this agent, whatever ended it."""
+        self._starter.close()
+        self.for_all_slots(supervision.Stop())
+        for worker in self._processes.values():
+            worker.signal(signal.SIGKILL)
+        while self._processes:
+            self._exits.clear()
+            await self._exits.wait()
+
+    # ----------------------------------------------------------------------------------- the workers speak
+
+    def employs(self, worker_id: str) -> bool:
+        return worker_id in self._processes
+
+    def on_word(self, worker_id: str, word: Word) -> None:
+        match word:
+            case Announce():
+                self._pids[worker_id] = word.pid
+                self._detector.watch(worker_id, time.monotonic())
+                self.supervise_worker(worker_id, supervision.Joined())
+                self._watch_lifeline(worker_id)
+            case RingUp() | Progress() if word.generation:
+                self._served(worker_id)
+            case Failed():
+                self.supervise_worker(worker_id, supervision.Raised(word.place, word.message, word.exit_code))
+            case Finished():
+                self.supervise_worker(worker_id, supervision.MayLeave())
+        self._detector.beat(worker_id, time.monotonic())
+        self.say(word)
+        if isinstance(word, Announce):
+            self._departure.announced(worker_id)
+
+    def on_record(self, worker_id: str, line: str) -> None:
+        self._accounts.keep(worker_id, line)
+
+    def on_goodbye(self, worker_id: str) -> None:
+        self._detector.forget(worker_id)
+
+    # ------------------------------------------------------------------------------------ the leader speaks
+
+    def say(self, word: Word) -> None:
+        """To this leader now, and to every later one as far as it stays true."""
+        self._standing.heard(word)
+        if isinstance(word, SlotGivenUp):
+            self._journal.write("slot_given_up", slot=word.slot, because=word.because)
+        self._attendance.say(word)
+
+    def standing_words(self) -> tuple[Word, ...]:
+        for wish in self._departure.wishes():
+            self._standing.heard(wish)
+        return self._standing.words()
+
+    def on_drain(self, left_s: float, because: str) -> None:
+        self._departure.asked(left_s, because)
+
+    def on_drain_over(self) -> None:
+        self._departure.heard(OPERATOR, None)
+
+    def on_order(self, to: list[str], order: Order) -> None:
+        if isinstance(order, Publish):
+            self._standing.published(order.generation)
+        for worker_id in to:
+            match order:
+                case Kill():
+                    self.supervise_worker(worker_id, supervision.KillOrdered())
+                    continue
+                case Release():
+                    self.supervise_worker(worker_id, supervision.Released())
+                case Close():
+                    self.supervise_worker(worker_id, supervision.JobOver(complete=order.exit_code == 0))
+            if isinstance(order, Fence | Release | Close):
+                because = getattr(order, "because", "released")
+                self._journal.write("ordered", worker_id=worker_id, order=type(order).__name__, because=because)
+            self._switchboard.order(worker_id, order)
+
+    def on_orphaned(self, term: int) -> None:
+        """Workers keep their state; the next leader hears that the ring is aborted, and rebuilds it."""
+        self._switchboard.order_all(Quiesce(term, 0, 0))
+
+    def on_end(self, ended: Ended) -> None:
+        self._end = ended
+        self.for_all_slots(supervision.JobOver(complete=ended.exit_code == 0))
+
+    # ----------------------------------------------------------------------------------------- liveness
+
+    async def _watch(self) -> None:
+        """Look at silent workers, and send a beat upstream, every beat_s."""
+        while True:
+            await asyncio.sleep(self._spec.timing.beat_s)
+            self._attendance.beat()
+            now_s = time.monotonic()
+            for worker_id in self._detector.suspects(now_s):
+                if (seen := process.facts(self._pids.get(worker_id, 0))) is not None:
+                    self._detector.look(worker_id, seen)
+            for worker_id, verdict in self._detector.judge(now_s).items():
+                if verdict.health is Health.FROZEN and worker_id not in self._frozen:
+                    self._frozen.add(worker_id)
+                    self._journal.write("worker_frozen", worker_id=worker_id, because=verdict.because)
+                    self.supervise_worker(worker_id, supervision.FoundFrozen())
+                    self.say(WorkerFrozen(worker_id, verdict.because))
+                elif verdict.health is Health.ALIVE and worker_id in self._frozen:
+                    self._frozen.discard(worker_id)
+                    self._journal.write("worker_thawed", worker_id=worker_id)
+                    self.supervise_worker(worker_id, supervision.FoundAlive())
+                    self._standing.thawed(worker_id)
+
+
+def _waits(slot: Slot) -> bool:
+    """Whether a worker of this slot may still start."""
+    return slot.phase in (supervision.Phase.WAITING, supervision.Phase.STARTING)
+
+
+async def _happened(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m elastic.agent", description="The daemon of one node.")
+    parser.add_argument("--job-dir", type=Path, required=True, help="directory with job.json and rendezvous.json")
+    parser.add_argument("--node", required=True, help="name of this node, unique in the job")
+    parser.add_argument("--slots", type=int, required=True, help="number of workers on this node")
+    choose.add_option(parser)
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds from SIGTERM until this process is killed (terminationGracePeriodSeconds); default 30",
+    )
+    options = parser.parse_args(argv)
+    try:
+        check_name("--node", options.node)
+        if options.slots < 1:
+            raise ConfigError(f"--slots={options.slots} must be >= 1")
+        if not 0 < options.grace < math.inf:
+            raise ConfigError(f"--grace={options.grace} must be a positive number of seconds")
+        notices = choose.sources(choose.check(options.notices), os.environ)
+        job_dir = options.job_dir.resolve()
+        spec = read_job(job_dir)
+        who = f"agent-{options.node}"
+        with (
+            JobLock(job_dir / "lock"),
+            Ledger(job_dir / "steps.jsonl") as ledger,
+            Journal(journal_path(job_dir, who), spec.name, who, options.node) as journal,
+        ):
+
+            async def attend() -> int:
+                agent = Agent(spec, job_dir, options.node, options.slots, options.grace, journal, ledger)
+                return await agent.run(notices)
+
+            return asyncio.run(attend())
+    except ElasticError as error:
+        print(f"elastic: {error}", file=sys.stderr)
+        return ExitCode.BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""An agent's stream to whoever leads the job: words and beats up, orders down.
+
+It is opened again whenever it ends, until the leader has ended the job. An agent never stops its workers because
+nobody leads; after orphan_limit_s without a leader it asks them to leave their ring, and they wait with their state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from elastic import codec
+from elastic.config import JobSpec
+from elastic.journal import Journal
+from elastic.messages import Order, Word
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.elastic_pb2_grpc import RendezvousStub
+
+LEADER_OPTIONS = (
+    ("grpc.max_receive_message_length", codec.MESSAGE_LIMIT),
+    ("grpc.max_send_message_length", codec.MESSAGE_LIMIT),
+    # A frozen or cut-off leader is noticed within 2 s; without ping_timeout it never is.
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+FIRST_RETRY_S = 0.05
+LONGEST_RETRY_S = 0.5
+"""Also below a third of fence_grace_s, so that a worker which has to be fenced hears of it in time."""
+
+PART_S = 1.0
+"""How long a stopping agent waits until its leader has heard that the workers are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The leader's last order."""
+
+    exit_code: int
+    because: str
+
+
+class Attendant(Protocol):
+    """Whose words and orders pass through the stream."""
+
+    def standing_words(self) -> tuple[Word, ...]:
+        """Everything that a leader which has never heard of this agent has to be told."""
+        ...
+
+    def on_order(self, to: list[str], order: Order) -> None:
+        """From a leader of the newest term seen."""
+        ...
+
+    def on_orphaned(self, term: int) -> None:
+        """Nobody has led for orphan_limit_s; said once until somebody leads again."""
+        ...
+
+    def on_drain(self, left_s: float, because: str) -> None:
+        """Somebody wants this node empty."""
+        ...
+
+    def on_drain_over(self) -> None:
+        """And no longer."""
+        ...
+
+    def on_end(self, ended: Ended) -> None: ...
+
+
+class Attendance:
+    """Used on the event loop only."""
+
+    def __init__(
+        self, spec: JobSpec, job_dir: Path, node: str, slots: int, journal: Journal, attendant: Attendant
+    ) -> None:
+        self._spec = spec
+        self._job_dir = job_dir
+        self._hello = pb.AgentHello(job=spec.name, node=node, slots=slots)
+        self._journal = journal
+        self._attendant = attendant
+        self._outbox: asyncio.Queue[pb.AgentWord] | None = None
+        self._term = 0
+        self._welcomed = False
+        self._over = False
+        self._parting = False
+
+    @property
+    def term(self) -> int:
+        """Of the newest leader seen."""
+        return self._term
+
+    def say(self, word: Word) -> None:
+        """To this leader, if there is one; a later one hears what is still true from standing_words."""
+        self._put(pb.AgentWord(word=codec.word_to_wire(word)))
+
+    def beat(self) -> None:
+        self._put(pb.AgentWord(beat=pb.Beat()))
+
+    async def part(self, attending: asyncio.Task[None]) -> None:
+        """Let the leader hear our last words before the stream ends. attending: the task of `always`."""
+        self._parting = True
+        if self._outbox is not None:
+            self._put(pb.AgentWord(goodbye=pb.Goodbye()))
+            await asyncio.wait([attending], timeout=PART_S)
+
+    async def always(self) -> None:
+        """Keep a stream to whoever leads, until the job is over or `part` was called."""
+        pause_s, said = FIRST_RETRY_S, ""
+        led_s, orphaned = time.monotonic(), False
+        while not (self._over or self._parting):
+            self._welcomed = False
+            because = await self._attend_leader()
+            if self._welcomed:
+                pause_s, led_s, orphaned = FIRST_RETRY_S, time.monotonic(), False
+            if self._parting:
+                return
+            if not orphaned and time.monotonic() >= led_s + self._spec.timing.orphan_limit_s:
+                # By now a leader elsewhere may take this ring for gone, so it must stop.
+                self._journal.write("parked", because=f"no leader for {self._spec.timing.orphan_limit_s:.0f} s")
+                self._attendant.on_orphaned(self._term)
+                orphaned = True
+            if not self._over and (ended := self._result_on_file()) is not None:
+                self._end(ended)
+            if not self._over:
+                if because != said:
+                    self._journal.write("no_leader", because=because)
+                    said = because
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_RETRY_S, self._spec.timing.fence_grace_s / 3)
+
+    def _put(self, word: pb.AgentWord) -> None:
+        if self._outbox is not None:
+            self._outbox.put_nowait(word)
+
+    async def _attend_leader(self) -> str:
+        """Attend the replica that wrote its address, or the leader it names. Returns why that ended."""
+        address, because = self._address(), "no rendezvous has written its address yet"
+        for _ in range(2):
+            if not address:
+                break
+            try:
+                return await self._attend(address)
+            except grpc.aio.AioRpcError as error:
+                because = f"{address}: {error.code().name} {error.details()}"
+                address = error.details() or "" if error.code() is grpc.StatusCode.FAILED_PRECONDITION else ""
+            except codec.WireError as error:
+                return f"{address}: {error}"
+        return because
+
+    async def _attend(self, address: str) -> str:
+        """One stream, until it ends. Returns why it did."""
+        async with grpc.aio.insecure_channel(address, options=LEADER_OPTIONS) as channel:
+            call = RendezvousStub(channel).Attend()
+            outbox: asyncio.Queue[pb.AgentWord] = asyncio.Queue()
+            await call.write(pb.AgentWord(hello=self._hello))
+            speaking: asyncio.Task[None] | None = None
+            try:
+                async for order in call:
+                    match order.WhichOneof("content"):
+                        case "welcome" if speaking is None:
+                            self._welcome(order.welcome.term, outbox)
+                            speaking = asyncio.create_task(_speak(call, outbox))
+                        case "addressed":
+                            self._hear(list(order.addressed.to), codec.order_from_wire(order.addressed.order))
+                        case "drain_node" if order.drain_node.over:
+                            self._attendant.on_drain_over()
+                        case "drain_node":
+                            self._attendant.on_drain(order.drain_node.left_ms / 1000, order.drain_node.because)
+                        case "end" if order.end.term >= self._term:
+                            await call.write(pb.AgentWord(goodbye=pb.Goodbye()))
+                            self._end(Ended(order.end.exit_code, order.end.because))
+                            return "the job is over"
+            finally:
+                self._outbox = None
+                if speaking is not None:
+                    speaking.cancel()
+                    await asyncio.gather(speaking, return_exceptions=True)
+                call.cancel()
+        return f"{address}: the leader ended the stream"
+
+    def _welcome(self, term: int, outbox: asyncio.Queue[pb.AgentWord]) -> None:
+        """Tell a leader everything that it may never have heard; from here on it hears as it happens."""
+        if term < self._term:
+            raise codec.WireError(f"a leader of term {term}, but term {self._term} has been seen")
+        self._term, self._welcomed = term, True
+        self._journal.write("attending", term=term)
+        for word in self._attendant.standing_words():
+            outbox.put_nowait(pb.AgentWord(word=codec.word_to_wire(word)))
+        self._outbox = outbox
+
+    def _hear(self, to: list[str], order: Order) -> None:
+        """An order of an older term is refused: its leader was replaced."""
+        if order.term < self._term:
+            self._journal.write("order_refused", order=type(order).__name__, term=order.term, newest=self._term)
+            return
+        self._term = order.term
+        self._attendant.on_order(to, order)
+
+    def _end(self, ended: Ended) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._journal.write("job_over", exit_code=ended.exit_code, because=ended.because)
+        self._attendant.on_end(ended)
+
+    def _address(self) -> str:
+        try:
+            document = json.loads((self._job_dir / "rendezvous.json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return ""
+        return str(document.get("address", ""))
+
+    def _result_on_file(self) -> Ended | None:
+        """How the job ended, if its leader could not tell us."""
+        try:
+            document = json.loads((self._job_dir / "result.json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return Ended(int(document["exit_code"]), str(document["because"]))
+
+
+async def _speak(call: Any, outbox: asyncio.Queue[pb.AgentWord]) -> None:
+    while True:
+        await call.write(await outbox.get())

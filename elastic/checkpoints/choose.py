@@ -1,0 +1,54 @@
+"""Which checkpoint a job goes on from, and why none of the newer ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from elastic.checkpoints.manifest import Manifest
+from elastic.checkpoints.naming import EntryName
+from elastic.errors import CheckpointCorrupt
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An entry as it lies there. problem: why it cannot be used, "" if nothing is known against it."""
+
+    name: EntryName
+    manifest: Manifest | None
+    problem: str = ""
+
+    @property
+    def unfinished(self) -> bool:
+        """Never completed, or being written just now."""
+        return self.manifest is None and self.problem == UNFINISHED
+
+
+UNFINISHED = "it was never completed"
+
+
+def assess(name: EntryName, job_id: str, content: bytes | None, sizes: Mapping[str, int]) -> Found:
+    """What a look at an entry tells, without reading its data.
+
+    content: of its manifest, None: there is none. sizes: bytes of the files that are there. job_id "": any job's.
+    """
+    if content is None:
+        return Found(name, None, UNFINISHED)
+    try:
+        manifest = Manifest.from_json(content)
+    except CheckpointCorrupt as error:
+        return Found(name, None, str(error))
+    if job_id and manifest.job_id != job_id:
+        return Found(name, manifest, f"it is of another job, {manifest.job} ({manifest.job_id})")
+    if manifest.entry != str(name):
+        return Found(name, manifest, f"its manifest is that of {manifest.entry}")
+    for file in manifest.files:
+        if file.name not in sizes:
+            return Found(name, manifest, f"its file {file.name} is missing")
+        if sizes[file.name] != file.size:
+            return Found(name, manifest, f"its file {file.name} has {sizes[file.name]} bytes instead of {file.size}")
+    return Found(name, manifest)
+
+
+def newest_first(found: Iterable[Found]) -> list[Found]:
+    return sorted(found, key=lambda entry: entry.name, reverse=True)

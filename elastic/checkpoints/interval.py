@@ -1,0 +1,86 @@
+"""How often a checkpoint is taken: "10 min", "500 steps", "auto" or "off"."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+from elastic.errors import ConfigError
+
+PRIOR_MTBF_S = 86_400.0
+"""Before a job has taught us otherwise, it is expected to lose every copy of its state once a day."""
+
+FIRST_S = 60.0
+"""With `auto`, when the first checkpoint is taken: from then on its cost is known."""
+
+LEAST_S = 10.0
+"""`auto` takes none sooner after another."""
+
+_UNIT_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
+_EVERY = re.compile(r"(\d+(?:\.\d+)?)\s*(steps?|s|sec|min|h)")
+
+
+class Unit(StrEnum):
+    STEPS = "steps"
+    SECONDS = "seconds"
+    AUTO = "auto"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """amount: steps or seconds; 0 for the others."""
+
+    unit: Unit
+    amount: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ConfigError."""
+        text = text.strip()
+        if text in (Unit.AUTO, Unit.OFF):
+            return cls(Unit(text))
+        match = _EVERY.fullmatch(text)
+        if match is not None:
+            amount, unit = float(match[1]), match[2]
+            if unit in _UNIT_S and amount > 0:
+                return cls(Unit.SECONDS, amount * _UNIT_S[unit])
+            if unit.startswith("step") and amount >= 1 and amount.is_integer():
+                return cls(Unit.STEPS, amount)
+        raise ConfigError(f'checkpoint every {text!r}: write "10 min", "30 s", "2 h", "500 steps", "auto" or "off"')
+
+    def at_step(self, step: int) -> bool:
+        """Whether all members take one before this step, by its number alone."""
+        return self.unit is Unit.STEPS and step > 0 and step % self.amount == 0
+
+    def wait_s(self, cost_s: float | None, mtbf_s: float) -> float:
+        """Time from one to the next where time decides, else infinite. cost_s: None before the first."""
+        match self.unit:
+            case Unit.SECONDS:
+                return self.amount
+            case Unit.AUTO:
+                return FIRST_S if cost_s is None else max(LEAST_S, best_interval_s(cost_s, mtbf_s))
+            case _:
+                return math.inf
+
+
+def best_interval_s(cost_s: float, mtbf_s: float) -> float:
+    """The time between checkpoints which loses least to writing them and to repeating work after a failure.
+
+    cost_s: training time that one checkpoint costs; mtbf_s: mean time between failures that need one. Young 1974
+    gives sqrt(2 C M); this is the higher order estimate of J. T. Daly, "A higher order estimate of the optimum
+    checkpoint interval for restart dumps", FGCS 22 (2006), equation 37: with x = C / 2M,
+    sqrt(2 C M) (1 + sqrt(x) / 3 + x / 9) - C while C < 2 M, and M above.
+    """
+    if cost_s >= 2 * mtbf_s:
+        return mtbf_s
+    x = cost_s / (2 * mtbf_s)
+    return math.sqrt(2 * cost_s * mtbf_s) * (1 + math.sqrt(x) / 3 + x / 9) - cost_s
+
+
+def mtbf_s(observed_s: float, interruptions: int) -> float:
+    """Expected time between losses of everything: the job's own history, and one loss a day as its prior."""
+    return (PRIOR_MTBF_S + observed_s) / (1 + interruptions)

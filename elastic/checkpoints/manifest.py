@@ -1,0 +1,136 @@
+"""The manifest: what a checkpoint consists of, and the digest of everything that it says.
+
+It is the commit mark: written last, replaced never. It is JSON with a digest of its own, so that a flipped bit in it
+is found as surely as one in the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from elastic.checkpoints.naming import EntryName, is_inside
+from elastic.errors import CheckpointCorrupt
+
+FORMAT = 1
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file of the checkpoint. size in bytes; sha256 in hex."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Where in the job the state was taken."""
+
+    step: int
+    """Applied steps; the step with this index comes next."""
+    epoch: int
+    epoch_start: int
+    """Index of the first step of this epoch."""
+    seed: int
+    shards: int
+    """0: the script has not said yet."""
+    once: dict[str, Any] = field(default_factory=dict)
+    """Results of the collective calls of this epoch before its steps, which a resumed run does not make again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A complete checkpoint. header: what runtime/state.py says about the tensors."""
+
+    job: str
+    job_id: str
+    series: str
+    entry: str
+    moment: Moment
+    generation: int
+    world: int
+    taken: str
+    """Time of day, ISO 8601 in UTC, for people."""
+    files: tuple[FileEntry, ...]
+    header: dict[str, Any]
+
+    @property
+    def name(self) -> EntryName:
+        """Raises CheckpointCorrupt for a name that is none."""
+        name = EntryName.parse(self.entry)
+        if name is None:
+            raise CheckpointCorrupt(f"{self.entry!r} is no name of a checkpoint")
+        return name
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    def to_json(self) -> bytes:
+        body = {"format": FORMAT, **asdict(self)}
+        return json.dumps({"sha256": _digest(body), **body}, separators=(",", ":"), sort_keys=True).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, content: bytes) -> Self:
+        """Raises CheckpointCorrupt, saying what is wrong."""
+        try:
+            body = json.loads(content)
+            said = body.pop("sha256")
+            if _digest(body) != said:
+                raise CheckpointCorrupt("its manifest is damaged: its digest is not the one it names")
+            if (version := body.pop("format")) != FORMAT:
+                raise CheckpointCorrupt(f"its format is {version}, and this version reads {FORMAT}")
+            moment = Moment(**body.pop("moment"))
+            files = tuple(FileEntry(**file) for file in body.pop("files"))
+            manifest = cls(moment=moment, files=files, **body)
+            manifest._check()
+        except CheckpointCorrupt:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise CheckpointCorrupt(f"its manifest is damaged: {type(error).__name__} {error}") from error
+        return manifest
+
+    def _check(self) -> None:
+        moment = self.moment
+        numbers = (moment.step, moment.epoch, moment.epoch_start, moment.shards, self.generation)
+        if any(type(number) is not int or number < 0 for number in numbers) or self.name.step != moment.step:
+            raise CheckpointCorrupt("its manifest is damaged: a number is out of bounds")
+        for file in self.files:
+            good = is_inside(file.name) and _SHA256.fullmatch(file.sha256) and type(file.size) is int
+            if not good or file.size < 0:
+                raise CheckpointCorrupt(f"its manifest is damaged: {file.name[:100]!r} cannot be one of its files")
+
+
+@dataclass(frozen=True, slots=True)
+class PartNote:
+    """What one member says about its part. taken: as in Manifest, by this member's clock."""
+
+    files: tuple[FileEntry, ...]
+    taken: str
+
+    def to_json(self) -> bytes:
+        body = asdict(self)
+        return json.dumps({"sha256": _digest(body), **body}, separators=(",", ":"), sort_keys=True).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, content: bytes) -> Self:
+        """Raises CheckpointCorrupt."""
+        try:
+            body = json.loads(content)
+            said = body.pop("sha256")
+            if _digest(body) != said:
+                raise CheckpointCorrupt("the note of a part is damaged")
+            return cls(tuple(FileEntry(**file) for file in body["files"]), body["taken"])
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointCorrupt(f"the note of a part is damaged: {error}") from error
+
+
+def _digest(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, separators=(",", ":"), sort_keys=True).encode()).hexdigest()

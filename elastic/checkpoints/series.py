@@ -1,0 +1,107 @@
+"""One series of checkpoints on its storage: what is there, whether it is whole, and what may go."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+from elastic.checkpoints.choose import Found, assess, newest_first
+from elastic.checkpoints.keep import Keep, superfluous
+from elastic.checkpoints.manifest import FileEntry, Manifest
+from elastic.checkpoints.naming import MANIFEST, PERIODIC, EntryName
+from elastic.checkpoints.storage import Storage, put
+
+CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """name: the directory below the storage's root."""
+
+    storage: Storage
+    name: str = PERIODIC
+
+    def path(self, entry: EntryName | str, file: str = "") -> str:
+        return f"{self.name}/{entry}/{file}".rstrip("/")
+
+    def names(self) -> list[EntryName]:
+        """Of all entries, complete or not, oldest first."""
+        found = (EntryName.parse(name) for name in self.storage.directories(self.name))
+        return sorted(name for name in found if name is not None)
+
+    def look(self, name: EntryName, job_id: str = "") -> Found:
+        """Without reading the data."""
+        try:
+            content = self.storage.read(self.path(name, MANIFEST))
+        except FileNotFoundError:
+            return assess(name, job_id, None, {})
+        except OSError as error:
+            return Found(name, None, f"its manifest cannot be read: {error}")
+        return assess(name, job_id, content, self.storage.files(self.path(name)))
+
+    def all(self, job_id: str = "") -> list[Found]:
+        """Newest first."""
+        return newest_first(self.look(name, job_id) for name in self.names())
+
+    def verify(self, found: Found, steps: int | None = None) -> Found:
+        """With every byte of its files read and compared. steps: how many the ledger has, where that matters."""
+        if found.problem or found.manifest is None:
+            return found
+        if steps is not None and found.name.step > steps:
+            return replace(found, problem=f"the ledger ends after {steps} steps")
+        problems = (self._problem_of(found.name, file) for file in found.manifest.files)
+        return replace(found, problem=next((problem for problem in problems if problem), ""))
+
+    def newest(self, job_id: str = "", steps: int | None = None) -> tuple[Found | None, list[Found]]:
+        """The newest that is complete and undamaged, and what was skipped before it, newest first.
+
+        steps: as in `verify`.
+        """
+        skipped: list[Found] = []
+        for found in self.all(job_id):
+            if not (found := self.verify(found, steps)).problem:
+                return found, skipped
+            skipped.append(found)
+        return None, skipped
+
+    def publish(self, manifest: Manifest) -> None:
+        """From now on it is a checkpoint. Its files must be durable. Twice with the same content is as good as once."""
+        put(self.storage, self.path(manifest.entry, MANIFEST), manifest.to_json())
+
+    def prune(self, keep: Keep, job_id: str, *, thorough: bool = False) -> list[EntryName]:
+        """Remove what the rule does not keep, of this job only; returns the names.
+
+        thorough: read every byte first, so that a damaged one is not taken for one that may replace others. Whoever
+        has just written the newest one knows it.
+        """
+        found = [self.verify(entry) if thorough else entry for entry in self.all(job_id)]
+        complete = [entry.name for entry in found if not entry.problem]
+        unfinished = [entry.name for entry in found if entry.unfinished]
+        gone = superfluous(keep, complete, unfinished)
+        for name in gone:
+            self.remove(name)
+        return gone
+
+    def remove(self, name: EntryName) -> None:
+        """The manifest first: what is left of a removal that was interrupted is no checkpoint."""
+        self.storage.remove(self.path(name, MANIFEST))
+        self.storage.remove_directory(self.path(name))
+
+    def _problem_of(self, name: EntryName, file: FileEntry) -> str:
+        digest = hashlib.sha256()
+        size = 0
+        buffer = memoryview(bytearray(CHUNK_BYTES))
+        try:
+            with self.storage.open(self.path(name, file.name)) as source:
+                while got := source.readinto(buffer):
+                    digest.update(buffer[:got])
+                    size += got
+        except FileNotFoundError:
+            return f"its file {file.name} is missing"
+        except OSError as error:
+            return f"its file {file.name} cannot be read: {error}"
+        if size != file.size:
+            return f"its file {file.name} has {size} bytes instead of {file.size}"
+        if digest.hexdigest() != file.sha256:
+            return f"its file {file.name} is damaged: its SHA-256 is not the one in the manifest"
+        return ""

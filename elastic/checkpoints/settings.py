@@ -1,0 +1,37 @@
+"""What a worker has to know about checkpoints; its agent tells it in one environment variable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Self
+
+VARIABLE = "ELASTIC_CHECKPOINTS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """root: a directory or an fsspec path. every, keep: see interval.py and keep.py."""
+
+    root: str = "checkpoints"
+    every: str = "off"
+    keep: str = "last 2"
+    job: str = "job"
+    job_id: str = ""
+    """Tells two jobs of one name apart. "": a job without an agent."""
+    ledger: str = ""
+    """Path of steps.jsonl, which must hold the steps before a checkpoint; "": there is none."""
+    resume: str = ""
+    """The entry of the periodic series from which this run of the job goes on; "": from the start."""
+    interruptions: int = 0
+    """How often the job was started again."""
+    observed_s: float = 0.0
+    """Since when, in seconds before this run."""
+
+    def to_environment(self) -> dict[str, str]:
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        return cls(**json.loads(environment.get(VARIABLE, "{}")))

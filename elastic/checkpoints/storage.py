@@ -1,0 +1,245 @@
+"""Where checkpoints lie: a directory of this machine, or any fsspec path ("s3://bucket/run").
+
+A file that is on disk under its name is complete and durable: locally it is written under a temporary name, fsynced,
+renamed, and its directory fsynced; an object store shows an object only when all of it is there. Errors are OSError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from elastic.errors import ConfigError
+
+Buffer = bytes | memoryview
+
+
+class Sink(Protocol):
+    """A file being written."""
+
+    def write(self, data: Buffer, /) -> object: ...
+
+
+class Source(Protocol):
+    """A file being read."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
+    def read(self, size: int, /) -> bytes: ...
+    def seek(self, offset: int, /) -> int: ...
+
+
+class Storage(Protocol):
+    """Paths are relative to the root, with slashes."""
+
+    @property
+    def url(self) -> str:
+        """The root, for people and for another process."""
+        ...
+
+    def directories(self, path: str) -> list[str]:
+        """Names of the directories in a directory; none if it does not exist."""
+        ...
+
+    def files(self, path: str) -> dict[str, int]:
+        """Size in bytes of every file below a directory by its path from there; none if it does not exist."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """Raises FileNotFoundError."""
+        ...
+
+    def open(self, path: str) -> AbstractContextManager[Source]:
+        """Raises FileNotFoundError."""
+        ...
+
+    def create(self, path: str) -> AbstractContextManager[Sink]:
+        """A file that appears, complete and durable, when the block is left without an exception."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """A file; one that is not there is none."""
+        ...
+
+    def remove_directory(self, path: str) -> None:
+        """With everything in it."""
+        ...
+
+
+def put(storage: Storage, path: str, content: bytes) -> None:
+    """A whole file at once."""
+    with storage.create(path) as file:
+        file.write(content)
+
+
+def storage_at(url: str) -> Storage:
+    """Raises ConfigError for a scheme that nobody can serve here."""
+    if "://" not in url:
+        return LocalStorage(os.path.abspath(url))
+    if url.startswith("file://"):
+        return LocalStorage(os.path.abspath(url.removeprefix("file://")))
+    return RemoteStorage(url)
+
+
+class LocalStorage:
+    """A directory; it is made when something is written."""
+
+    def __init__(self, root: str) -> None:
+        self.url = root
+
+    def directories(self, path: str) -> list[str]:
+        try:
+            with os.scandir(self._at(path)) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def files(self, path: str) -> dict[str, int]:
+        root = self._at(path)
+        found: dict[str, int] = {}
+        for directory, _, names in os.walk(root):
+            for name in names:
+                full = os.path.join(directory, name)
+                with contextlib.suppress(FileNotFoundError):
+                    if stat.S_ISREG((status := os.lstat(full)).st_mode):
+                        found[os.path.relpath(full, root)] = status.st_size
+        return found
+
+    def read(self, path: str) -> bytes:
+        with open(self._at(path), "rb") as file:
+            return file.read()
+
+    @contextlib.contextmanager
+    def open(self, path: str) -> Iterator[Source]:
+        with open(self._at(path), "rb") as file:
+            yield file
+
+    @contextlib.contextmanager
+    def create(self, path: str) -> Iterator[Sink]:
+        full = self._at(path)
+        directory, name = os.path.split(full)
+        self._make(directory)
+        temporary = os.path.join(directory, f".{name}.{secrets.token_hex(6)}.tmp")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                yield _LocalSink(descriptor)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.rename(temporary, full)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        self._sync(directory)
+
+    def remove(self, path: str) -> None:
+        full = self._at(path)
+        try:
+            os.unlink(full)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        self._sync(os.path.dirname(full))
+
+    def remove_directory(self, path: str) -> None:
+        root = self._at(path)
+        for directory, _, names in os.walk(root, topdown=False):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(directory, name))
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(directory)
+
+    def _at(self, path: str) -> str:
+        return os.path.join(self.url, path) if path else self.url
+
+    def _make(self, directory: str) -> None:
+        """With its parents; each new name is durable before anything is put into it."""
+        if os.path.isdir(directory):
+            return
+        parent = os.path.dirname(directory)
+        self._make(parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o755)
+        self._sync(parent)
+
+    def _sync(self, directory: str) -> None:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class _LocalSink:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, data: Buffer) -> None:
+        view = memoryview(data)
+        while view.nbytes:
+            view = view[os.write(self._descriptor, view) :]
+
+
+class RemoteStorage:
+    """An fsspec file system in which a file appears when it is closed."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        try:
+            self._fs: Any
+            self._fs, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(f"the checkpoint directory {url} cannot be used: {error}") from error
+        self.url = url
+
+    def directories(self, path: str) -> list[str]:
+        return sorted({name.partition("/")[0] for name in self._found(path) if "/" in name})
+
+    def files(self, path: str) -> dict[str, int]:
+        return self._found(path)
+
+    def read(self, path: str) -> bytes:
+        return bytes(self._fs.cat_file(self._at(path)))
+
+    @contextlib.contextmanager
+    def open(self, path: str) -> Iterator[Source]:
+        with self._fs.open(self._at(path), "rb") as file:
+            yield file
+
+    @contextlib.contextmanager
+    def create(self, path: str) -> Iterator[Sink]:
+        file = self._fs.open(self._at(path), "wb")
+        try:
+            yield file
+        except BaseException:
+            file.discard()  # closing it would make half a file appear
+            raise
+        file.close()
+
+    def remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self._at(path))
+
+    def remove_directory(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm(self._at(path), recursive=True)
+
+    def _at(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}" if path else str(self._root)
+
+    def _found(self, path: str) -> dict[str, int]:
+        """An object store has no directories: only names with slashes."""
+        self._fs.invalidate_cache()
+        root = self._at(path).rstrip("/") + "/"
+        try:
+            found: dict[str, dict[str, Any]] = self._fs.find(root.rstrip("/"), detail=True)
+        except FileNotFoundError:
+            return {}
+        return {name.removeprefix(root): int(entry["size"]) for name, entry in found.items() if name.startswith(root)}

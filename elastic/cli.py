@@ -1,0 +1,380 @@
+"""The command line: `elastic run` and `elastic status`. Arguments are checked here; errors are one paragraph."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.machinery
+import json
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from chaos_tests import cli as chaos
+from elastic.checkpoints import commands
+from elastic.config import JobSpec, Reduction, RingKind, Timing
+from elastic.errors import ConfigError, ElasticError, ExitCode
+from elastic.spot import choose
+
+DEFAULT_WORKERS = 2
+"""The smallest world in which one death loses nothing."""
+
+STATUS_WAIT_S = 5.0
+"""How long `status` waits for a leader: an election takes two seconds."""
+
+RUN_EXAMPLES = """\
+examples:
+  elastic run train.py                              two workers; one may die at any moment
+  elastic run --workers 4 --min-workers 2 train.py --lr 3e-4
+  elastic run --job-dir /data/job --fresh train.py  a new job where an old one was
+  elastic run -m mypackage.train --lr 3e-4          a module instead of a file
+
+exit codes:
+  0 done                                1 the script failed
+  2 bad input                           3 below --min-workers, or no etcd
+  4 every copy of the state is lost     5 workers disagree
+  6 every node had to go: start it again
+  130, 143 interrupted
+"""
+
+STATUS_EXAMPLES = """\
+examples:
+  elastic status --job-dir elastic-jobs/train-1
+  elastic status --job-dir elastic-jobs/train-1 --json | jq .generation
+"""
+
+
+DRAIN_EXAMPLES = """\
+examples:
+  elastic drain --job-dir elastic-jobs/train-1 --node gpu-7              between two steps; nothing is computed twice
+  elastic drain --job-dir elastic-jobs/train-1 --node gpu-7 --cancel     it may work again
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the command `elastic`; returns its exit code."""
+    parsed = parser().parse_args(arguments)
+    try:
+        code: int = parsed.verb(parsed)
+    except ConfigError as error:
+        _complain(error)
+        return ExitCode.BAD_INPUT
+    except ElasticError as error:
+        _complain(error)
+        return ExitCode.BELOW_QUORUM
+    return code
+
+
+def parser() -> argparse.ArgumentParser:
+    top = _Parser(
+        prog="elastic",
+        description="Elastic, fault-tolerant training for PyTorch: workers die, freeze, leave and join, and no step "
+        "and no bit is lost.",
+    )
+    verbs = top.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
+    _add_run(verbs)
+    _add_status(verbs)
+    chaos.add(verbs)
+    commands.add(verbs)
+    _add_drain(verbs)
+    return top
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**options, allow_abbrev=False)
+
+    def error(self, message: str) -> Any:
+        _complain(ConfigError(f"{message}. See `{self.prog} --help`."))
+        sys.exit(ExitCode.BAD_INPUT)
+
+
+def _add_run(verbs: Any) -> None:
+    run = verbs.add_parser(
+        "run",
+        help="run a training script on this machine, with workers that may die",
+        usage="elastic run [options] SCRIPT [ARGS...]\n       elastic run [options] -m MODULE [ARGS...]",
+        description="Run a training script with several workers on this machine. The script calls elastic.join().",
+        epilog=RUN_EXAMPLES,
+    )
+    run.add_argument("--workers", type=int, default=DEFAULT_WORKERS, metavar="N", help="workers (default %(default)s)")
+    run.add_argument(
+        "--min-workers",
+        type=int,
+        default=1,
+        metavar="M",
+        help="below this many, training waits for replacements; at the start it goes on with M when the join window "
+        "is over (default %(default)s)",
+    )
+    run.add_argument("--max-workers", type=int, metavar="X", help="most workers the job may have (default: N)")
+    run.add_argument(
+        "--reduction",
+        choices=[str(kind) for kind in Reduction],
+        default=str(Reduction.EXACT),
+        help="how gradients are summed: the same bits for every number of workers, or the fastest way "
+        "(default %(default)s)",
+    )
+    run.add_argument(
+        "--ring", choices=["auto", "tcp"], default="auto", help="what carries the gradients (default %(default)s)"
+    )
+    run.add_argument("--threads", type=int, default=1, metavar="T", help="torch threads of each worker (default 1)")
+    run.add_argument("--job-dir", type=Path, metavar="DIR", help="default: ./elastic-jobs/<name>-<n>")
+    run.add_argument(
+        "--fresh",
+        action="store_true",
+        help="move an old job in DIR aside; without it, one that was interrupted goes on",
+    )
+    run.add_argument(
+        "--checkpoint-every",
+        default="auto",
+        metavar="T",
+        help='"10 min", "500 steps", "off", or "auto": '
+        "as often as its cost and the failures so far make best (default %(default)s)",
+    )
+    run.add_argument(
+        "--keep",
+        default="last 2",
+        metavar="K",
+        help='checkpoints to keep: "last 2", or "last 2, every 10000 steps" (default "%(default)s")',
+    )
+    run.add_argument(
+        "--checkpoint-dir",
+        default="",
+        metavar="DIR",
+        help="a directory, or an fsspec path such as s3://bucket/run (default: checkpoints in the job directory)",
+    )
+    run.add_argument("--name", metavar="JOB", help="name of the job (default: from the script's name)")
+    run.add_argument("--no-replace", action="store_true", help="go on without a worker that was lost")
+    run.add_argument(
+        "--max-restarts",
+        type=int,
+        default=3,
+        metavar="R",
+        help="exits by the script's own fault that are forgiven, per worker slot; kills from outside are never "
+        "counted (default %(default)s)",
+    )
+    run.add_argument(
+        "--cold-start",
+        action="store_true",
+        help="start every worker with an interpreter of its own instead of forking it from a process that has done "
+        "the imports; for modules of yours that set environment variables which torch reads when it is imported",
+    )
+    run.add_argument(
+        "--pause-limit",
+        type=float,
+        default=Timing().pause_limit_s,
+        metavar="S",
+        help="seconds that a job below --min-workers waits, with its state in memory, before it ends with 3 (default "
+        "%(default)g)",
+    )
+    choose.add_option(run)
+    run.add_argument("--quiet", action="store_true", help="only the script's output and errors")
+    run.add_argument("--json", action="store_true", help="progress and summary as JSON lines on stdout")
+    run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in python -m")
+    run.add_argument(
+        "script", metavar="SCRIPT", nargs=argparse.REMAINDER, help="the training script, and its arguments"
+    )
+    run.set_defaults(verb=_run)
+
+
+def _add_status(verbs: Any) -> None:
+    status = verbs.add_parser(
+        "status",
+        help="what a job is doing",
+        description="Show the state of a job: its members, how far it is, and why it is in this state.",
+        epilog=STATUS_EXAMPLES,
+    )
+    status.add_argument("--job-dir", type=Path, required=True, metavar="DIR")
+    status.add_argument("--json", action="store_true", help="as one JSON object")
+    status.set_defaults(verb=_status)
+
+
+def _add_drain(verbs: Any) -> None:
+    drain = verbs.add_parser(
+        "drain",
+        help="take a node out of a job, between two steps",
+        description="Ask the job to go on without a node, and wait until no worker is on it.",
+        epilog=DRAIN_EXAMPLES,
+    )
+    drain.add_argument("--job-dir", type=Path, required=True, metavar="DIR")
+    drain.add_argument("--node", metavar="N", help="which node (default: the only one)")
+    drain.add_argument(
+        "--budget",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="seconds until the node may be gone; 5 s before, workers that are still there are ended, unless they hold "
+        "the only copy of the state (default 120)",
+    )
+    drain.add_argument("--cancel", action="store_true", help="take it back: the node starts workers again")
+    drain.set_defaults(verb=_drain)
+
+
+# ------------------------------------------------------------------------------------------------------------ run
+
+
+def _run(options: argparse.Namespace) -> int:
+    from elastic import embedded, jobdir, resume, run
+
+    notices = choose.check(options.notices)
+    program, command = _command(options.script, options.module)
+    spec = JobSpec(
+        name=options.name if options.name is not None else jobdir.default_name(program),
+        command=command,
+        workers=options.workers,
+        min_workers=options.min_workers,
+        max_workers=options.max_workers,
+        reduction=Reduction(options.reduction),
+        ring=RingKind(options.ring),
+        threads=options.threads,
+        replace=not options.no_replace,
+        max_restarts=options.max_restarts,
+        checkpoint_every=options.checkpoint_every,
+        checkpoint_keep=options.keep,
+        checkpoint_dir=options.checkpoint_dir,
+        fork=not options.cold_start,
+        timing=Timing(pause_limit_s=options.pause_limit),
+    )
+    try:
+        embedded.find_binary()
+    except ConfigError as error:
+        _complain(error)
+        return ExitCode.BELOW_QUORUM
+    claim = jobdir.claim(spec, options.job_dir, fresh=options.fresh)
+    with jobdir.running(claim.path):
+        again = claim.again
+        while True:
+            resumption = resume.begin(spec, claim.path, again=again)
+            for sentence in resumption.sentences() if resumption is not None else ():
+                print(f"elastic: {sentence}", file=sys.stderr, flush=True)
+            code = run.run(spec, claim.path, notices=notices, quiet=options.quiet, as_json=options.json)
+            if code != ExitCode.STATE_LOST or not resume.has_advanced(claim.path):
+                return code
+            again = True
+
+
+def _command(words: Sequence[str], module: bool) -> tuple[str, tuple[str, ...]]:
+    """What to run: its name for people, and the command of a worker. Raises ConfigError if there is no such thing."""
+    words = words[1:] if words[:1] == ["--"] else words
+    if not words:
+        raise ConfigError("no script given: write `elastic run train.py`, or `elastic run -m package.train`")
+    program, arguments = words[0], tuple(words[1:])
+    if module:
+        _check_module(program)
+        return program, (sys.executable, "-m", program, *arguments)
+    path = Path(program)
+    if not path.exists():
+        raise ConfigError(f"the script {program} does not exist (looked from {Path.cwd()})")
+    if not (path.is_file() or (path / "__main__.py").is_file()):
+        raise ConfigError(f"{program} is no script but a directory; give the file, or a module with -m")
+    if not os.access(path, os.R_OK):
+        raise ConfigError(f"the script {program} cannot be read; check its permissions")
+    return program, (sys.executable, program, *arguments)
+
+
+def _check_module(name: str) -> None:
+    # Only the outermost package: looking for the rest would run its code here.
+    package = name.split(".", 1)[0]
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(f"-m {name}: not the name of a module; for a file, leave out -m")
+    search = [str(Path.cwd()), *sys.path]
+    if importlib.machinery.PathFinder.find_spec(package, search) is None and package not in sys.stdlib_module_names:
+        raise ConfigError(f"there is no module {package} in {Path.cwd()} or on Python's path")
+
+
+# --------------------------------------------------------------------------------------------------------- status
+
+
+def _status(options: argparse.Namespace) -> int:
+    document = job_status(options.job_dir)
+    print(json.dumps(document) if options.json else _status_text(document))
+    return ExitCode.DONE
+
+
+def job_status(job_dir: Path, wait_s: float = STATUS_WAIT_S) -> dict[str, Any]:
+    """The job's state as `elastic status --json` prints it.
+
+    Of an ended job: state "closed", no members. Raises ConfigError if there never was a job, ElasticError if nobody
+    answers for it within wait_s.
+    """
+    from elastic import jobdir
+    from elastic.client import fetch_status
+
+    if not (job_dir / "job.json").exists():
+        raise ConfigError(f"{job_dir} holds no job; give the --job-dir of `elastic run`")
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        if (result := jobdir.read_json(job_dir / "result.json")) is not None:
+            return _closed(job_dir, result)
+        try:
+            where = jobdir.read_json(job_dir / "rendezvous.json")
+            if where is None:
+                raise ElasticError("the job is being started; nobody leads it yet")
+            return fetch_status(where["address"], wait_s)
+        except ElasticError as error:
+            if time.monotonic() >= deadline_s:
+                if not jobdir.is_live(job_dir):
+                    raise ElasticError(
+                        f"the job in {job_dir} was interrupted; none of its processes is alive"
+                    ) from error
+                raise
+            time.sleep(0.1)  # a file and a remote process: there is nothing to wait on
+
+
+# ---------------------------------------------------------------------------------------------------------- drain
+
+
+def _drain(options: argparse.Namespace) -> int:
+    from elastic import drain
+
+    if not 0 < options.budget < float("inf"):
+        raise ConfigError(f"--budget {options.budget:g} must be a positive number of seconds")
+    node = drain.ask(options.job_dir, options.node, options.budget, over=options.cancel)
+    if options.cancel:
+        print(f"node {node} stays")
+        return ExitCode.DONE
+    print(drain.wait(options.job_dir, node, options.budget))
+    return ExitCode.DONE
+
+
+def _closed(job_dir: Path, result: dict[str, Any]) -> dict[str, Any]:
+    from elastic.jobdir import read_json
+    from elastic.live import StepsTail
+
+    tail = StepsTail(job_dir / "steps.jsonl")
+    tail.poll(0.0)
+    return {
+        "job": (read_json(job_dir / "job.json") or {}).get("name", ""),
+        "state": "closed",
+        "generation": result["generation"],
+        "because": result["because"],
+        "applied": tail.steps,
+        "members": [],
+        "exit_code": result["exit_code"],
+        "digest": result["digest"],
+    }
+
+
+def _status_text(document: dict[str, Any]) -> str:
+    lines = [
+        f"{document['job']}: {document['state']}, generation {document['generation']}, {document['applied']} steps",
+        f"because {document['because']}",
+    ]
+    lines += [
+        f"  rank {member['rank']}  {member['worker_id']}  on {member['node']}  pid {member['pid']}  "
+        f"{member['applied']} steps"
+        for member in document["members"]
+    ]
+    return "\n".join(lines)
+
+
+def _complain(error: Exception) -> None:
+    print(textwrap.fill(f"elastic: {error}", 100, break_long_words=False, break_on_hyphens=False), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""A worker's line to its agent, and anybody's question to the rendezvous.
+
+`AgentClient` lives inside the training process: one stream on the agent's unix socket, carried by daemon threads, so
+the training loop never waits for it. Words go out in order; of the Progress words of this worker only the newest
+waits. Step records go out behind the words and are kept until the agent acknowledges them.
+
+There is no keepalive on this stream: the socket closes with the agent's process, and an agent that is merely frozen
+or slow is no reason for a worker to stop. For the same reason the stream survives a freeze of this worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+# gRPC's fork handlers would log in every forked DataLoader worker, which never uses gRPC. Read when grpc is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
+import grpc
+
+from elastic import codec
+from elastic.backlog import Backlog, spill_path
+from elastic.errors import ConfigError, ElasticError
+from elastic.messages import Order, Progress, Word
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.elastic_pb2_grpc import AgentStub, RendezvousStub
+
+CONNECT_S = 10.0
+"""How long the agent, which started this process, may take to answer on its socket."""
+
+CLOSE_S = 5.0
+"""How long close() waits for the agent to take the last words."""
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", codec.MESSAGE_LIMIT),
+    ("grpc.max_send_message_length", codec.MESSAGE_LIMIT),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class AgentUnreachable(ElasticError):
+    """Exit: the agent that started this process does not answer on its socket any more."""
+
+
+class AgentClient:
+    """The worker's end of the stream.
+
+    deliver: called on the reader's thread with every order, in order; it must not block.
+    on_lost: called once, from the same thread, when the stream ends before close(); nothing arrives after it.
+    job, worker_id, job_dir: from the environment that the agent made, unless given.
+    Raises ConfigError outside of an agent's environment, AgentUnreachable if nobody answers within CONNECT_S.
+    """
+
+    def __init__(
+        self,
+        socket_path: str,
+        deliver: Callable[[Order], None],
+        on_lost: Callable[[str], None],
+        *,
+        job: str | None = None,
+        worker_id: str | None = None,
+        job_dir: Path | None = None,
+    ) -> None:
+        self._worker_id = worker_id or _from_agent("ELASTIC_WORKER_ID")
+        job = job or _from_agent("ELASTIC_JOB")
+        directory = job_dir or Path(_from_agent("ELASTIC_JOB_DIR"))
+        self._deliver = deliver
+        self._on_lost = on_lost
+        self._backlog = Backlog(spill_path(directory, self._worker_id))
+        self._changed = threading.Condition()
+        self._words: deque[Word] = deque()
+        self._closing = False
+        self._ended = threading.Event()
+        self._channel = grpc.insecure_channel(f"unix:{socket_path}", options=CHANNEL_OPTIONS)
+        try:
+            grpc.channel_ready_future(self._channel).result(CONNECT_S)
+        except grpc.FutureTimeoutError:
+            self._channel.close()
+            raise AgentUnreachable(f"no agent answers on {socket_path} within {CONNECT_S:.0f} s") from None
+        hello = pb.WorkerHello(job=job, worker_id=self._worker_id, pid=os.getpid())
+        self._stream = AgentStub(self._channel).Serve(self._outgoing(hello))
+        self._reader = threading.Thread(target=self._read, name="agent-client", daemon=True)
+        self._reader.start()
+
+    def send(self, word: Word) -> None:
+        """Queue a word; never waits. Words after close() or a lost stream go nowhere."""
+        with self._changed:
+            if self._closing or self._ended.is_set():
+                return
+            if isinstance(word, Progress) and self._words and isinstance(self._words[-1], Progress):
+                self._words.pop()
+            self._words.append(word)
+            self._changed.notify()
+
+    def record(self, line: dict[str, object]) -> None:
+        """Queue one line for steps.jsonl; never waits for the agent. Kept until it is on file."""
+        self._backlog.add(json.dumps(line, separators=(",", ":")))
+        with self._changed:
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Send what is queued and say goodbye; waits at most CLOSE_S for the agent to have taken it.
+
+        Records that were not acknowledged by then are left in a file for the agent. Any number of times.
+        """
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if threading.current_thread() is not self._reader:
+            self._ended.wait(CLOSE_S)
+        self._channel.close()
+        self._backlog.close()
+
+    def _outgoing(self, hello: pb.WorkerHello) -> Iterator[pb.WorkerWord]:
+        yield pb.WorkerWord(hello=hello)
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_something)
+                word = self._words.popleft() if self._words else None
+            if word is not None:
+                yield pb.WorkerWord(word=codec.word_to_wire(word))
+            elif (record := self._backlog.take()) is not None:
+                yield pb.WorkerWord(record=pb.StepRecord(number=record[0], line=record[1]))
+            elif self._ended.is_set():
+                return
+            elif self._closing:
+                yield pb.WorkerWord(goodbye=pb.Goodbye())
+                return
+
+    def _has_something(self) -> bool:
+        return bool(self._words or self._closing or self._ended.is_set() or self._backlog.has_next)
+
+    def _read(self) -> None:
+        because = "the agent ended the stream"
+        try:
+            for message in self._stream:
+                if message.WhichOneof("content") == "kept":
+                    self._acknowledged(message.kept.up_to)
+                else:
+                    self._deliver(codec.order_from_wire(message.order))
+        except grpc.RpcError as error:
+            because = f"the stream to the agent broke: {_say(error)}"
+        except codec.WireError as error:
+            because = f"the agent does not speak this protocol: {error}"
+            self._stream.cancel()
+        with self._changed:
+            self._ended.set()
+            closing = self._closing
+            self._changed.notify()
+        if not closing:
+            self._on_lost(because)
+
+    def _acknowledged(self, up_to: int) -> None:
+        self._backlog.acknowledged(up_to)
+        with self._changed:
+            self._changed.notify()
+
+
+def fetch_status(address: str, timeout_s: float) -> dict[str, object]:
+    """The job's status as `elastic status --json` prints it, asked of the rendezvous at "host:port".
+
+    Raises ElasticError when nobody answers within timeout_s, or when nobody leads.
+    """
+    reply: pb.StatusReply = _ask_leader(address, lambda leader: leader.Status(pb.StatusRequest(), timeout=timeout_s))
+    document: dict[str, object] = json.loads(reply.document)
+    return document
+
+
+def ask_to_drain(address: str, node: str, left_ms: int, because: str, *, over: bool, timeout_s: float) -> list[str]:
+    """Have the agent of that node told that somebody wants it empty within left_ms; over: and no longer.
+
+    Returns the nodes whose agents attend: the node was told if it is among them. Raises ElasticError as fetch_status.
+    """
+    request = pb.DrainRequest(node=node, drain_node=pb.DrainNode(left_ms=left_ms, because=because, over=over))
+    reply: pb.DrainReply = _ask_leader(address, lambda leader: leader.Drain(request, timeout=timeout_s))
+    return list(reply.nodes)
+
+
+def _ask_leader(address: str, ask: Callable[[RendezvousStub], Any]) -> Any:
+    """The leader's answer; a replica that does not lead names the leader, which is asked then."""
+    for _ in range(2):
+        with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            try:
+                reply = ask(RendezvousStub(channel))
+            except grpc.RpcError as error:
+                raise ElasticError(f"the rendezvous at {address} does not answer: {_say(error)}") from error
+        if reply.leading:
+            return reply
+        if not reply.leader or reply.leader == address:
+            break
+        address = reply.leader
+    raise ElasticError("nobody leads the job at the moment: an election is going on, or etcd is away")
+
+
+def _from_agent(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise ConfigError(f"{name} is not set; start the script with `elastic run`")
+    return value
+
+
+def _say(error: grpc.RpcError) -> str:
+    code, details = getattr(error, "code", None), getattr(error, "details", None)
+    return f"{code().name}: {details()}" if callable(code) and callable(details) else str(error)

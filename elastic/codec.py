@@ -1,0 +1,305 @@
+"""The only translator between the frozen values of messages.py and what leaves the process.
+
+Two outsides: protobuf (words and orders on the wire) and JSON (generations in the store, the job's specification
+in its directory). Both are driven by the field types of the dataclasses, so a field exists in one place only; a
+protobuf message has the name and the field names of its dataclass, and `_translators` refuses to start otherwise.
+
+Everything that comes in is checked before it becomes a value: types, ranges, sizes, and the spelling of names,
+because names become store keys and file names. WireError says which field was wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from google.protobuf.message import Message
+
+from elastic.config import JobSpec
+from elastic.errors import ConfigError, ElasticError
+from elastic.messages import Generation, Order, Word
+from elastic.wire import elastic_pb2 as pb
+
+IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,191}")
+"""Worker ids, nodes, hosts. No slash and no leading dot: they are used in paths and keys."""
+
+NUMBER_LIMIT = 2**53
+"""Every number stays exact in JSON readers that know only doubles."""
+
+ITEMS_LIMIT = 65_536
+"""Members of a generation, units of an operation, roots of a report."""
+
+TEXT_LIMIT = 65_536
+"""Reasons and tracebacks, in characters; longer ones are cut when sent."""
+
+MESSAGE_LIMIT = 64 * 2**20
+"""Bytes of one message on a stream; a generation of 65,536 members fits."""
+
+_IDENTIFIERS = frozenset({"worker_id", "node", "host"})
+_OPTIONAL_IDENTIFIERS = frozenset({"source"})
+_FROM_MINUS_ONE = frozenset({"kept", "copied", "op"})
+_ANY_SIGN = frozenset({"exit_code"})
+
+_CUT = "(the beginning is cut)\n"
+
+T = TypeVar("T")
+
+
+class WireError(ElasticError):
+    """Drop the message and the connection it came from; the other side does not speak this protocol."""
+
+
+# ------------------------------------------------------------------------------------------------------- protobuf
+
+
+def word_to_wire(word: Word) -> pb.Word:
+    """A word as protobuf. Raises WireError for a value that could not be read back."""
+    name, translator = _oneof(Word, "Word")[type(word)]
+    content: dict[str, Any] = {name: translator.encode(word)}
+    return pb.Word(**content)
+
+
+def word_from_wire(message: pb.Word) -> Word:
+    """The word in a message. Raises WireError when it is empty or a field is out of bounds."""
+    return _open(message, Word, "Word")  # type: ignore[no-any-return]
+
+
+def order_to_wire(order: Order) -> pb.Order:
+    """An order as protobuf. Raises WireError for a value that could not be read back."""
+    name, translator = _oneof(Order, "Order")[type(order)]
+    content: dict[str, Any] = {name: translator.encode(order)}
+    return pb.Order(**content)
+
+
+def order_from_wire(message: pb.Order) -> Order:
+    """The order in a message. Raises WireError when it is empty or a field is out of bounds."""
+    return _open(message, Order, "Order")  # type: ignore[no-any-return]
+
+
+def identifier(what: str, text: str) -> str:
+    """The text itself if it can name a worker, node or host. Raises WireError otherwise."""
+    if not IDENTIFIER.fullmatch(text):
+        raise WireError(f"{what}={text[:64]!r} is not a name")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Translator:
+    """Both directions for one dataclass."""
+
+    encode: Callable[[Any], Message]
+    decode: Callable[[Any], Any]
+
+
+def _open(message: Any, union: Any, wire_name: str) -> Any:
+    name = message.WhichOneof("content")
+    for field_name, translator in _oneof(union, wire_name).values():
+        if field_name == name:
+            return translator.decode(getattr(message, name))
+    raise WireError(f"an empty or unknown {wire_name}")
+
+
+@cache
+def _oneof(union: Any, wire_name: str) -> dict[type, tuple[str, _Translator]]:
+    """Dataclass -> its field in the oneof `content` and its translator, for each member of the union."""
+    wire_type: Any = getattr(pb, wire_name)
+    by_message = {field.message_type.name: field.name for field in wire_type.DESCRIPTOR.fields}
+    return {member: (by_message[member.__name__], _translators(member)) for member in get_args(union)}
+
+
+@cache
+def _translators(kind: type) -> _Translator:
+    wire_type = getattr(pb, kind.__name__)
+    hints = get_type_hints(kind)
+    here, there = {field.name for field in fields(kind)}, {field.name for field in wire_type.DESCRIPTOR.fields}
+    if here != there:
+        raise AssertionError(f"{kind.__name__} and its message differ in {sorted(here ^ there)}")
+    columns = [(name, *_column(hints[name], name, wire_type)) for name in hints]
+
+    def encode(value: Any) -> Message:
+        try:
+            return wire_type(**{name: out(getattr(value, name)) for name, out, _ in columns})  # type: ignore[no-any-return]
+        except (TypeError, ValueError) as error:
+            raise WireError(f"{kind.__name__} cannot be sent: {error}") from error
+
+    def decode(message: Any) -> Any:
+        given = {
+            name: into(getattr(message, name) if not _is_absent(message, name) else None) for name, _, into in columns
+        }
+        return kind(**given)
+
+    return _Translator(encode, decode)
+
+
+def _is_absent(message: Any, name: str) -> bool:
+    field = message.DESCRIPTOR.fields_by_name[name]
+    return bool(field.has_presence and not message.HasField(name))
+
+
+def _column(hint: Any, name: str, wire_type: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """How one field goes out and comes in."""
+    if hint in (int, str, bool):
+        return _cut if hint is str else _same, lambda value: _scalar(hint, name, value)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        enum = wire_type.DESCRIPTOR.fields_by_name[name].enum_type
+        numbers = {hint(label.lower()): value.number for label, value in enum.values_by_name.items() if value.number}
+        labels = {number: member for member, number in numbers.items()}
+        return numbers.__getitem__, lambda value: _known(labels, value, name)
+    if _is_node(hint):
+        return _node_out, lambda value: _node_in(name, value)
+    if get_origin(hint) is tuple:
+        out, into = _column(get_args(hint)[0], name, wire_type)
+        return lambda values: [out(value) for value in values], lambda values: _items(name, values, into)
+    if get_origin(hint) in (Union, types.UnionType):
+        _, into = _column(next(arg for arg in get_args(hint) if arg is not type(None)), name, wire_type)
+        return _same, lambda value: None if value is None else into(value)
+    inner = _translators(hint)
+    return inner.encode, lambda value: inner.decode(_present(name, value))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _cut(text: str) -> str:
+    """The end of a traceback says what happened, so the end is kept."""
+    return text if len(text) <= TEXT_LIMIT else _CUT + text[len(_CUT) - TEXT_LIMIT :]
+
+
+def _known(labels: dict[int, Any], value: int, name: str) -> Any:
+    if value not in labels:
+        raise WireError(f"{name}: unknown value {value}")
+    return labels[value]
+
+
+def _present(name: str, value: Any) -> Any:
+    if value is None:
+        raise WireError(f"{name} is missing")
+    return value
+
+
+def _items(name: str, values: Any, into: Callable[[Any], Any]) -> tuple[Any, ...]:
+    if len(values) > ITEMS_LIMIT:
+        raise WireError(f"{name}: {len(values)} items are more than {ITEMS_LIMIT}")
+    return tuple(into(value) for value in values)
+
+
+def _is_node(hint: Any) -> bool:
+    return get_origin(hint) is tuple and get_args(hint) == (int, int)
+
+
+def _node_out(node: tuple[int, int]) -> Message:
+    return pb.TreeNode(lo=node[0], hi=node[1])
+
+
+def _node_in(name: str, node: Any) -> tuple[int, int]:
+    return _node(name, (node.lo, node.hi))
+
+
+def _node(name: str, node: tuple[Any, ...]) -> tuple[int, int]:
+    lo, hi = (_scalar(int, name, end) for end in node)
+    if lo >= hi:
+        raise WireError(f"{name}: [{lo}, {hi}) holds no leaf")
+    return lo, hi
+
+
+def _scalar(hint: Any, name: str, value: Any) -> Any:
+    """The value if its type is exact and it lies within the bounds of a field of that name."""
+    if type(value) is not hint:
+        raise WireError(f"{name}={value!r:.64} is no {hint.__name__}")
+    if hint is int:
+        lowest = -NUMBER_LIMIT if name in _ANY_SIGN else -1 if name in _FROM_MINUS_ONE else 0
+        highest = 65_535 if name == "port" else NUMBER_LIMIT
+        if not lowest <= value <= highest:
+            raise WireError(f"{name}={value} is outside {lowest}..{highest}")
+    elif hint is str:
+        if name in _IDENTIFIERS or (name in _OPTIONAL_IDENTIFIERS and value):
+            return identifier(name, value)
+        if len(value) > TEXT_LIMIT:
+            raise WireError(f"{name}: {len(value)} characters are more than {TEXT_LIMIT}")
+    return value
+
+
+# ----------------------------------------------------------------------------------------------------------- JSON
+
+
+def generation_to_json(generation: Generation) -> bytes:
+    """A generation as it is kept in the store: one JSON object, keys sorted."""
+    return _to_json(generation)
+
+
+def generation_from_json(document: bytes) -> Generation:
+    """Raises WireError for anything but a whole, valid generation."""
+    return _from_json(Generation, document)
+
+
+def job_to_json(spec: JobSpec) -> bytes:
+    """A job's specification as it is kept in its directory."""
+    return _to_json(spec)
+
+
+def job_from_json(document: bytes, where: str) -> JobSpec:
+    """where: the file's name, for messages. Raises ConfigError naming the field."""
+    try:
+        return _from_json(JobSpec, document)
+    except (WireError, ConfigError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _to_json(value: Any) -> bytes:
+    return json.dumps(_plain(value), sort_keys=True).encode()
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _from_json(kind: type[T], document: bytes) -> T:
+    try:
+        value = json.loads(document)
+    except ValueError as error:
+        raise WireError(f"not a JSON document: {error}") from error
+    return _read(kind, kind.__name__, value)  # type: ignore[no-any-return]
+
+
+def _read(hint: Any, name: str, value: Any) -> Any:
+    """One JSON value as a value of the annotated type."""
+    if is_dataclass(hint):
+        return _read_object(hint, name, value)  # type: ignore[arg-type]
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        if value not in list(hint):
+            raise WireError(f"{name}={value!r:.64} is none of {', '.join(hint)}")
+        return hint(value)
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list):
+            raise WireError(f"{name} is no list")
+        if _is_node(hint):
+            return _node(name, tuple(value) if len(value) == 2 else (0, 0))
+        return _items(name, value, lambda item: _read(get_args(hint)[0], name, item))
+    if get_origin(hint) in (Union, types.UnionType):
+        return None if value is None else _read(get_args(hint)[0], name, value)
+    if hint is float and type(value) is int:
+        return float(value)
+    return _scalar(hint, name, value)
+
+
+def _read_object(kind: type, name: str, value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise WireError(f"{name} is no object")
+    hints = get_type_hints(kind)
+    if unknown := sorted(value.keys() - hints.keys()):
+        raise WireError(f"{name}: unknown field {unknown[0]!r:.64}")
+    for field in fields(kind):
+        if field.name not in value and field.default is MISSING and field.default_factory is MISSING:
+            raise WireError(f"{name}: {field.name} is missing")
+    return kind(**{key: _read(hints[key], key, item) for key, item in value.items()})

@@ -1,0 +1,295 @@
+"""What a job is and how long things may take: frozen, validated where it is written, read from TOML text.
+
+Every duration is in seconds of one process's monotonic clock. A ConfigError names the field, its value, and a
+value that would do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+
+from elastic.checkpoints.interval import Every
+from elastic.checkpoints.keep import Keep
+from elastic.errors import ConfigError
+
+NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+"""Names of jobs and nodes: they become store keys, file names and, before a dot, parts of worker ids."""
+
+BEAT_PER_AGENT_S = 0.0005
+"""Beats of all agents together stay below 2000 a second."""
+
+
+class Reduction(StrEnum):
+    """How gradients are summed."""
+
+    EXACT = "exact"
+    """In the order of the canonical tree: the same bits for every world size."""
+    ALLREDUCE = "allreduce"
+    """In rank order: fastest, not bit-stable across world sizes."""
+
+
+class RingKind(StrEnum):
+    """What carries the ring."""
+
+    AUTO = "auto"
+    GLOO = "gloo"
+    TCP = "tcp"
+
+
+def check_name(what: str, name: str) -> str:
+    """The name itself, if it may be one. Raises ConfigError with the rule otherwise."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"{what}={name!r} must be 1 to 63 lower-case letters, digits and inner hyphens, for example "
+            f"{_suggest_name(name)!r}"
+        )
+    return name
+
+
+def _suggest_name(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-") or "job"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """Every deadline of the control plane, in seconds. The relations between them are checked here, once."""
+
+    beat_s: float = 0.25
+    """How often an agent reports its workers."""
+
+    suspect_s: float = 1.0
+    """Silence after which a worker is suspected. At least 3 * beat_s, so that two lost beats suspect nobody."""
+
+    evict_s: float = 2.5
+    """Silence after which a worker is lost. Above suspect_s, so that a suspect has time to speak."""
+
+    control_silence_s: float = 60.0
+    """The same for a worker whose ring still steps: the ring is its proof of life. Above evict_s."""
+
+    progress_s: float = 30.0
+    """Longest time a worker may stay in one operation without moving on before it counts as stuck. Above evict_s."""
+
+    orphan_limit_s: float = 600.0
+    """How long a ring steps on, and survivors wait, without any leader. Above control_silence_s."""
+
+    orphan_margin_s: float = 30.0
+    """How much longer than orphan_limit_s a leader waits before it takes an unseen ring for parked. At least
+    evict_s and 1 % of orphan_limit_s: members notice late, and two clocks do not run alike."""
+
+    join_window_s: float = 30.0
+    """How long the first generation waits for `workers` before it starts with `min_workers`. Below these it waits on
+    for processes that have been started and have not announced themselves, up to orphan_limit_s."""
+
+    pause_limit_s: float = 600.0
+    """How long a job below quorum waits, with its state in memory, before it gives up."""
+
+    join_grace_s: float = 0.1
+    """How long a donor waits for the end of a copy; the larger of this and one step."""
+
+    build_s: float = 5.0
+    """Deadline of one attempt to build a ring."""
+
+    fence_grace_s: float = 10.0
+    """How long an expelled worker is left alone, so that it can find itself fenced. Above evict_s."""
+
+    stop_grace_s: float = 3.0
+    """Between asking a process to stop and SIGKILL. Below 5: an interrupted job is gone within 5 seconds."""
+
+    backoff_min_s: float = 0.5
+    """Wait before the first replacement of a worker; doubles up to backoff_max_s."""
+
+    backoff_max_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if not math.isfinite(value) or value <= 0:
+                raise ConfigError(f"timing.{spec.name}={value} must be a positive number of seconds")
+        least_s = 3 * self.beat_s
+        rounding = 1 - 1e-9  # scaled() multiplies both sides, and products round
+        self._require(self.suspect_s >= least_s * rounding, "suspect_s", ">= 3 * beat_s", least_s)
+        self._require(self.evict_s > self.suspect_s, "evict_s", "> suspect_s", 2.5 * self.suspect_s)
+        for name in ("control_silence_s", "progress_s", "fence_grace_s"):
+            self._require(getattr(self, name) > self.evict_s, name, "> evict_s", 4 * self.evict_s)
+        self._require(
+            self.orphan_limit_s > self.control_silence_s,
+            "orphan_limit_s",
+            "> control_silence_s",
+            10 * self.control_silence_s,
+        )
+        margin_s = max(self.evict_s, self.orphan_limit_s / 100)
+        self._require(
+            self.orphan_margin_s >= margin_s, "orphan_margin_s", ">= max(evict_s, orphan_limit_s / 100)", margin_s
+        )
+        self._require(self.stop_grace_s < 5, "stop_grace_s", "< 5", 3)
+        self._require(self.backoff_max_s >= self.backoff_min_s, "backoff_max_s", ">= backoff_min_s", self.backoff_min_s)
+
+    def _require(self, holds: bool, name: str, relation: str, fix: float) -> None:
+        if not holds:
+            raise ConfigError(f"timing.{name}={getattr(self, name)} must be {relation}; set it to {fix:g}")
+
+    def scaled(self, n_agents: int) -> Timing:
+        """The timing for that many agents: above 500 agents (at the default beat) beats become rarer, and
+        suspect_s, evict_s and whatever must stay above them grow by the same factor."""
+        factor = n_agents * BEAT_PER_AGENT_S / self.beat_s
+        if factor <= 1:
+            return self
+        evict_s = self.evict_s * factor
+        return replace(
+            self,
+            beat_s=self.beat_s * factor,
+            suspect_s=self.suspect_s * factor,
+            evict_s=evict_s,
+            control_silence_s=max(self.control_silence_s, 2 * evict_s),
+            progress_s=max(self.progress_s, 2 * evict_s),
+            fence_grace_s=max(self.fence_grace_s, 2 * evict_s),
+            orphan_limit_s=max(self.orphan_limit_s, 4 * evict_s),
+            orphan_margin_s=max(self.orphan_margin_s, evict_s),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobSpec:
+    """What to run, and on how many workers. 1 <= min_workers <= workers <= max_workers."""
+
+    name: str
+    command: tuple[str, ...]
+    """Program and arguments of one worker."""
+
+    workers: int
+    """The world the job starts with and returns to."""
+
+    min_workers: int = 1
+    """The quorum: below it training pauses."""
+
+    max_workers: int | None = None
+    """The largest world it may be scaled to; None: `workers`."""
+
+    reduction: Reduction = Reduction.EXACT
+    ring: RingKind = RingKind.AUTO
+
+    threads: int = 1
+    """torch threads of each worker. Part of the bits, so it never depends on the machine."""
+
+    replace: bool = True
+    """Whether a lost worker gets a successor."""
+
+    max_restarts: int = 3
+    """Per slot, how many exits caused by the script are forgiven. Signals from outside do not count."""
+
+    fork: bool = True
+    """Whether workers are forked from a process that has done their imports, where that is possible."""
+
+    checkpoint_every: str = "auto"
+    """How often a durable checkpoint is taken: "10 min", "500 steps", "auto" or "off"."""
+
+    checkpoint_keep: str = "last 2"
+    """Which of them stay: "last 2", or "last 2, every 10000 steps"."""
+
+    checkpoint_dir: str = ""
+    """A directory or an fsspec path; "": `checkpoints` in the job directory."""
+
+    timing: Timing = field(default_factory=Timing)
+
+    def __post_init__(self) -> None:
+        check_name("name", self.name)
+        Every.parse(self.checkpoint_every)
+        Keep.parse(self.checkpoint_keep)
+        if not self.command or not self.command[0]:
+            raise ConfigError("command is empty; give the program first, for example ['python', 'train.py']")
+        if any("\0" in word for word in self.command):
+            raise ConfigError(f"command={list(self.command)!r} holds a NUL character; remove it")
+        if self.min_workers < 1:
+            raise ConfigError(f"min_workers={self.min_workers} must be >= 1")
+        if self.workers < self.min_workers:
+            raise ConfigError(
+                f"workers={self.workers} must be >= min_workers={self.min_workers}; raise workers or lower min_workers"
+            )
+        if self.max_workers is not None and self.max_workers < self.workers:
+            raise ConfigError(f"max_workers={self.max_workers} must be >= workers={self.workers}, or be left out")
+        if self.threads < 1:
+            raise ConfigError(f"threads={self.threads} must be >= 1")
+        if self.max_restarts < 0:
+            raise ConfigError(f"max_restarts={self.max_restarts} must be >= 0; 0 ends the job at the first failure")
+
+    @property
+    def workers_limit(self) -> int:
+        """max_workers, or `workers` where it was left out."""
+        return self.workers if self.max_workers is None else self.max_workers
+
+
+def job_from_toml(text: str, where: str) -> JobSpec:
+    """The job in a TOML document: fields of JobSpec at the top, those of Timing in the table [timing].
+
+    where: the file's name, for messages. Raises ConfigError for a syntax error, an unknown or missing field, a
+    wrong type, and a broken relation.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: not valid TOML: {error}") from error
+    timing_table = document.pop("timing", {})
+    if not isinstance(timing_table, dict):
+        raise ConfigError(f"{where}: timing must be a table; write [timing] above its fields")
+    known = {spec.name: str(spec.type) for spec in fields(JobSpec) if spec.name != "timing"}
+    values = _checked(document, known, where, "")
+    for name in ("name", "command", "workers"):
+        if name not in values:
+            raise ConfigError(f"{where}: {name} is missing")
+    timings = _checked(timing_table, {spec.name: str(spec.type) for spec in fields(Timing)}, where, "timing.")
+    try:
+        return JobSpec(**values, timing=Timing(**timings))  # type: ignore[arg-type]  # _checked compared the types
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _checked(table: Mapping[str, object], known: Mapping[str, str], where: str, prefix: str) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for name, value in table.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+            raise ConfigError(f"{where}: unknown field {prefix}{name}; {hint}")
+        try:
+            values[name] = _converted(value, known[name])
+        except ValueError as error:
+            raise ConfigError(f"{where}: {prefix}{name}={value!r} must be {error}") from None
+    return values
+
+
+def _converted(value: object, type_name: str) -> object:
+    """The value as a field of that annotated type; ValueError says what it must be."""
+    match type_name, value:
+        case "bool", bool():
+            return value
+        case "float", int() | float() if not isinstance(value, bool):
+            return float(value)
+        case "int" | "int | None", int() if not isinstance(value, bool):
+            return value
+        case "str", str():
+            return value
+        case "tuple[str, ...]", list() if all(isinstance(word, str) for word in value):
+            return tuple(value)
+        case "Reduction", str() if value in list(Reduction):
+            return Reduction(value)
+        case "RingKind", str() if value in list(RingKind):
+            return RingKind(value)
+    raise ValueError(_WANTED[type_name])
+
+
+_WANTED = {
+    "bool": "true or false",
+    "float": "a number of seconds",
+    "int": "a whole number",
+    "int | None": "a whole number",
+    "str": "a string",
+    "tuple[str, ...]": "a list of strings",
+    "Reduction": " or ".join(repr(str(kind)) for kind in Reduction),
+    "RingKind": " or ".join(repr(str(kind)) for kind in RingKind),
+}

@@ -1,0 +1,193 @@
+"""One replica's hold on a job in the store: who leads, which generations are committed, how the job ended.
+
+    /elastic/<job>/leader            address of the leader, on its lease; its create revision is the *term*
+    /elastic/<job>/top               number of the highest committed generation
+    /elastic/<job>/generations/<n>   the record, written once
+    /elastic/<job>/result            how the job ended
+
+Election by lease and create revision, as in etcd's own recipe. Every write of a leader is one transaction compared
+with its term, so one that was replaced without noticing writes nothing; a commit is compared with `top` besides, so
+for one number there is at most one record.
+
+Each method makes a bounded number of bounded calls and raises what they raise: trying again is the caller's, who
+also has a lease to renew meanwhile. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastic import codec
+from elastic.errors import CompareFailed, ElasticError
+from elastic.messages import Generation, Kind
+from elastic.store import Compare, CreateRevision, Item, Lease, ModRevision, Put, Store, TxnResult, Watch, WatchEvent
+
+CALL_S = 1.0
+"""Longest wait for one call. A timed-out transaction is found out about by reading."""
+
+LEASE_S = 2.0
+"""A leader that dies is replaced after this long; training goes on meanwhile. Two lost renewals fit in it."""
+
+SAFETY = 0.9
+"""The part of the lease a leader relies on: clocks of two machines do not run alike."""
+
+
+class LeadershipLost(ElasticError):
+    """Tell nobody anything more, and stand for election again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Somebody else leads. revision: watch the key from here."""
+
+    leader: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Won:
+    term: int
+
+
+class Candidate:
+    """address: what the others are told when this replica leads. clock: monotonic seconds."""
+
+    def __init__(
+        self, store: Store, job: str, address: str, clock: Callable[[], float], lease_s: float = LEASE_S
+    ) -> None:
+        self._store = store
+        self._address = address
+        self._clock = clock
+        self._lease_s = lease_s
+        root = f"/elastic/{job}"
+        self._leader_key = f"{root}/leader"
+        self._top_key = f"{root}/top"
+        self._generation_keys = f"{root}/generations/"
+        self._result_key = f"{root}/result"
+        self._lease: Lease | None = None
+        self._held_until_s = 0.0
+        self._term = 0
+        self._top_revision = 0
+
+    # ---------------------------------------------------------------------------------------------- election
+
+    def stand(self) -> Won | Taken:
+        """Take the key if it is free. After StoreUnavailable call again: whether it was taken is read first."""
+        item = self._store.get(self._leader_key, timeout_s=CALL_S)
+        if item is not None:
+            return self._seen(item)
+        self._keep_lease()
+        self._store.txn(
+            (CreateRevision(self._leader_key, 0),),
+            (Put(self._leader_key, self._address.encode(), self._lease),),
+            timeout_s=CALL_S,
+        )
+        item = self._store.get(self._leader_key, timeout_s=CALL_S)
+        return Taken("", 1) if item is None else self._seen(item)
+
+    def _seen(self, item: Item) -> Won | Taken:
+        if self._lease is not None and item.lease == self._lease.id:
+            self._term = item.create_revision
+            return Won(self._term)
+        return Taken(item.value.decode(errors="replace"), item.mod_revision + 1)
+
+    def _keep_lease(self) -> None:
+        """A lease with its whole time ahead."""
+        asked_s = self._clock()
+        if self._lease is None or not self._store.keep_alive(self._lease, timeout_s=CALL_S):
+            asked_s = self._clock()
+            self._lease = self._store.lease(self._lease_s, timeout_s=CALL_S)
+        self._held_until_s = asked_s + SAFETY * self._lease.granted_ttl_s
+
+    def watch_leader(self, from_revision: int, deliver: Callable[[WatchEvent], None]) -> Watch:
+        """Deliver whatever happens to the election key from then on."""
+        return self._store.watch(self._leader_key, from_revision, deliver, timeout_s=CALL_S)
+
+    def renew(self) -> float:
+        """Until when, on this process's clock, nobody else can lead. Raises LeadershipLost if the lease is gone."""
+        if self._lease is None:
+            raise LeadershipLost("this replica holds no lease")
+        asked_s = self._clock()
+        left_s = self._store.keep_alive(self._lease, timeout_s=CALL_S)
+        if not left_s:
+            self._lease = None
+            raise LeadershipLost("the lease has expired")
+        self._held_until_s = asked_s + SAFETY * left_s
+        return self._held_until_s
+
+    @property
+    def held_until_s(self) -> float:
+        """As renew() said last."""
+        return self._held_until_s
+
+    def resign(self) -> None:
+        """Give the key back at once, so that a successor need not wait for the lease."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            self._store.revoke(lease, timeout_s=CALL_S)
+
+    # ----------------------------------------------------------------------------------------------- records
+
+    def chain(self) -> tuple[Generation, ...]:
+        """The committed records from the last form or loss generation to the highest, ascending; empty at first."""
+        top = self._store.get(self._top_key, timeout_s=CALL_S)
+        self._top_revision = top.mod_revision if top else 0
+        if top is None:
+            return ()
+        highest = self._record(int(top.value))
+        if highest.kind is not Kind.PLANNED:
+            return (highest,)
+        return (*(self._record(number) for number in range(highest.base, highest.number)), highest)
+
+    def commit(self, generation: Generation) -> None:
+        """Make a record durable, once. After StoreUnavailable call again with the same one: if the lost transaction
+        got through, the second finds its own record and is content.
+
+        Raises CompareFailed if another record took the number, LeadershipLost if another replica leads.
+        """
+        document = codec.generation_to_json(generation)
+        key = f"{self._generation_keys}{generation.number}"
+        result = self._write(
+            (ModRevision(self._top_key, self._top_revision), CreateRevision(key, 0)),
+            (Put(key, document), Put(self._top_key, str(generation.number).encode())),
+        )
+        if result.succeeded:
+            self._top_revision = result.revision
+            return
+        top = self._store.get(self._top_key, timeout_s=CALL_S)
+        record = self._store.get(key, timeout_s=CALL_S)
+        if record is None or top is None or record.value != document or record.mod_revision != top.mod_revision:
+            self._top_revision = top.mod_revision if top else 0
+            highest = top.value.decode() if top else "none"
+            raise CompareFailed(f"generation {generation.number} is taken; the highest committed is {highest}")
+        self._top_revision = top.mod_revision
+
+    def finish(self, result: dict[str, object]) -> None:
+        """Write how the job ended; no leader after this one runs it again."""
+        self._write((), (Put(self._result_key, json.dumps(result, sort_keys=True).encode()),))
+
+    def result(self) -> dict[str, object] | None:
+        """How the job ended, or None while it goes on."""
+        item = self._store.get(self._result_key, timeout_s=CALL_S)
+        if item is None:
+            return None
+        ended: dict[str, object] = json.loads(item.value)
+        return ended
+
+    def _record(self, number: int) -> Generation:
+        item = self._store.get(f"{self._generation_keys}{number}", timeout_s=CALL_S)
+        if item is None:
+            raise codec.WireError(f"generation {number} is missing in the store")
+        return codec.generation_from_json(item.value)
+
+    def _write(self, compares: tuple[Compare, ...], puts: tuple[Put, ...]) -> TxnResult:
+        """One transaction under this term. Raises LeadershipLost when the term is over."""
+        fence = CreateRevision(self._leader_key, self._term)
+        result = self._store.txn((fence, *compares), puts, timeout_s=CALL_S)
+        if not result.succeeded:
+            leader = self._store.get(self._leader_key, timeout_s=CALL_S)
+            if leader is None or leader.create_revision != self._term:
+                raise LeadershipLost("another replica leads")
+        return result

@@ -1,0 +1,194 @@
+"""Every error this project raises, named by what the caller does next.
+
+ElasticError
+├── ConfigError               fix the input; nothing was started
+├── StoreError
+│   ├── StoreUnavailable      try again until the deadline; read first if the failed call was `ambiguous`
+│   ├── StoreRefused          fix the request or the rights; trying again cannot help
+│   ├── CompareFailed         read again; someone else wrote
+│   └── LeaseExpired          take a new lease; what hung on the old one is gone
+├── GenerationEnded           leave the ring; wait for the next generation
+│   ├── RingBroken            report it; it accuses nobody
+│   └── BuildFailed           report who was unreachable
+├── JoinMissed                exit; the agent starts a new process for the slot
+├── ColdStart                 start the worker with an interpreter of its own; journal why
+├── StateLost                 stop the job; restart it from a checkpoint by hand
+├── DataWorkerDied            give the loader's processes more memory, or fewer of them
+├── CheckpointError
+│   ├── CheckpointCorrupt     use the one before
+│   └── NoCheckpoint          start from step 0
+└── UsageError                change the training script as the message says
+    ├── NoGradient            call backward() in every shard, or step.skip()
+    ├── TooEarly              move optimizer.step() behind the inner loop
+    ├── StateChanged          change registered state only between passes
+    ├── LossDivided           drop the division by the number of shards
+    ├── StrayGradient         call zero_grad() before the pass
+    ├── Unregistered          add the object to job.register()
+    ├── BufferChanged         declare the buffer in job.register(buffers=...)
+    ├── Disagree              make every worker compute the same values
+    ├── LeftAlone             let every worker leave the loop after the same step
+    ├── NotUnderElastic       start the script with `elastic run`
+    ├── SecondLoop            wrap the loops in job.epochs()
+    ├── LeaderOnly            call it where every worker passes
+    └── NotCarried            replace what cannot be copied to newcomers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit status of the command line and of a worker."""
+
+    DONE = 0
+    SCRIPT_FAILED = 1
+    BAD_INPUT = 2
+    BELOW_QUORUM = 3
+    """Fewer than `min_workers`, or no etcd."""
+    STATE_LOST = 4
+    """Every copy of the state is gone."""
+    DISAGREE = 5
+    DRAINED = 6
+    """Every node had to go: stopped in order after a step, to be started again elsewhere."""
+    FENCED = 75
+    """Of a worker, never of the command line: its generation went on without it."""
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class ElasticError(Exception):
+    """Base of all; catch it only to report and leave."""
+
+
+class ConfigError(ElasticError):
+    """Fix the input as the message says; nothing was started and nothing overwritten."""
+
+
+class StoreError(ElasticError):
+    """The store did not do what was asked; the subclass says whether to try again."""
+
+
+class StoreUnavailable(StoreError):
+    """Try again until the deadline. `ambiguous`: the write may have happened, so read before writing again."""
+
+    def __init__(self, message: str, *, ambiguous: bool = False) -> None:
+        super().__init__(message)
+        self.ambiguous = ambiguous
+
+
+class StoreRefused(StoreError):
+    """Fix the request, the credentials or the server's quota; trying again cannot help."""
+
+
+class CompareFailed(StoreError):
+    """Read again and decide anew; someone else wrote."""
+
+
+class LeaseExpired(StoreError):
+    """Take a new lease and assume that what hung on the old one is gone."""
+
+
+class GenerationEnded(ElasticError):
+    """Leave the ring and wait for the next generation."""
+
+
+class RingBroken(GenerationEnded):
+    """Report it and wait for orders; a broken connection accuses nobody, `peer` is only where it was seen."""
+
+    def __init__(self, message: str = "the ring was aborted", *, peer: str | None = None) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
+class BuildFailed(GenerationEnded):
+    """Report the members in `unreachable` (worker ids) and wait for the next generation."""
+
+    def __init__(self, message: str = "", *, unreachable: Sequence[str] = ()) -> None:
+        super().__init__(message or f"could not build the ring: no connection to {', '.join(unreachable)}")
+        self.unreachable = tuple(unreachable)
+
+
+class JoinMissed(ElasticError):
+    """Exit; the generation this newcomer copied for is void, and its agent starts a fresh process."""
+
+
+class ColdStart(ElasticError):
+    """Start the worker with an interpreter of its own; the message says why it cannot be forked."""
+
+
+class StateLost(ElasticError):
+    """Stop the job: no living process holds the state of the last applied step."""
+
+
+class DataWorkerDied(ElasticError):
+    """A process of `job.loader(workers=...)` has ended by itself or was killed."""
+
+
+class CheckpointError(ElasticError):
+    """A checkpoint cannot be used; the subclass says what to use instead."""
+
+
+class CheckpointCorrupt(CheckpointError):
+    """Name it, skip it, and use the one before."""
+
+
+class NoCheckpoint(CheckpointError):
+    """Start from step 0."""
+
+
+class UsageError(ElasticError):
+    """Change the training script as the message says."""
+
+
+class NoGradient(UsageError):
+    """Call backward() in every shard, or step.skip() to leave one out."""
+
+
+class TooEarly(UsageError):
+    """Move optimizer.step() behind the inner loop, where the gradients are reduced."""
+
+
+class StateChanged(UsageError):
+    """Change weights, learning rates and job.state only between passes."""
+
+
+class LossDivided(UsageError):
+    """Drop the division by the number of shards; the reduction already takes the mean."""
+
+
+class StrayGradient(UsageError):
+    """Call optimizer.zero_grad() before the pass; a gradient from before it would be counted."""
+
+
+class Unregistered(UsageError):
+    """Add the module, optimizer or scheduler to job.register(), or newcomers will not have it."""
+
+
+class BufferChanged(UsageError):
+    """Declare how the buffer is merged: job.register(buffers={"name": "mean"}) or "first"."""
+
+
+class Disagree(UsageError):
+    """Make every worker take the same decisions; the message names the workers and their values."""
+
+
+class LeftAlone(UsageError):
+    """Let every worker leave the loop after the same step: job.stop() instead of break."""
+
+
+class NotUnderElastic(UsageError):
+    """Start the script with `elastic run`, not with another launcher of many processes."""
+
+
+class SecondLoop(UsageError):
+    """Wrap the loops in job.epochs(); a newcomer could not tell which bare loop it belongs to."""
+
+
+class LeaderOnly(UsageError):
+    """Call it where every worker passes, not inside `if job.is_leader`."""
+
+
+class NotCarried(UsageError):
+    """Replace what cannot be copied to newcomers bit by bit, as the message says."""

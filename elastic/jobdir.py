@@ -1,0 +1,164 @@
+"""The directory of one job: what lies where, and who may use it.
+
+job.json          the job's specification; its presence says that a job was started here
+lock              held (flock) by the agent while it lives
+rendezvous.json   {"address", "pid"} of the rendezvous service
+result.json       {"exit_code", "because", "digest", "generation"}, written once, at the end
+steps.jsonl       the ledger: one line for each applied step
+id                a number that no other job has; checkpoints name it
+run.lock          held (flock) by `elastic run`
+journal/          the event log of each process; journal.jsonl is their merge, made at the end
+logs/             the output of each worker, of the agent and of the rendezvous service
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from elastic import codec
+from elastic.config import JobSpec
+from elastic.errors import ConfigError
+from elastic.files import read_job, write_atomically
+
+DEFAULT_PARENT = "elastic-jobs"
+
+
+def default_name(program: str) -> str:
+    """A job name made of the script's file name or the module's last part."""
+    stem = program.rsplit("/", 1)[-1].removesuffix(".py").rsplit(".", 1)[-1]
+    return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:63].strip("-") or "job"
+
+
+def is_live(job_dir: Path) -> bool:
+    """Whether an agent, or the `elastic run` above it, holds a lock of this directory."""
+    return _is_held(job_dir / "lock") or _is_held(job_dir / "run.lock")
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        with path.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+@contextmanager
+def running(job_dir: Path) -> Iterator[None]:
+    """Hold the directory for one `elastic run`. Raises ConfigError if another one does."""
+    with (job_dir / "run.lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _in_use(job_dir) from None
+        yield
+
+
+def job_id(job_dir: Path) -> str:
+    """Hexadecimal digits, the same for every run of this job and of no other one."""
+    return (job_dir / "id").read_text()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """again: the directory holds a job that was interrupted or has failed, and goes on."""
+
+    path: Path
+    again: bool
+
+
+def claim(spec: JobSpec, job_dir: Path | None, *, fresh: bool) -> Claim:
+    """Make the directory of a new job and write its job.json, or find that of an interrupted one of the same name.
+
+    job_dir None: the next free ``./elastic-jobs/<name>-<n>``. fresh: an old job in it is moved aside, to the next
+    free ``<job_dir>.old-<n>``. Raises ConfigError for a directory in use, one with a completed job or another one's,
+    one that holds something else, and one that cannot be written.
+    """
+    try:
+        chosen = next_free(Path.cwd() / DEFAULT_PARENT, spec.name) if job_dir is None else job_dir.absolute()
+        if job_dir is not None and _make_room(chosen, spec.name, fresh):
+            write_atomically(chosen / "job.json", codec.job_to_json(spec))
+            return Claim(chosen, again=True)
+        (chosen / "logs").mkdir(parents=True, exist_ok=True)
+        (chosen / "journal").mkdir(exist_ok=True)
+        (chosen / "id").write_text(secrets.token_hex(8))
+        # Exclusive: of two commands that saw an empty directory, one gets it.
+        with (chosen / "job.json").open("xb") as file:
+            file.write(codec.job_to_json(spec))
+    except FileExistsError:
+        raise ConfigError(f"{chosen} was taken by another job just now; give another --job-dir") from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot use {error.filename} for the job: {error.strerror}; give another --job-dir"
+        ) from error
+    return Claim(chosen, again=False)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A small document that its writer replaces as a whole; None if it is not there."""
+    try:
+        document: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    return document
+
+
+def next_free(parent: Path, name: str) -> Path:
+    """Make and return the first ``<parent>/<name>-<n>`` that does not exist."""
+    parent.mkdir(exist_ok=True)
+    for number in count(1):
+        path = parent / f"{name}-{number}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("unreachable")
+
+
+def _in_use(job_dir: Path) -> ConfigError:
+    return ConfigError(
+        f"{job_dir} is in use by a live job. Watch it with `elastic status --job-dir {job_dir}`, or give another "
+        "--job-dir."
+    )
+
+
+def _make_room(job_dir: Path, name: str, fresh: bool) -> bool:
+    """Whether there is a job in it that goes on; otherwise nothing is in the way any more."""
+    if not job_dir.exists():
+        return False
+    if not job_dir.is_dir():
+        raise ConfigError(f"--job-dir {job_dir} is a file; give a directory")
+    if is_live(job_dir):
+        raise _in_use(job_dir)
+    if not (job_dir / "job.json").exists():
+        if any(job_dir.iterdir()):
+            raise ConfigError(f"{job_dir} is not empty and holds no job; give a new or an empty --job-dir")
+        return False
+    if fresh:
+        aside = next(path for n in count(1) if not (path := job_dir.with_name(f"{job_dir.name}.old-{n}")).exists())
+        job_dir.rename(aside)
+        return False
+    result, before = read_json(job_dir / "result.json"), read_job(job_dir)
+    if result is not None and result.get("exit_code", 0) == 0:
+        raise ConfigError(
+            f"{job_dir} holds a completed job, which is not overwritten. Give another --job-dir, or --fresh to move "
+            "the old one aside and start anew."
+        )
+    if before.name != name:
+        raise ConfigError(
+            f"{job_dir} holds the interrupted job {before.name}, and this one is {name}. Give --name {before.name} to "
+            "go on with it, another --job-dir, or --fresh to move the old one aside and start anew."
+        )
+    return True

@@ -1,0 +1,34 @@
+"""Who writes into a job directory: one agent at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from elastic.errors import ConfigError
+
+
+class JobLock:
+    """The job directory's lock: one agent writes its ledger. Held until the process ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._file, 64, 0).decode(errors="replace").strip()
+            os.close(self._file)
+            raise ConfigError(
+                f"{path.parent} is in use by a running job (agent {holder}); wait for it, or use another --job-dir"
+            ) from None
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, f"pid {os.getpid()}".encode(), 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._file)

@@ -1,0 +1,251 @@
+"""The append-only event log of every process, and the stories told from it.
+
+A line is one JSON object: ``t_mono_ns, t_wall, job, generation, worker_id, node, pid, who, event`` and the event's own
+fields. worker_id and pid are those of the writer, or of the worker the line speaks of where a field says so. Times
+are CLOCK_MONOTONIC of the machine, so lines of all processes of one machine can be sorted. Each process appends to
+``<job-dir>/journal/<who>.jsonl``; `merge` makes ``<job-dir>/journal.jsonl`` of them.
+
+Lines are written at once and not fsynced: what was written survives any kill of a process, not the loss of the
+machine.
+
+Events from which `recoveries` is told (g: the line's generation, n: the new one):
+
+    writer   event             generation  fields            moment
+    harness  fault_injected    -           worker_id, fault  just before the fault, for example SIGKILL
+    agent    worker_dying      -           worker_id         its main thread has ended (lifeline.py)
+    agent    worker_exited     -           worker_id         the process is gone
+    agent    worker_frozen     -           worker_id         alive, silent, and using no CPU
+    leader   quiesce_started   g           because           members are told to leave the ring of g
+    worker   ring_aborted      g                             its sockets are shut
+    worker   reported          g                             its report, now final, is sent
+    leader   quiesce_complete  -                             everybody has reported, died or been given up
+    leader   committed         n           kind, members     the record of n is durable
+    leader   published         n           kind              the record of n is on its way to its members
+    worker   ring_up           n                             connected to every member of n
+    leader   running           n                             every member has said so
+    worker   result_copied     n                             a laggard holds the result it had missed
+    worker   redo_started      n           op                goes on with the interrupted operation
+    worker   op_complete       n           op                first operation completed in n
+
+Events of checkpoints, all by workers, with the series and the entry they speak of:
+
+    checkpoint_part_written     bytes, stall_ms, seconds, cpu_s   its own part is durable
+    checkpoint_part_taken_over  of                                it has written the part of a dead member
+    checkpoint_complete         step, bytes                       it has found all parts, and the manifest is durable
+    checkpoint_skipped          because                           the one before is still being written
+    checkpoint_retried          because, attempt                  an object store answered with an error
+    checkpoint_failed           because                           there will be no checkpoint; shown to the user
+    checkpoints_pruned          entries                           removed, as the retention says
+    checkpoints_not_pruned      because                           tried again after the next one
+    state_restored              step, seconds                     a resumed run has become the state of a checkpoint
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+Line: TypeAlias = dict[str, Any]
+
+PHASES = ("detect", "abort", "decide", "build", "sync", "redo")
+
+
+def journal_path(job_dir: Path, who: str) -> Path:
+    return job_dir / "journal" / f"{who}.jsonl"
+
+
+class Journal:
+    """One process's log. `write` may be called from any thread and never raises for a full disk: the loss of lines
+    is said on stderr, once, and in the log itself as soon as it can be written again (`journal_gap`)."""
+
+    def __init__(self, path: Path, job: str, who: str, node: str, worker_id: str = "") -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._base: Line = {"job": job, "generation": 0, "worker_id": worker_id, "node": node, "pid": os.getpid()}
+        self._who = who
+        self._lost = 0
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            self._put(b"\n")
+
+    def write(self, event: str, generation: int = 0, **fields: object) -> None:
+        if self._lost and self._put(self._line("journal_gap", {"lines": self._lost})):
+            self._lost = 0
+        if not self._put(self._line(event, {"generation": generation, **fields})):
+            self._lost += 1
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _line(self, event: str, fields: Line) -> bytes:
+        line = {
+            "t_mono_ns": time.monotonic_ns(),
+            "t_wall": time.time(),
+            **self._base,
+            "who": self._who,
+            "event": event,
+            **fields,
+        }
+        return json.dumps(line, separators=(",", ":"), default=str).encode() + b"\n"
+
+    def _put(self, data: bytes) -> bool:
+        # One write per line: with O_APPEND the lines of several threads do not mix.
+        try:
+            written = os.write(self._file, data)
+        except OSError as error:
+            if not self._lost:
+                print(f"{self._path}: {error.strerror}; journal lines are being lost", file=sys.stderr)
+            return False
+        return written == len(data)
+
+
+def read(path: Path) -> list[Line]:
+    """The lines of one journal. A torn line, the trace of a kill in the middle of a write, is left out."""
+    return [line for text in path.read_bytes().splitlines() if (line := parse(text)) is not None]
+
+
+def parse(text: bytes) -> Line | None:
+    """A line of a journal, or None for a torn one."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    whole = isinstance(line, dict) and isinstance(line.get("t_mono_ns"), int) and "event" in line
+    return line if whole else None
+
+
+def read_all(job_dir: Path) -> list[Line]:
+    """The lines of all processes of a job on this machine, by time."""
+    lines = [line for path in sorted((job_dir / "journal").glob("*.jsonl")) for line in read(path)]
+    return sorted(lines, key=lambda line: line["t_mono_ns"])
+
+
+def merge(job_dir: Path) -> Path:
+    """Write ``journal.jsonl``, all lines of the job by time, in place of an earlier merge. Returns its path."""
+    target = job_dir / "journal.jsonl"
+    temporary = target.with_suffix(".jsonl.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in read_all(job_dir))
+    temporary.replace(target)
+    return target
+
+
+@dataclass(slots=True)
+class _Episode:
+    """From the order to leave the ring until the interrupted operation is complete again."""
+
+    because: str
+    started_ns: int
+    clock_ns: int
+    phase: str = "abort"
+    lost: list[str] = field(default_factory=list)
+    spent_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
+    generation: int = 0
+    members: frozenset[str] = frozenset()
+    up: set[str] = field(default_factory=set)
+    done: set[str] = field(default_factory=set)
+    redone: bool = False
+
+    def turn(self, phase: str, now_ns: int) -> None:
+        """The time since the last turn belongs to the phase that ends here."""
+        self.spent_ns[self.phase] += now_ns - self.clock_ns
+        self.phase, self.clock_ns = phase, now_ns
+
+    def see(self, line: Line) -> bool:
+        """Take the next line; True when it ends the episode."""
+        now_ns, worker = line["t_mono_ns"], line["worker_id"]
+        of_loss = line.get("kind") == "loss"
+        of_this = line["generation"] == self.generation
+        match line["event"], self.phase:
+            case "member_lost", _:
+                self.lost.append(worker)
+            case "quiesce_started", "decide" | "build":
+                self.turn("abort", now_ns)
+            case "quiesce_complete", "abort":
+                self.turn("decide", now_ns)
+            case "committed", "decide" if of_loss:
+                self.generation, self.members = line["generation"], frozenset(line["members"])
+                self.up, self.done, self.redone = set(), set(), False
+            case "published", "decide" if of_loss:
+                self.turn("build", now_ns)
+            case "ring_up", "decide" | "build" if of_this:
+                self.up.add(worker)
+                if self.up >= self.members:
+                    self.turn("sync", now_ns)
+            case "result_copied", "sync" if of_this:
+                self.turn("sync", now_ns)
+            case "redo_started", _ if of_this:
+                self.redone = True
+            case "op_complete", _ if of_this:
+                self.done.add(worker)
+                if self.done >= self.members:
+                    self.phase = "redo" if self.phase == "sync" else self.phase
+                    self.turn("done", now_ns)
+                    return True
+        return False
+
+    def told(self, faults_ns: dict[str, int], complete: bool) -> Line:
+        causes = [faults_ns[worker] for worker in self.lost if faults_ns.get(worker, self.started_ns) < self.started_ns]
+        self.spent_ns["detect"] = self.started_ns - min(causes, default=self.started_ns)
+        if not self.redone:
+            self.spent_ns["redo"] = 0
+        split = {f"{phase}_ms": self.spent_ns[phase] / 1e6 for phase in PHASES}
+        recovery_ms = sum(split.values()) - split["redo_ms"]
+        head = {"generation": self.generation, "lost": self.lost, "because": self.because, "complete": complete}
+        return {**head, **split, "recovery_ms": recovery_ms}
+
+
+def recoveries(lines: Iterable[Line]) -> list[Line]:
+    """Each loss of a job, in order, with where its time went. Lines as `read_all` gives them.
+
+    Keys: generation (the one that goes on), lost (worker ids), because, complete (False: the journal or the job
+    ends, or the next loss comes, before the operation was complete again), and in milliseconds
+
+        detect_ms    fault, or where no harness wrote it the first sign of it, -> quiesce_started
+        abort_ms     -> quiesce_complete: rings aborted, reports in
+        decide_ms    -> published: plan made and committed to etcd
+        build_ms     -> ring_up of the last member
+        sync_ms      -> result_copied of the last laggard; 0 without one
+        redo_ms      -> op_complete of the last member; 0 if no operation was interrupted
+        recovery_ms  all but redo_ms
+
+    A loss before the ring is up again belongs to the same episode: the phases of both are added up, without gap
+    or overlap.
+    """
+    told: list[Line] = []
+    episode: _Episode | None = None
+    faults_ns: dict[str, int] = {}
+    lost: list[str] = []
+    for line in lines:
+        event, now_ns, worker = line["event"], line["t_mono_ns"], line["worker_id"]
+        if event in ("fault_injected", "worker_dying", "worker_exited", "worker_frozen"):
+            faults_ns.setdefault(worker, now_ns)
+        if event == "quiesce_started" and (episode is None or episode.phase == "sync"):
+            if episode is not None:
+                told.append(episode.told(faults_ns, complete=False))
+            episode, lost = _Episode(line.get("because", ""), now_ns, now_ns, lost=lost), []
+        elif episode is not None and not (event == "member_lost" and episode.phase == "sync"):
+            if episode.see(line):
+                told.append(episode.told(faults_ns, complete=True))
+                episode = None
+        elif event == "member_lost":
+            # A loss is noted just before it makes the leader quiesce, unless a survivor's broken ring did so first.
+            lost.append(worker)
+        elif event == "committed":
+            lost = []  # they were only about to join, and are planned out again
+    if episode is not None:
+        told.append(episode.told(faults_ns, complete=False))
+    return told

@@ -1,0 +1,191 @@
+"""``steps.jsonl``: one line for every applied step of a job, in order, each exactly once.
+
+    {"step", "epoch", "generation", "world_size", "lr", "scalars", "samples"}
+
+Every member of a step sends the same line. The process that holds the lock of the job directory owns the one
+`Ledger` on the file; it takes the first line of a step and compares the others with it. Numbers that JSON does not
+know are written as the strings "nan", "inf" and "-inf".
+
+A line is handed to the kernel at once, so it survives any kill of a process; the file is fsynced when it is closed.
+A line lost with the machine is one of a step whose state went with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+from elastic.errors import ElasticError
+
+Line: TypeAlias = dict[str, Any]
+
+IDENTITY = ("step", "epoch", "lr", "scalars", "samples")
+"""What is the same in every run of a job, whatever died or joined."""
+
+WAITING_LIMIT = 4096
+"""Lines of later steps kept while an earlier one is on its way."""
+
+
+class LedgerConflict(ElasticError):
+    """Stop the job: two members report one step differently, or the file is not a ledger. Names step and field."""
+
+
+class Ledger:
+    """The only writer of one ledger. Not for several threads.
+
+    Opening it cuts off a torn last line. Raises LedgerConflict when a line before that is not the next step's.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._ends = array("q")
+        self._waiting: dict[int, Line] = {}
+        try:
+            self._repair()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    @property
+    def next_step(self) -> int:
+        """The first step that is not on file; 0 for an empty ledger."""
+        return len(self._ends)
+
+    @property
+    def waiting(self) -> int:
+        """Lines kept in memory because an earlier step is missing."""
+        return len(self._waiting)
+
+    def append(self, line: Line) -> bool:
+        """Take a line; False if its step was known already, with the same content.
+
+        A line that comes before its predecessors is kept until they are here. Raises LedgerConflict if it differs
+        from the known one in epoch, lr, scalars or samples, or if more than WAITING_LIMIT lines wait.
+        """
+        line = _plain(line)
+        step = line["step"]
+        known = self._line_of(step) if step < self.next_step else self._waiting.get(step)
+        if known is not None:
+            if (field := _first_difference(known, line)) is not None:
+                raise LedgerConflict(
+                    f"{self._path}: step {step} was applied with {field}={_shown(known.get(field))} by one worker and "
+                    f"{field}={_shown(line.get(field))} by another"
+                )
+            return False
+        if len(self._waiting) >= WAITING_LIMIT and step != self.next_step:
+            raise LedgerConflict(
+                f"{self._path}: step {self.next_step} is missing, and {WAITING_LIMIT} later steps have been reported"
+            )
+        self._waiting[step] = line
+        while (ready := self._waiting.get(self.next_step)) is not None:
+            self._put(ready)
+            del self._waiting[ready["step"]]
+        return True
+
+    def close(self) -> None:
+        """Make the file durable and close it."""
+        try:
+            os.fsync(self._file)
+        finally:
+            os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _put(self, line: Line) -> None:
+        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        end = self._ends[-1] if self._ends else 0
+        try:
+            written = os.write(self._file, data)
+            if written < len(data):
+                raise OSError(28, "No space left on device")
+        except OSError:
+            os.ftruncate(self._file, end)
+            raise
+        self._ends.append(end + len(data))
+
+    def _line_of(self, step: int) -> Line:
+        start = self._ends[step - 1] if step else 0
+        line: Line = json.loads(os.pread(self._file, self._ends[step] - start, start))
+        return line
+
+    def _repair(self) -> None:
+        end = 0
+        with open(os.dup(self._file), "rb") as file:
+            file.seek(0)
+            for number, text in enumerate(file):
+                if not text.endswith(b"\n"):
+                    break
+                step = _step_of(text)
+                if step != number:
+                    raise LedgerConflict(
+                        f"{self._path}: line {number + 1} should be that of step {number}, but is "
+                        f"{'damaged' if step is None else f'that of step {step}'}; move the job directory aside"
+                    )
+                end += len(text)
+                self._ends.append(end)
+        os.ftruncate(self._file, end)
+
+
+def read(path: Path, first: int = 0, end: int | None = None) -> list[Line]:
+    """The complete lines of steps first..end-1 (default: to the last), in order; a torn last one is left out."""
+    with path.open("rb") as file:
+        return [json.loads(text) for text in islice(file, first, end) if text.endswith(b"\n")]
+
+
+def compare(a: Sequence[Line], b: Sequence[Line]) -> str | None:
+    """The first difference of two runs in step, epoch, lr, scalars or samples, as a sentence; None: identical."""
+    for number, (one, other) in enumerate(zip_longest(a, b)):
+        if one is None or other is None:
+            return f"step {number} is only in the {'second' if one is None else 'first'} run"
+        if (field := _first_difference(one, other)) is not None:
+            return f"step {number} differs in {field}: {_shown(one.get(field))} and {_shown(other.get(field))}"
+    return None
+
+
+def _first_difference(a: Line, b: Line) -> str | None:
+    # As text, because 0.0 == -0.0 and 1 == 1.0 while their bits differ.
+    return next((field for field in IDENTITY if _text(a.get(field)) != _text(b.get(field))), None)
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+def _step_of(text: bytes) -> int | None:
+    try:
+        step = json.loads(text)["step"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return step if isinstance(step, int) else None
+
+
+def _plain(line: Line) -> Line:
+    """As it will be read back, so that a line can be compared with one on file."""
+    plain: Line = json.loads(json.dumps(_finite(line)))
+    return plain
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [_finite(item) for item in value]
+    return value

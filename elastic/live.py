@@ -1,0 +1,267 @@
+"""What a person sees of a running job: a live table on a terminal, else one plain line now and then.
+
+All of it goes to stderr; stdout belongs to the script.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol, cast
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from elastic.client import fetch_status
+from elastic.errors import ElasticError
+from elastic.jobdir import read_json
+from elastic.journal import read_all, recoveries
+
+PLAIN_S = 10.0
+TABLE_S = 0.5
+RATE_WINDOW_S = 10.0
+SCALARS_SHOWN = 4
+STATUS_TIMEOUT_S = 2.0
+MAX_READ = 4 * 2**20
+"""Bytes of the ledger read at once, so that a long one does not hold up the display."""
+
+
+class StepsTail:
+    """Follows a ledger that another process writes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._torn = b""
+        self._window: deque[tuple[float, int]] = deque()
+        self.steps = 0
+        self.samples = 0
+        self.last: dict[str, Any] = {}
+
+    def poll(self, now_s: float) -> None:
+        """Take in what was written since the last call."""
+        while data := self._read():
+            *lines, self._torn = (self._torn + data).split(b"\n")
+            for text in lines:
+                self.last = json.loads(text)
+                self.steps += 1
+                self.samples += sum(_count(shard) for shard in self.last["samples"])
+        self._window.append((now_s, self.samples))
+        while len(self._window) > 2 and self._window[1][0] < now_s - RATE_WINDOW_S:
+            self._window.popleft()
+
+    @property
+    def samples_per_s(self) -> float:
+        """Over the last RATE_WINDOW_S seconds of polls."""
+        (since_s, before), (now_s, after) = self._window[0], self._window[-1]
+        return (after - before) / (now_s - since_s) if now_s > since_s else 0.0
+
+    def _read(self) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(MAX_READ)
+        except FileNotFoundError:
+            return b""
+        self._offset += len(data)
+        return data
+
+
+def _count(shard: object) -> int:
+    if isinstance(shard, dict):
+        return int(shard["n"])
+    return len(shard) if isinstance(shard, list) else 0
+
+
+class Snapshot:
+    """Everything the display shows, gathered by a thread of its own so that a silent leader holds up nothing."""
+
+    def __init__(self, job_dir: Path) -> None:
+        self.tail = StepsTail(job_dir / "steps.jsonl")
+        self.tail.poll(time.monotonic())
+        self.status: dict[str, Any] = {}
+        self.recoveries: list[dict[str, Any]] = []
+        self._job_dir = job_dir
+        self._told_of = 0
+
+    def gather(self) -> None:
+        self.tail.poll(time.monotonic())
+        if (result := read_json(self._job_dir / "result.json")) is not None:
+            self.status = {**self.status, "state": "closed", "because": result["because"]}
+            return
+        where = read_json(self._job_dir / "rendezvous.json")
+        if where is None:
+            return
+        try:
+            self.status = cast(dict[str, Any], fetch_status(where["address"], STATUS_TIMEOUT_S))
+        except ElasticError:
+            self.status = {**self.status, "because": "no leader answers at the moment; training goes on"}
+            return
+        number = self.status["generation"]
+        if number != self._told_of and self.status["state"] == "running":
+            self._told_of = number
+            self.recoveries = recoveries(read_all(self._job_dir))
+
+    def facts(self) -> dict[str, Any]:
+        """The display's content: plain values, JSON-able."""
+        members = self.status.get("members", [])
+        return {
+            "state": self.status.get("state", "starting"),
+            "because": self.status.get("because", ""),
+            "generation": self.status.get("generation", 0),
+            "members": [member["worker_id"] for member in members],
+            "step": self.tail.last.get("step"),
+            "epoch": self.tail.last.get("epoch"),
+            "scalars": dict(list(self.tail.last.get("scalars", {}).items())[:SCALARS_SHOWN]),
+            "samples_per_s": round(self.tail.samples_per_s, 1),
+            "recoveries": len(self.recoveries),
+            "last_recovery_ms": round(self.recoveries[-1]["recovery_ms"], 1) if self.recoveries else None,
+        }
+
+
+class Display(Protocol):
+    """What `elastic run` talks to."""
+
+    def show(self, facts: dict[str, Any]) -> None:
+        """Called every `interval_s`."""
+
+    def output(self, data: bytes) -> None:
+        """Lines of the leader's stdout."""
+
+    def notice(self, text: str) -> None:
+        """One line that the person at the terminal should see."""
+
+    def close(self) -> None: ...
+
+
+class PlainDisplay:
+    """Lines only: for logs, pipes and machines. quiet: no progress. as_json: progress as JSON lines on stdout, and
+    the script's output on stderr."""
+
+    def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
+        self._quiet = quiet
+        self._as_json = as_json
+        self._out = sys.stderr.buffer if as_json else sys.stdout.buffer
+
+    def show(self, facts: dict[str, Any]) -> None:
+        if self._as_json:
+            print(json.dumps({"event": "progress", **facts}), flush=True)
+        elif not self._quiet:
+            print(plain_line(facts), file=sys.stderr, flush=True)
+
+    def output(self, data: bytes) -> None:
+        self._out.write(data)
+        self._out.flush()
+
+    def notice(self, text: str) -> None:
+        print(f"elastic: {text}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class TableDisplay:
+    """A table that stays at the bottom of the terminal; everything else scrolls above it."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        self._live.start()
+
+    def show(self, facts: dict[str, Any]) -> None:
+        self._live.update(table(facts), refresh=True)
+
+    def output(self, data: bytes) -> None:
+        if sys.stdout.isatty():
+            text = Text.from_ansi(data.decode(errors="replace").removesuffix("\n"))
+            self._console.print(text, soft_wrap=True, highlight=False)
+        else:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+
+    def notice(self, text: str) -> None:
+        self._console.print(f"elastic: {text}", style="yellow", markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def plain_line(facts: dict[str, Any]) -> str:
+    parts = [f"elastic: {facts['state']}"]
+    if facts["step"] is not None:
+        parts.append(f"step {facts['step']}")
+        parts += [f"{name} {_number(value)}" for name, value in facts["scalars"].items()]
+        parts.append(f"{facts['samples_per_s']:.0f} samples/s")
+    parts.append(f"{len(facts['members'])} members")
+    parts.append(f"generation {facts['generation']}")
+    if facts["last_recovery_ms"] is not None:
+        parts.append(f"last recovery {facts['last_recovery_ms']:.0f} ms")
+    if facts["state"] != "running" and facts["because"]:
+        parts.append(f"because {facts['because']}")
+    return ", ".join(parts)
+
+
+def table(facts: dict[str, Any]) -> Table:
+    view = Table(show_header=False, box=None, pad_edge=False)
+    view.add_column(style="bold")
+    view.add_column(overflow="fold")
+    step = "-" if facts["step"] is None else f"{facts['step']} (epoch {facts['epoch']})"
+    view.add_row("step", step)
+    for name, value in facts["scalars"].items():
+        view.add_row(Text(name), _number(value))
+    view.add_row("samples/s", f"{facts['samples_per_s']:.0f}")
+    view.add_row("members", Text(f"{len(facts['members'])}: {' '.join(facts['members'])}"))
+    view.add_row("generation", f"{facts['generation']}, {facts['state']}")
+    view.add_row("because", Text(facts["because"]))
+    if facts["last_recovery_ms"] is not None:
+        view.add_row("last recovery", f"{facts['last_recovery_ms']:.0f} ms, {facts['recoveries']} in all")
+    return view
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class Watcher:
+    """Gathers a Snapshot every interval_s on a thread and calls `ready` with its facts, until `close`."""
+
+    def __init__(self, snapshot: Snapshot, interval_s: float, ready: Callable[[dict[str, Any]], None]) -> None:
+        self._snapshot = snapshot
+        self._interval_s = interval_s
+        self._ready = ready
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(2 * STATUS_TIMEOUT_S)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            self._snapshot.gather()
+            self._ready(self._snapshot.facts())
+
+
+def summary_text(summary: dict[str, Any]) -> str:
+    """The last lines of `elastic run`."""
+    rate = summary["samples"] / summary["seconds"] if summary["seconds"] else 0.0
+    lines = [
+        f"elastic: {summary['job']}: {summary['steps']} steps, {summary['samples']} samples in "
+        f"{summary['seconds']:.1f} s ({rate:.0f} samples/s), generation {summary['generation']}"
+    ]
+    if times := [told["recovery_ms"] for told in summary["recoveries"]]:
+        count = "1 recovery" if len(times) == 1 else f"{len(times)} recoveries"
+        lines.append(f"elastic: {count}, median {median(times):.0f} ms, worst {max(times):.0f} ms")
+    if summary["digest"]:
+        lines.append(f"elastic: digest {summary['digest']}")
+    lines.append(f"elastic: exit {summary['exit_code']}; see {summary['job_dir']}")
+    return "\n".join(lines)

@@ -1,0 +1,135 @@
+"""A leader's start, workers that announce themselves, and the first generation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic.membership.actions import Action, Note, Tell
+from elastic.membership.changes import await_newcomer, plan_change, settle, take_effect
+from elastic.membership.events import Elected
+from elastic.membership.fencing import fence
+from elastic.membership.group import Group, Seen, State
+from elastic.membership.records import commit, told
+from elastic.membership.rings import end_rebuilding
+from elastic.membership.transitions import become_closed, become_forming, become_quiescing, dismiss
+from elastic.messages import Announce, Close, Kind, Member, Plan, Publish, Quiesce, RingState
+
+
+def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
+    """Records are durable, everything else is learned again from the announcements of agents."""
+    g.term, g.chain = event.term, event.chain
+    if not g.chain:
+        become_forming(g, now_s, do)
+        return
+    assert g.top is not None
+    time_to_find_us_s = g.spec.timing.fence_grace_s - g.spec.timing.evict_s
+    for record in g.chain:
+        for member in record.members:
+            g.workers[member.worker_id] = Seen(member, slot=-1, pid=0, numerics="")
+            g.silent_nodes[member.node] = now_s + time_to_find_us_s
+    g.planned_s = now_s
+    settle(g, f"adopted generation {g.top.number}", now_s, do)
+
+
+def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
+    known, running = g.workers.get(word.worker_id), g.running
+    seniority = known.member.seniority if known else g.next_seniority
+    listed = next((r.member(word.worker_id) for r in g.chain if r.member(word.worker_id)), None)
+    member = listed or Member(word.worker_id, word.node, word.host, word.port, seniority)
+    seen = Seen(
+        member, word.slot, word.pid, word.numerics, word.entered, word.ring, word.reduced, ready=word.ready,
+        finished=bool(known and known.finished), left=bool(known and known.left), moved_s=now_s,
+    )  # fmt: skip
+    g.workers[word.worker_id] = seen
+    g.silent_nodes.pop(word.node, None)
+    if not word.entered:
+        g.given_up.pop(word.worker_id, None)
+    if not known:
+        do.append(Note("announced", {"worker_id": word.worker_id, "pid": word.pid, "entered": word.entered}))
+    if g.state is State.CLOSING:
+        dismiss(g, [word.worker_id], do)
+        return
+    if word.entered and not listed and g.chain:
+        fence(g, (word.worker_id,), "a later generation exists without this worker", now_s, do)
+        return
+    if (strange := _strange_numerics(g, seen)) is not None:
+        _refuse(g, word.worker_id, strange, now_s, do)
+        return
+    if g.state is State.FORMING:
+        form(g, now_s, do)
+        return
+    do.extend(Tell((word.worker_id,), Publish(g.term, record)) for record in told(g))
+    if g.state is State.QUIESCING:
+        assert g.top is not None
+        do.append(Tell((word.worker_id,), Quiesce(g.term, g.round, g.top.number)))
+    elif word.ring is RingState.ABORTED and _is_stranded(g, word):
+        become_quiescing(g, f"the ring of {word.worker_id} is aborted", now_s, do)
+    else:
+        if not known and not word.entered:
+            await_newcomer(g, word.worker_id, now_s, do)
+        end_rebuilding(g, now_s, do)
+        take_effect(g, running, now_s, do)
+        plan_change(g, now_s, do)
+
+
+def _is_stranded(g: Group, word: Announce) -> bool:
+    """While the leader which committed base waits for its rings, nobody has promised to stay out of base."""
+    return not (g.state is State.REBUILDING and g.base is not None and word.entered < g.base.number)
+
+
+def _strange_numerics(g: Group, seen: Seen) -> str | None:
+    """Why this worker would compute other bits than the members, or None."""
+    if g.spec.reduction != "exact":
+        return None
+    members = g.listed if g.chain else set(g.workers)
+    for worker in sorted(members):
+        other = g.workers.get(worker)
+        if other and other.numerics and not other.refused and other.numerics != seen.numerics:
+            return f"its numerics ({seen.numerics}) differ from those of {worker} ({other.numerics})"
+    return None
+
+
+def _refuse(g: Group, worker: str, because: str, now_s: float, do: list[Action]) -> None:
+    """At formation an error; later only that newcomer is turned away."""
+    do.append(Note("refused", {"worker_id": worker, "because": because}))
+    if g.state is State.FORMING:
+        advice = "run all workers on the same torch, thread count and CPU capability, or use --reduction allreduce"
+        become_closed(g, 2, f"{worker} cannot take part in an exact job: {because}; {advice}", now_s, do)
+        return
+    g.workers[worker] = replace(g.workers[worker], refused=True, ready=False)
+    do.append(Tell((worker,), Close(g.term, f"refused: {because}", 2)))
+
+
+def form(g: Group, now_s: float, do: list[Action]) -> None:
+    """Commit the first generation once all workers are here, or enough of them after the join window.
+
+    Below quorum a job waits on, within orphan_limit_s, for processes that have been started and are not ready to say
+    so: on a busy machine it takes a while until the script has done its imports.
+    """
+    if g.committing is not None:
+        return
+    present = [seen for worker, seen in g.workers.items() if worker not in g.dead and worker not in g.given_up]
+    if len(present) < (g.spec.min_workers if g.window_over else g.spec.workers):
+        if g.window_over:
+            _wait_for_starting(g, len(present), now_s, do)
+        return
+    ordered = sorted(present, key=lambda seen: (seen.member.node, seen.slot))[: g.spec.workers_limit]
+    members = tuple(replace(seen.member, seniority=rank) for rank, seen in enumerate(ordered))
+    for member in members:
+        g.workers[member.worker_id] = replace(g.workers[member.worker_id], member=member)
+    because = f"{len(members)} of {g.spec.workers} workers are here" + (", the join window is over" * g.window_over)
+    commit(g, Kind.FORM, members, Plan(), because, do)
+
+
+def _wait_for_starting(g: Group, present: int, now_s: float, do: list[Action]) -> None:
+    limit_s = g.spec.timing.orphan_limit_s
+    if g.starting and now_s < g.since_s + limit_s:
+        starting = ", ".join(f"{count} on {node}" for node, count in g.starting.items())
+        because = f"{present} of at least {g.spec.min_workers} workers are here; waiting for those starting: {starting}"
+        if because != g.because:
+            g.because = because
+            do.append(Note("state", {"state": str(g.state), "because": because}))
+        return
+    when = f"within {limit_s:.0f} s" if g.starting else "within the join window"
+    because = f"only {present} of at least {g.spec.min_workers} workers came {when}"
+    become_closed(g, 3, because, now_s, do)

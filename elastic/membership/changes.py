@@ -1,0 +1,241 @@
+"""Planned changes: who joins and who drains, without ever aborting a ring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from elastic.membership.actions import Action, Note, Tell
+from elastic.membership.fencing import kill_expelled
+from elastic.membership.group import Group, Leaver, State, slot_of
+from elastic.membership.records import commit
+from elastic.membership.transitions import become_closed, become_paused, become_quiescing, become_running
+from elastic.messages import DrainOver, DrainWish, Generation, Kill, Kind, Left, Member, Plan, Progress, Release
+from elastic.plan import rank_order
+
+MISSES = 2
+"""So many newcomers of a slot may be too late for their epoch before the ring waits for the next one."""
+
+LAST_CALL_S = 15.0
+"""For one step, what the script does when it is drained, and a look around, before the last node goes."""
+
+
+def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
+    """Commit the next planned generation if wishes differ from the highest committed list.
+
+    If all that are known to hold the state want to leave, those of one node stay until a successor has come, or until
+    its last call: then nobody stays, so that all stop after the same step.
+    """
+    running = g.running
+    if g.state not in (State.RUNNING, State.PAUSED) or g.committing is not None or g.top is None or running is None:
+        return
+    lost = {*g.dead, *g.given_up, *g.turned_away}
+    unsettled = set(g.top.ids) - set(running.ids)
+    members = [m for m in g.top.members if not (m.worker_id in unsettled and m.worker_id in lost)]
+    holders = [m.worker_id for m in members if m.worker_id in running.ids]
+    if not holders:
+        # All that were to stay are lost. Who has said that it still is in the running generation stays instead.
+        members = [m for m in running.members if g.workers[m.worker_id].entered == running.number]
+        members = [m for m in members if m.worker_id not in lost and not g.workers[m.worker_id].left]
+        members = members[:1] if g.top.ids else members
+        holders = [m.worker_id for m in members]
+    if not holders:
+        return
+    wanted = _wanted(g, lost)
+    stay = [worker for worker in holders if worker not in g.drains]
+    if not stay:
+        last = g.state_left_with(holders)
+        if g.successors or now_s < g.drains[last.worker_id].last_call_s:
+            stay = [m.worker_id for m in members if m.worker_id in holders and m.node == last.node]
+    members = [m for m in members if m.worker_id not in g.drains or m.worker_id in stay]
+    settled = [m for m in members if m.worker_id not in g.drains]  # whoever waits for a successor is in nobody's way
+    for worker in wanted[: max(0, g.spec.workers_limit - len(settled))]:
+        # Seniority counts from the admission: who came early and was ready late must not become rank 0, the donor.
+        member = replace(g.workers[worker].member, seniority=g.next_seniority)
+        g.workers[worker] = replace(g.workers[worker], member=member)
+        members.append(member)
+    listed = {m.worker_id for m in members}
+    if listed == set(g.top.ids) and _holds(g, listed) == g.top.hold:
+        return
+    joined = [m.worker_id for m in members if m.worker_id not in g.top.ids]
+    gone = [worker for worker in g.top.ids if worker not in listed]
+    if not joined and not gone:
+        waits = f"waits for {g.awaited}: its newcomers were too late for their epoch"
+        commit_planned(g, members, waits if g.awaited else "waits no longer", do)
+        return
+    because = "; ".join(
+        [f"{worker} joins" for worker in joined]
+        + [f"{w} {'drains: ' + g.drains[w].because if w in g.drains else 'is gone again'}" for w in gone]
+    )
+    commit_planned(g, members, because, do)
+
+
+def _wanted(g: Group, lost: set[str]) -> list[str]:
+    """Newcomers that may be admitted, the first to come first."""
+    assert g.top is not None
+    ready = [w for w, seen in g.workers.items() if seen.ready and not seen.refused and not seen.left]
+    ready = [w for w in ready if w not in g.drains and w not in lost and w not in g.top.ids]
+    return sorted(ready, key=lambda worker: g.workers[worker].member.seniority)
+
+
+def wished_to_drain(g: Group, word: DrainWish, now_s: float, do: list[Action]) -> None:
+    """It is the node that has to go, so all its workers drain at once; in turns they would leave in turns.
+
+    The last call comes LAST_CALL_S before the end, or, of little time, when half of it is over.
+    """
+    left_s = word.left_ms / 1000
+    leaver = Leaver(word.because, now_s + max(left_s - LAST_CALL_S, left_s / 2))
+    g.drains |= dict.fromkeys(_neighbours(g, word.worker_id), leaver)
+    if g.state is not State.FORMING:  # there the job waits for them, and stops in order once it has begun
+        release_newcomers(g, do)
+    plan_change(g, now_s, do)
+
+
+def drain_is_over(g: Group, word: DrainOver, now_s: float, do: list[Action]) -> None:
+    for worker in _neighbours(g, word.worker_id):
+        g.drains.pop(worker, None)
+    plan_change(g, now_s, do)
+
+
+def _neighbours(g: Group, worker: str) -> list[str]:
+    """The workers of its node, itself too; nobody, of an unknown one."""
+    if worker not in g.workers:
+        return []
+    node = g.workers[worker].member.node
+    return [other for other, seen in g.workers.items() if seen.member.node == node]
+
+
+def commit_planned(g: Group, members: Iterable[Member], because: str, do: list[Action]) -> None:
+    assert g.running is not None
+    ordered = rank_order(members)
+    newcomers = tuple(m.worker_id for m in ordered if m.worker_id not in g.running.ids)
+    hold = _holds(g, {m.worker_id for m in ordered})
+    commit(g, Kind.PLANNED, ordered, Plan(newcomers=newcomers), because, do, hold)
+
+
+def _holds(g: Group, listed: set[str]) -> bool:
+    """Whether a step waits for newcomers before it is reduced: below quorum, or for one that is awaited."""
+    return len(listed) < g.spec.min_workers or (bool(g.awaited) and g.awaited not in map(slot_of, listed))
+
+
+def await_newcomer(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
+    """A newcomer enters the epoch in progress, and is replaced if that is over before it has copied the state. With
+    epochs shorter than its start this repeats; so for the third in a row the ring stands still, for progress_s at most.
+    """
+    missed = g.missed.get(slot_of(worker), 0)
+    if g.awaited or missed < MISSES or g.state is not State.RUNNING:
+        return
+    g.awaited, g.awaited_until_s = slot_of(worker), now_s + g.spec.timing.progress_s
+    do.append(Note("newcomer_awaited", {"worker_id": worker, "missed": missed}))
+
+
+def stop_waiting(g: Group, slot: str, now_s: float, do: list[Action]) -> None:
+    """A newcomer of the slot has come, or none will, or it takes too long; then the slot has its free tries again."""
+    g.missed.pop(slot, None)
+    if g.awaited == slot:
+        g.awaited = ""
+        plan_change(g, now_s, do)
+
+
+def progressed(g: Group, word: Progress, now_s: float, do: list[Action]) -> None:
+    seen = g.workers.get(word.worker_id)
+    if seen is None:
+        return
+    if word.reduced > seen.reduced:
+        g.advanced_s[word.generation] = now_s
+    if not seen.entered:
+        g.given_up.pop(word.worker_id, None)
+    running = g.running
+    g.workers[word.worker_id] = replace(
+        seen,
+        entered=max(seen.entered, word.generation),
+        reduced=max(seen.reduced, word.reduced),
+        applied=max(seen.applied, word.applied),
+        phase=word.phase,
+        moved_s=seen.moved_s if word.phase == seen.phase else now_s,
+    )
+    if word.generation and not seen.entered:
+        stop_waiting(g, slot_of(word.worker_id), now_s, do)
+    take_effect(g, running, now_s, do)
+    kill_expelled(g, now_s, do)
+
+
+def replace_stuck(g: Group, now_s: float, do: list[Action]) -> None:
+    """A newcomer that lives and gets nowhere would hold up every planned change, or the ring itself if its generation
+    has taken effect: plan without it, and end it, so that its slot gets another process. Whoever receives answers or
+    bytes, however slowly, says so with its beats."""
+    patience_s = g.spec.timing.progress_s
+    stuck = sorted(worker for worker, since in g.joining.items() if now_s >= since + patience_s)
+    for worker in stuck:
+        seen = g.workers[worker]
+        because = f"admitted, and then no answer and no byte for {patience_s:.0f} s; it last said: {seen.phase}"
+        do.append(Note("newcomer_stuck", {"worker_id": worker, "because": because}))
+        do.append(Tell((worker,), Kill(g.term, worker)))
+        g.workers[worker] = replace(seen, moved_s=now_s)
+        if g.running is not None and worker not in g.running.ids:
+            g.workers[worker] = replace(seen, refused=True, ready=False)
+            g.turned_away.add(worker)
+    if stuck:
+        plan_change(g, now_s, do)
+
+
+def take_effect(g: Group, before: Generation | None, now_s: float, do: list[Action]) -> None:
+    """The first word of a worker that entered a planned generation."""
+    record = g.running
+    if record is None or record is before or record.kind is not Kind.PLANNED:
+        return
+    if g.state not in (State.RUNNING, State.PAUSED):
+        return
+    settle(g, record.because, now_s, do)
+    if any(worker in g.dead or worker in g.given_up for worker in record.ids):
+        become_quiescing(g, "a member was lost while its generation took effect", now_s, do)
+        return
+    g.turned_away = set()
+    release_newcomers(g, do)
+    plan_change(g, now_s, do)
+
+
+def settle(g: Group, because: str, now_s: float, do: list[Action]) -> None:
+    """A ring is up: it trains, or waits below quorum."""
+    if g.running is not None and g.running.hold:
+        become_paused(g, now_s, do)
+    else:
+        become_running(g, because, now_s, do)
+
+
+def left(g: Group, word: Left, now_s: float, do: list[Action]) -> None:
+    """Everybody who stays has the last result. After a quiesce this worker is a holder of the state again."""
+    record = next((r for r in g.chain if r.number == word.generation and r.kind is Kind.PLANNED), None)
+    if word.worker_id not in g.workers or record is None or g.state is State.QUIESCING:
+        return
+    all_lost = all(worker in g.dead or worker in g.given_up for worker in record.ids)
+    if g.state is not State.CLOSING and record.ids and all_lost:
+        become_quiescing(g, f"everybody that stayed was lost before {word.worker_id} left", now_s, do)
+        return
+    seen, running = g.workers[word.worker_id], g.running
+    g.workers[word.worker_id] = replace(seen, left=True, entered=max(seen.entered, word.generation))
+    do.append(Note("drained", {"worker_id": word.worker_id}))
+    do.append(Tell((word.worker_id,), Release(g.term, word.worker_id)))
+    if record.ids:
+        take_effect(g, running, now_s, do)
+    else:
+        close_if_all_left(g, now_s, do)
+
+
+def close_if_all_left(g: Group, now_s: float, do: list[Action]) -> None:
+    """Nobody stays in the running generation: the job is over when the last member has left."""
+    if g.running is None or g.running.ids or g.state is State.CLOSED:
+        return
+    waiting = [worker for worker in g.alive(g.listed) if g.workers[worker].entered and not g.workers[worker].left]
+    if not waiting:
+        because = f"stopped after a step, because every node had to go ({g.running.because}); start the job again"
+        become_closed(g, 6, because, now_s, do)
+
+
+def release_newcomers(g: Group, do: list[Action]) -> None:
+    """Draining newcomers that no generation waits for."""
+    planned = {*g.listed, *(g.committing.ids if g.committing else ())}
+    if g.running is g.top and g.top is not None:
+        planned = {*g.top.ids, *(g.committing.ids if g.committing else ())}
+    for worker in sorted(g.newcomers & set(g.drains) - planned - set(g.dead)):
+        do.append(Tell((worker,), Release(g.term, worker)))

@@ -1,0 +1,42 @@
+"""What is done when the time that a group was given is over."""
+
+from __future__ import annotations
+
+from elastic.membership.actions import Action
+from elastic.membership.arrivals import form
+from elastic.membership.changes import plan_change, replace_stuck, stop_waiting
+from elastic.membership.fencing import kill_expelled
+from elastic.membership.group import Group, State, silence
+from elastic.membership.losses import decide, lost
+from elastic.membership.transitions import become_closed
+
+
+def ticked(g: Group, now_s: float, do: list[Action]) -> None:
+    timing = g.spec.timing
+    if g.state is State.PAUSED and now_s >= g.since_s + timing.pause_limit_s:
+        become_closed(g, 3, f"{g.because}; nobody came for {timing.pause_limit_s:.0f} s", now_s, do)
+    if now_s >= g.last_call_s:
+        plan_change(g, now_s, do)
+    for node in [node for node in g.silent_nodes if now_s >= g.silence_ends_s(node)]:
+        del g.silent_nodes[node]
+        g.slots.pop(node, None)
+        for worker, seen in list(g.workers.items()):
+            if seen.member.node == node and worker not in g.dead:
+                lost(g, worker, silence(node), now_s, do, dead=False)
+    if g.state is State.FORMING and now_s >= g.since_s + timing.join_window_s:
+        g.window_over = True
+        form(g, now_s, do)
+    replace_stuck(g, now_s, do)
+    if g.awaited and now_s >= g.awaited_until_s:
+        stop_waiting(g, g.awaited, now_s, do)
+    if g.state is State.QUIESCING and now_s >= g.since_s + timing.progress_s:
+        g.since_s = now_s
+        for worker in (g.listed | g.newcomers) - set(g.reports) - set(g.dead):
+            g.given_up.setdefault(worker, f"no report for {timing.progress_s:.0f} s")
+        decide(g, now_s, do)
+    if g.state is State.QUIESCING and now_s >= g.proof_ends_s:
+        decide(g, now_s, do, waited_out=True)
+    kill_expelled(g, now_s, do)
+    for worker, since in g.expelled.items():
+        if now_s >= since + timing.fence_grace_s:
+            g.expelled[worker] = now_s  # not before a later generation has completed a step: look again

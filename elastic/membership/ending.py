@@ -1,0 +1,68 @@
+"""How a job ends: all have finished, the script is wrong, or nobody is left to start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic.membership.actions import Action, Note
+from elastic.membership.changes import stop_waiting
+from elastic.membership.group import Group, State
+from elastic.membership.transitions import become_closed, become_closing, dismiss
+from elastic.messages import Failed, Finished, SlotGivenUp
+
+
+def failed(g: Group, word: Failed, now_s: float, do: list[Action]) -> None:
+    """The same mistake at the same place in two workers is the script's, and replacing workers will not help."""
+    do.append(Note("script_failed", {"worker_id": word.worker_id, "place": word.place, "message": word.message}))
+    if word.exit_code != 1:
+        become_closed(g, word.exit_code, f"{word.worker_id} stopped the job at {word.place}\n{word.message}", now_s, do)
+        return
+    first = g.errors.setdefault(word.place, word.worker_id)
+    if first != word.worker_id:
+        because = f"{first} and {word.worker_id} both raised at {word.place}\n{word.message}"
+        become_closed(g, 1, because, now_s, do)
+
+
+def slot_given_up(g: Group, word: SlotGivenUp, now_s: float, do: list[Action]) -> None:
+    slot = f"{word.node}.{word.slot}"
+    g.slots_given_up[slot] = word.because
+    do.append(Note("slot_given_up", {"slot": slot, "because": word.because}))
+    stop_waiting(g, slot, now_s, do)
+    below = g.running is None or len(g.running.ids) < g.spec.min_workers
+    alive = [worker for worker, seen in g.workers.items() if worker not in g.dead and not seen.refused]
+    if word.exit_code == 2 or not alive or (below and g.state in (State.FORMING, State.PAUSED)):
+        become_closed(g, word.exit_code, word.because, now_s, do)
+
+
+def finished(g: Group, word: Finished, now_s: float, do: list[Action]) -> None:
+    worker, digest = word.worker_id, word.digest
+    if worker not in g.workers or worker not in g.listed:
+        return
+    seen = g.workers[worker]
+    g.workers[worker] = replace(seen, finished=True, entered=max(seen.entered, word.generation))
+    g.digest = g.digest or digest
+    do.append(Note("finished", {"worker_id": worker, "digest": digest}))
+    if digest != g.digest:
+        because = f"{worker} ends with state {digest}, another member with {g.digest}"
+        become_closed(g, 5, because, now_s, do)
+        return
+    if g.state is not State.CLOSING:
+        stopped = g.state in (State.QUIESCING, State.REBUILDING)
+        become_closing(g, now_s, do)
+        if stopped:
+            close_rest(g, now_s, do)
+            return
+    _end_if_all_finished(g, now_s, do)
+
+
+def close_rest(g: Group, now_s: float, do: list[Action]) -> None:
+    """One member has left the loop, so all have every result: whoever still waits in the last operation is done."""
+    dismiss(g, [worker for worker in g.alive(g.listed) if not g.workers[worker].finished], do)
+    _end_if_all_finished(g, now_s, do)
+
+
+def _end_if_all_finished(g: Group, now_s: float, do: list[Action]) -> None:
+    waiting = [w for w in g.alive(g.listed) if not g.workers[w].finished and not g.workers[w].left]
+    waiting = [worker for worker in waiting if worker not in g.expelled and worker not in g.given_up]
+    if not [worker for worker in waiting if g.workers[worker].entered]:
+        become_closed(g, 0, "all members have finished", now_s, do)

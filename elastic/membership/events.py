@@ -1,0 +1,52 @@
+"""What happens to a group beside the words of workers and agents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from elastic.messages import Generation, Word
+
+
+@dataclass(frozen=True, slots=True)
+class Elected:
+    """This process leads. chain: records from the last form or loss generation to the highest committed."""
+
+    term: int
+    chain: tuple[Generation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentUp:
+    """slots: workers that it starts; 0: as it said before."""
+
+    node: str
+    slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDown:
+    """The agent's stream ended or went silent: its workers are silent, not dead."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRefused:
+    """Another leader wrote; the shell resigns."""
+
+    number: int
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The group's deadline is over."""
+
+
+Event: TypeAlias = Word | Elected | AgentUp | AgentDown | Committed | CommitRefused | Tick

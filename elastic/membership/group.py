@@ -1,0 +1,223 @@
+"""What a leader knows: the chain of records, and every worker as its latest words describe it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from elastic.config import JobSpec
+from elastic.messages import Generation, Member, Report, RingState
+
+
+class State(StrEnum):
+    FORMING = "forming"
+    QUIESCING = "quiescing"
+    REBUILDING = "rebuilding"
+    RUNNING = "running"
+    PAUSED = "paused"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A worker as its latest words describe it."""
+
+    member: Member
+    slot: int
+    pid: int
+    numerics: str
+    entered: int = 0
+    ring: RingState = RingState.NONE
+    reduced: int = 0
+    applied: int = 0
+    phase: str = ""
+    moved_s: float = 0.0
+    """When its phase changed last."""
+    ready: bool = False
+    finished: bool = False
+    left: bool = False
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leaver:
+    """A worker whose node wants to leave. last_call_s: when a job in which all want to, and for which nobody else
+    comes, stops in order, while there is time for it."""
+
+    because: str
+    last_call_s: float
+
+
+@dataclass(slots=True)
+class Group:
+    """Owned by one loop; `step` returns a new one and leaves the old as it was."""
+
+    spec: JobSpec
+    seed: str
+    term: int = 0
+    state: State = State.FORMING
+    because: str = "waiting for workers"
+    since_s: float = 0.0
+    chain: tuple[Generation, ...] = ()
+    """Records from the last form or loss generation to the highest committed one."""
+    workers: dict[str, Seen] = field(default_factory=dict)
+    dead: dict[str, str] = field(default_factory=dict)
+    """Members of the chain whose own agent says they are gone -> why."""
+    given_up: dict[str, str] = field(default_factory=dict)
+    """Members of the chain that are silent: no proof of anything."""
+    silent_nodes: dict[str, float] = field(default_factory=dict)
+    slots: dict[str, int] = field(default_factory=dict)
+    """Node whose agent attends -> workers that it starts."""
+    window_over: bool = False
+    """The first generation may be formed with min_workers."""
+    turned_away: set[str] = field(default_factory=set)
+    """Newcomers that a member could not reach; wanted again once the ring has settled without them."""
+    missed: dict[str, int] = field(default_factory=dict)
+    """Slot -> its newcomers in a row that were ready and died as such, most likely because their epoch was over."""
+    awaited: str = ""
+    """Such a slot, for whose next newcomer the ring waits in the step that it begins."""
+    awaited_until_s: float = 0.0
+    expelled: dict[str, float] = field(default_factory=dict)
+    """Fenced workers -> when."""
+    round: int = 0
+    reports: dict[str, Report] = field(default_factory=dict)
+    committing: Generation | None = None
+    planned_s: float = 0.0
+    """When the pending generation was committed."""
+    drains: dict[str, Leaver] = field(default_factory=dict)
+    advanced_s: dict[int, float] = field(default_factory=dict)
+    """Generation -> when a member last reported progress in it."""
+    accused: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    failed_builds: dict[frozenset[str], int] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    """Place of an exception -> worker which raised it first."""
+    slots_given_up: dict[str, str] = field(default_factory=dict)
+    digest: str = ""
+    quiesced_s: float = 0.0
+    """When everybody was asked to leave the ring that is not replaced yet."""
+
+    @property
+    def top(self) -> Generation | None:
+        return self.chain[-1] if self.chain else None
+
+    @property
+    def base(self) -> Generation | None:
+        return self.chain[0] if self.chain else None
+
+    @property
+    def listed(self) -> set[str]:
+        """Everybody of every generation from the last loss to the highest committed."""
+        return {worker for record in self.chain for worker in record.ids}
+
+    @property
+    def running(self) -> Generation | None:
+        """The newest generation that somebody is known to have entered."""
+        entered = {seen.entered for seen in self.workers.values()}
+        return next((record for record in reversed(self.chain) if record.number in entered), self.base)
+
+    @property
+    def newcomers(self) -> set[str]:
+        """Workers that are no members yet and may become some."""
+        return {worker for worker, seen in self.workers.items() if not seen.entered and not seen.refused}
+
+    @property
+    def starting(self) -> dict[str, int]:
+        """Node -> its workers that have not announced themselves yet, though their agent is there."""
+        here = [seen.member.node for worker, seen in self.workers.items() if worker not in self.dead]
+        missing = {node: slots - here.count(node) for node, slots in self.slots.items()}
+        return {node: count for node, count in sorted(missing.items()) if count > 0}
+
+    @property
+    def joining(self) -> dict[str, float]:
+        """Newcomers whom a generation waits for, pending or in effect -> when they last got on."""
+        top, running = self.top, self.running
+        if self.state not in (State.RUNNING, State.PAUSED) or self.committing or top is None or running is None:
+            return {}
+        waited_for = {*top.ids, *running.ids} - {*self.dead, *self.given_up, *self.turned_away}
+        seen = {worker: self.workers[worker] for worker in waited_for if worker in self.workers}
+        return {
+            worker: max(one.moved_s, self.planned_s)
+            for worker, one in seen.items()
+            if not one.entered and one.member.node not in self.silent_nodes
+        }
+
+    @property
+    def successors(self) -> set[str]:
+        """Newcomers on nodes that stay: one of them may soon hold the state."""
+        return self.newcomers - set(self.drains) - set(self.dead) - set(self.given_up)
+
+    def state_left_with(self, workers: Iterable[str]) -> Member:
+        """The member, of these that all drain, whose node can stay longest; of equals the most senior."""
+        members = [self.workers[worker].member for worker in workers]
+        return max(members, key=lambda m: (self.drains[m.worker_id].last_call_s, -m.seniority))
+
+    def alive(self, workers: Iterable[str]) -> tuple[str, ...]:
+        """Those of them that are known and not dead, sorted."""
+        return tuple(sorted(worker for worker in workers if worker in self.workers and worker not in self.dead))
+
+    @property
+    def next_seniority(self) -> int:
+        """Above everybody known, also where the number was given by an earlier leader."""
+        known = [seen.member.seniority for seen in self.workers.values()]
+        return max([*known, *(m.seniority for record in self.chain for m in record.members)], default=-1) + 1
+
+    @property
+    def deadline_s(self) -> float:
+        """When to post the next Tick."""
+        timing = self.spec.timing
+        deadlines = [math.inf]
+        if self.state is State.FORMING and self.committing is None:
+            deadlines.append(self.since_s + (timing.orphan_limit_s if self.window_over else timing.join_window_s))
+        if self.state is State.QUIESCING:
+            deadlines.append(self.since_s + timing.progress_s)
+        if self.state is State.QUIESCING and self.committing is None:
+            deadlines.append(self.proof_ends_s)
+        if self.state is State.PAUSED:
+            deadlines.append(self.since_s + timing.pause_limit_s)
+        if self.state in (State.RUNNING, State.PAUSED) and self.committing is None:
+            deadlines.append(self.last_call_s)
+        deadlines += [since + timing.progress_s for since in self.joining.values()]
+        if self.awaited:
+            deadlines.append(self.awaited_until_s)
+        if self.state is not State.CLOSED:
+            deadlines += [self.silence_ends_s(node) for node in self.silent_nodes]
+            deadlines += [since + timing.fence_grace_s for since in self.expelled.values()]
+        return min(deadlines)
+
+    @property
+    def last_call_s(self) -> float:
+        """When the job stops if all members drain and nobody takes over; infinite while somebody stays."""
+        if self.top is None or self.running is None:
+            return math.inf
+        if not self.top.ids or self.successors or any(worker not in self.drains for worker in self.top.ids):
+            return math.inf
+        return max(self.drains[worker].last_call_s for worker in self.top.ids)
+
+    @property
+    def proof_ends_s(self) -> float:
+        """By then a ring without any leader has parked, so waiting for proof that it stands is over."""
+        return self.quiesced_s + self.spec.timing.orphan_limit_s + self.spec.timing.orphan_margin_s
+
+    def silence_ends_s(self, node: str) -> float:
+        """A ring that advances is proof of life of all its members, so silence alone gets longer there."""
+        timing = self.spec.timing
+        since = self.silent_nodes[node]
+        lived = self.advanced_s.get(self.running.number, -math.inf) if self.running else -math.inf
+        return min(max(since, lived) + timing.evict_s, since + timing.control_silence_s)
+
+
+def new(spec: JobSpec, seed: str) -> Group:
+    """seed: unguessable; tokens of generations are derived from it."""
+    return Group(spec=spec, seed=seed)
+
+
+def slot_of(worker_id: str) -> str:
+    """`<node>.<slot>.<incarnation>` -> `<node>.<slot>`."""
+    return worker_id.rpartition(".")[0]
+
+
+def silence(node: str) -> str:
+    return f"node {node} is silent"

@@ -1,0 +1,119 @@
+"""Losses: who is gone, what the survivors report, and the generation that follows."""
+
+from __future__ import annotations
+
+from elastic.membership.actions import Action, Note
+from elastic.membership.changes import close_if_all_left, plan_change
+from elastic.membership.ending import close_rest
+from elastic.membership.group import Group, State, slot_of
+from elastic.membership.records import commit
+from elastic.membership.transitions import become_closed, become_quiescing
+from elastic.messages import Kind, Report
+from elastic.plan import AllLost, LossPlan, NotYet, decide_loss, smallest_cover
+
+
+def lost(g: Group, worker: str, because: str, now_s: float, do: list[Action], *, dead: bool) -> None:
+    seen = g.workers.get(worker)
+    if seen is None:
+        return
+    if worker not in g.dead:
+        event = "worker_gone" if seen.left else "member_lost" if worker in g.listed else "worker_lost"
+        do.append(Note(event, {"worker_id": worker, "because": because}))
+    if dead:
+        if seen.ready and not seen.entered:
+            g.missed[slot_of(worker)] = g.missed.get(slot_of(worker), 0) + 1
+        g.expelled.pop(worker, None)
+        g.dead[worker] = because
+        g.given_up.pop(worker, None)
+    elif worker in g.dead or worker in g.expelled:
+        return
+    else:
+        g.given_up[worker] = because
+    awaited = g.committing is not None and worker in g.committing.ids
+    if g.state is State.FORMING or worker not in g.listed:
+        if dead and not awaited:
+            del g.workers[worker]
+            g.dead.pop(worker, None)
+            g.drains.pop(worker, None)
+        return
+    if g.state is State.CLOSING:
+        close_rest(g, now_s, do)
+    elif g.state is State.QUIESCING:
+        decide(g, now_s, do)
+    elif g.running is not None and not g.running.ids:
+        close_if_all_left(g, now_s, do)
+    elif not (seen.left or seen.finished) or not g.alive(g.listed):
+        if _in_effect(g, worker) or not g.alive(g.listed):
+            become_quiescing(g, f"{worker} lost: {because}", now_s, do)
+        else:
+            plan_change(g, now_s, do)
+
+
+def _in_effect(g: Group, worker: str) -> bool:
+    """Whether a live member is in a ring together with this worker."""
+    entered = {s.entered for w, s in g.workers.items() if w != worker and w not in g.dead and not s.left}
+    return any(worker in r.ids for r in g.chain if r.number in entered or r is g.running)
+
+
+def reported(g: Group, word: Report, now_s: float, do: list[Action]) -> None:
+    """Whoever promised to enter nothing up to the highest number cannot move, whichever quiesce it answered."""
+    if g.top is None or word.promise < g.top.number or word.worker_id not in g.workers:
+        return
+    g.given_up.pop(word.worker_id, None)
+    if g.state is State.QUIESCING:
+        g.reports[word.worker_id] = word
+        decide(g, now_s, do)
+    elif g.state in (State.RUNNING, State.PAUSED, State.REBUILDING) and word.worker_id in g.listed:
+        become_quiescing(g, f"{word.worker_id} has left its ring", now_s, do)
+
+
+def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False) -> None:
+    """Once everybody addressed has reported, died or been given up: members and plan of the next generation.
+
+    waited_out: a ring of silent members has parked by now, so their silence is as good as their death.
+    """
+    if g.committing is not None:
+        return
+    settled = {*g.reports, *g.dead, *g.given_up}
+    if not (waited_out or settled >= g.listed):
+        return
+    newcomers = {worker: g.workers[worker].member for worker in g.newcomers - g.listed}
+    dead = g.listed - set(g.reports) if waited_out else set(g.dead)
+    outcome = decide_loss(g.chain, g.reports, dead, newcomers)
+    if isinstance(outcome, LossPlan) and (blocked := _unreachable(g, outcome)):
+        rest = {worker: report for worker, report in g.reports.items() if worker not in blocked}
+        do.append(Note("dropped_unreachable", {"workers": list(blocked)}))
+        outcome = decide_loss(g.chain, rest, dead, newcomers)
+    if isinstance(outcome, AllLost) and not waited_out and (unheard := sorted(set(newcomers) - settled)):
+        outcome = NotYet(f"no member is left, and {', '.join(unheard)} may hold a copy of the state")
+    if not isinstance(outcome, NotYet):
+        do.append(Note("quiesce_complete", {"round": g.round, "reports": sorted(g.reports), "dead": sorted(g.dead)}))
+    match outcome:
+        case NotYet(because):
+            if because != g.because:
+                g.because = because
+                do.append(Note("state", {"state": str(g.state), "because": because}))
+        case AllLost(because=because):
+            applied = max((seen.applied for seen in g.workers.values()), default=0)
+            said = f"every copy of the state is lost after {applied} applied steps: {because}"
+            become_closed(g, 1 if g.errors else 4, _with_errors(g, said), now_s, do)
+        case LossPlan(members, plan, _):
+            short = len(members) < g.spec.min_workers
+            if short and not g.spec.replace:
+                because = f"{len(members)} of at least {g.spec.min_workers} workers are left, and none is replaced"
+                become_closed(g, 3, because, now_s, do)
+                return
+            commit(g, Kind.LOSS, members, plan, g.because, do, hold=short)
+
+
+def _unreachable(g: Group, outcome: LossPlan) -> tuple[str, ...]:
+    """After two failed builds of one member set, the smallest set that covers the accusations."""
+    members = [member.worker_id for member in outcome.members]
+    if g.failed_builds.get(frozenset(members), 0) < 2:
+        return ()
+    accusations = {a: tuple(p for p in peers if p in members) for a, peers in g.accused.items() if a in members}
+    return smallest_cover(accusations, members)
+
+
+def _with_errors(g: Group, because: str) -> str:
+    return f"{because}; the script raised: {next(iter(g.errors))}" if g.errors else because

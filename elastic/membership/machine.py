@@ -1,0 +1,97 @@
+"""`step`: every event to the one function that knows what it means."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+
+from elastic.membership.actions import Action, Note
+from elastic.membership.arrivals import announced, elected
+from elastic.membership.changes import drain_is_over, left, plan_change, progressed, wished_to_drain
+from elastic.membership.commits import committed
+from elastic.membership.deadlines import ticked
+from elastic.membership.ending import failed, finished, slot_given_up
+from elastic.membership.events import AgentDown, AgentUp, CommitRefused, Committed, Elected, Event, Tick
+from elastic.membership.group import Group, State, silence
+from elastic.membership.losses import lost, reported
+from elastic.membership.rings import heard_of_ring
+from elastic.messages import (
+    Announce,
+    BuildFailed,
+    DrainOver,
+    DrainWish,
+    Failed,
+    Finished,
+    Left,
+    Progress,
+    Ready,
+    Report,
+    RingBroken,
+    RingUp,
+    SlotGivenUp,
+    WorkerDead,
+    WorkerFrozen,
+)
+
+
+def step(group: Group, event: Event, now_s: float) -> tuple[Group, tuple[Action, ...]]:
+    """Apply one event at ``now_s`` (the leader's monotonic clock). Old words are ignored, not errors."""
+    g = copy(group)
+    for name in ("workers", "dead", "given_up", "silent_nodes", "slots", "expelled", "reports", "drains"):
+        setattr(g, name, dict(getattr(group, name)))
+    for name in ("missed", "advanced_s", "accused", "failed_builds", "errors", "slots_given_up"):
+        setattr(g, name, dict(getattr(group, name)))
+    g.turned_away = set(group.turned_away)
+    actions: list[Action] = []
+    if g.state is not State.CLOSED:
+        _apply(g, event, now_s, actions)
+    return g, tuple(actions)
+
+
+def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
+    match event:
+        case Elected():
+            elected(g, event, now_s, do)
+        case AgentUp(node, slots):
+            g.silent_nodes.pop(node, None)
+            g.slots[node] = slots or g.slots.get(node, 0)
+            # Its workers report now, or it says what became of them; deciding on the first report would expel the rest.
+            g.given_up = {worker: why for worker, why in g.given_up.items() if why != silence(node)}
+        case AgentDown(node):
+            g.silent_nodes.setdefault(node, now_s)
+        case Committed(number):
+            committed(g, number, now_s, do)
+        case CommitRefused(number, because):
+            do.append(Note("commit_refused", {"number": number, "because": because}))
+            g.committing = None
+        case Announce():
+            announced(g, event, now_s, do)
+        case Report():
+            reported(g, event, now_s, do)
+        case RingUp() | RingBroken() | BuildFailed():
+            heard_of_ring(g, event, now_s, do)
+        case Progress():
+            progressed(g, event, now_s, do)
+        case Ready(worker):
+            if worker in g.workers:
+                g.workers[worker] = replace(g.workers[worker], ready=True)
+                g.given_up.pop(worker, None)
+                plan_change(g, now_s, do)
+        case DrainWish():
+            wished_to_drain(g, event, now_s, do)
+        case DrainOver():
+            drain_is_over(g, event, now_s, do)
+        case Left():
+            left(g, event, now_s, do)
+        case WorkerDead(worker, because):
+            lost(g, worker, because, now_s, do, dead=True)
+        case WorkerFrozen(worker, because):
+            lost(g, worker, because, now_s, do, dead=False)
+        case Failed():
+            failed(g, event, now_s, do)
+        case Finished():
+            finished(g, event, now_s, do)
+        case SlotGivenUp():
+            slot_given_up(g, event, now_s, do)
+        case Tick():
+            ticked(g, now_s, do)

@@ -1,0 +1,29 @@
+"""How a generation is written down, and who is told of it."""
+
+from __future__ import annotations
+
+import hashlib
+
+from elastic.membership.actions import Action, Commit, Note, Tell
+from elastic.membership.group import Group
+from elastic.messages import Generation, Kind, Member, Plan, Publish
+
+
+def commit(
+    g: Group, kind: Kind, members: tuple[Member, ...], plan: Plan, because: str, do: list[Action], hold: bool = False
+) -> None:
+    number = (g.top.number if g.top else 0) + 1
+    base = g.chain[0].number if kind is Kind.PLANNED else number
+    token = hashlib.sha256(f"{g.seed}/{g.term}/{number}".encode()).hexdigest()[:32]
+    g.committing = Generation(number, kind, base, members, plan, because, hold, token)
+    do.append(Commit(g.committing))
+
+
+def publish(g: Group, record: Generation, do: list[Action]) -> None:
+    do.append(Tell(tuple(sorted(worker for worker in g.workers if worker not in g.dead)), Publish(g.term, record)))
+    do.append(Note("published", {"generation": record.number, "kind": str(record.kind), "because": record.because}))
+
+
+def told(g: Group) -> tuple[Generation, ...]:
+    """What a worker has to know: the last loss generation and the newest planned one."""
+    return g.chain[:1] if len(g.chain) < 2 else (g.chain[0], g.chain[-1])

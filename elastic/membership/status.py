@@ -1,0 +1,36 @@
+"""What `elastic status` shows of a group."""
+
+from __future__ import annotations
+
+from elastic.membership.group import Group
+
+
+def status(group: Group) -> dict[str, object]:
+    """What `elastic status` shows; JSON-able."""
+    record = group.running
+    members = record.members if record else ()
+    seen = [group.workers.get(member.worker_id) for member in members]
+    return {
+        "job": group.spec.name,
+        "state": str(group.state),
+        "generation": record.number if record else 0,
+        "because": group.because,
+        "applied": max((worker.applied for worker in seen if worker), default=0),
+        "members": [
+            {
+                "worker_id": member.worker_id,
+                "node": member.node,
+                "pid": worker.pid if worker else 0,
+                "rank": rank,
+                "applied": worker.applied if worker else 0,
+                "phase": worker.phase if worker else "",
+            }
+            for rank, (member, worker) in enumerate(zip(members, seen, strict=True))
+        ],
+        "draining": {worker: group.drains[worker].because for worker in group.alive(group.drains)},
+        "waiting": sorted(
+            worker
+            for worker, s in group.workers.items()
+            if not s.entered and not s.refused and worker not in group.dead
+        ),
+    }

@@ -1,0 +1,355 @@
+"""The words that travel between workers, agents and the leader, as frozen values.
+
+A *word* goes up (worker -> agent -> leader) and carries the generation it speaks of; an old word is ignored.
+An *order* comes down and carries the term of the leader that gave it; an order of an older term is refused.
+codec.py is the only translator between these and the wire.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from elastic.tree import Node
+
+
+class Kind(StrEnum):
+    """Why a generation exists."""
+
+    FORM = "form"
+    LOSS = "loss"
+    PLANNED = "planned"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker as its ring peers need to know it. Older seniority is a smaller number; ranks follow it."""
+
+    worker_id: str
+    node: str
+    host: str
+    port: int
+    seniority: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one member contributes to the redone operation: roots it keeps, units it (still) computes."""
+
+    worker_id: str
+    keep: tuple[Node, ...]
+    units: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Laggard:
+    """A member without the result of operation ``Plan.op - 1``: copies it from source, or, if source is empty,
+    computes all its units alone."""
+
+    worker_id: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a generation does first. units == 0: nobody had begun op, default ownership holds."""
+
+    op: int = 0
+    units: int = 0
+    shares: tuple[Share, ...] = ()
+    laggards: tuple[Laggard, ...] = ()
+    newcomers: tuple[str, ...] = ()
+
+    def share_of(self, worker_id: str) -> Share | None:
+        return next((share for share in self.shares if share.worker_id == worker_id), None)
+
+    def source_of(self, worker_id: str) -> str | None:
+        """None: not a laggard. Empty: compute alone."""
+        return next((lag.source for lag in self.laggards if lag.worker_id == worker_id), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One committed member list with its whole plan; immutable. members are in rank order.
+
+    base: number of the last loss (or form) generation; a planned generation is void once base moves on.
+    hold: below quorum: finish operation plan.op, then wait.
+    token: proof for ring and copy connections of this generation.
+    """
+
+    number: int
+    kind: Kind
+    base: int
+    members: tuple[Member, ...]
+    plan: Plan
+    because: str
+    hold: bool = False
+    token: str = ""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(member.worker_id for member in self.members)
+
+    def member(self, worker_id: str) -> Member | None:
+        return next((member for member in self.members if member.worker_id == worker_id), None)
+
+    def digest(self) -> str:
+        """Hash of the whole record: peers compare it before any data flows."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:32]
+
+
+class RingState(StrEnum):
+    NONE = "none"
+    BUILDING = "building"
+    LIVE = "live"
+    ABORTED = "aborted"
+
+
+# ---------------------------------------------------------------------------------------------- words (up)
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """A worker exists and where it stands; said at start and again to every new leader.
+
+    entered 0: a newcomer. numerics: fingerprint of what decides the bits (torch version, threads, capability).
+    ready: a newcomer that has rehearsed and wants to be admitted.
+    """
+
+    worker_id: str
+    node: str
+    slot: int
+    pid: int
+    host: str
+    port: int
+    numerics: str
+    entered: int = 0
+    ring: RingState = RingState.NONE
+    reduced: int = 0
+    ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Answer to a quiesce, after the ring was left, so it cannot change any more.
+
+    promise: enters no generation up to this number. reduced: operations whose complete result was obtained.
+    units: of operation ``reduced`` if it was begun, else 0. kept: the operation whose result is held, or -1.
+    copied: a newcomer's complete state copy is that of this operation, or -1.
+    """
+
+    worker_id: str
+    round: int
+    promise: int
+    entered: int
+    has_state: bool
+    reduced: int
+    units: int = 0
+    roots: tuple[Node, ...] = ()
+    running: int | None = None
+    kept: int = -1
+    copied: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RingUp:
+    worker_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RingBroken:
+    """Accuses nobody: it only starts a quiesce."""
+
+    worker_id: str
+    generation: int
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildFailed:
+    worker_id: str
+    generation: int
+    unreachable: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Rides on beats. reduced only grows within a generation."""
+
+    worker_id: str
+    generation: int
+    reduced: int
+    applied: int = 0
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A newcomer has rehearsed and asks to be admitted; said again after every loss generation it sees."""
+
+    worker_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainWish:
+    """The word of its own agent: this worker's node may be gone in left_ms. Said again to every leader, while it
+    stands, with what is left then."""
+
+    worker_id: str
+    because: str
+    left_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOver:
+    """The wish is taken back. A generation without the worker may be decided by then; it leaves all the same."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A drained member has every acknowledgement and is no longer needed."""
+
+    worker_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The script's loop is over here, and every member has reached the end. digest: of the final state."""
+
+    worker_id: str
+    generation: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The script raised. place: "type file:line step shard", the same for the same mistake in another worker."""
+
+    worker_id: str
+    generation: int
+    place: str
+    message: str
+    exit_code: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDead:
+    """The word of its own agent: the process is gone."""
+
+    worker_id: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFrozen:
+    """The word of its own agent: alive, but silent and using no CPU. Not a proof of death."""
+
+    worker_id: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotGivenUp:
+    """The agent will not start this slot again."""
+
+    node: str
+    slot: int
+    because: str
+    exit_code: int = 1
+
+
+Word: TypeAlias = (
+    Announce
+    | Report
+    | RingUp
+    | RingBroken
+    | BuildFailed
+    | Progress
+    | Ready
+    | DrainWish
+    | DrainOver
+    | Left
+    | Finished
+    | Failed
+    | WorkerDead
+    | WorkerFrozen
+    | SlotGivenUp
+)
+
+
+# -------------------------------------------------------------------------------------------- orders (down)
+
+
+@dataclass(frozen=True, slots=True)
+class Quiesce:
+    """Leave the ring, then report; promise to enter nothing up to ``up_to``."""
+
+    term: int
+    round: int
+    up_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    term: int
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Expelled: a later generation exists without this worker. It exits by itself, or its agent ends it."""
+
+    term: int
+    worker_id: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """fence_grace is over and a later generation has stepped: the agent ends the process."""
+
+    term: int
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A drained member may exit."""
+
+    term: int
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The job is over for this worker: what it still waits for is complete (or the job failed)."""
+
+    term: int
+    because: str
+    exit_code: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Of its agent: the worker's node may be gone in left_ms, so a generation without it is wished for."""
+
+    term: int
+    worker_id: str
+    left_ms: int
+    because: str
+
+
+Order: TypeAlias = Quiesce | Publish | Fence | Kill | Release | Close | Drain
+
+
+def node_of(worker_id: str) -> str:
+    """`<node>.<slot>.<incarnation>` -> node."""
+    return worker_id.rsplit(".", 2)[0]

@@ -1,0 +1,58 @@
+"""What a person should hear of although the job goes on: sentences told from the journals of all processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from elastic.journal import Line, parse
+
+
+class Notices:
+    """Follows the journals of one job directory."""
+
+    def __init__(self, job_dir: Path) -> None:
+        self._journals = job_dir / "journal"
+        self._offsets: dict[Path, int] = {}
+
+    def poll(self) -> list[str]:
+        """The notices of all lines that were written since the last call, by time."""
+        lines = [line for path in sorted(self._journals.glob("*.jsonl")) for line in self._new_lines(path)]
+        lines.sort(key=lambda line: int(line["t_mono_ns"]))
+        return [text for line in lines if (text := notice(line)) is not None]
+
+    def _new_lines(self, path: Path) -> list[Line]:
+        with path.open("rb") as file:
+            file.seek(self._offsets.get(path, 0))
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offsets[path] = self._offsets.get(path, 0) + len(whole)
+        return [line for text in whole.splitlines() if (line := parse(text)) is not None]
+
+
+def notice(line: Line) -> str | None:
+    """One sentence about this line of a journal, or None if nobody has to hear of it."""
+    match line:
+        case {"event": "refused", "worker_id": str(worker), "because": str(because)}:
+            return f"{worker} is refused: {because}"
+        case {"event": "slot_given_up", "slot": str(slot), "because": str(because)}:
+            return f"slot {slot} gets no worker any more: {because.splitlines()[0]}; see its log in logs/"
+        case {"event": "node_leaves", "node": str(node), "seconds_left": float(left_s), "because": str(because)}:
+            return f"node {node} has to go within {left_s:.0f} s: {because}"
+        case {"event": "node_late", "node": str(node)}:
+            return f"node {node} has not left yet; if others go on, its workers are ended now"
+        case {"event": "node_stays", "node": str(node), "because": str(because)}:
+            return f"node {node} stays: {because}"
+        case {"event": "advised", "node": str(node), "because": str(because)}:
+            return f"node {node} is told, and stays: {because}"
+        case {"event": "notices_unreadable", "node": str(node), "source": str(source), "because": str(because)}:
+            return f"node {node} cannot read the notices of {source}, and goes on asking: {because}"
+        case {"event": "checkpoint_failed", "who": str(who), "entry": str(entry), "because": str(because)}:
+            return f"{who} could not make the checkpoint {entry}; training goes on: {because}"
+        case {"event": "nursery_over", "from_outside": False, "because": str(because)}:
+            return f"workers cannot be forked and start with an interpreter of their own: {because}"
+        case {"event": "initial_state_copied", "worker_id": str(worker), "source": str(source)}:
+            return (
+                f"the initial parameters of {worker} differed from rank 0's and were copied from {source}; build the "
+                "model after elastic.join(), which seeds all workers alike, to spare the copy"
+            )
+    return None

@@ -1,0 +1,123 @@
+"""A worker's side of operations and generations: ``step(position, event) -> (position, actions)``.
+
+Everything that decides where a worker stands lives in this package; it knows neither sockets nor tensors. Two threads
+of a worker post events (the user's thread: what it computed; the control thread: orders and rings) under one lock,
+and the user's thread asks `move` what to do next.
+
+An operation k goes ``READY -> COLLECTING -> READY``: `Begin` starts it, units are computed and folded, an exchange
+yields its result (`Obtained`), and only the user's next operation shows that the result was applied. Rules held here:
+
+* A report is final: after `Quiesce` the ring is aborted first, and a result or copy that arrives later is refused.
+* A quiesced worker starts no further unit; the one that runs is finished and belongs to the next plan.
+* The pending generation is read once per attempt (`ReadHeader`), the same for all receivers.
+* The donor (rank 0) carries a join only while every newcomer holds the complete state of this operation.
+* A planned generation takes effect after k if all headers of k carried the same number; mixed numbers change nothing.
+* The result of k is kept until headers of k + 1 from every member of the current generation are held.
+
+    state.py   where a worker stands            machine.py      each event to the function that knows what it means
+    moves.py   what the user's thread does next operations.py   from begin to result
+    joins.py   what a header carries            generations.py  quiesced, planned, lost, joined;  rings.py
+"""
+
+from elastic.position.actions import (
+    AbortRings,
+    Acknowledge,
+    Action,
+    AwaitAcknowledgements,
+    BuildRing,
+    CloseRetired,
+    DropRoots,
+    FreeResult,
+    Leave,
+    Outcome,
+    RetireRing,
+    Say,
+)
+from elastic.position.events import (
+    Acknowledged,
+    Begin,
+    Copied,
+    CopyBegun,
+    CopyEnded,
+    Done,
+    Event,
+    Fetched,
+    FetchFailed,
+    GraceOver,
+    HeadersHeld,
+    Joined,
+    Obtained,
+    ReadHeader,
+    RingBuilt,
+    RingFailed,
+    RingLost,
+    Started,
+)
+from elastic.position.joins import outcome
+from elastic.position.machine import step
+from elastic.position.moves import (
+    AskOutcome,
+    Compute,
+    CopyResult,
+    CopyState,
+    Deliver,
+    Exchange,
+    Linger,
+    Move,
+    Released,
+    Stop,
+    Wait,
+    move,
+    seek,
+)
+from elastic.position.state import Phase, Position
+
+__all__ = [
+    "AbortRings",
+    "Acknowledge",
+    "Acknowledged",
+    "Action",
+    "AskOutcome",
+    "AwaitAcknowledgements",
+    "Begin",
+    "BuildRing",
+    "CloseRetired",
+    "Compute",
+    "Copied",
+    "CopyBegun",
+    "CopyEnded",
+    "CopyResult",
+    "CopyState",
+    "Deliver",
+    "Done",
+    "DropRoots",
+    "Event",
+    "Exchange",
+    "FetchFailed",
+    "Fetched",
+    "FreeResult",
+    "GraceOver",
+    "HeadersHeld",
+    "Joined",
+    "Leave",
+    "Linger",
+    "Move",
+    "Obtained",
+    "Outcome",
+    "Phase",
+    "Position",
+    "ReadHeader",
+    "Released",
+    "RetireRing",
+    "RingBuilt",
+    "RingFailed",
+    "RingLost",
+    "Say",
+    "Started",
+    "Stop",
+    "Wait",
+    "move",
+    "outcome",
+    "seek",
+    "step",
+]

@@ -1,0 +1,148 @@
+"""What happens to a worker, beside the orders of the leader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from elastic.messages import Publish, Quiesce
+from elastic.tree import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The user's thread enters its next operation of ``units`` leaves."""
+
+    units: int
+    joinable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A unit was computed and folded with the held roots ``consumed`` into ``root``."""
+
+    unit: int
+    root: Node
+    consumed: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadHeader:
+    """The header of this attempt is about to be sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obtained:
+    """The exchange on the ring of ``generation`` is complete. carried: the number in every member's header."""
+
+    generation: int
+    carried: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A laggard has copied the result of the operation it is in, or has computed it alone."""
+
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    """The source is gone or has freed the result: fall back to computing alone."""
+
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class RingBuilt:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RingFailed:
+    generation: int
+    unreachable: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RingLost:
+    generation: int
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadersHeld:
+    """Headers of operation ``op`` from every member of ``generation`` are in hand."""
+
+    generation: int
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBegun:
+    newcomer: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyEnded:
+    """complete: the newcomer has verified the whole state of operation ``op``."""
+
+    newcomer: str
+    op: int
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GraceOver:
+    """join_grace is over: the donor goes on without the newcomers that are still copying."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Newcomer: holds the complete state of operation ``op``; -1: is about to overwrite the one it holds.
+
+    Refused while quiesced, because the report promised a copy, or none: look at ``copied`` before overwriting.
+    """
+
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Newcomer: the planned generation took effect after operation ``op``, whose result is held."""
+
+    generation: int
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """Every member of the new list has the result after which this worker leaves."""
+
+
+Event: TypeAlias = (
+    Begin
+    | Started
+    | Done
+    | ReadHeader
+    | Obtained
+    | Fetched
+    | FetchFailed
+    | RingBuilt
+    | RingFailed
+    | RingLost
+    | HeadersHeld
+    | CopyBegun
+    | CopyEnded
+    | GraceOver
+    | Copied
+    | Joined
+    | Acknowledged
+    | Quiesce
+    | Publish
+)

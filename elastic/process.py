@@ -1,0 +1,195 @@
+"""One worker process: started so that it cannot outlive its agent, watched through a pidfd, read without blocking.
+
+A worker is a child of the agent, with an interpreter of its own (`start_cold`) or forked by the nursery (nursery.py).
+The kernel kills it when the thread that started it ends (setpriv --pdeathsig), so only the main thread, which lives
+as long as the agent, may start one. It leads a session and process group of its own; what it starts stays in that
+group, and the group is killed when the worker has ended, while its zombie still reserves the group's number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from elastic.detector import Facts
+from elastic.errors import ConfigError
+
+PIPE_BYTES = 2**20
+"""What a worker may print while its agent is frozen before printing blocks."""
+
+READ_BYTES = 65_536
+LINE_LIMIT = 65_536
+"""A longer line is forwarded in pieces."""
+
+LAST_WORDS_BYTES = 8_192
+
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+"""What Python ignores would stay ignored in a program that it starts."""
+
+LAUNCHERS = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "GROUP_", "ROLE_")
+LAUNCHER_NAMES = frozenset(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    | {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_PROCID", "SLURM_LOCALID"}
+)
+"""Names by which launchers of fixed worlds tell a process its rank; here ranks change while it runs."""
+
+
+class Outlets:
+    """Where a worker that is about to start prints to. `out`, `log`: the descriptors of its stdout and stderr."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.reader, self.out = os.pipe2(os.O_CLOEXEC)
+        with contextlib.suppress(PermissionError):  # above the user's quota of pipe memory: the default size will do
+            fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        os.set_blocking(self.reader, False)
+
+    def close(self) -> None:
+        """Nothing was started."""
+        for descriptor in (self.log, self.reader, self.out):
+            os.close(descriptor)
+
+
+def start_cold(command: Sequence[str], environment: Mapping[str, str], outlets: Outlets) -> int:
+    """Start a program. Returns its pid. Raises ConfigError if the program or setpriv is not there."""
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("only the main thread may start workers: they die with the thread that started them")
+    if shutil.which(command[0], path=environment.get("PATH")) is None:
+        raise ConfigError(f"no program {command[0]!r} on PATH")
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        raise ConfigError("setpriv not found; install util-linux")
+    return os.posix_spawn(
+        setpriv,
+        [setpriv, "--pdeathsig", "KILL", "--", *command],
+        environment,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, outlets.out, 1),
+            (os.POSIX_SPAWN_DUP2, outlets.log, 2),
+        ],
+        setsid=True,
+        setsigdef=IGNORED_BY_PYTHON,
+    )
+
+
+class WorkerProcess:
+    """A running worker. on_line: a line of its stdout, with its end; on_exit: its exit code, or minus the signal.
+
+    pid: a child of this process that leads its group. outlets: what it prints to; ours from here on. Both functions
+    are called on the event loop; on_exit comes once, after the last line, when the process is reaped and its group
+    killed.
+    """
+
+    def __init__(
+        self, pid: int, outlets: Outlets, on_line: Callable[[bytes], None], on_exit: Callable[[int], None]
+    ) -> None:
+        os.close(outlets.out)
+        self.pid = pid
+        self._out, self._log, self._log_path = outlets.reader, outlets.log, outlets.path
+        self._on_line = on_line
+        self._on_exit = on_exit
+        self._line = b""
+        self._loop = asyncio.get_running_loop()
+        self._pidfd = os.pidfd_open(pid)
+        self._loop.add_reader(self._out, self._read)
+        self._loop.add_reader(self._pidfd, self._ended)
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the worker and everything in its group."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended; the pidfd says so in a moment
+            os.killpg(self.pid, number)
+
+    def last_words(self) -> str:
+        """The end of its log, for people: whole lines."""
+        with self._log_path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - LAST_WORDS_BYTES))
+            text = log.read().decode(errors="replace")
+        return text.partition("\n")[2] if size > LAST_WORDS_BYTES else text
+
+    def _read(self) -> bool:
+        """One piece of stdout; False when there is none at the moment."""
+        try:
+            piece = os.read(self._out, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not piece:
+            self._loop.remove_reader(self._out)
+            return False
+        os.write(self._log, piece)
+        *lines, self._line = (self._line + piece).splitlines(keepends=True)
+        if self._line.endswith(b"\n") or len(self._line) > LINE_LIMIT:
+            lines.append(self._line)
+            self._line = b""
+        for line in lines:
+            self._on_line(line)
+        return True
+
+    def _ended(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
+        self.signal(signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        while self._read():
+            pass
+        if self._line:
+            self._on_line(self._line + b"\n")
+        self._loop.remove_reader(self._out)
+        for descriptor in (self._out, self._log, self._pidfd):
+            os.close(descriptor)
+        self._on_exit(status)
+
+
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
+"""glibc returns large blocks to the kernel at every free, and gradients are freed after every shard: with 10 million
+parameters the page faults of getting them again were a third of a step's CPU time."""
+
+
+def worker_environment(inherited: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
+    """The inherited environment without the ranks of outer launchers, with these settings, and KEEP_MEMORY where the
+    user has not decided otherwise."""
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if name not in LAUNCHER_NAMES and not name.startswith(LAUNCHERS)
+    }
+    return {**KEEP_MEMORY, **kept, "PYTHONUNBUFFERED": "1", **settings}
+
+
+def facts(pid: int) -> Facts | None:
+    """State letter and CPU time of a process, or None if it is gone."""
+    fields = _stat(pid)
+    return Facts(fields[0], int(fields[11]) + int(fields[12])) if fields else None
+
+
+def ending_status(pid: int) -> int:
+    """The exit code, or minus the signal, of a process that has begun to end but may not be reaped yet; 0 for one that
+    lives, ends well, or is gone."""
+    fields = _stat(pid)
+    return os.waitstatus_to_exitcode(int(fields[49])) if fields else 0
+
+
+def started(pid: int) -> int | None:
+    """When a process began, in clock ticks since boot, or None: with the pid it names a process for good."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of proc(5) from the third on, the state; none if the process is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    # The name before them, in parentheses, may itself hold spaces and parentheses.
+    return stat.rpartition(")")[2].split()

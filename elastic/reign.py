@@ -1,0 +1,301 @@
+"""One term of a replica as leader: the group, its mailbox, the agents that attend, and the thread of the store.
+
+A reign relies on its lease by its own clock only. What it does to others is fenced besides: a record and the end of
+the job are transactions of its term, and orders carry the term, so that agents refuse those of a leader of the past.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+from elastic import codec, membership
+from elastic.config import JobSpec
+from elastic.detector import Detector, Health
+from elastic.election import Candidate, LeadershipLost
+from elastic.errors import CompareFailed, StoreError, StoreUnavailable
+from elastic.journal import Journal
+from elastic.membership import AgentDown, AgentUp, Commit, CommitRefused, Committed, Elected, End, Note, Tell, Tick
+from elastic.messages import Generation, node_of
+from elastic.wire import elastic_pb2 as pb
+
+RETRY_S = 0.1
+"""Pause between two tries of the store; each try waits for the store itself."""
+
+TICK_S = 0.05
+"""Least time between two ticks, so that a deadline which cannot be acted on yet does not spin."""
+
+FAREWELL_S = 5.0
+"""How long the leader of an ended job waits for its agents to have heard of it."""
+
+LATE = "the lease could not be renewed in time"
+
+MAILBOX_LIMIT = 65_536
+OUTBOX_LIMIT = 4_096
+"""Orders waiting for one agent; an agent that is so far behind is cut off and comes back to the newest."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Deposed:
+    """This replica must not lead any more."""
+
+    because: str
+
+
+Letter: TypeAlias = membership.Event | Deposed
+
+
+@dataclass(eq=False, slots=True)
+class AgentSession:
+    """One agent's stream."""
+
+    node: str
+    outbox: asyncio.Queue[pb.LeaderOrder] = field(default_factory=lambda: asyncio.Queue(OUTBOX_LIMIT))
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def post(self, order: pb.LeaderOrder) -> None:
+        """Queue it; an agent that does not read is cut off."""
+        try:
+            self.outbox.put_nowait(order)
+        except asyncio.QueueFull:
+            self.ended.set()
+
+
+class Reign:
+    """One term of this replica as leader: the group, its mailbox, and the agents that attend."""
+
+    def __init__(self, spec: JobSpec, candidate: Candidate, term: int, journal: Journal, store: StoreThread) -> None:
+        self.term = term
+        self.group = membership.new(spec, seed=secrets.token_hex(16))
+        self._spec = spec
+        self._candidate = candidate
+        self._journal = journal
+        self._store = store
+        self._mailbox: asyncio.Queue[Letter] = asyncio.Queue(MAILBOX_LIMIT)
+        self._agents: dict[str, AgentSession] = {}
+        self._silent: set[str] = set()
+        self._detector = Detector(spec.timing, time.monotonic())
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._held_until_s = candidate.held_until_s
+        self._last_tick_s = -math.inf
+        self._letter: asyncio.Task[Letter] | None = None
+
+    # ------------------------------------------------------------------------------------------- the owner
+
+    async def lead(self, chain: tuple[Generation, ...]) -> End | Deposed:
+        """Step the group until the job is over or this replica must not lead any more."""
+        self._start(self._keep_lease())
+        self._start(self._watch_agents())
+        try:
+            event: Letter = Elected(self.term, chain)
+            while not isinstance(event, Deposed):
+                self.group, actions = membership.step(self.group, event, time.monotonic())
+                if time.monotonic() >= self._held_until_s:
+                    return Deposed(LATE)
+                end = next((action for action in actions if isinstance(action, End)), None)
+                if end is not None and (deposed := await self._finish(end)) is not None:
+                    return deposed
+                for action in actions:
+                    if not isinstance(action, End):
+                        self._perform(action)
+                if end is not None:
+                    return end
+                event = await self._next()
+            return event
+        finally:
+            tasks = [*self._tasks, *([self._letter] if self._letter else [])]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _next(self) -> Letter:
+        """The next event, or a tick when the group wants one or the lease may be over."""
+        due_s = max(self.group.deadline_s, self._last_tick_s + TICK_S)
+        if self._letter is None:
+            self._letter = asyncio.create_task(self._mailbox.get())
+        wait_s = min(due_s, self._held_until_s) - time.monotonic()
+        await asyncio.wait([self._letter], timeout=max(0.0, wait_s))
+        event: Letter = Tick()
+        # Due ticks come first: a mailbox that never empties must not hold up a deadline.
+        if time.monotonic() >= due_s or not self._letter.done():
+            self._last_tick_s = time.monotonic()
+        else:
+            event, self._letter = self._letter.result(), None
+        return event
+
+    def _perform(self, action: Commit | Tell | Note) -> None:
+        match action:
+            case Note(event, fields):
+                known: dict[str, Any] = fields
+                self._journal.write(event, **known)
+            case Tell(to, order):
+                self._tell(to, codec.order_to_wire(order))
+            case Commit(generation):
+                self._start(self._commit(generation))
+
+    def _tell(self, to: tuple[str, ...], order: pb.Order) -> None:
+        by_node: dict[str, list[str]] = {}
+        for worker_id in to:
+            by_node.setdefault(node_of(worker_id), []).append(worker_id)
+        for node, workers in by_node.items():
+            if node in self._agents:
+                self._agents[node].post(pb.LeaderOrder(addressed=pb.Addressed(to=workers, order=order)))
+
+    async def post(self, event: Letter) -> None:
+        """Into the mailbox; waits while it is full."""
+        await self._mailbox.put(event)
+
+    # --------------------------------------------------------------------------------------------- the store
+
+    async def _commit(self, generation: Generation) -> None:
+        """Until it is known whether the record is durable. Nothing is announced before."""
+        while True:
+            try:
+                await self._store.call(self._candidate.commit, generation)
+            except StoreUnavailable as error:
+                self._journal.write("commit_unanswered", generation.number, because=str(error))
+                await asyncio.sleep(RETRY_S)
+            except CompareFailed as error:
+                await self.post(CommitRefused(generation.number, str(error)))
+                return await self.post(Deposed(str(error)))
+            except (LeadershipLost, StoreError) as error:
+                return await self.post(Deposed(str(error)))
+            else:
+                return await self.post(Committed(generation.number))
+
+    async def _finish(self, end: End) -> Deposed | None:
+        """Make the end of the job durable before anybody hears of it. Deposed: another leader decides."""
+        while True:
+            try:
+                await self._store.call(self._candidate.finish, self.result(end))
+            except StoreUnavailable as error:
+                if time.monotonic() >= self._held_until_s:
+                    return Deposed(f"{LATE}; the end of the job is not stored: {error}")
+                await asyncio.sleep(RETRY_S)
+            except (LeadershipLost, StoreError) as error:
+                return Deposed(str(error))
+            else:
+                return None
+
+    def result(self, end: End) -> dict[str, object]:
+        """The document that says how the job ended."""
+        return {**asdict(end), "generation": self.generation}
+
+    @property
+    def generation(self) -> int:
+        """The newest that is known to be in effect, or 0."""
+        running = self.group.running
+        return running.number if running else 0
+
+    async def _keep_lease(self) -> None:
+        while True:
+            try:
+                self._held_until_s = await self._store.call(self._candidate.renew)
+            except StoreUnavailable:
+                await asyncio.sleep(RETRY_S)
+                continue
+            except (LeadershipLost, StoreError) as error:
+                return await self.post(Deposed(str(error)))
+            await asyncio.sleep(max(RETRY_S, (self._held_until_s - time.monotonic()) / 3))
+
+    def _start(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._mailbox.put_nowait(Deposed(f"{type(error).__name__}: {error}"))
+
+    # ---------------------------------------------------------------------------------------------- agents
+
+    def attach(self, node: str) -> AgentSession:
+        """A new stream of that node's agent; an older one is ended, because the agent has given it up."""
+        if node in self._agents:
+            self._agents[node].ended.set()
+        session = self._agents[node] = AgentSession(node)
+        self._detector.watch(node, time.monotonic())
+        self._silent.discard(node)
+        session.post(pb.LeaderOrder(welcome=pb.Welcome(term=self.term)))
+        return session
+
+    @property
+    def nodes(self) -> list[str]:
+        """Whose agents attend."""
+        return sorted(self._agents)
+
+    def drain(self, node: str, wish: pb.DrainNode) -> None:
+        """Tell a node's agent, if it attends, that somebody wants it empty, or no longer."""
+        if node in self._agents:
+            self._journal.write("drain_asked", node=node, over=wish.over, because=wish.because)
+            self._agents[node].post(pb.LeaderOrder(drain_node=wish))
+
+    def is_current(self, session: AgentSession) -> bool:
+        return self._agents.get(session.node) is session
+
+    async def detach(self, session: AgentSession) -> None:
+        if self.is_current(session):
+            del self._agents[session.node]
+            self._detector.forget(session.node)
+            await self.post(AgentDown(session.node))
+
+    def beat(self, session: AgentSession) -> None:
+        self._detector.beat(session.node, time.monotonic())
+
+    async def _watch_agents(self) -> None:
+        """Post AgentDown once for an agent whose stream is silent, and AgentUp when it speaks again."""
+        while True:
+            timing = self._spec.timing.scaled(len(self._agents))
+            await asyncio.sleep(timing.beat_s)
+            for node, verdict in self._detector.judge(time.monotonic()).items():
+                if verdict.health is Health.FROZEN and node not in self._silent:
+                    self._silent.add(node)
+                    self._journal.write("agent_silent", node=node, because=verdict.because)
+                    await self.post(AgentDown(node))
+                elif verdict.health is Health.ALIVE and node in self._silent:
+                    self._silent.discard(node)
+                    await self.post(AgentUp(node))
+
+    def dismiss(self) -> None:
+        """End all streams; the agents look for the next leader."""
+        for session in self._agents.values():
+            session.ended.set()
+
+    async def farewell(self, end: End) -> None:
+        """Give every agent its last order and wait until it has gone with it, or for FAREWELL_S."""
+        last = pb.End(term=self.term, exit_code=end.exit_code, because=end.because, digest=end.digest)
+        sessions = list(self._agents.values())
+        for session in sessions:
+            session.post(pb.LeaderOrder(end=last))
+        waiting = [asyncio.create_task(happened(session.ended)) for session in sessions]
+        if waiting:
+            _, late = await asyncio.wait(waiting, timeout=FAREWELL_S)
+            for task in late:
+                task.cancel()
+        self.dismiss()
+
+
+class StoreThread:
+    """The one thread that speaks to the store."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "store")
+
+    async def call(self, function: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+async def happened(event: asyncio.Event) -> None:
+    await event.wait()

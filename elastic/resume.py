@@ -1,0 +1,173 @@
+"""`elastic run` on the directory of an interrupted job: from which checkpoint it goes on, and what is done again.
+
+checkpoints.json   what the workers of this run have to know (elastic/checkpoints/settings.py)
+resumes.jsonl      one line for each time the job was started again: the checkpoint, which steps of the ledger are
+                   done again, and which checkpoints were skipped and why
+runs/<n>/          journals and result of an earlier run
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from elastic import ledger
+from elastic.checkpoints.naming import OWNER, EntryName
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import Storage, put, storage_at
+from elastic.config import JobSpec
+from elastic.errors import ConfigError
+from elastic.files import write_atomically
+from elastic.jobdir import job_id
+
+PER_RUN = ("journal", "journal.jsonl", "result.json", "rendezvous.json", "spill")
+"""Of no use to a later run, and moved aside for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """Step `step` comes next. redone: first and last step that the ledger has and that are done again; or none."""
+
+    checkpoint: str
+    """"": there has never been a complete one, so the job starts again from its first step."""
+    step: int
+    redone: tuple[int, int] | None
+    skipped: tuple[tuple[str, str], ...]
+    """(entry, why), newest first."""
+
+    def sentences(self) -> Iterator[str]:
+        for entry, because in self.skipped:
+            yield f"skipped the checkpoint {entry}: {because}"
+        again = "" if self.redone is None else f"; steps {self.redone[0]} to {self.redone[1]} are done again"
+        where = f"goes on from step {self.step}, checkpoint {self.checkpoint}" if self.checkpoint else (
+            "starts again from its first step, because no checkpoint was ever completed"
+        )  # fmt: skip
+        yield f"this job was interrupted; it {where}{again}"
+
+
+def settings_of(spec: JobSpec, job_dir: Path) -> Settings:
+    """What a new job's workers have to know. Raises ConfigError for a directory that belongs to another job."""
+    root = spec.checkpoint_dir or str(job_dir / "checkpoints")
+    storage, identity = storage_at(root), job_id(job_dir)
+    if spec.checkpoint_every != "off":
+        _own(storage, spec.name, identity)
+    return Settings(
+        root=storage.url,
+        every=spec.checkpoint_every,
+        keep=spec.checkpoint_keep,
+        job=spec.name,
+        job_id=identity,
+        ledger=str(job_dir / "steps.jsonl"),
+    )
+
+
+def begin(spec: JobSpec, job_dir: Path, *, again: bool) -> Resumption | None:
+    """Prepare a claimed directory for a run. again: an earlier run has ended without completing the job.
+
+    Raises ConfigError if the job cannot go on: no usable checkpoint although there were some, or a foreign directory.
+    """
+    settings, resumption = settings_of(spec, job_dir), None
+    if again:
+        resumption = decide(Series(storage_at(settings.root)), settings.job_id, _steps_on_file(job_dir))
+        earlier = list(_earlier(job_dir))
+        created_s = (job_dir / "id").stat().st_mtime
+        settings = Settings(
+            **{
+                **asdict(settings),
+                "resume": resumption.checkpoint,
+                "interruptions": len(earlier) + 1,
+                "observed_s": max(0.0, time.time() - created_s),
+            }
+        )
+        _put_aside(job_dir, len(earlier) + 1)
+        _record(job_dir, len(earlier) + 1, resumption)
+    write_atomically(job_dir / "checkpoints.json", json.dumps(asdict(settings)).encode())
+    return resumption
+
+
+def has_advanced(job_dir: Path) -> bool:
+    """Whether this run has completed a checkpoint that is newer than the one it began from."""
+    settings = read_settings(job_dir)
+    began = EntryName.parse(settings.resume)
+    newest = next(
+        (found.name for found in Series(storage_at(settings.root)).all(settings.job_id) if not found.problem), None
+    )
+    return newest is not None and newest.step > (began.step if began is not None else 0)
+
+
+def read_settings(job_dir: Path) -> Settings:
+    """What `begin` has left; of a job that was not started by `elastic run`, no checkpoints but the script's own."""
+    try:
+        return Settings(**json.loads((job_dir / "checkpoints.json").read_bytes()))
+    except FileNotFoundError:
+        return Settings(root=str(job_dir / "checkpoints"))
+
+
+def decide(series: Series, job_id: str, steps: int) -> Resumption:
+    """The newest complete checkpoint whose steps the ledger has. steps: how many it has. Raises ConfigError."""
+    found, skipped = series.newest(job_id, steps)
+    if found is None and any(not other.unfinished for other in skipped):
+        why = "; ".join(f"{other.name}: {other.problem}" for other in skipped)
+        raise ConfigError(
+            f"this job was interrupted, and none of its checkpoints can be used ({why}). Repair one, or start anew "
+            "with --fresh."
+        )
+    step = found.name.step if found is not None else 0
+    return Resumption(
+        checkpoint=str(found.name) if found is not None else "",
+        step=step,
+        redone=(step, steps - 1) if steps > step else None,
+        skipped=tuple((str(other.name), other.problem) for other in skipped),
+    )
+
+
+def _own(storage: Storage, name: str, identity: str) -> None:
+    try:
+        try:
+            owner: dict[str, Any] = json.loads(storage.read(OWNER))
+        except FileNotFoundError:
+            put(storage, OWNER, json.dumps({"job": name, "job_id": identity}).encode())
+            return
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the checkpoint directory {storage.url} cannot be used: {error}; give another --checkpoint-dir, or "
+            "--checkpoint-every off"
+        ) from error
+    if owner.get("job_id") != identity:
+        raise ConfigError(
+            f"{storage.url} holds the checkpoints of another job, {owner.get('job')} ({owner.get('job_id')}); give "
+            "another --checkpoint-dir"
+        )
+
+
+def _steps_on_file(job_dir: Path) -> int:
+    path = job_dir / "steps.jsonl"
+    return len(ledger.read(path)) if path.exists() else 0
+
+
+def _earlier(job_dir: Path) -> Iterator[dict[str, Any]]:
+    path = job_dir / "resumes.jsonl"
+    if path.exists():
+        for text in path.read_bytes().splitlines():
+            yield json.loads(text)
+
+
+def _put_aside(job_dir: Path, run: int) -> None:
+    aside = job_dir / "runs" / str(run)
+    aside.mkdir(parents=True, exist_ok=True)
+    for name in PER_RUN:
+        if (job_dir / name).exists():
+            (job_dir / name).rename(aside / name)
+    (job_dir / "journal").mkdir()
+
+
+def _record(job_dir: Path, run: int, resumption: Resumption) -> None:
+    line = {"run": run + 1, "t_wall": time.time(), **asdict(resumption)}
+    path = job_dir / "resumes.jsonl"
+    before = path.read_bytes() if path.exists() else b""
+    write_atomically(path, before + json.dumps(line).encode() + b"\n")

@@ -1,0 +1,455 @@
+"""`elastic run`: a whole job on this machine. Starts etcd, the rendezvous service and an agent, shows what happens,
+and leaves nothing behind.
+
+Every child is tied to this process by the kernel (PR_SET_PDEATHSIG) or by a pipe (keeper.py), so that a SIGKILL of
+it ends the job as surely as an orderly stop. The main thread owns the children and waits, in one selector, on their
+pidfds, the agent's output, signals, and the watcher that gathers what is displayed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from elastic.config import JobSpec
+from elastic.embedded import EmbeddedEtcd
+from elastic.errors import ConfigError, ExitCode, StoreUnavailable
+from elastic.jobdir import read_json
+from elastic.journal import merge, recoveries
+from elastic.journal import read as read_journal
+from elastic.live import (
+    PLAIN_S,
+    TABLE_S,
+    Display,
+    PlainDisplay,
+    Snapshot,
+    StepsTail,
+    TableDisplay,
+    Watcher,
+    summary_text,
+)
+from elastic.notices import Notices
+from elastic.spot import choose
+
+NODE = "local"
+"""The one node's name; its workers are local.0.0, local.1.0, ..."""
+
+STOP_S = 4.0
+"""From a signal until the agent is killed. It gives its workers timing.stop_grace_s; all must be gone in 5 s."""
+
+RENDEZVOUS_END_S = 5.0
+"""How long the rendezvous service may outlive a job that it has ended."""
+
+RENDEZVOUS_STOP_S = 0.5
+
+KEEPER_END_S = 2.0
+"""From closing the keeper's input until it is killed itself; it has only to kill."""
+
+SHORT_LIFE_S = 10.0
+SHORT_LIVES = 5
+"""A rendezvous service that ends this often in a row within SHORT_LIFE_S of its start is not started again."""
+
+LOG_TAIL_LINES = 15
+CHUNK = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended. because: a sentence; or a sentence, a line break, and a traceback."""
+
+    exit_code: int
+    because: str
+    digest: str = ""
+
+
+class Interrupted(BaseException):
+    """A signal that asks the command to stop came while nothing was running yet."""
+
+
+class Signals:
+    """Ctrl-C, SIGTERM and SIGHUP as something to wait for: `reader` becomes readable. Main thread only."""
+
+    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self.reader, self._writer = socket.socketpair()
+        self.reader.setblocking(False)
+        self._writer.setblocking(False)
+        self.received: list[signal.Signals] = []
+        self._raising = False
+
+    def __enter__(self) -> Self:
+        self._handlers = {number: signal.signal(number, self._handle) for number in self.NUMBERS}
+        self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self.reader.close()
+        self._writer.close()
+
+    def wake(self) -> None:
+        """Make `reader` readable; from any thread."""
+        try:
+            self._writer.send(b"\0")
+        except BlockingIOError:
+            return  # it is readable already
+
+    def drain(self) -> None:
+        try:
+            while self.reader.recv(CHUNK):
+                continue
+        except BlockingIOError:
+            return
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """For a call that waits by itself: a signal ends it with Interrupted."""
+        if self.received:
+            raise Interrupted
+        self._raising = True
+        try:
+            yield
+        finally:
+            self._raising = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(signal.Signals(number))
+        if self._raising:
+            self._raising = False
+            raise Interrupted
+
+
+def run(spec: JobSpec, job_dir: Path, *, notices: str, quiet: bool, as_json: bool) -> int:
+    """Run the job of a claimed directory to its end. Returns the exit code of the command.
+
+    notices: who tells that this machine is about to go, as elastic.spot.choose has checked it.
+    """
+    begun_s = time.monotonic()
+    with Signals() as signals:
+        try:
+            with signals.raising():
+                etcd = EmbeddedEtcd()
+            with (
+                etcd,
+                _display(quiet, as_json) as display,
+                _Children(spec, job_dir, notices, etcd, signals, display) as children,
+            ):
+                outcome = children.wait()
+        except (ConfigError, StoreUnavailable) as error:
+            outcome = Outcome(ExitCode.BELOW_QUORUM, f"no etcd: {error}")
+        except Interrupted:
+            outcome = _interrupted(signals)
+        summary = _summarize(spec.name, job_dir, outcome, time.monotonic() - begun_s)
+    _say_failure(outcome)
+    if as_json:
+        print(json.dumps({"event": "summary", **summary}), flush=True)
+    elif not quiet:
+        print(summary_text(summary), file=sys.stderr, flush=True)
+    return outcome.exit_code
+
+
+class _Children:
+    """The rendezvous service and the agent, from start to end."""
+
+    def __init__(
+        self, spec: JobSpec, job_dir: Path, notices: str, etcd: EmbeddedEtcd, signals: Signals, display: Display
+    ) -> None:
+        self._spec = spec
+        self._dir = job_dir
+        self._notices_from = notices
+        self._etcd = etcd
+        self._signals = signals
+        self._display = display
+        self._selector = selectors.DefaultSelector()
+        self._facts: dict[str, Any] | None = None
+        self._notices = Notices(job_dir)
+        self._restart_s: float | None = None
+        self._short_lives = 0
+
+    def __enter__(self) -> Self:
+        self._selector.register(self._signals.reader, selectors.EVENT_READ, self._woken)
+        self._watch_exit(self._etcd.process, self._etcd_ended)
+        self._start_rendezvous()
+        slots = ("--job-dir", str(self._dir), "--node", NODE, "--slots", str(self._spec.workers))
+        self._agent = self._spawn_keeper(*slots, "--notices", self._notices_from)
+        for source in choose.sources(self._notices_from, os.environ):
+            for number in source.signals:
+                signal.signal(number, lambda number, _: self._agent.send_signal(number))
+        assert self._agent.stdout is not None
+        self._output = self._agent.stdout
+        os.set_blocking(self._output.fileno(), False)
+        self._selector.register(self._output, selectors.EVENT_READ, self._forward)
+        interval_s = TABLE_S if isinstance(self._display, TableDisplay) else PLAIN_S
+        self._watcher = Watcher(Snapshot(self._dir), interval_s, self._gathered)
+        self._watch_exit(self._agent, lambda: None)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._watcher.close()
+        self._end_agent()
+        if self._rendezvous.poll() is None:
+            self._rendezvous.kill()
+            self._rendezvous.wait()
+        self._output.close()
+        for key in list(self._selector.get_map().values()):
+            self._unwatch(key.fd)
+        self._selector.close()
+
+    def wait(self) -> Outcome:
+        """Until the agent has ended or a signal asks to stop."""
+        while self._agent.poll() is None:
+            self._turn(None if self._restart_s is None else self._restart_s - time.monotonic())
+            if self._signals.received:
+                return self._stop()
+            if self._restart_s is not None and time.monotonic() >= self._restart_s:
+                self._restart_s = None
+                self._start_rendezvous()
+        self._forward()
+        self._end_rendezvous()
+        outcome = self._outcome()
+        if outcome.exit_code in (ExitCode.DONE, ExitCode.DRAINED):  # otherwise the error itself is what has to be heard
+            self._notify()
+        return outcome
+
+    def _turn(self, timeout_s: float | None) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            act: Callable[[], None] = key.data
+            act()
+        facts, self._facts = self._facts, None
+        if facts is not None:
+            self._notify()
+            self._display.show(facts)
+
+    def _notify(self) -> None:
+        for text in self._notices.poll():
+            self._display.notice(text)
+
+    # Starting and watching
+
+    def _spawn(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            raise ConfigError("setpriv not found: install util-linux")
+        # -P: a file of the working directory must not replace a module of the control plane.
+        command = [setpriv, "--pdeathsig", "KILL", sys.executable, "-P", "-m", module, *arguments]
+        with self._log_of(module).open("ab") as log:
+            return subprocess.Popen(
+                command,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                process_group=0,  # Ctrl-C reaches this process alone, which stops the others in order
+            )
+
+    def _spawn_keeper(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """The agent, in the care of a process that lives until everything below it is gone, and ends as it did."""
+        with self._log_of("elastic.agent").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "elastic.keeper", *arguments],
+                env=_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                process_group=0,
+            )
+
+    def _end_agent(self) -> None:
+        """Kill it with everything it started."""
+        assert self._agent.stdin is not None
+        self._agent.stdin.close()
+        try:
+            self._agent.wait(KEEPER_END_S)
+        except subprocess.TimeoutExpired:
+            self._agent.kill()
+            self._agent.wait()
+
+    def _start_rendezvous(self) -> None:
+        self._rendezvous = self._spawn("elastic.rendezvous", "--job-dir", str(self._dir), "--etcd", self._etcd.endpoint)
+        self._rendezvous_since_s = time.monotonic()
+        self._watch_exit(self._rendezvous, self._rendezvous_ended)
+
+    def _watch_exit(self, process: subprocess.Popen[bytes], act: Callable[[], None]) -> None:
+        pidfd = os.pidfd_open(process.pid)
+
+        def ended() -> None:
+            process.wait()
+            self._unwatch(pidfd)
+            act()
+
+        self._selector.register(pidfd, selectors.EVENT_READ, ended)
+
+    def _unwatch(self, fd: int) -> None:
+        key = self._selector.unregister(fd)
+        if isinstance(key.fileobj, int):
+            os.close(key.fileobj)
+
+    # What happens meanwhile
+
+    def _woken(self) -> None:
+        self._signals.drain()
+
+    def _gathered(self, facts: dict[str, Any]) -> None:
+        self._facts = facts
+        self._signals.wake()
+
+    def _forward(self) -> None:
+        """Pass on what the agent has written. At its end, stop looking."""
+        while (data := self._output.read(CHUNK)) is not None:
+            if not data:
+                if self._output in (key.fileobj for key in self._selector.get_map().values()):
+                    self._selector.unregister(self._output)
+                return
+            self._display.output(data)
+
+    def _etcd_ended(self) -> None:
+        self._display.notice(
+            f"etcd ended ({_how(self._etcd.process.returncode)}): training goes on, but a lost worker cannot be "
+            "replaced any more, and the job cannot be closed in order; Ctrl-C stops it"
+        )
+
+    def _rendezvous_ended(self) -> None:
+        if self._signals.received or (self._dir / "result.json").exists() or self._agent.poll() is not None:
+            return
+        now_s = time.monotonic()
+        short = now_s - self._rendezvous_since_s < SHORT_LIFE_S
+        self._short_lives = self._short_lives + 1 if short else 1
+        how = _how(self._rendezvous.returncode)
+        if self._short_lives >= SHORT_LIVES:
+            self._display.notice(
+                f"the rendezvous service ended {SHORT_LIVES} times, the last time with {how}; giving up"
+            )
+            self._agent.terminate()
+            return
+        timing = self._spec.timing
+        wait_s = min(timing.backoff_max_s, timing.backoff_min_s * (2**self._short_lives - 2))
+        self._restart_s = now_s + wait_s
+        self._display.notice(f"the rendezvous service ended ({how}); training goes on, and it is started again")
+
+    # The end
+
+    def _stop(self) -> Outcome:
+        first = self._signals.received[0]
+        deadline_s = time.monotonic() + STOP_S
+        self._rendezvous.terminate()
+        self._agent.send_signal(signal.SIGINT if first is signal.SIGINT else signal.SIGTERM)
+        while self._agent.poll() is None and (left_s := deadline_s - time.monotonic()) > 0:
+            self._turn(left_s)
+            if len(self._signals.received) > 1:
+                break
+        self._end_agent()
+        self._forward()
+        try:
+            self._rendezvous.wait(RENDEZVOUS_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._rendezvous.kill()
+        return _interrupted(self._signals)
+
+    def _end_rendezvous(self) -> None:
+        ended = (self._dir / "result.json").exists()
+        try:
+            if not ended:
+                self._rendezvous.terminate()
+            self._rendezvous.wait(RENDEZVOUS_END_S)
+        except subprocess.TimeoutExpired:
+            self._rendezvous.kill()
+
+    def _outcome(self) -> Outcome:
+        result = read_json(self._dir / "result.json")
+        if result is not None:
+            return Outcome(result["exit_code"], result["because"], result["digest"])
+        status = self._agent.returncode
+        if self._short_lives >= SHORT_LIVES:
+            tail = _tail(self._log_of("elastic.rendezvous"))
+            return Outcome(ExitCode.BELOW_QUORUM, f"the rendezvous service cannot run here\n{tail}")
+        if status < 0:
+            tail_of = StepsTail(self._dir / "steps.jsonl")
+            tail_of.poll(0.0)
+            because = (
+                f"the agent was ended by {_how(status)}, and its workers with it: every copy of the state is lost "
+                f"after {tail_of.steps} steps"
+            )
+            return Outcome(ExitCode.STATE_LOST, because)
+        return Outcome(status or 1, f"the agent gave up\n{_tail(self._log_of('elastic.agent'))}")
+
+    def _log_of(self, module: str) -> Path:
+        return self._dir / "logs" / f"{module.removeprefix('elastic.')}.log"
+
+
+@contextmanager
+def _display(quiet: bool, as_json: bool) -> Iterator[Display]:
+    plain = quiet or as_json or not sys.stderr.isatty()
+    display: Display = PlainDisplay(quiet=quiet, as_json=as_json) if plain else TableDisplay()
+    try:
+        yield display
+    finally:
+        display.close()
+
+
+def _environment() -> dict[str, str]:
+    """Ours; and where this package was found through the working directory only, the way to it."""
+    root = Path(__file__).resolve().parent.parent
+    if any(path and Path(path).resolve() == root for path in sys.path[1:]):
+        return dict(os.environ)
+    known = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{known}" if known else str(root)}
+
+
+def _interrupted(signals: Signals) -> Outcome:
+    number = signals.received[0]
+    code = ExitCode.INTERRUPTED if number is signal.SIGINT else ExitCode.TERMINATED
+    return Outcome(code, f"stopped by {number.name}; the same command again goes on from the newest checkpoint")
+
+
+def _summarize(job: str, job_dir: Path, outcome: Outcome, seconds: float) -> dict[str, Any]:
+    tail = StepsTail(job_dir / "steps.jsonl")
+    tail.poll(0.0)
+    lines = read_journal(merge(job_dir))
+    return {
+        "job": job,
+        "exit_code": int(outcome.exit_code),
+        "because": outcome.because,
+        "digest": outcome.digest,
+        "steps": tail.steps,
+        "samples": tail.samples,
+        "seconds": round(seconds, 3),
+        "generation": max((line["generation"] for line in lines if line["event"] == "published"), default=0),
+        "recoveries": recoveries(lines),
+        "job_dir": str(job_dir),
+    }
+
+
+def _say_failure(outcome: Outcome) -> None:
+    """The traceback first, then one paragraph."""
+    if outcome.exit_code == ExitCode.DONE:
+        return
+    sentence, _, traceback = outcome.because.partition("\n")
+    if traceback:
+        print(traceback.rstrip(), file=sys.stderr)
+    print(f"elastic: {sentence}", file=sys.stderr, flush=True)
+
+
+def _how(status: int | None) -> str:
+    if status is None:
+        return "still running"
+    return signal.Signals(-status).name if status < 0 else f"exit code {status}"
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])

@@ -1,0 +1,38 @@
+"""What a provider says about the near future of this machine. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """Why a machine goes, or may be disturbed."""
+
+    RECLAIM = "reclaim"
+    """The provider takes a spot machine back."""
+    MAINTENANCE = "maintenance"
+    """It is rebooted, moved or stopped with its memory lost."""
+    TIME_LIMIT = "time limit"
+    """The batch system ends the allocation."""
+    ASKED = "asked"
+    """A person or a program wants the node empty. Lasts until it is taken back; all others end by themselves."""
+    ADVICE = "advice"
+    """Something may happen, or a pause that a job survives: nobody leaves because of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """seconds_left: from now until the machine may be gone; infinite for advice. because: the provider's words.
+
+    Seen again with the same because it is the same notice, and only an earlier end is news.
+    """
+
+    kind: Kind
+    seconds_left: float
+    because: str
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the node has to leave."""
+        return self.kind is not Kind.ADVICE

@@ -1,0 +1,1 @@
+"""Generated from proto/elastic/wire; `make proto` writes it anew."""

@@ -1,0 +1,555 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class AgentWord(_message.Message):
+    __slots__ = ("hello", "beat", "word", "goodbye")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    WORD_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    hello: AgentHello
+    beat: Beat
+    word: Word
+    goodbye: Goodbye
+    def __init__(self, hello: _Optional[_Union[AgentHello, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., word: _Optional[_Union[Word, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+
+class AgentHello(_message.Message):
+    __slots__ = ("job", "node", "slots")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    node: str
+    slots: int
+    def __init__(self, job: _Optional[str] = ..., node: _Optional[str] = ..., slots: _Optional[int] = ...) -> None: ...
+
+class LeaderOrder(_message.Message):
+    __slots__ = ("welcome", "beat", "addressed", "end", "drain_node")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSED_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_NODE_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    beat: Beat
+    addressed: Addressed
+    end: End
+    drain_node: DrainNode
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., addressed: _Optional[_Union[Addressed, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., drain_node: _Optional[_Union[DrainNode, _Mapping]] = ...) -> None: ...
+
+class DrainNode(_message.Message):
+    __slots__ = ("left_ms", "because", "over")
+    LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    left_ms: int
+    because: str
+    over: bool
+    def __init__(self, left_ms: _Optional[int] = ..., because: _Optional[str] = ..., over: bool = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("term",)
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    def __init__(self, term: _Optional[int] = ...) -> None: ...
+
+class Addressed(_message.Message):
+    __slots__ = ("to", "order")
+    TO_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    to: _containers.RepeatedScalarFieldContainer[str]
+    order: Order
+    def __init__(self, to: _Optional[_Iterable[str]] = ..., order: _Optional[_Union[Order, _Mapping]] = ...) -> None: ...
+
+class End(_message.Message):
+    __slots__ = ("term", "exit_code", "because", "digest")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    exit_code: int
+    because: str
+    digest: str
+    def __init__(self, term: _Optional[int] = ..., exit_code: _Optional[int] = ..., because: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class WorkerWord(_message.Message):
+    __slots__ = ("hello", "word", "record", "goodbye")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    WORD_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    hello: WorkerHello
+    word: Word
+    record: StepRecord
+    goodbye: Goodbye
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., word: _Optional[_Union[Word, _Mapping]] = ..., record: _Optional[_Union[StepRecord, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+
+class WorkerHello(_message.Message):
+    __slots__ = ("job", "worker_id", "pid")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker_id: str
+    pid: int
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class AgentOrder(_message.Message):
+    __slots__ = ("order", "kept")
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    order: Order
+    kept: RecordsKept
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., kept: _Optional[_Union[RecordsKept, _Mapping]] = ...) -> None: ...
+
+class StepRecord(_message.Message):
+    __slots__ = ("number", "line")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    line: str
+    def __init__(self, number: _Optional[int] = ..., line: _Optional[str] = ...) -> None: ...
+
+class RecordsKept(_message.Message):
+    __slots__ = ("up_to",)
+    UP_TO_FIELD_NUMBER: _ClassVar[int]
+    up_to: int
+    def __init__(self, up_to: _Optional[int] = ...) -> None: ...
+
+class Beat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("node", "drain_node")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    drain_node: DrainNode
+    def __init__(self, node: _Optional[str] = ..., drain_node: _Optional[_Union[DrainNode, _Mapping]] = ...) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ("leading", "leader", "nodes")
+    LEADING_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    leading: bool
+    leader: str
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, leading: bool = ..., leader: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("leading", "leader", "document")
+    LEADING_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    leading: bool
+    leader: str
+    document: str
+    def __init__(self, leading: bool = ..., leader: _Optional[str] = ..., document: _Optional[str] = ...) -> None: ...
+
+class TreeNode(_message.Message):
+    __slots__ = ("lo", "hi")
+    LO_FIELD_NUMBER: _ClassVar[int]
+    HI_FIELD_NUMBER: _ClassVar[int]
+    lo: int
+    hi: int
+    def __init__(self, lo: _Optional[int] = ..., hi: _Optional[int] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("worker_id", "node", "host", "port", "seniority")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    SENIORITY_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    node: str
+    host: str
+    port: int
+    seniority: int
+    def __init__(self, worker_id: _Optional[str] = ..., node: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., seniority: _Optional[int] = ...) -> None: ...
+
+class Share(_message.Message):
+    __slots__ = ("worker_id", "keep", "units")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    keep: _containers.RepeatedCompositeFieldContainer[TreeNode]
+    units: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[str] = ..., keep: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., units: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Laggard(_message.Message):
+    __slots__ = ("worker_id", "source")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    source: str
+    def __init__(self, worker_id: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("op", "units", "shares", "laggards", "newcomers")
+    OP_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    LAGGARDS_FIELD_NUMBER: _ClassVar[int]
+    NEWCOMERS_FIELD_NUMBER: _ClassVar[int]
+    op: int
+    units: int
+    shares: _containers.RepeatedCompositeFieldContainer[Share]
+    laggards: _containers.RepeatedCompositeFieldContainer[Laggard]
+    newcomers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, op: _Optional[int] = ..., units: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., laggards: _Optional[_Iterable[_Union[Laggard, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Generation(_message.Message):
+    __slots__ = ("number", "kind", "base", "members", "plan", "because", "hold", "token")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNKNOWN: _ClassVar[Generation.Kind]
+        FORM: _ClassVar[Generation.Kind]
+        LOSS: _ClassVar[Generation.Kind]
+        PLANNED: _ClassVar[Generation.Kind]
+    KIND_UNKNOWN: Generation.Kind
+    FORM: Generation.Kind
+    LOSS: Generation.Kind
+    PLANNED: Generation.Kind
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    kind: Generation.Kind
+    base: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    plan: Plan
+    because: str
+    hold: bool
+    token: str
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[Generation.Kind, str]] = ..., base: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., because: _Optional[str] = ..., hold: bool = ..., token: _Optional[str] = ...) -> None: ...
+
+class Word(_message.Message):
+    __slots__ = ("announce", "report", "ring_up", "ring_broken", "build_failed", "progress", "ready", "drain_wish", "left", "finished", "failed", "worker_dead", "worker_frozen", "slot_given_up", "drain_over")
+    ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    RING_UP_FIELD_NUMBER: _ClassVar[int]
+    RING_BROKEN_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FAILED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_WISH_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_DEAD_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FROZEN_FIELD_NUMBER: _ClassVar[int]
+    SLOT_GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_OVER_FIELD_NUMBER: _ClassVar[int]
+    announce: Announce
+    report: Report
+    ring_up: RingUp
+    ring_broken: RingBroken
+    build_failed: BuildFailed
+    progress: Progress
+    ready: Ready
+    drain_wish: DrainWish
+    left: Left
+    finished: Finished
+    failed: Failed
+    worker_dead: WorkerDead
+    worker_frozen: WorkerFrozen
+    slot_given_up: SlotGivenUp
+    drain_over: DrainOver
+    def __init__(self, announce: _Optional[_Union[Announce, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., ring_up: _Optional[_Union[RingUp, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., build_failed: _Optional[_Union[BuildFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., drain_wish: _Optional[_Union[DrainWish, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., worker_dead: _Optional[_Union[WorkerDead, _Mapping]] = ..., worker_frozen: _Optional[_Union[WorkerFrozen, _Mapping]] = ..., slot_given_up: _Optional[_Union[SlotGivenUp, _Mapping]] = ..., drain_over: _Optional[_Union[DrainOver, _Mapping]] = ...) -> None: ...
+
+class Announce(_message.Message):
+    __slots__ = ("worker_id", "node", "slot", "pid", "host", "port", "numerics", "entered", "ring", "reduced", "ready")
+    class RingState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        RING_STATE_UNKNOWN: _ClassVar[Announce.RingState]
+        NONE: _ClassVar[Announce.RingState]
+        BUILDING: _ClassVar[Announce.RingState]
+        LIVE: _ClassVar[Announce.RingState]
+        ABORTED: _ClassVar[Announce.RingState]
+    RING_STATE_UNKNOWN: Announce.RingState
+    NONE: Announce.RingState
+    BUILDING: Announce.RingState
+    LIVE: Announce.RingState
+    ABORTED: Announce.RingState
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
+    ENTERED_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
+    REDUCED_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    node: str
+    slot: int
+    pid: int
+    host: str
+    port: int
+    numerics: str
+    entered: int
+    ring: Announce.RingState
+    reduced: int
+    ready: bool
+    def __init__(self, worker_id: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., numerics: _Optional[str] = ..., entered: _Optional[int] = ..., ring: _Optional[_Union[Announce.RingState, str]] = ..., reduced: _Optional[int] = ..., ready: bool = ...) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("worker_id", "round", "promise", "entered", "has_state", "reduced", "units", "roots", "running", "kept", "copied")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PROMISE_FIELD_NUMBER: _ClassVar[int]
+    ENTERED_FIELD_NUMBER: _ClassVar[int]
+    HAS_STATE_FIELD_NUMBER: _ClassVar[int]
+    REDUCED_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    ROOTS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    round: int
+    promise: int
+    entered: int
+    has_state: bool
+    reduced: int
+    units: int
+    roots: _containers.RepeatedCompositeFieldContainer[TreeNode]
+    running: int
+    kept: int
+    copied: int
+    def __init__(self, worker_id: _Optional[str] = ..., round: _Optional[int] = ..., promise: _Optional[int] = ..., entered: _Optional[int] = ..., has_state: bool = ..., reduced: _Optional[int] = ..., units: _Optional[int] = ..., roots: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., running: _Optional[int] = ..., kept: _Optional[int] = ..., copied: _Optional[int] = ...) -> None: ...
+
+class RingUp(_message.Message):
+    __slots__ = ("worker_id", "generation")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    generation: int
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class RingBroken(_message.Message):
+    __slots__ = ("worker_id", "generation", "because")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    generation: int
+    because: str
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., because: _Optional[str] = ...) -> None: ...
+
+class BuildFailed(_message.Message):
+    __slots__ = ("worker_id", "generation", "unreachable")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    generation: int
+    unreachable: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., unreachable: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("worker_id", "generation", "reduced", "applied", "phase")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REDUCED_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    generation: int
+    reduced: int
+    applied: int
+    phase: str
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., reduced: _Optional[int] = ..., applied: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("worker_id", "generation")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    generation: int
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class DrainWish(_message.Message):
+    __slots__ = ("worker_id", "because", "left_ms")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    because: str
+    left_ms: int
+    def __init__(self, worker_id: _Optional[str] = ..., because: _Optional[str] = ..., left_ms: _Optional[int] = ...) -> None: ...
+
+class DrainOver(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class Left(_message.Message):
+    __slots__ = ("worker_id", "generation")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    generation: int
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("worker_id", "generation", "digest")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    generation: int
+    digest: str
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("worker_id", "generation", "place", "message", "exit_code")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    generation: int
+    place: str
+    message: str
+    exit_code: int
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., place: _Optional[str] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
+
+class WorkerDead(_message.Message):
+    __slots__ = ("worker_id", "because")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    because: str
+    def __init__(self, worker_id: _Optional[str] = ..., because: _Optional[str] = ...) -> None: ...
+
+class WorkerFrozen(_message.Message):
+    __slots__ = ("worker_id", "because")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    because: str
+    def __init__(self, worker_id: _Optional[str] = ..., because: _Optional[str] = ...) -> None: ...
+
+class SlotGivenUp(_message.Message):
+    __slots__ = ("node", "slot", "because", "exit_code")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    slot: int
+    because: str
+    exit_code: int
+    def __init__(self, node: _Optional[str] = ..., slot: _Optional[int] = ..., because: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
+
+class Order(_message.Message):
+    __slots__ = ("quiesce", "publish", "fence", "kill", "release", "close", "drain")
+    QUIESCE_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    KILL_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    quiesce: Quiesce
+    publish: Publish
+    fence: Fence
+    kill: Kill
+    release: Release
+    close: Close
+    drain: Drain
+    def __init__(self, quiesce: _Optional[_Union[Quiesce, _Mapping]] = ..., publish: _Optional[_Union[Publish, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., kill: _Optional[_Union[Kill, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+
+class Quiesce(_message.Message):
+    __slots__ = ("term", "round", "up_to")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    UP_TO_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    round: int
+    up_to: int
+    def __init__(self, term: _Optional[int] = ..., round: _Optional[int] = ..., up_to: _Optional[int] = ...) -> None: ...
+
+class Publish(_message.Message):
+    __slots__ = ("term", "generation")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    generation: Generation
+    def __init__(self, term: _Optional[int] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ...) -> None: ...
+
+class Fence(_message.Message):
+    __slots__ = ("term", "worker_id", "because")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    worker_id: str
+    because: str
+    def __init__(self, term: _Optional[int] = ..., worker_id: _Optional[str] = ..., because: _Optional[str] = ...) -> None: ...
+
+class Kill(_message.Message):
+    __slots__ = ("term", "worker_id")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    worker_id: str
+    def __init__(self, term: _Optional[int] = ..., worker_id: _Optional[str] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("term", "worker_id")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    worker_id: str
+    def __init__(self, term: _Optional[int] = ..., worker_id: _Optional[str] = ...) -> None: ...
+
+class Close(_message.Message):
+    __slots__ = ("term", "because", "exit_code")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    because: str
+    exit_code: int
+    def __init__(self, term: _Optional[int] = ..., because: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ("term", "worker_id", "left_ms", "because")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    worker_id: str
+    left_ms: int
+    because: str
+    def __init__(self, term: _Optional[int] = ..., worker_id: _Optional[str] = ..., left_ms: _Optional[int] = ..., because: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,71 @@
+"""What the script is told of its world: that it has another size, and that this worker's node has to go."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from runtime.session import Session
+
+ResizeHook = Callable[[int, int, str], None]
+DrainHook = Callable[[float, str], None]
+
+LAST_CHECKPOINT_S = 20.0
+LAST_CHECKPOINT_AT = 0.4
+"""A node that still trains so long before its end, or, of little time, when this part of it is over, because nobody can
+take over, wishes for one more checkpoint: a little before the job's last call, so that it is written by then."""
+
+
+class Changes:
+    """Used by the user's thread only."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._world = 0
+        self._told = ""
+        self._paused_in = 0
+        self._wished_for = ""
+        self._wishes_at_s = math.inf
+        self.resize_hooks: list[ResizeHook] = []
+        self.drain_hooks: list[DrainHook] = []
+
+    def before_step(self) -> None:
+        """Everybody is between two steps: call the hooks of what has changed since the last one."""
+        before, self._world = self._world, self._session.world_size
+        if before and before != self._world:
+            for hook in self.resize_hooks:
+                hook(before, self._world, self._session.because)
+        self.tell_drain()
+
+    def tell_drain(self) -> None:
+        """Call the on_drain hooks, once for each notice."""
+        going = self._session.going
+        if going is None or going.because == self._told:
+            return
+        self._told = going.because
+        for hook in self.drain_hooks:
+            hook(max(0.0, going.until_s - time.monotonic()), going.because)
+
+    def take_pause(self) -> bool:
+        """Whether the job waits from here on, below quorum; true once for each such generation.
+
+        No wish can travel with the reduction of the step that waits, but all members know it at the same boundary.
+        """
+        before, self._paused_in = self._paused_in, self._session.generation if self._session.pauses else 0
+        return self._paused_in not in (0, before)
+
+    def take_wish(self) -> bool:
+        """Whether to take a checkpoint soon: true once when a notice comes, and once more shortly before its end."""
+        going, now_s = self._session.going, time.monotonic()
+        if going is None:
+            return False
+        if going.because != self._wished_for:
+            left_s = going.until_s - now_s
+            self._wished_for = going.because
+            self._wishes_at_s = now_s + max(left_s - LAST_CHECKPOINT_S, LAST_CHECKPOINT_AT * left_s)
+            return True
+        wants = now_s >= self._wishes_at_s
+        if wants:
+            self._wishes_at_s = math.inf
+        return wants

@@ -1,0 +1,303 @@
+"""The side thread that writes this member's part of a checkpoint, and makes it one when all parts are there.
+
+Members agree on nothing but what is on the storage: each writes its data, then a note that says so; whoever finds the
+notes of all members writes the manifest. With the last note in place there is at least one such member, and two
+write the same. The loop never waits for any of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from elastic.checkpoints.keep import Keep
+from elastic.checkpoints.manifest import FileEntry, Manifest, Moment, PartNote
+from elastic.checkpoints.naming import FILES, MANIFEST, PERIODIC, EntryName, is_inside, part_file, part_note
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import Storage, put
+from elastic.errors import CheckpointError
+from runtime.checkpoint import files
+from runtime.checkpoint.ledger import await_step
+from runtime.checkpoint.stager import Staged
+from runtime.partial import Json
+from runtime.session import Place
+
+ATTEMPTS = 5
+"""How often a part is tried on a storage that answers with errors, with a growing pause between."""
+PAUSE_S = 0.5
+LOOK_S = 0.2
+"""First pause between two looks whether the others are done; doubles up to LOOK_MAX_S."""
+LOOK_MAX_S = 5.0
+OTHERS_S = 60.0
+"""How long the end of the script waits for the parts of others in a save that it has asked for."""
+LEDGER_S = 60.0
+"""How long the manifest waits for the ledger to hold the steps before it."""
+CHUNK_BYTES = 4 << 20
+
+T = TypeVar("T")
+
+Note = Callable[..., None]
+"""note(event, **fields): a line of the journal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One checkpoint, staged. place: of the generation whose members write it, seen from this one.
+
+    shares: rank -> its part. A save that the script has asked for has those of all ranks, so that one survivor can
+    write what a dead member has not; a periodic one has this member's only, and is taken anew instead.
+    """
+
+    series: str
+    name: EntryName
+    place: Place
+    moment: Moment
+    header: dict[str, Json]
+    shares: dict[int, list[Staged]]
+    taken: str
+    own_files: Path | None = None
+    """A directory with files of on_checkpoint hooks; removed when they are written."""
+    has_own_files: bool = False
+    """Rank 0's part has such files, which nobody else can write."""
+    stall_s: float = 0.0
+    """How long the loop stood still for it."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """What has become of the newest periodic checkpoint that this member has taken part in."""
+
+    place: Place | None = None
+    complete: bool = True
+    """True also where there was none: nothing has to be made good."""
+    cost_s: float | None = None
+    """Training time that one costs: the stall, and the processor time of writing it."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Series -> what went wrong with the last save of that name, of which the script must hear."""
+
+
+class Saver:
+    """`put` and `finish` are the user's thread's; everything else happens on the side thread, started when needed."""
+
+    def __init__(self, settings: Settings, storage: Storage, place: Callable[[], Place], note: Note) -> None:
+        self._settings = settings
+        self._storage = storage
+        self._place = place
+        self._note = note
+        self._keep = Keep.parse(settings.keep)
+        self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        self._idle = threading.Condition()
+        self._pending = 0
+        self._unfinished: dict[str, Task] = {}
+        """Series -> the task whose part is written, while those of others are not."""
+        self.standing = Standing()
+        self._finishing = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def pending(self) -> int:
+        """Parts of this member that are not written yet."""
+        return self._pending
+
+    def put(self, task: Task) -> None:
+        """Write it; returns at once."""
+        with self._idle:
+            self._pending += 1
+        if task.series == PERIODIC:
+            self.standing.place, self.standing.complete = task.place, False
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="checkpoint", daemon=True)
+            self._thread.start()
+        self._tasks.put(task)
+
+    def finish(self, within_s: float) -> None:
+        """Wait until this member's parts are written or have failed, then for those of others in the script's saves."""
+        with self._idle:
+            if not self._idle.wait_for(lambda: self._pending == 0, within_s):
+                self.standing.failures[""] = f"a checkpoint was still being written after {within_s:g} s"
+            self._finishing = True
+            if not self._idle.wait_for(lambda: not self._asked_for, OTHERS_S):
+                for series in self._asked_for:
+                    late = f"the parts of other workers were not there after {OTHERS_S:g} s"
+                    self.standing.failures[series] = f"save({series!r}): {late}"
+            self._finishing = False
+
+    @property
+    def _asked_for(self) -> list[str]:
+        return [series for series in list(self._unfinished) if series != PERIODIC]
+
+    # ---------------------------------------------------------------------------------------- the side thread
+
+    def _work(self) -> None:
+        look_s = LOOK_S
+        while True:
+            try:
+                task = self._tasks.get(timeout=look_s if self._unfinished else None)
+            except queue.Empty:
+                look_s = LOOK_S if self._finishing else min(LOOK_MAX_S, 2 * look_s)
+                for task in list(self._unfinished.values()):
+                    self._guarded(task, self._complete)
+                with self._idle:
+                    self._idle.notify_all()
+                continue
+            look_s = LOOK_S
+            self._unfinished.pop(task.series, None)
+            self._guarded(task, self._write)
+            del task
+            with self._idle:
+                self._pending -= 1
+                self._idle.notify_all()
+
+    def _guarded(self, task: Task, act: Callable[[Task], None]) -> None:
+        """What goes wrong with a checkpoint is said, and training goes on."""
+        try:
+            act(task)
+        except Exception as error:
+            # A storage library may raise anything; this thread must live for the next checkpoint.
+            self._unfinished.pop(task.series, None)
+            self._failed(task, f"{type(error).__name__}: {error}")
+
+    def _failed(self, task: Task, because: str) -> None:
+        self._note("checkpoint_failed", series=task.series, entry=str(task.name), because=because)
+        if task.series != PERIODIC:
+            self.standing.failures[task.series] = f"save({task.series!r}) after step {task.name.step}: {because}"
+
+    def _write(self, task: Task) -> None:
+        begun_s, begun_cpu_s = time.monotonic(), time.thread_time()
+        try:
+            size = self._tried(task, lambda: self._write_part(task, task.place.rank))
+        finally:
+            if task.own_files is not None:
+                shutil.rmtree(task.own_files, ignore_errors=True)
+        cpu_s = time.thread_time() - begun_cpu_s
+        if task.series == PERIODIC:
+            self.standing.cost_s = task.stall_s + cpu_s
+        self._note(
+            "checkpoint_part_written",
+            series=task.series,
+            entry=str(task.name),
+            bytes=size,
+            stall_ms=round(1000 * task.stall_s, 3),
+            seconds=round(time.monotonic() - begun_s, 3),
+            cpu_s=round(cpu_s, 3),
+        )
+        self._unfinished[task.series] = replace(task, shares={}) if task.series == PERIODIC else task
+        self._complete(task)
+
+    def _tried(self, task: Task, act: Callable[[], T]) -> T:
+        pause_s = PAUSE_S
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return act()
+            except OSError as error:
+                if attempt == ATTEMPTS or "://" not in self._storage.url:
+                    raise  # a local disk that is full or read-only stays so
+                self._note("checkpoint_retried", entry=str(task.name), because=str(error), attempt=attempt)
+            time.sleep(pause_s)
+            pause_s *= 2
+        raise AssertionError("unreachable")
+
+    def _write_part(self, task: Task, rank: int) -> int:
+        series, world = Series(self._storage, task.series), task.place.world
+        written: list[FileEntry] = []
+        if task.shares[rank]:
+            name = part_file(rank, world)
+            with self._storage.create(series.path(task.name, name)) as sink:
+                written.append(files.write(sink, name, task.shares[rank]))
+        if task.own_files is not None and rank == task.place.rank:
+            written += self._write_own(series, task.name, task.own_files)
+        note = PartNote(tuple(written), task.taken)
+        put(self._storage, series.path(task.name, part_note(rank, world)), note.to_json())
+        return sum(file.size for file in written)
+
+    def _write_own(self, series: Series, name: EntryName, directory: Path) -> list[FileEntry]:
+        found = []
+        for path in sorted(directory.iterdir()):
+            inside = f"{FILES}/{path.name}"
+            if not path.is_file() or not is_inside(inside):
+                raise CheckpointError(f"on_checkpoint left {path.name!r}: only plain files with plain names are kept")
+            digest = hashlib.sha256()
+            size = 0
+            with path.open("rb") as source, self._storage.create(series.path(name, inside)) as sink:
+                while chunk := source.read(CHUNK_BYTES):
+                    digest.update(chunk)
+                    sink.write(chunk)
+                    size += len(chunk)
+            found.append(FileEntry(inside, size, digest.hexdigest()))
+        return found
+
+    def _complete(self, task: Task) -> None:
+        """If all parts are there, make it a checkpoint; if one will never come, give it up."""
+        series, place = Series(self._storage, task.series), task.place
+        there = self._storage.files(series.path(task.name))
+        notes = [part_note(rank, place.world) for rank in range(place.world)]
+        missing = [rank for rank, note in enumerate(notes) if note not in there]
+        if MANIFEST not in there:
+            if missing and not self._write_for_the_dead(task, missing):
+                return
+            self._publish(series, task, notes)
+        self._unfinished.pop(task.series, None)
+        self.standing.failures.pop(task.series, None)
+        if task.series == PERIODIC and self.standing.place == place:
+            self.standing.complete = True
+
+    def _publish(self, series: Series, task: Task, notes: list[str]) -> None:
+        parts = [PartNote.from_json(self._storage.read(series.path(task.name, note))) for note in notes]
+        if task.series == PERIODIC and self._settings.ledger:
+            await_step(Path(self._settings.ledger), task.moment.step, LEDGER_S)
+        manifest = Manifest(
+            job=self._settings.job,
+            job_id=self._settings.job_id,
+            series=task.series,
+            entry=str(task.name),
+            moment=task.moment,
+            generation=task.place.generation,
+            world=task.place.world,
+            taken=max(part.taken for part in parts),
+            files=tuple(file for part in parts for file in part.files),
+            header=task.header,
+        )
+        self._tried(task, lambda: series.publish(manifest))
+        self._note(
+            "checkpoint_complete",
+            series=task.series,
+            entry=str(task.name),
+            step=task.moment.step,
+            bytes=manifest.size,
+        )
+        self._prune(series)
+
+    def _prune(self, series: Series) -> None:
+        """What cannot be removed now is tried again after the next checkpoint; this one is complete all the same."""
+        try:
+            gone = series.prune(self._keep if series.name == PERIODIC else Keep(1), self._settings.job_id)
+        except OSError as error:
+            self._note("checkpoints_not_pruned", series=series.name, because=str(error))
+            return
+        if gone:
+            self._note("checkpoints_pruned", series=series.name, entries=[str(name) for name in gone])
+
+    def _write_for_the_dead(self, task: Task, missing: list[int]) -> bool:
+        """Whether all parts are there now. Raises CheckpointError if one of them will never be."""
+        wrote, members = task.place.members, self._place().members
+        if any(wrote[rank] in members for rank in missing):
+            return False
+        for rank in missing:
+            if rank not in task.shares or (rank == 0 and task.has_own_files):
+                raise CheckpointError(
+                    f"{wrote[rank]} left the job before its part was written; the checkpoint before this one stands"
+                )
+        if task.place.rank != min(rank for rank, worker in enumerate(wrote) if worker in members):
+            return False
+        for rank in missing:
+            self._tried(task, lambda rank=rank: self._write_part(task, rank))  # type: ignore[misc]
+            self._note("checkpoint_part_taken_over", entry=str(task.name), series=task.series, of=wrote[rank])
+        return True

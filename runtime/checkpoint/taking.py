@@ -1,0 +1,196 @@
+"""When this worker takes part in a checkpoint, what goes into it, and what a resumed run starts from.
+
+All members take one at the same step boundary. "500 steps" is a function of the step's number, which all know. Where
+time decides, rank 0 looks at its clock when a step begins, and its wish travels with the reduction of that step, so
+that all learn of it in the same place; no operation is added.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elastic.checkpoints.interval import Every, Unit, mtbf_s
+from elastic.checkpoints.manifest import Manifest, Moment
+from elastic.checkpoints.naming import PERIODIC, EntryName
+from elastic.checkpoints.ranges import share
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import storage_at
+from elastic.errors import CheckpointCorrupt
+from runtime.checkpoint.files import unique_names
+from runtime.checkpoint.saver import Saver, Task
+from runtime.checkpoint.stager import Stager
+from runtime.session import Place, Session
+
+if TYPE_CHECKING:
+    from runtime.state import Carrier
+
+FINISH_S = 600.0
+"""How long the end of the script waits for what is still being written."""
+
+CheckpointHook = Callable[[Path, int], None]
+RestoreHook = Callable[[dict[str, Any]], None]
+
+
+class Taking:
+    """Used by the user's thread only. Raises ConfigError for a root or an interval that cannot be."""
+
+    def __init__(self, session: Session, carrier: Carrier, settings: Settings) -> None:
+        self._session = session
+        self._carrier = carrier
+        self._settings = settings
+        self._every = Every.parse(settings.every)
+        self._storage = storage_at(settings.root)
+        self._saver = Saver(settings, self._storage, session.place, session.note)
+        self._stager = Stager()
+        self._began_s = self._last_s = time.monotonic()
+        self._wishing = False
+        self._asked = False
+        self._resumed: int | None = None
+        self.checkpoint_hooks: list[CheckpointHook] = []
+        self.restore_hooks: list[RestoreHook] = []
+
+    @property
+    def root(self) -> str:
+        """Where the series lie."""
+        return self._storage.url
+
+    # ------------------------------------------------------------------------------------- by itself
+
+    @property
+    def wishing(self) -> bool:
+        """Whether this worker's part of a reduction has to carry the wish for a checkpoint."""
+        return self._wishing
+
+    def wish(self) -> None:
+        """This worker wishes for a checkpoint, whatever the interval is."""
+        self._wishing = self.takes_any
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether checkpoints are taken without the script asking for them."""
+        return self._every.unit is not Unit.OFF
+
+    def ask(self) -> None:
+        """The wish has come with a result: all members take one before the next step."""
+        self._asked = True
+        self._wishing = False
+
+    def before_step(self, moment: Callable[[], Moment], step: int) -> None:
+        """A step is about to begin: everybody's state is the same now, and nobody changes it."""
+        place = self._session.place()
+        if self._asked or (self._every.at_step(step) and step != self._resumed):
+            self._asked = False
+            self._last_s = time.monotonic()
+            name = EntryName(step, 0, place.generation, place.token)
+            if self._saver.pending:
+                self._session.note("checkpoint_skipped", step=step, because="the one before is still being written")
+            else:
+                self._take(PERIODIC, name, place, moment(), self._stager)
+        self._wishing = place.rank == 0 and self._wants(place)
+
+    def _wants(self, place: Place) -> bool:
+        if self._every.unit is Unit.OFF or self._saver.pending:
+            return False
+        standing, now_s = self._saver.standing, time.monotonic()
+        abandoned = not standing.complete and standing.place is not None and standing.place.token != place.token
+        observed_s = self._settings.observed_s + now_s - self._began_s
+        wait_s = self._every.wait_s(standing.cost_s, mtbf_s(observed_s, self._settings.interruptions))
+        if not standing.complete:
+            wait_s *= 2  # others are slow, or cannot write; more of the same would not help them
+        return abandoned or now_s - self._last_s >= wait_s
+
+    # ------------------------------------------------------------------------------------- by the script
+
+    def save(self, series: str, name: EntryName, place: Place, moment: Moment) -> None:
+        """A checkpoint of this moment under the script's own name; all members of `place` come here alike.
+
+        It has memory of its own for the whole state, because the parts of others may fall to this worker.
+        """
+        self._take(series, name, place, moment, Stager())
+
+    def finish(self) -> None:
+        """Wait for what is being written."""
+        self._saver.finish(FINISH_S)
+
+    @property
+    def failures(self) -> list[str]:
+        """Saves that the script asked for and that did not become checkpoints, as sentences."""
+        return list(self._saver.standing.failures.values())
+
+    # ------------------------------------------------------------------------------------------- taking
+
+    def _take(self, series: str, name: EntryName, place: Place, moment: Moment, stager: Stager) -> None:
+        if place.rank >= place.world:
+            return
+        begun_s = time.monotonic()
+        header, tensors = self._carrier.describe()
+        named = list(zip(unique_names([name for name, _ in tensors]), (tensor for _, tensor in tensors), strict=True))
+        shapes = [tuple(tensor.shape) for _, tensor in named]
+        sizes = [tensor.numel() * tensor.element_size() for _, tensor in named]
+        ranks = [place.rank] if series == PERIODIC else list(range(place.world))
+        shares = [share(shapes, sizes, rank, place.world) for rank in ranks]
+        staged = iter(stager.stage(named, [rows for rows_of_one in shares for rows in rows_of_one]))
+        self._saver.put(
+            Task(
+                series=series,
+                name=name,
+                place=place,
+                moment=moment,
+                header=header,
+                shares={rank: list(islice(staged, len(rows))) for rank, rows in zip(ranks, shares, strict=True)},
+                taken=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                own_files=self._own_files(moment.step) if place.rank == 0 else None,
+                has_own_files=bool(self.checkpoint_hooks),
+                stall_s=time.monotonic() - begun_s,
+            )
+        )
+
+    def _own_files(self, step: int) -> Path | None:
+        if not self.checkpoint_hooks:
+            return None
+        directory = Path(tempfile.mkdtemp(prefix="elastic-checkpoint-"))
+        for hook in self.checkpoint_hooks:
+            hook(directory, step)
+        return directory
+
+    # ---------------------------------------------------------------------------------------- resuming
+
+    def resume(self) -> Manifest | None:
+        """The checkpoint from which this run goes on; None: it starts from the beginning.
+
+        Calls the on_restore hooks. Raises CheckpointCorrupt if it is not what `elastic run` found.
+        """
+        if not self._settings.resume:
+            return None
+        name = EntryName.parse(self._settings.resume)
+        found = Series(self._storage).look(name, self._settings.job_id) if name is not None else None
+        if found is None or found.manifest is None or found.problem:
+            because = found.problem if found is not None else "no such name"
+            raise CheckpointCorrupt(f"{self._settings.resume} cannot be used any more: {because}; start the job again")
+        moment = found.manifest.moment
+        self.restored({"step": moment.step, "epoch": moment.epoch, "state": found.manifest.header["state"]})
+        return found.manifest
+
+    def restored(self, header: dict[str, Any]) -> None:
+        """The script rebuilds its structure before tensors are copied."""
+        for hook in self.restore_hooks:
+            hook(header)
+
+    def load(self, manifest: Manifest) -> None:
+        """Become the state of that checkpoint. Raises CheckpointCorrupt, OSError, and ConfigError where it does not
+        fit what is registered."""
+        # torch.distributed.checkpoint takes a second to import, and only those who resume need it.
+        from runtime.checkpoint import reader
+
+        begun_s = time.monotonic()
+        self._carrier.load(manifest.header, reader.read(Series(self._storage), manifest))
+        self._resumed = manifest.moment.step
+        seconds = round(time.monotonic() - begun_s, 3)
+        self._session.note("state_restored", entry=manifest.entry, step=manifest.moment.step, seconds=seconds)

@@ -1,0 +1,168 @@
+"""State as typed JSON and raw bytes: no pickle, so a peer or a file can only ever deliver data.
+
+A tensor in a nested value becomes {"__tensor__": i} and its bytes travel as blob i. What JSON cannot say has a
+marker too: tuples, counters, dicts with keys other than strings, infinities and NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from elastic.errors import NotCarried
+from runtime.partial import Json
+
+Plain: TypeAlias = "bool | int | float | str | None"
+NamedTensor: TypeAlias = tuple[str, torch.Tensor]
+
+DEPTH_MAX = 64
+_DICTS = (dict, OrderedDict, defaultdict)
+_FIX = "only numbers, strings, bools, None, lists, tuples, dicts and dense tensors can be copied to a newcomer"
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+        *(torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2),
+    )
+}
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """ "float32" and so on."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def to_blob(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, in row-major order: uint8, shape (nbytes,), CPU; a view where that needs no copy."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def from_blob(blob: torch.Tensor, dtype: str, shape: Sequence[int]) -> torch.Tensor:
+    """The tensor of these bytes, sharing their memory where their alignment allows. Raises ValueError."""
+    kind = _DTYPES.get(dtype)
+    if kind is None:
+        raise ValueError(f"unknown dtype {dtype!r}")
+    if blob.dtype != torch.uint8 or blob.dim() != 1 or any(size < 0 for size in shape):
+        raise ValueError(f"a blob of dtype {blob.dtype} and shape {tuple(blob.shape)} for shape {tuple(shape)}")
+    if blob.numel() != math.prod(shape) * kind.itemsize:
+        raise ValueError(f"{blob.numel()} bytes for {dtype} of shape {tuple(shape)}")
+    if blob.data_ptr() % kind.itemsize or blob.storage_offset() % kind.itemsize:
+        blob = blob.clone()
+    return blob.view(kind).reshape(tuple(shape))
+
+
+def _reject(path: str, value: object) -> NotCarried:
+    kind = type(value)
+    return NotCarried(f"{path} is a {kind.__module__}.{kind.__qualname__}: {_FIX}")
+
+
+def _plain(value: object) -> bool:
+    # A subclass would come back as its base type; numpy's float64 is the one that behaves as its base.
+    return value is None or type(value) in (bool, int, float, str, np.float64)
+
+
+def _checked_tensor(value: torch.Tensor, path: str) -> torch.Tensor:
+    dense = value.layout == torch.strided and not value.is_quantized and not value.is_meta
+    if not dense or dtype_name(value) not in _DTYPES or type(value).__name__ == "DTensor":
+        raise NotCarried(f"{path} is a tensor of {value.dtype}, {value.layout} on {value.device}: {_FIX}")
+    return value
+
+
+def _checked_key(key: object, path: str) -> str | int:
+    if type(key) is str or type(key) is int:
+        return key
+    raise NotCarried(f"{path} has a key of type {type(key).__name__}: only strings and integers are carried as keys")
+
+
+def encode(value: object, path: str, tensors: list[NamedTensor]) -> Json:
+    """The JSON of a nested value; its tensors are appended to `tensors` as (path, tensor), numbered by place there.
+
+    Raises NotCarried naming the path of what cannot be carried.
+    """
+    return _encode(value, path, tensors, DEPTH_MAX)
+
+
+def _encode(value: Any, path: str, tensors: list[NamedTensor], depth: int) -> Json:
+    if depth == 0:
+        raise NotCarried(f"{path} is nested deeper than {DEPTH_MAX} levels, or contains itself")
+    if isinstance(value, torch.Tensor):
+        tensors.append((path, _checked_tensor(value, path)))
+        return {"__tensor__": len(tensors) - 1}
+    if _plain(value):
+        if isinstance(value, float):
+            return float(value) if math.isfinite(value) else {"__float__": repr(float(value))}
+        return value  # type: ignore[no-any-return]
+    if type(value) in (list, tuple):
+        items: list[Json] = [_encode(item, f"{path}.{i}", tensors, depth - 1) for i, item in enumerate(value)]
+        return items if type(value) is list else {"__tuple__": items}
+    if type(value) not in (*_DICTS, Counter):
+        raise _reject(path, value)
+    pairs: list[tuple[str | int, Json]] = [
+        (_checked_key(key, path), _encode(item, f"{path}.{key}", tensors, depth - 1)) for key, item in value.items()
+    ]
+    if type(value) is Counter:
+        return {"__counter__": [[key, item] for key, item in pairs]}
+    if all(isinstance(key, str) and not key.startswith("__") for key, _ in pairs):
+        return {str(key): item for key, item in pairs}
+    return {"__dict__": [[key, item] for key, item in pairs]}
+
+
+def decode(value: Json, tensor: Callable[[int], torch.Tensor]) -> Any:
+    """What `encode` was given; `tensor(i)` gives back tensor i. Raises ValueError for what encode never writes."""
+    if isinstance(value, list):
+        return [decode(item, tensor) for item in value]
+    if not isinstance(value, dict):
+        return value
+    marker, body = next(iter(value.items()), ("", None))
+    if not marker.startswith("__"):
+        return {key: decode(item, tensor) for key, item in value.items()}
+    match marker, body:
+        case "__tensor__", int():
+            return tensor(body)
+        case "__float__", ("inf" | "-inf" | "nan") as name:
+            return float(str(name))
+        case "__tuple__", list():
+            return tuple(decode(item, tensor) for item in body)
+        case "__dict__", list():
+            return dict(_decoded_pair(pair, tensor) for pair in body)
+        case "__counter__", list():
+            return Counter(dict(_decoded_pair(pair, tensor) for pair in body))
+    raise ValueError(f"unknown marker {marker!r}")
+
+
+def _decoded_pair(pair: Json, tensor: Callable[[int], torch.Tensor]) -> tuple[str | int, Any]:
+    match pair:
+        case [str() | int() as key, item]:
+            return key, decode(item, tensor)
+    raise ValueError(f"not a key and a value: {pair!r}")
+
+
+def plain_leaves(value: Json, path: str) -> Iterator[tuple[str, Plain]]:
+    """(path, plain value) in what `encode` wrote, tensors left out; an empty container is a string that says so."""
+    if isinstance(value, dict) and value:
+        marker, body = next(iter(value.items()))
+        if marker == "__tensor__":
+            return
+        if marker == "__float__":
+            yield path, str(body)
+            return
+        if marker == "__tuple__":
+            yield from plain_leaves(body, path)
+            return
+        if marker in ("__dict__", "__counter__") and isinstance(body, list):
+            value = {str(pair[0]): pair[1] for pair in body if isinstance(pair, list)}
+    if isinstance(value, list):
+        value = {str(i): item for i, item in enumerate(value)}
+    if not isinstance(value, dict):
+        yield path, value
+        return
+    if not value:
+        yield path, "empty"
+    for key, item in value.items():
+        yield from plain_leaves(item, f"{path}.{key}")

@@ -1,0 +1,171 @@
+"""What two workers say to each other before any data: who calls, for which job and generation, and the answer.
+
+A message is a big-endian 4-byte length and that many bytes of JSON, at most MAX_BYTES. Both sides show the
+generation's token; nothing of a message is used before all of it was checked.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import socket
+import struct
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+VERSION = 1
+MAX_BYTES = 64 * 1024
+_LENGTH = struct.Struct(">I")
+_MAX_TEXT = 4096
+
+Purpose = Literal["ring", "copy"]
+
+
+class HelloRefused(Exception):
+    """The other side was turned away, or turned us away; the message is the reason, fit to be sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The caller's first message. `to` is whom it wants: a port may have a new owner by now.
+
+    plan: hash of the plan of that generation. token: the secret its members share.
+    """
+
+    job: str
+    generation: int
+    worker_id: str
+    to: str
+    purpose: Purpose
+    plan: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The answer to a hello that was accepted."""
+
+    generation: int
+    worker_id: str
+    plan: str
+    token: str
+
+
+def encode_hello(hello: Hello) -> bytes:
+    return _encode({"v": VERSION, **asdict(hello)})
+
+
+def encode_welcome(welcome: Welcome) -> bytes:
+    return _encode({"v": VERSION, **asdict(welcome)})
+
+
+def encode_refusal(reason: str) -> bytes:
+    return _encode({"v": VERSION, "refused": reason[:_MAX_TEXT]})
+
+
+def decode_hello(message: bytes) -> Hello:
+    """Raises HelloRefused for anything but a well-formed hello of this version."""
+    fields = _decode(message)
+    purpose = _text(fields, "purpose")
+    if purpose not in ("ring", "copy"):
+        raise HelloRefused(f"unknown purpose {purpose!r}")
+    return Hello(
+        job=_text(fields, "job"),
+        generation=_number(fields, "generation"),
+        worker_id=_text(fields, "worker_id"),
+        to=_text(fields, "to"),
+        purpose="ring" if purpose == "ring" else "copy",
+        plan=_text(fields, "plan"),
+        token=_text(fields, "token"),
+    )
+
+
+def decode_answer(message: bytes) -> Welcome:
+    """Raises HelloRefused with the other side's reason, or for a malformed answer."""
+    fields = _decode(message)
+    if "refused" in fields:
+        raise HelloRefused(_text(fields, "refused"))
+    return Welcome(
+        generation=_number(fields, "generation"),
+        worker_id=_text(fields, "worker_id"),
+        plan=_text(fields, "plan"),
+        token=_text(fields, "token"),
+    )
+
+
+def same_token(ours: str, theirs: str) -> bool:
+    """Compares in constant time."""
+    return hmac.compare_digest(ours.encode(), theirs.encode())
+
+
+def check_welcome(welcome: Welcome, hello: Hello) -> None:
+    """Raises HelloRefused unless whoever answered is the one that was called, in the same plan, with the token."""
+    if not same_token(hello.token, welcome.token):
+        raise HelloRefused("its token is not the generation's")
+    if (welcome.worker_id, welcome.generation, welcome.plan) != (hello.to, hello.generation, hello.plan):
+        raise HelloRefused(
+            f"it answered as {welcome.worker_id}, generation {welcome.generation}, plan {welcome.plan!r}; "
+            f"wanted {hello.to}, {hello.generation}, {hello.plan!r}"
+        )
+
+
+class Inbox:
+    """Collects one message from a non-blocking socket, and reads no byte beyond it."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def read(self, sock: socket.socket) -> bytes | None:
+        """The message once complete, None while the socket has no more.
+
+        Raises EOFError if the other side closed first, OSError of the socket, HelloRefused for an excessive length.
+        """
+        while True:
+            have = len(self._bytes)
+            if have < _LENGTH.size:
+                missing = _LENGTH.size - have
+            else:
+                (size,) = _LENGTH.unpack_from(self._bytes)
+                if size > MAX_BYTES:
+                    raise HelloRefused(f"message of {size} bytes, at most {MAX_BYTES} allowed")
+                missing = _LENGTH.size + size - have
+                if missing == 0:
+                    return bytes(self._bytes[_LENGTH.size :])
+            try:
+                part = sock.recv(missing)
+            except BlockingIOError:
+                return None
+            if not part:
+                raise EOFError("closed before its message was complete")
+            self._bytes += part
+
+
+def _encode(fields: dict[str, object]) -> bytes:
+    body = json.dumps(fields, separators=(",", ":")).encode()
+    if len(body) > MAX_BYTES:
+        raise ValueError(f"message of {len(body)} bytes, at most {MAX_BYTES} allowed")
+    return _LENGTH.pack(len(body)) + body
+
+
+def _decode(message: bytes) -> dict[str, object]:
+    try:
+        fields = json.loads(message)
+    except (ValueError, RecursionError) as error:
+        raise HelloRefused("not a JSON message") from error
+    if not isinstance(fields, dict) or fields.get("v") != VERSION:
+        raise HelloRefused(f"not a message of version {VERSION}")
+    return fields
+
+
+def _text(fields: dict[str, object], name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str) or len(value) > _MAX_TEXT:
+        raise HelloRefused(f"{name} must be a string of at most {_MAX_TEXT} characters")
+    return value
+
+
+def _number(fields: dict[str, object], name: str) -> int:
+    value = fields.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise HelloRefused(f"{name} must be an integer from 0 to 2**63 - 1")
+    return value

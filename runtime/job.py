@@ -1,0 +1,479 @@
+"""The job as a training script sees it: `elastic.join()` and everything it returns.
+
+One Job a process. It checks arguments, and leaves the order of things to Training and the numbers to the rest.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import os
+import random
+import sys
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeVar, cast, overload
+
+import numpy as np
+import torch
+from torch import nn
+
+from elastic.checkpoints.naming import check_series
+from elastic.checkpoints.settings import Settings
+from elastic.errors import CheckpointError, ConfigError, ExitCode
+from runtime import guards, small
+from runtime.alone import Alone
+from runtime.data import Tail
+from runtime.evaluate import Score, evaluate
+from runtime.leading import Sink
+from runtime.loader import Loader, check_count, check_seed
+from runtime.loop import Epochs, Extent, Steps, shards_of, steps_of
+from runtime.nodelock import node_lock
+from runtime.noted import noted, value_noted
+from runtime.partial import Json, Partial
+from runtime.passes import Gradients, Work
+from runtime.randomness import randomness_kept
+from runtime.scalars import Number
+from runtime.session import Op, OpKind, Session
+from runtime.training import Loop, Training, empty_leaf
+from runtime.values import Values
+
+T = TypeVar("T")
+
+AGENT_SOCKET = "ELASTIC_AGENT_SOCKET"
+"""Environment variable: the unix socket of the agent that started this process. Unset: a job of one."""
+SLOT = "ELASTIC_SLOT"
+"""Environment variable: which of its node's workers this is, from 0."""
+THREADS = "ELASTIC_THREADS"
+"""Environment variable: what `elastic run --threads` says, for a script that does not say it itself."""
+
+_current: Job | None = None
+
+
+def join(*, seed: int = 0, device: str | torch.device | None = None, threads: int | None = None) -> Job:
+    """Become a worker of the job; called once, before models are built.
+
+    seed: seeds torch, numpy and random, so that all workers build equal models. device: where batches go; default
+    is this worker's CUDA device, else the CPU. threads: for torch.set_num_threads; the bits of the result depend on
+    it, so the default is the same on every machine: what `elastic run --threads` says, else 1. Use the job as a
+    context manager, or just use it: it is closed when the script ends.
+
+    Raises ConfigError for bad arguments and a second join, NotUnderElastic under a launcher of many processes.
+    """
+    global _current
+    if _current is not None:
+        raise ConfigError("elastic.join() was called twice; call it once and pass the job on")
+    if threads is None:
+        threads = int(os.environ.get(THREADS, "1"))
+    check_count("threads", threads)
+    check_seed(seed)
+    chosen = _device(device)
+    torch.set_num_threads(threads)
+    job = Job(_session(threads, chosen), seed=seed, threads=threads, device=chosen)
+    torch.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
+    job._close_with_the_script()
+    _current = job
+    return job
+
+
+def _session(threads: int, device: torch.device) -> Session:
+    if os.environ.get(AGENT_SOCKET):
+        from runtime.member import connect
+
+        return connect(threads, device)
+    guards.check_launcher(os.environ)
+    return Alone()
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        device = f"cuda:{int(os.environ.get(SLOT, '0')) % torch.cuda.device_count()}"
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f'device={device!r} is none of torch\'s: write "cpu" or "cuda:0"') from error
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    return chosen
+
+
+class Job:
+    """One worker's view of the job. Made by `elastic.join()`."""
+
+    def __init__(self, session: Session, *, seed: int, threads: int, device: torch.device) -> None:
+        self._session = session
+        checkpoints = Settings.from_environment(os.environ)
+        self._training = Training(session, seed=seed, threads=threads, device=device, checkpoints=checkpoints)
+        self._loaders: list[Loader] = []
+        self._epochs = 0
+        self._closed = False
+        self._outer_hook: Callable[[type[BaseException], BaseException, TracebackType | None], Any] | None = None
+
+    # Who and where
+
+    @property
+    def rank(self) -> int:
+        """0..world_size-1 in the current generation; it can change between two steps."""
+        return self._session.rank
+
+    @property
+    def world_size(self) -> int:
+        """Members of the current generation; it can change between two steps."""
+        return self._session.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's slot on its node; constant."""
+        return self._session.local_rank
+
+    @property
+    def generation(self) -> int:
+        """Number of the current member list; only grows."""
+        return self._session.generation
+
+    @property
+    def worker_id(self) -> str:
+        """`<node>.<slot>.<incarnation>`; constant, and new for each process."""
+        return self._session.worker_id
+
+    @property
+    def device(self) -> torch.device:
+        """Where the loader puts batches and the model belongs."""
+        return self._training.device
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is rank 0 now."""
+        return self._session.rank == 0
+
+    @property
+    def restarted(self) -> bool:
+        """Whether this process replaces an earlier one."""
+        return self._session.restarted
+
+    # What is copied to newcomers
+
+    @property
+    def state(self) -> Values:
+        """The script's own values, by attribute; see Values."""
+        return self._training.values
+
+    def register(self, *, buffers: Mapping[str, str] | None = None, **objects: object) -> None:
+        """Name what belongs to the state: models, optimizers, schedulers, anything with state_dict().
+
+        buffers: qualified name ("model.queue") -> "mean" or "first", for buffers other than BatchNorm's which change
+        in training. Raises ConfigError (after the first step, a name twice, nothing to train) and NotCarried.
+        """
+        self._training.carrier.register(buffers, **objects)
+
+    def digest(self) -> str:
+        """SHA-256, in hex, over (name, dtype, shape, bytes) of everything registered and job.state, in name order."""
+        self._training.check_outside_pass("digest()")
+        return self._training.carrier.digest()
+
+    # The loop
+
+    def loader(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shards: int,
+        shuffle: bool = False,
+        seed: int | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        tail: Tail = "drop",
+        workers: int = 0,
+    ) -> Loader:
+        """Batches of a map-style dataset, split into shards. len() is the number of steps of an epoch.
+
+        batch_size: samples of ONE optimizer step, over all workers. shards: into how many parts it is split, which
+        is the largest number of workers that can help, and is fixed for the job. seed: of the order (default: the
+        job's). collate: list of samples -> batch. transform: sample -> sample, with seeded RNGs. tail: what happens
+        to samples that fill no whole step: "drop", or "pad" with samples from the start of the epoch's order.
+        workers: processes that fetch ahead, kept over epochs and changes of the world; 0: none, this process fetches.
+        Raises ConfigError.
+        """
+        loader = Loader(
+            dataset,
+            batch_size,
+            shards=shards,
+            shuffle=shuffle,
+            seed=self._training.seed if seed is None else seed,
+            collate=collate,
+            transform=transform,
+            tail=tail,
+            workers=workers,
+            device=self.device,
+        )
+        self._training.claim_shards(shards)
+        self._loaders.append(loader)
+        self.print(loader.describe())
+        return loader
+
+    def epochs(self, n: int) -> Epochs:
+        """The outer loop, `for epoch in job.epochs(n)`. A newcomer starts in the epoch that is in progress."""
+        self._epochs = check_count("epochs", n)
+        return Epochs(self._training, n)
+
+    def steps(
+        self,
+        data: Loader | None = None,
+        *,
+        shards: int | None = None,
+        total: int | None = None,
+        epochs: int | None = None,
+        gradients: Gradients = "mean",
+        allow: Collection[str] = (),
+    ) -> Steps:
+        """The loop over optimizer steps, `for step in job.steps(train)`.
+
+        Inside epochs(): one epoch of the data. Alone: `total=` steps or `epochs=` epochs. Without data: `shards=` and
+        `total=` (inside epochs(): of each epoch), and the body draws its own batches from the seeded RNGs.
+        gradients: "mean" over the shards by weight, or their "sum". allow: guards to turn off, by name.
+        Raises ConfigError for arguments that do not go together, SecondLoop for a loop after another.
+        """
+        training = self._training
+        shards = shards_of(data, shards)
+        if gradients not in ("mean", "sum"):
+            raise ConfigError(f'gradients={gradients!r} must be "mean" or "sum"')
+        work = Work(shards, data, gradients, guards.check_allow(allow))
+        inside = training.loop is Loop.EPOCHS
+        per_epoch, count = steps_of(data, total, epochs, inside)
+        training.claim_shards(shards)
+        first = training.begin_steps()
+        if first == 0 and self.world_size > shards:
+            spares = self.world_size - shards
+            self.print(f"{self.world_size} workers for {shards} shards: {spares} without a shard are spares")
+        if inside:
+            left = self._epochs - training.epoch
+            return Steps(training, work, Extent(first, training.epoch, per_epoch, per_epoch, first + left * per_epoch))
+        return Steps(training, work, Extent(first, 0, per_epoch, count, count))
+
+    def stop(self, because: str) -> None:
+        """End the training: travels with the next reduction; all workers leave both loops after the same step."""
+        self._training.stop(str(because))
+
+    # Together, between passes
+
+    def evaluate(
+        self, fn: Score, dataset: Any, *, batch_size: int = 64, models: nn.Module | Sequence[nn.Module] | None = None
+    ) -> dict[str, float]:
+        """Means of `fn(*batch) -> {name: mean of the batch}` over a map-style dataset, the same on every worker.
+
+        Runs in evaluation mode (models: default all registered ones) without gradients; both are put back, and so are
+        the RNGs. The parts are spread over the workers. Raises ConfigError and UsageError.
+        """
+        return evaluate(self._training, fn, dataset, batch_size=batch_size, models=models)
+
+    def once(self, fn: Callable[..., T], *args: Any) -> T:
+        """`fn(*args)` run by the leader; all workers get its value, which must be JSON.
+
+        If the leader dies the next one repeats it, so it must be idempotent. Raises NotCarried for another value.
+        """
+        name = getattr(fn, "__name__", type(fn).__name__)
+        return cast(T, self._once(f"once({name})", lambda: fn(*args)))
+
+    def save(self, name: str) -> str:
+        """A checkpoint of this moment under a name, atomic, written while training goes on; all workers call it.
+
+        It replaces the one of that name once it is complete. Returns where the name's checkpoints lie; `elastic
+        checkpoints export NAME` makes plain files of the newest. If it cannot be written, that is said at once, the
+        old one stays, and close() raises CheckpointError. Raises ConfigError for a bad name.
+        """
+        training, series = self._training, check_series(name)
+        elsewhere = training.elsewhere
+        plan = self._once(f"save({series})", training.plan_save)
+        if not elsewhere:
+            training.save(series, cast(dict[str, Any], plan))
+        return f"{training.checkpoints.root}/{series}"
+
+    def on_resize(self, hook: Callable[[int, int, str], None]) -> None:
+        """`hook(old, new, because)` on every member between two steps, when the world has another size since the last.
+
+        The global batch, the learning rate and the bits do not depend on the size; this is for what only watches.
+        """
+        self._training.changes.resize_hooks.append(hook)
+
+    def on_drain(self, hook: Callable[[float, str], None]) -> None:
+        """`hook(seconds_left, because)` on a worker whose node has to go, once for each notice.
+
+        Called between two steps, or, if the job goes on without this worker before that, when it leaves: then the
+        parameters are those with which the step in progress began. After seconds_left the machine may be gone. The
+        notice may come to nothing, and this worker go on.
+        """
+        self._training.changes.drain_hooks.append(hook)
+
+    def on_checkpoint(self, hook: Callable[[Path, int], None]) -> None:
+        """`hook(directory, step)` on rank 0 when a checkpoint is taken: files it leaves there become part of it."""
+        self._training.checkpoints.checkpoint_hooks.append(hook)
+
+    def on_restore(self, hook: Callable[[dict[str, Any]], None]) -> None:
+        """`hook({"step", "epoch", "state"})` on a newcomer and in a resumed run, before tensors are copied: rebuild
+        here what the script changes while it trains (unfreeze layers, add parameter groups)."""
+        self._training.checkpoints.restore_hooks.append(hook)
+
+    def shared(self, name: str, fn: Callable[[], T]) -> T:
+        """`fn()` run by the leader once in this run of the job; all workers, and all newcomers later, get its value.
+
+        Belongs before the loop, where no other call is allowed: a run's id, a path that was prepared. The value must
+        be JSON. If the leader dies the next one repeats it, so it must be idempotent. Raises NotCarried for another
+        value, UsageError for a new name once the loop has begun.
+        """
+        label = f"shared({name})"
+        with randomness_kept():
+            return cast(T, self._training.shared(name, noted(label, fn), value_noted))
+
+    def node_lock(self, name: str) -> AbstractContextManager[None]:
+        """`with job.node_lock("data"):` one process of this machine and user at a time, also of other jobs.
+
+        For what a machine needs once; look inside the block whether it is there already. Raises ConfigError.
+        """
+        return node_lock(name)
+
+    def agree(self, x: T) -> T:
+        """The leader's x on every worker: anything that job.state takes, tensors up to 64 KiB (on job.device).
+
+        If the leader dies meanwhile, it is the next leader's. Raises NotCarried for another value, ConfigError for a
+        large one.
+        """
+        packed = small.pack(x, "job.agree(x)")
+        document = self._training.collective(
+            OpKind.ONCE, "agree(x)", 1, lambda unit: Partial(unit, unit + 1, note=packed), lambda result: result.note
+        )
+        return cast(T, small.unpack(document, self.device))
+
+    @overload
+    def allreduce(self, x: torch.Tensor, op: small.Op = "mean") -> torch.Tensor: ...
+    @overload
+    def allreduce(self, x: float, op: small.Op = "mean") -> float: ...
+    def allreduce(self, x: Number, op: small.Op = "mean") -> Number:
+        """The mean, sum, max or min over the workers of a value that each has for itself: a time, a cache's hit rate.
+
+        Not exact: it is one value a worker, so it changes with their number, and a worker that dies takes its own
+        along. Log it, and decide nothing by it that training depends on; sums over the shards belong into step.log.
+        x: a real number (gives a float) or tensor of up to 64 KiB, of one dtype and shape on all workers (gives
+        a tensor of the same). Raises ConfigError, UsageError for what cannot be reduced, Disagree for different kinds.
+        """
+        value = small.check_reducible(x, op)
+        own = small.pack(value, "job.allreduce(x)")
+        document = self._training.collective(
+            OpKind.ALLREDUCE,
+            f"allreduce({op}) of {small.described(value)}",
+            1,
+            empty_leaf,
+            lambda result: result.note,
+            own,
+        )
+        device = x.device if isinstance(x, torch.Tensor) else self.device
+        values = {worker: small.unpack(other, device) for worker, other in cast(dict[str, Json], document).items()}
+        return small.reduce(values, op)
+
+    def _once(self, label: str, fn: Callable[[], Any]) -> Json:
+        with randomness_kept():
+            return self._training.collective(OpKind.ONCE, label, 1, noted(label, fn), value_noted)
+
+    def print(self, *values: object, sep: str = " ", end: str = "\n") -> None:
+        """print() on the leader only."""
+        if self.is_leader:
+            builtins.print(*values, sep=sep, end=end, flush=True)
+
+    def log_to(self, sink: Sink) -> None:
+        """Give the record of every applied step to a sink, once and in order: `elastic.JsonLines(path)`,
+        `elastic.TensorBoard(directory)`, or your own with the three methods of Sink in runtime/leading.py.
+
+        All workers call it, before the loop; the leader writes, and when it dies the next one goes on where the sink
+        ended, with what is missing taken from the ledger. Raises ConfigError if the sink holds another run.
+        """
+        self._training.leading.add(sink, self)
+
+    def on_lead(self, hook: Callable[[], None]) -> None:
+        """`hook()` on a worker that has become the leader, the first one too, between two steps or before the first.
+
+        Nothing that needs all workers may be called in it, and nothing changed that training depends on.
+        """
+        self._training.leading.hooks.append(hook)
+
+    # The end
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self.close()
+        else:
+            self._fail(error)
+        return False
+
+    def close(self) -> None:
+        """Leave the job together with all workers; called by itself when the script or the `with` block ends.
+
+        Raises NoGradient if the last pass was left before its end, CheckpointError if a save() was not written.
+        """
+        if self._closed:
+            return
+        try:
+            self._training.leave_step()
+            self._training.check_outside_pass("close()")
+            self._training.checkpoints.finish()
+            if not self._session.joining:
+                op = Op(OpKind.LEAVE, 1, self._training.epoch, self._training.next_step)
+                self._training.run(op, {}, empty_leaf)
+                self._training.lead()
+                self._training.leading.close()
+            self._session.close(self._training.carrier.digest())
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._detach()
+        if failures := self._training.checkpoints.failures:
+            raise CheckpointError("; ".join(failures))
+
+    def _fail(self, error: BaseException) -> None:
+        """The script ends with an exception: nothing is applied any more, and nobody waits for the others."""
+        if self._closed:
+            return
+        self._detach()
+        self._session.failed(error, self._training.next_step, self._training.running)
+
+    def _detach(self) -> None:
+        global _current
+        self._closed = True
+        for loader in self._loaders:
+            loader.close()
+        self._training.close()
+        atexit.unregister(self._at_exit)
+        if self._outer_hook is not None and sys.excepthook == self._on_uncaught:
+            sys.excepthook = self._outer_hook
+        if _current is self:
+            _current = None
+
+    def _close_with_the_script(self) -> None:
+        self._outer_hook = sys.excepthook
+        sys.excepthook = self._on_uncaught
+        atexit.register(self._at_exit)
+
+    def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self._fail(error)
+        (self._outer_hook or sys.__excepthook__)(kind, error, trace)
+
+    def _at_exit(self) -> None:
+        try:
+            self.close()
+        except BaseException:
+            # The interpreter prints an exception of an exit handler and exits with 0 all the same.
+            traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ExitCode.SCRIPT_FAILED)

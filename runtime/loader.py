@@ -1,0 +1,158 @@
+"""job.loader: one batch per (epoch, step, shard), the same whoever asks for it and in whatever order.
+
+There is no iterator state. Fetching a shard seeds the RNGs from (seed, epoch, step, shard) first, so random
+transforms give the same samples in every worker, with or without loader processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from elastic.errors import ConfigError
+from runtime.data import Plan, Tail
+from runtime.prefetch import Habit, Prefetcher, Wanted
+
+
+class Loader:
+    """The batches of a map-style dataset, cut into the shards of each step. Made by `job.loader`.
+
+    `len()` is the number of steps of one epoch.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shards: int,
+        shuffle: bool,
+        seed: int,
+        collate: Callable[[list[Any]], Any] | None,
+        transform: Callable[[Any], Any] | None,
+        tail: Tail,
+        workers: int,
+        device: torch.device,
+    ) -> None:
+        check_map_style(dataset, "job.loader()")
+        check_count("batch_size", batch_size)
+        check_count("shards", shards)
+        check_seed(seed)
+        if workers != 0:
+            check_count("workers", workers)
+        self.plan = Plan(len(dataset), batch_size, shards, seed, shuffle, tail)
+        self._dataset = dataset
+        self._collate = collate or default_collate
+        self._transform = transform
+        self._device = device
+        self._prefetcher = Prefetcher(self.fetch, workers) if workers else None
+
+    def __len__(self) -> int:
+        return self.plan.steps
+
+    @property
+    def shards(self) -> int:
+        return self.plan.shards
+
+    @property
+    def even(self) -> bool:
+        """Whether all shards of a step have the same number of samples."""
+        return self.plan.batch_size % self.plan.shards == 0
+
+    def describe(self) -> str:
+        """One line for the user: how the batch is split."""
+        size, extra = divmod(self.plan.batch_size, self.plan.shards)
+        each = f"{size}" if not extra else f"{size} or {size + 1}"
+        return f"{self.plan.batch_size} samples a step = {self.plan.shards} shards x {each}"
+
+    def batch(self, wanted: Wanted, rank: int, world_size: int) -> Any:
+        """The collated batch of one shard, on the job's device. The worker's place in the world helps to guess what
+        will be wanted next, and changes no bit.
+
+        Leaves the global RNGs seeded by the position; the caller seeds them again for the shard's computation.
+        """
+        if self._prefetcher is None or rank >= world_size:
+            batch = self.fetch(wanted.epoch, wanted.step, wanted.shard)
+        else:
+            batch = self._prefetcher.get(wanted, Habit(self.shards, len(self), rank, world_size))
+        return to_device(batch, self._device)
+
+    def fetch(self, epoch: int, step: int, shard: int) -> Any:
+        """The collated batch of one shard, on the CPU."""
+        seed_fetch(self.plan.seed, epoch, step, shard)
+        samples = [self._dataset[index] for index in self.plan.indices(epoch, step, shard)]
+        if self._transform is not None:
+            samples = [self._transform(sample) for sample in samples]
+        return self._collate(samples)
+
+    def close(self) -> None:
+        """End the processes that fetch ahead. The loader can be used again."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+
+
+def seed_fetch(seed: int, epoch: int, step: int, shard: int) -> None:
+    """Seed torch, numpy and random for the loading of one shard."""
+    digest = hashlib.blake2b(f"{seed},{epoch},{step},{shard}".encode(), digest_size=8, person=b"fetch").digest()
+    value = int.from_bytes(digest, "little")
+    torch.manual_seed(value)
+    np.random.seed(value & 0xFFFFFFFF)
+    random.seed(value)
+
+
+def check_map_style(dataset: Any, call: str) -> None:
+    """Raise ConfigError for what has no `dataset[i]` and `len(dataset)`."""
+    if isinstance(dataset, DataLoader):
+        raise ConfigError(
+            f"{call} was given a torch DataLoader; give it the dataset (dataloader.dataset), and batch_size, shuffle "
+            "and collate as arguments, because the job decides which worker gets which samples"
+        )
+    if isinstance(dataset, Loader):
+        raise ConfigError(f"{call} was given a job.loader(); give it the dataset itself")
+    missing = [name for name in ("__getitem__", "__len__") if not hasattr(dataset, name)]
+    if isinstance(dataset, IterableDataset) or missing:
+        raise ConfigError(
+            f"{call} needs a map-style dataset, and {type(dataset).__name__} has no "
+            f"{' and no '.join(missing) or 'random access'}; put the samples into a list or another class with "
+            "__getitem__ and __len__"
+        )
+
+
+def check_count(name: str, value: object) -> int:
+    """The value, if it is an int of at least 1. Raises ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r} must be an integer of at least 1")
+    return value
+
+
+def check_seed(seed: object) -> None:
+    """Raise ConfigError unless it is an int that every generator takes."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        raise ConfigError(f"seed={seed!r} must be an integer from 0 to 2**63 - 1")
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor in its lists, tuples and dicts moved to the device; other leaves stay."""
+    match batch:
+        case torch.Tensor():
+            return batch.to(device)
+        case str() | bytes():
+            return batch
+        case tuple() if hasattr(batch, "_fields"):
+            return type(batch)(*(to_device(item, device) for item in batch))
+        case tuple() | list():
+            return type(batch)(to_device(item, device) for item in batch)
+        case Mapping():
+            return {key: to_device(item, device) for key, item in batch.items()}
+    return batch
+
+
+def unpack(batch: Any) -> Sequence[Any]:
+    """The arguments that `fn(*batch)` gets: a tuple or list is spread, anything else is one argument."""
+    return batch if isinstance(batch, (tuple, list)) else (batch,)

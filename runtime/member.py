@@ -1,0 +1,510 @@
+"""A worker under an agent: the session whose operations survive the death of other members.
+
+The user's thread walks through `position.move`; orders arrive on the client's thread; beats have a thread of their
+own. Nothing here decides anything: elastic/position does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from elastic import ledger, lifeline, position
+from elastic.client import AgentClient
+from elastic.config import Timing
+from elastic.errors import Disagree, ExitCode, JoinMissed, LeaderOnly, LeftAlone, RingBroken, StateLost
+from elastic.journal import Journal
+from elastic.messages import (
+    Announce,
+    Failed,
+    Finished,
+    Generation,
+    Progress,
+    Ready,
+    Word,
+)
+from elastic.position import Phase
+from elastic.tree import leaves
+from runtime import guards, numerics
+from runtime.admission import Admission
+from runtime.copy import CopyConnection, CopyFailed
+from runtime.donor import Donor
+from runtime.hello import Hello
+from runtime.listener import Listener
+from runtime.newcomer import Asker, parse_op
+from runtime.orders import Orders
+from runtime.partial import Json, Partial, total
+from runtime.reduce import exchange, exchange_native
+from runtime.rings import Rings
+from runtime.session import Going, JoinMeta, Op, OpKind, Place, StepRecord
+from runtime.standing import Standing
+from runtime.state import Carrier
+
+
+class Member:
+    """Session (see session.py) of a worker that an agent started."""
+
+    local_rank: int
+    reduction: str
+
+    def __init__(self, environment: dict[str, str], threads: int, device: torch.device) -> None:
+        """Raises ConfigError through Timing for a broken environment; blocks nowhere."""
+        self.worker_id = environment["ELASTIC_WORKER_ID"]
+        self.job = environment["ELASTIC_JOB"]
+        self.local_rank = int(environment["ELASTIC_SLOT"])
+        self.reduction = environment.get("ELASTIC_REDUCTION", "exact")
+        self.restarted = environment.get("ELASTIC_RESTARTED") == "1"
+        self._node = environment["ELASTIC_NODE"]
+        self._job_dir = Path(environment["ELASTIC_JOB_DIR"])
+        self._timing = Timing(**json.loads(environment.get("ELASTIC_TIMING", "{}")))
+        self._journal = Journal(
+            self._job_dir / "journal" / f"{self.worker_id}.jsonl",
+            job=self.job,
+            who=self.worker_id,
+            node=self._node,
+            worker_id=self.worker_id,
+        )
+        self._listener = Listener(
+            "127.0.0.1", job=self.job, me=self.worker_id, token_of=self._token_of, serve_copy=self._serve_copy
+        )
+        self._rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s)
+        self._standing = Standing(self.worker_id, self._rings, self._send, self._journal)
+        self._standing.position = replace(self._standing.position, phase=Phase.FRESH)
+        self._donor = Donor(self._standing)
+        self._asker = Asker(self.job, self.worker_id)
+        self._orders = Orders(self._standing, self._asker, self._send, self._journal)
+        self._admission = Admission(self._standing, self._orders, self._asker, self._journal)
+        self._op = Op(OpKind.SYNC, 0)
+        self._fingerprint: dict[str, str] = {}
+        self._groups: dict[str, int] = {}
+        self._own: Json = None
+        self._applied = 0
+        self._begun_s = 0.0
+        self._step_s = 0.0
+        """How long the last step took: what a newcomer's copy may cost."""
+        self._phase = "starting"
+        self._fresh_generation = 0
+        self._stopping = threading.Event()
+        self._before_leaving: Callable[[], None] = lambda: None
+        host, port = self._listener.address
+        self._announce = Announce(
+            self.worker_id, self._node, self.local_rank, os.getpid(), host, port, numerics.fingerprint(threads, device)
+        )
+        self._client = AgentClient(environment["ELASTIC_AGENT_SOCKET"], self._orders.deliver, self._on_lost)
+        self._orders.close_client = self._client.close
+
+    def enter(self) -> None:
+        """Announce this worker and wait until it is a member or knows that it is a newcomer."""
+        self._client.send(self._announce)
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
+        with self._standing.changed:
+            self._standing.changed.wait_for(lambda: self._standing.position.record is not None or self._orders.over)
+        self._orders.leave_if_over()
+
+    # ------------------------------------------------------------------------------------------ attributes
+
+    @property
+    def _record(self) -> Generation:
+        record = self._standing.position.record
+        assert record is not None
+        return record
+
+    @property
+    def joining(self) -> bool:
+        return self._standing.position.phase is Phase.FRESH
+
+    @property
+    def rank(self) -> int:
+        ids = self._record.ids
+        return ids.index(self.worker_id) if self.worker_id in ids else len(ids)
+
+    @property
+    def world_size(self) -> int:
+        return len(self._record.members)
+
+    @property
+    def generation(self) -> int:
+        return self._standing.position.entered
+
+    @property
+    def because(self) -> str:
+        return self._record.because
+
+    @property
+    def pauses(self) -> bool:
+        return self._record.hold
+
+    @property
+    def going(self) -> Going | None:
+        return self._orders.going
+
+    def before_leaving(self, call: Callable[[], None]) -> None:
+        self._before_leaving = call
+
+    def place(self) -> Place:
+        record = self._standing.position.record
+        assert record is not None
+        ids = record.ids
+        rank = ids.index(self.worker_id) if self.worker_id in ids else len(ids)
+        # The token itself is a proof that must not lie in a directory's name.
+        digits = hashlib.sha256(f"checkpoint {record.token}".encode()).hexdigest()
+        return Place(record.number, rank, ids, digits)
+
+    def note(self, event: str, **fields: object) -> None:
+        self._journal.write(event, generation=self.generation, **fields)
+
+    # --------------------------------------------------------------------------------------------- its agent
+
+    def _send(self, word: Word) -> None:
+        self._client.send(word)
+
+    def _on_lost(self, because: str) -> None:
+        """The agent is gone; the kernel ends this process with it, unless it was only the stream."""
+        self._journal.write("agent_lost", because=because)
+
+    def _beat(self) -> None:
+        while not self._stopping.wait(self._timing.beat_s):
+            self._say_progress()
+
+    def _say_progress(self) -> None:
+        p = self._standing.position
+        phase = self._admission.doing if p.phase is Phase.FRESH and self._orders.ready else self._phase
+        self._client.send(Progress(self.worker_id, p.entered, p.reduced, self._applied, phase))
+
+    # -------------------------------------------------------------------------------------------- the state
+
+    def attach(self, carrier: Carrier) -> None:
+        self._donor.carrier = carrier
+
+    def publish(self, meta: JoinMeta) -> None:
+        with self._standing.changed:
+            self._donor.meta = meta
+
+    def _token_of(self, generation: int) -> str | None:
+        return self._orders.token_of(generation)
+
+    def _serve_copy(self, sock: socket.socket, hello: Hello) -> None:
+        """A thread of the listener: the hello's token proved that the asker was told of that generation."""
+        self._donor.serve(CopyConnection(sock), hello.worker_id)
+
+    # --------------------------------------------------------------------------------------------- newcomer
+
+    def meta(self) -> JoinMeta:
+        self._phase = "newcomer"
+        return self._admission.meta()
+
+    def join(self) -> tuple[Op, Partial | None]:
+        assert self._donor.carrier is not None
+        with self._standing.changed:
+            self._orders.ready = True
+            self._client.send(Ready(self.worker_id, self._orders.newest.number))
+        self._op, result = self._admission.join(self._donor.carrier)
+        if result is not None:
+            self._fresh_generation = self.generation
+        self._say_progress()
+        return self._op, result
+
+    # ------------------------------------------------------------------------------------------- operations
+
+    def begin(
+        self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None
+    ) -> None:
+        self._op, self._fingerprint, self._groups, self._own = op, fingerprint, groups or {}, own
+        joinable = op.kind is OpKind.PASS and op.pass_no == 0
+        if joinable:
+            now_s = time.monotonic()
+            self._step_s, self._begun_s = (now_s - self._begun_s if self._begun_s else 0.0), now_s
+        self._leave_unless_leaving()
+        with self._standing.changed:
+            self._phase = f"step {op.step}" if op.kind is OpKind.PASS else str(op.kind)
+            self._standing.post(position.Begin(op.units, joinable))
+            if joinable:
+                self._donor.open_window(op)
+
+    def _leave_unless_leaving(self) -> None:
+        """Close is what a worker in its LEAVE operation waits for; everywhere else it ends the process."""
+        if not (self._op.kind is OpKind.LEAVE and self._orders.complete):
+            self._orders.leave_if_over()
+
+    def next_unit(self) -> int | None:
+        self._leave_unless_leaving()
+        with self._standing.changed:
+            match position.move(self._standing.position):
+                case position.Compute(unit):
+                    self._standing.post(position.Started(unit))
+                    return unit
+                case _:
+                    return None
+
+    def unit_done(self, leaf: Partial) -> None:
+        if self._op.kind is OpKind.SYNC:
+            assert self._donor.carrier is not None
+            leaf.note = self._donor.carrier.digest()
+        self._standing.unit_done(leaf)
+
+    def finish(self) -> Partial | None:
+        result = self._finish()
+        if result is None:
+            return None
+        self._donor.close_window()
+        if self._standing.position.leaving:
+            self._depart()
+        if self.generation != self._fresh_generation:
+            self._fresh_generation = self.generation
+            self._journal.write("op_complete", generation=self.generation, op=self._standing.position.reduced - 1)
+            self._say_progress()
+        if self._op.kind is OpKind.SYNC and self._op.pass_no == 0:
+            self._start_alike(result)
+        return result
+
+    def _finish(self) -> Partial | None:
+        while True:
+            if self._op.kind is OpKind.LEAVE and self._orders.complete:
+                return Partial(0, self._op.units)
+            self._orders.leave_if_over()
+            with self._standing.changed:
+                move = position.move(self._standing.position)
+            match move:
+                case position.Compute():
+                    return None
+                case position.Exchange(generation):
+                    if (result := self._exchange(generation)) is not None:
+                        return result
+                case position.CopyResult(source, op):
+                    if (result := self._fetch(source, op)) is not None:
+                        return result
+                case position.Deliver():
+                    (result,) = self._standing.roots()
+                    if self._op.kind is OpKind.ALLREDUCE:  # whoever else had a value has gone with the result
+                        result.note = {self.worker_id: self._own}
+                    with self._standing.changed:
+                        if self._complete(position.Fetched(self._standing.position.reduced), result):
+                            return result
+                case position.Linger(newcomers):
+                    self._linger(newcomers)
+                case position.Wait() | position.Released() | position.Stop():
+                    self._wait()
+
+    def _depart(self) -> None:
+        """Drained: a planned generation without this worker took effect. Stay a holder of state until every member
+        has the last result; a loss meanwhile may yet take this worker back in."""
+        while True:
+            self._orders.leave_if_over()
+            with self._standing.changed:
+                p = self._standing.position
+                if not p.leaving and not p.quiesced:
+                    return
+            self._wait()
+
+    def _wait(self) -> None:
+        with self._standing.changed:
+            acknowledgements, self._standing.acknowledgements = self._standing.acknowledgements, None
+        if acknowledgements is not None:
+            self._await_acknowledgements(acknowledgements)
+            return
+        with self._standing.changed:
+            p = self._standing.position
+            if (isinstance(position.move(p), position.Wait) or p.quiesced) and not self._orders.over:
+                self._standing.changed.wait()
+
+    def _await_acknowledgements(self, action: position.AwaitAcknowledgements) -> None:
+        ring = self._rings.get(action.generation)
+        try:
+            if ring is None:
+                raise RingBroken("the ring was left")
+            ring.await_acknowledgements(action.op, [worker for worker in action.of if worker in ring.members])
+        except RingBroken as broken:
+            self._standing.post(position.RingLost(action.generation, str(broken)))
+        else:
+            self._before_leaving()
+            self._standing.post(position.Acknowledged())
+
+    def _linger(self, newcomers: tuple[str, ...]) -> None:
+        deadline = time.monotonic() + max(self._timing.join_grace_s, self._step_s)
+        with self._standing.changed:
+            while isinstance(position.move(self._standing.position), position.Linger):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    self._standing.post(position.GraceOver())
+                else:
+                    self._standing.changed.wait(left)
+
+    def _complete(self, event: position.Event, result: Partial) -> bool:
+        """Post what completes the operation; False if a quiesce came first. Called under the lock."""
+        before = self._standing.position.reduced
+        if self._standing.post(event).reduced == before:
+            return False
+        self._standing.keep(result)
+        return True
+
+    def _exchange(self, generation: int) -> Partial | None:
+        standing = self._standing
+        with standing.changed:
+            p = standing.post(position.ReadHeader())
+            if not isinstance(position.move(p), position.Exchange) or p.entered != generation:
+                return None
+            roots, number = standing.roots(), p.reduced
+            ring = self._rings.get(generation)
+            header: dict[str, Json] = {
+                "about": {**asdict(self._op), "kind": str(self._op.kind)},
+                "carry": p.carry,
+                "fingerprint": dict(self._fingerprint),
+                "own": self._own,
+            }
+        if ring is None:
+            standing.post(position.RingLost(generation, "the ring is gone"))
+            return None
+        carried: list[int] = []
+
+        def check(headers: dict[str, dict[str, Json]]) -> None:
+            self._check_agreement(headers, ring.members[0])
+            carried.extend(cast(int, other["carry"]) for other in headers.values())
+            standing.post(position.HeadersHeld(generation, number))
+
+        out = standing.result_buffer(self._groups)
+        try:
+            if self.reduction == "allreduce" and self._groups:
+                _, result = exchange_native(
+                    ring,
+                    op=number,
+                    header=header,
+                    contribution=total(roots) if roots else None,
+                    leaves=leaves([root.node for root in roots]),
+                    units=self._op.units,
+                    groups=self._groups,
+                    check=check,
+                    out=out,
+                )
+            else:
+                headers, result = exchange(
+                    ring,
+                    op=number,
+                    header=header,
+                    roots=roots,
+                    units=self._op.units,
+                    groups=self._groups,
+                    check=check,
+                    out=out,
+                )
+                if self._op.kind is OpKind.ALLREDUCE:
+                    result.note = {worker: other["own"] for worker, other in headers.items()}
+        except RingBroken as broken:
+            standing.give_back(out)
+            standing.post(position.RingLost(generation, str(broken)))
+            return None
+        with standing.changed:
+            return result if self._complete(position.Obtained(generation, tuple(carried)), result) else None
+
+    def _check_agreement(self, headers: dict[str, dict[str, Json]], leader: str) -> None:
+        """Raises LeftAlone, LeaderOnly or Disagree: workers did different things, or drifted apart."""
+        ops = {worker: parse_op(header["about"]) for worker, header in headers.items()}
+        if len(set(ops.values())) > 1:
+            raise guards.disagreement(ops, leader)
+        fingerprints = {w: cast(dict[str, str], header["fingerprint"]) for w, header in headers.items()}
+        first = fingerprints[leader]
+        if any(fingerprint != first for fingerprint in fingerprints.values()):
+            raise guards.disagree(fingerprints, self._op)
+
+    def _fetch(self, source: str, op: int) -> Partial | None:
+        with self._standing.changed:
+            record = self._record
+        member = record.member(source)
+        try:
+            if member is None:
+                raise CopyFailed(f"{source} is not in generation {record.number}")
+            result = self._asker.result(member, record, op)
+        except CopyFailed as failed:
+            self._journal.write("copy_failed", generation=record.number, because=str(failed))
+            self._standing.post(position.FetchFailed(op))
+            return None
+        self._journal.write("result_copied", generation=record.number, op=op, source=source)
+        with self._standing.changed:
+            return result if self._complete(position.Fetched(op), result) else None
+
+    def _start_alike(self, first: Partial) -> None:
+        """Members whose initial state differs from rank 0's copy it; a second operation keeps all here meanwhile."""
+        carrier = self._donor.carrier
+        assert carrier is not None and isinstance(first.note, str)
+        if carrier.digest() != first.note:
+            with self._standing.changed:
+                record = self._record
+            source = self._asker.initial(record, first.note, carrier)
+            if source is None:
+                raise StateLost(f"the initial state of {self.worker_id} differs, and nobody can send rank 0's any more")
+            self._journal.write("initial_state_copied", generation=record.number, source=source)
+        op = Op(OpKind.SYNC, 1, pass_no=1)
+        self.begin(op, {})
+        while True:
+            while (unit := self.next_unit()) is not None:
+                self._standing.unit_done(Partial(unit, unit + 1))
+            if self.finish() is not None:
+                return
+
+    # ---------------------------------------------------------------------------------------------- the end
+
+    def applied(self, record: StepRecord) -> None:
+        self._applied = record.step + 1
+        self._client.record({**asdict(record), "lr": list(record.lr)})
+
+    def history(self, first: int, end: int) -> list[StepRecord]:
+        try:
+            lines = ledger.read(self._job_dir / "steps.jsonl", first, end)
+        except FileNotFoundError:
+            return []
+        return [
+            StepRecord(
+                **{
+                    **line,
+                    "lr": tuple(map(float, line["lr"])),
+                    "scalars": {name: float(value) for name, value in line["scalars"].items()},
+                }
+            )
+            for line in lines
+        ]
+
+    def failed(self, error: BaseException, step: int, shard: int | None) -> None:
+        if isinstance(error, JoinMissed):
+            print(f"elastic: {self.worker_id} gives way to a new process: {error}", file=sys.stderr)
+            self._orders.exit(ExitCode.FENCED)
+        frames = traceback.extract_tb(error.__traceback__)
+        own = str(Path(__file__).parent)
+        outside = [frame for frame in frames if not frame.filename.startswith(own)] or list(frames)
+        where = f"{outside[-1].filename}:{outside[-1].lineno}" if outside else "unknown"
+        place = f"{type(error).__name__} {where} step {step}" + (f" shard {shard}" if shard is not None else "")
+        code = ExitCode.DISAGREE if isinstance(error, Disagree | LeftAlone | LeaderOnly) else ExitCode.SCRIPT_FAILED
+        message = "".join(traceback.format_exception(error))
+        self._client.send(Failed(self.worker_id, self.generation, place, message, int(code)))
+        self._journal.write("script_failed", generation=self.generation, place=place)
+        self._client.close()
+
+    def close(self, digest: str) -> None:
+        """Every member is at the end; stay until the leader has said goodbye, so that nobody misses a result."""
+        self._client.send(Finished(self.worker_id, self.generation, digest))
+        with self._standing.changed:
+            self._standing.changed.wait_for(lambda: self._orders.over, self._timing.fence_grace_s)
+        self._stopping.set()
+        self._journal.write("exit", code=0)
+        self._client.close()
+        self._listener.close()
+
+
+def connect(threads: int, device: torch.device) -> Member:
+    """The session of this process; the agent has put everything into the environment. Blocks until admitted or known
+    to be a newcomer."""
+    if path := os.environ.pop(lifeline.VARIABLE, ""):
+        lifeline.hold(path)
+    member = Member(dict(os.environ), threads, device)
+    member.enter()
+    return member

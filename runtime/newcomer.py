@@ -1,0 +1,134 @@
+"""What a worker asks of others over copy connections; the answering side is donor.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+
+from elastic.messages import Generation, Member
+from runtime.copy import CopyConnection, CopyFailed, open_copy
+from runtime.partial import Json, Partial, Scalars
+from runtime.ring import Peer
+from runtime.session import JoinMeta, Op, OpKind
+from runtime.state import Carrier
+
+CONNECT_S = 5.0
+
+
+class Asker:
+    """Who asks, and for which job. One question at a time, by the user's thread; any thread may abort it."""
+
+    def __init__(self, job: str, worker_id: str) -> None:
+        self.job = job
+        self.worker_id = worker_id
+        self._asking: CopyConnection | None = None
+        self._received_before = 0
+
+    def abort(self) -> None:
+        """Make a question that is under way raise CopyFailed: its generation is over, its donor may be frozen."""
+        asking = self._asking
+        if asking is not None:
+            asking.abort()
+
+    @property
+    def received(self) -> int:
+        """Bytes of all answers so far. Any thread."""
+        return self._received_before + (self._asking.received if self._asking else 0)
+
+    def connect(self, member: Member, generation: Generation) -> CopyConnection:
+        """Raises CopyFailed."""
+        connection = open_copy(
+            Peer(member.worker_id, member.host, member.port),
+            job=self.job,
+            generation=generation.number,
+            me=self.worker_id,
+            plan=generation.digest(),
+            token=generation.token,
+            deadline_s=CONNECT_S,
+        )
+        self._received_before, self._asking = self.received, connection
+        return connection
+
+    def meta(self, generation: Generation) -> JoinMeta | None:
+        """Ask the members in rank order; None if nobody can say yet."""
+        for member in generation.members:
+            if member.worker_id == self.worker_id:
+                continue
+            try:
+                connection = self.connect(member, generation)
+            except CopyFailed:
+                continue
+            try:
+                connection.send({"want": "meta"})
+                answer, _ = connection.receive()
+            except CopyFailed:
+                continue
+            finally:
+                connection.close()
+            if isinstance(meta := answer.get("meta"), dict):
+                return JoinMeta(**cast(dict[str, object], meta))  # type: ignore[arg-type]
+        return None
+
+    def initial(self, generation: Generation, digest: str, carrier: Carrier) -> str | None:
+        """Copy the initial state with this digest into the carrier; returns the source, or None."""
+        for member in generation.members:
+            if member.worker_id == self.worker_id:
+                continue
+            try:
+                connection = self.connect(member, generation)
+            except CopyFailed:
+                continue
+            try:
+                connection.send({"want": "initial", "digest": digest})
+                answer, blobs = connection.receive()
+            except CopyFailed:
+                continue
+            finally:
+                connection.close()
+            if isinstance(header := answer.get("state"), dict):
+                carrier.load(header, blobs)
+                return member.worker_id
+        return None
+
+    def result(self, member: Member, generation: Generation, op: int) -> Partial:
+        """The result of an operation that this worker is still in. Raises CopyFailed."""
+        connection = self.connect(member, generation)
+        try:
+            connection.send({"want": "result", "op": op})
+            answer, blobs = connection.receive()
+        finally:
+            connection.close()
+        return parse_result(answer, blobs)
+
+
+def parse_result(answer: dict[str, Json], blobs: Sequence[torch.Tensor]) -> Partial:
+    """Raises CopyFailed if the answer is a refusal or does not fit its tensors."""
+    meta, groups = answer.get("result"), answer.get("groups")
+    if not isinstance(meta, dict) or not isinstance(groups, dict) or len(groups) != len(blobs):
+        raise CopyFailed(f"no result came: {answer.get('refused', 'malformed answer')}")
+    flats: dict[str, torch.Tensor] = {}
+    for (name, size), blob in zip(sorted(groups.items()), blobs, strict=True):
+        if name not in ("float32", "float64") or blob.numel() != cast(int, size) * int(name[-2:]) // 8:
+            raise CopyFailed(f"group {name!r} of a result has {blob.numel()} bytes for {size} elements")
+        flats[name] = blob.view(getattr(torch, name))
+    lo, hi = cast(list[int], meta["node"])
+    scalars: Scalars = {
+        name: (str(kind), float(total), float(weight))
+        for name, (kind, total, weight) in cast(dict[str, tuple[str, float, float]], meta["scalars"]).items()
+    }
+    has_grad, weight = int(cast(str, meta["has_grad"]), 16), float(cast(float, meta["weight"]))
+    return Partial(lo, hi, flats, has_grad, weight, scalars, meta["note"])
+
+
+def parse_op(about: Json) -> Op:
+    fields = cast(dict[str, Json], about)
+    return Op(
+        kind=OpKind(cast(str, fields["kind"])),
+        units=cast(int, fields["units"]),
+        epoch=cast(int, fields["epoch"]),
+        step=cast(int, fields["step"]),
+        pass_no=cast(int, fields["pass_no"]),
+        label=cast(str, fields["label"]),
+    )

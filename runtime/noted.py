@@ -1,0 +1,36 @@
+"""What the leader alone computes, as the note of an operation of one unit: its value must be JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, cast
+
+from elastic.errors import NotCarried
+from runtime.partial import Json, Partial
+
+
+def noted(label: str, fn: Callable[[], Any]) -> Callable[[int], Partial]:
+    """The one unit of an operation that the leader runs: the value of fn is its note."""
+
+    def compute(unit: int) -> Partial:
+        value = fn()
+        if _through_json(value, label) != value:
+            raise NotCarried(
+                f"job.{label} returned {value!r}, which JSON changes; return lists, dicts, strings, numbers"
+            )
+        return Partial(unit, unit + 1, note={"value": value})
+
+    return compute
+
+
+def value_noted(result: Partial) -> Json:
+    """The value, on every worker."""
+    return cast(dict[str, Json], result.note)["value"]
+
+
+def _through_json(value: object, label: str) -> object:
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise NotCarried(f"job.{label} returned a {type(value).__name__}, which JSON cannot carry: {error}") from error

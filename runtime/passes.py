@@ -1,0 +1,247 @@
+"""A pass: shards handed out, harvested and reduced, until the gradients of the whole step are in place.
+
+The iterator is a class and not a generator, because a generator left by `break` closes without a word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from runtime import guards
+from runtime.cached import Cached
+from runtime.loader import Loader
+from runtime.partial import Json, Partial, Scalars
+from runtime.prefetch import Wanted
+from runtime.session import Op, OpKind, StepRecord
+from runtime.state import Snapshot
+from runtime.training import Training
+
+Gradients: TypeAlias = Literal["mean", "sum"]
+
+REHEARSALS = 2
+"""Shards run and thrown away at the start, where there are as many: the second one meets what the first left."""
+CHECKSUM_STEPS = 256
+"""Every so many steps a pass also compares checksums of all weights; runtime/watch.py says what only they see."""
+SAMPLES_LISTED_MAX = 4096
+"""A step's record lists its samples up to this number, and hashes of them above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a step lies. index counts the steps of the job, position those of the epoch."""
+
+    index: int
+    epoch: int
+    position: int
+    total: int
+    last_in_epoch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a loop does in each of its steps: whose data, how gradients are reduced, which guards are off."""
+
+    shards: int
+    loader: Loader | None
+    gradients: Gradients
+    allow: frozenset[str]
+
+    def weight(self, shard: int) -> float:
+        """Of a shard that was not weighed: its samples, or 1 where all have as many."""
+        if self.loader is None or self.loader.even:
+            return 1.0
+        first, end = self.loader.plan.share(shard)
+        return float(end - first)
+
+    def samples(self, place: Place) -> list[Json]:
+        """Per shard the dataset indices it was given, or {"n", "sha256"} (of little-endian int64) in large steps."""
+        if self.loader is None:
+            return []
+        plan = self.loader.plan
+        given = [plan.indices(place.epoch, place.position, shard) for shard in range(self.shards)]
+        if plan.batch_size <= SAMPLES_LISTED_MAX:
+            return [list(indices) for indices in given]
+        return [
+            {"n": len(indices), "sha256": hashlib.sha256(np.array(indices, dtype="<i8").tobytes()).hexdigest()}
+            for indices in given
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The shard that the inner loop's body computes just now: `step.shard`.
+
+    seed, generator (torch, CPU) and numpy depend on (seed, step, pass, shard) only; the global RNGs of torch, numpy
+    and random are seeded alike.
+    """
+
+    index: int
+    seed: int
+    generator: torch.Generator
+    numpy: np.random.Generator
+
+
+@dataclass(slots=True)
+class Contribution:
+    """What the body said about its shard."""
+
+    logged: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """name -> ("mean" or "sum", value)"""
+    weight: float | None = None
+    skipped: bool = False
+
+    def scalars(self, weight: float) -> Scalars:
+        """As they travel in the reduction."""
+        return {
+            name: (kind, value * weight if kind == "mean" else value, weight)
+            for name, (kind, value) in self.logged.items()
+        }
+
+
+@dataclass(slots=True)
+class Running:
+    """A step in progress: what Step shows and Pass changes."""
+
+    work: Work
+    place: Place
+    locate: Callable[[int], Place]
+    """Step index -> place: a newcomer learns late which step it has entered."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    shard: Shard | None = None
+    contribution: Contribution = field(default_factory=Contribution)
+    passes: int = 0
+    cached: Cached = field(default_factory=Cached)
+    record: StepRecord | None = None
+    """Of the passes so far; None until the first is reduced."""
+
+
+class Pass(Iterator[Any]):
+    """One turn over the shards: rehearsals where they are due, this worker's shards, then the result of all."""
+
+    def __init__(self, training: Training, running: Running) -> None:
+        self._training = training
+        self._running = running
+        self._number = running.passes
+        self._phase: Literal["new", "rehearsing", "collecting", "done"] = "new"
+        self._rehearsals: list[int] = []
+        self._snapshot: Snapshot | None = None
+        self._checksums: Snapshot | None = None
+
+    @property
+    def _where(self) -> str:
+        return f"pass {self._number} of step {self._running.place.index}"
+
+    def __next__(self) -> Any:
+        """The next batch. Raises the guard rails' errors for what the body did with the one before."""
+        if self._running.shard is not None and self._phase != "new":
+            self._end_shard(self._running.shard)
+        if self._phase == "new":
+            self._open()
+        if self._phase == "rehearsing":
+            if self._rehearsals:
+                return self._begin_shard(self._rehearsals.pop(0))
+            self._end_rehearsal()
+        while self._phase == "collecting":
+            unit = self._training.session.next_unit()
+            if unit is not None:
+                return self._begin_shard(unit)
+            self._check_unchanged()
+            result = self._training.session.finish()
+            if result is not None:
+                self._end(result)
+        raise StopIteration
+
+    def _open(self) -> None:
+        training, place = self._training, self._running.place
+        training.begin_pass(self._where, self._running.work.allow)
+        first = place.index == 0 or training.session.joining
+        self._snapshot = training.carrier.watch()
+        if first or place.index % CHECKSUM_STEPS == 0:
+            self._checksums = training.carrier.watch(full=True)
+        training.harvest().begin_pass(training.seed, place.index, self._number)
+        self._phase = "rehearsing"
+        if first:
+            shards = self._running.work.shards
+            self._rehearsals = list(range(min(REHEARSALS, shards)))
+            if "LossDivided" not in self._running.work.allow:
+                training.watch_losses(lambda loss: guards.check_loss(loss, shards))
+
+    def _end_rehearsal(self) -> None:
+        training, place = self._training, self._running.place
+        training.cleanup.close()
+        if self._number == 0:
+            self._running.cached.clear()
+        if training.session.joining:
+            self._check_unchanged()
+            op, result = training.session.join()
+            self._running.place = place = self._running.locate(op.step)
+            training.adopt(place.index, place.epoch)
+            training.harvest().begin_pass(training.seed, place.index, self._number)
+            if result is not None:
+                self._end(result)
+                return
+            self._snapshot, self._checksums = training.carrier.watch(), training.carrier.watch(full=True)
+        op = Op(OpKind.PASS, self._running.work.shards, training.epoch_of_op, place.index, self._number)
+        training.session.begin(op, training.fingerprint(), training.harvest().groups())
+        self._phase = "collecting"
+
+    def _begin_shard(self, shard: int) -> Any:
+        training, running = self._training, self._running
+        training.running = shard
+        loader, place = running.work.loader, running.place
+        batch = None
+        if loader is not None:
+            wanted = Wanted(place.epoch, place.position, self._number, shard)
+            batch = loader.batch(wanted, training.session.rank, training.session.world_size)
+        random = training.harvest().before(shard)
+        running.shard = Shard(shard, random.seed, random.generator, random.numpy)
+        running.contribution = Contribution()
+        running.cached.begin_shard()
+        return running.shard if loader is None else batch
+
+    def _end_shard(self, shard: Shard) -> None:
+        training, work, said = self._training, self._running.work, self._running.contribution
+        self._running.shard = None
+        if not said.skipped and "NoGradient" not in work.allow and not training.has_gradient():
+            raise guards.no_gradient(f"shard {shard.index} in {self._where}")
+        if self._phase == "rehearsing":
+            self._check_unchanged()
+            training.harvest().drop_shard()
+            return
+        weight = work.weight(shard.index) if said.weight is None else said.weight
+        scalars = {} if said.skipped else said.scalars(weight)
+        counted = 0.0 if said.skipped else weight if work.gradients == "mean" else 1.0
+        training.session.unit_done(training.harvest().leaf(shard.index, counted, training.travel(scalars)))
+        training.running = None
+
+    def _check_unchanged(self) -> None:
+        if "StateChanged" in self._running.work.allow:
+            return
+        carrier = self._training.carrier
+        watched = [snapshot for snapshot in (self._snapshot, self._checksums) if snapshot is not None]
+        changed = next((names for snapshot in watched if (names := carrier.changed(snapshot))), [])
+        if changed:
+            raise guards.state_changed(self._where, changed)
+
+    def _end(self, result: Partial) -> None:
+        training, running = self._training, self._running
+        training.harvest().install(result, running.work.gradients)
+        running.metrics.update(training.arrive(result.scalars))
+        running.passes += 1
+        running.record = StepRecord(
+            step=running.place.index,
+            epoch=running.place.epoch,
+            generation=training.session.generation,
+            world_size=training.session.world_size,
+            lr=training.carrier.learning_rates(),
+            scalars=dict(running.metrics),
+            samples=running.work.samples(running.place),
+        )
+        training.end_pass()
+        self._phase = "done"

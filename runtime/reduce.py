@@ -1,0 +1,459 @@
+"""One operation over a ring: everybody's header to everybody, and the sum of everybody's terms to everybody.
+
+`exchange` is the canonical reduction: terms are roots of the tree in elastic/tree.py and are added in its order, so
+the bits depend on nothing but the leaves. `exchange_native` adds one locally accumulated term a member in rank order.
+
+Each member owns a slice of every group and receives that slice of every term (scatter), adds, and sends the sum to
+all (gather). The slices travel in pieces, and a piece is added and sent on as soon as it is there, while it is still
+in the processor's cache: receiving, adding and sending overlap. With one term a member this moves
+2 * (P - 1) / P bytes per byte and member, which is the optimum (Patarasuk & Yuan 2009).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from elastic.errors import Disagree, RingBroken
+from elastic.tree import Node, covers_exactly, is_node, split
+from runtime.link import Frame, Kind, LinkError, Payload
+from runtime.partial import Json, Partial, Scalars, fold_meta
+from runtime.ring import Ring
+
+Headers: TypeAlias = dict[str, dict[str, Json]]
+Fold: TypeAlias = tuple[int, int]
+"""Positions of (left, right); the sum gets the next position after all terms and earlier folds."""
+
+PIECE_BYTES = 1 << 20
+"""Smaller ones cost calls, larger ones leave the cache before they are added (docs/decisions/own-mesh.md)."""
+MAX_HEADER_BYTES = 64 << 20
+_ALIGN = 64
+"""Slices begin at multiples of this many elements, so that the adds are vectorised from the start."""
+_WINDOW = 4
+"""How many pieces of a term a peer may be ahead of the sum; memory does not grow with the model."""
+_SCRATCH_BYTES = 32 << 20
+"""Per peer; with many terms the window shrinks, at worst to one piece of each."""
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_OURS = ("worker_id", "generation", "op", "units", "groups", "terms")
+
+
+def exchange(
+    ring: Ring,
+    *,
+    op: int,
+    header: dict[str, Json],
+    roots: Sequence[Partial],
+    units: int,
+    groups: dict[str, int],
+    check: Callable[[Headers], None],
+    out: dict[str, Tensor] | None = None,
+) -> tuple[Headers, Partial]:
+    """Reduce the roots of all members along the canonical tree; returns all headers and Partial(0, units).
+
+    roots: nodes of the tree over 0..units-1 held here, none for a spare; they stay intact, and must not change until
+    this returns or raises. groups: name -> elements, empty if only scalars are reduced. flats, and out, are contiguous
+    1-D CPU tensors of the group's dtype and length; the sum is written into out, or into new tensors.
+    header: the caller's fields; check gets every member's header by worker_id, with the fields worker_id, generation,
+    op, units, groups, terms (Partial.meta of each root) added, once all are in and before any sum is used. What check
+    raises passes through, after this worker's own header has left.
+
+    Raises RingBroken when a peer is gone, the ring is aborted, or the roots do not cover each unit exactly once;
+    Disagree when members bring different groups or units. After any exception out is undefined and the ring unusable.
+    """
+    metas = [root.meta() for root in roots]
+    reduction = _Reduction(ring, op, header, roots, metas, units, groups, check, out, _along_tree)
+    ring.run(reduction)
+    return reduction.headers, reduction.result()
+
+
+def exchange_native(
+    ring: Ring,
+    *,
+    op: int,
+    header: dict[str, Json],
+    contribution: Partial | None,
+    leaves: Sequence[int],
+    units: int,
+    groups: dict[str, int],
+    check: Callable[[Headers], None],
+    out: dict[str, Tensor] | None = None,
+) -> tuple[Headers, Partial]:
+    """Like `exchange`, for one sum over any leaves a member, added in rank order: bits change with the world.
+
+    contribution: None if leaves is empty; its lo and hi are not looked at. The note of the result is that of the
+    lowest rank that has one.
+    """
+    own = [contribution] if contribution is not None else []
+    if bool(own) != bool(leaves):
+        raise ValueError("a contribution comes with its leaves, and leaves with their contribution")
+    metas: list[dict[str, Json]] = [{**partial.meta(), "leaves": list[Json](sorted(leaves))} for partial in own]
+    reduction = _Reduction(ring, op, header, own, metas, units, groups, check, out, _by_rank)
+    ring.run(reduction)
+    return reduction.headers, reduction.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of one member's slice of one group: elements lo..hi-1."""
+
+    group: str
+    lo: int
+    hi: int
+    size: int
+    """In bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    meta: Partial
+    """Without tensors."""
+    leaves: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _From:
+    """What has come from one peer. Frames come in the order of (piece, term)."""
+
+    terms: int = 0
+    scattered: int = 0
+    term: int = 0
+    gathered: int = 0
+    window: int = _WINDOW
+    slots: list[tuple[memoryview, Tensor]] = field(default_factory=list)
+    like_us: bool = False
+
+    def slot(self, piece: int, term: int) -> tuple[memoryview, Tensor]:
+        return self.slots[(piece % self.window) * self.terms + term]
+
+
+def _pieces(groups: dict[str, int], world_size: int, rank: int) -> list[_Piece]:
+    pieces = []
+    for group, length in sorted(groups.items()):
+        itemsize = _DTYPES[group].itemsize
+        share = -(-length // world_size)
+        share += -share % _ALIGN
+        end = min(length, (rank + 1) * share)
+        step = PIECE_BYTES // itemsize
+        for lo in range(rank * share, end, step):
+            hi = min(lo + step, end)
+            pieces.append(_Piece(group, lo, hi, (hi - lo) * itemsize))
+    return pieces
+
+
+def _along_tree(terms: Sequence[_Term], units: int) -> list[Fold]:
+    """Raises ValueError unless the terms are nodes that hold every leaf once."""
+    nodes = [term.meta.node for term in terms]
+    if not all(is_node(node, units) for node in nodes) or not covers_exactly(nodes, units):
+        raise ValueError(f"roots {sorted(nodes)} do not make up the tree over 0..{units - 1}")
+    held = {node: position for position, node in enumerate(nodes)}
+    folds: list[Fold] = []
+
+    def position(node: Node) -> int:
+        if node in held:
+            return held[node]
+        left, right = split(node)
+        folds.append((position(left), position(right)))
+        return len(nodes) + len(folds) - 1
+
+    position((0, units))
+    return folds
+
+
+def _by_rank(terms: Sequence[_Term], units: int) -> list[Fold]:
+    """Raises ValueError unless the terms hold every leaf once."""
+    leaves = sorted(leaf for term in terms for leaf in term.leaves)
+    if leaves != list(range(units)):
+        raise ValueError(f"leaves {leaves} are not 0..{units - 1}")
+    return [(0 if n == 1 else len(terms) + n - 2, n) for n in range(1, len(terms))]
+
+
+class _Reduction:
+    """The ring.Operation of both variants."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        op: int,
+        header: dict[str, Json],
+        own: Sequence[Partial],
+        metas: Sequence[dict[str, Json]],
+        units: int,
+        groups: dict[str, int],
+        check: Callable[[Headers], None],
+        out: dict[str, Tensor] | None,
+        arrange: Callable[[Sequence[_Term], int], list[Fold]],
+    ) -> None:
+        self._ring, self._op, self._units, self._groups = ring, op, units, groups
+        self._check, self._arrange = check, arrange
+        if taken := set(header) & set(_OURS):
+            raise ValueError(f"header fields {sorted(taken)} are set by the exchange")
+        if units < 1 or op < 0 or set(groups) - set(_DTYPES):
+            raise ValueError(f"units={units}, op={op}, groups={groups}: wanted >= 1, >= 0, names in {list(_DTYPES)}")
+        if out is None:
+            out = {group: torch.empty(length, dtype=_DTYPES[group]) for group, length in groups.items()}
+        self._own = [_checked(partial.flats, groups, "root") for partial in own]
+        self._out = _checked(out, groups, "out")
+        self._out_bytes = {group: _bytes(flat) for group, flat in self._out.items()}
+        self._pieces = [_pieces(groups, ring.world_size, rank) for rank in range(ring.world_size)]
+        self._mine = self._pieces[ring.rank]
+        self._peers = {peer: _From() for peer in ring.links}
+        self._summed = 0
+        self._ready = False
+        self._terms: list[_Term] = []
+        self._places: list[tuple[str, int]] = []
+        self._folds: list[Fold] = []
+        self.headers: Headers = {}
+        self._start(header, metas)
+
+    def _start(self, header: dict[str, Json], metas: Sequence[dict[str, Json]]) -> None:
+        ring = self._ring
+        fields: dict[str, Json] = {
+            **header,
+            "worker_id": ring.me,
+            "generation": ring.generation,
+            "op": self._op,
+            "units": self._units,
+            "groups": dict(self._groups),
+            "terms": list(metas),
+        }
+        encoded = json.dumps(fields, separators=(",", ":")).encode()
+        if len(encoded) > MAX_HEADER_BYTES:
+            raise ValueError(f"header of {len(encoded)} bytes, at most {MAX_HEADER_BYTES} allowed")
+        # All members must fold the same values, so this one reads its own header as the others do.
+        self.headers[ring.me] = json.loads(encoded)
+        flats = [{group: _bytes(flat) for group, flat in own.items()} for own in self._own]
+        for rank, peer in enumerate(ring.members):
+            if (link := ring.links.get(peer)) is not None:
+                link.send(Frame(Kind.HEADER, ring.generation, self._op, len(encoded)), encoded)
+                link.send_bulk(self._scatter(self._pieces[rank], flats))
+
+    def _scatter(
+        self, pieces: Sequence[_Piece], flats: Sequence[dict[str, memoryview]]
+    ) -> Iterator[tuple[Frame, Payload]]:
+        generation = self._ring.generation
+        for number, piece in enumerate(pieces):
+            for term, flat in enumerate(flats):
+                frame = Frame(Kind.SCATTER, generation, self._op, piece.size, term, number)
+                yield frame, _part(flat, piece)
+
+    # ------------------------------------------------------------------------------------ ring.Operation
+
+    @property
+    def op(self) -> int:
+        return self._op
+
+    def needs(self, peer: str) -> bool:
+        source = self._peers[peer]
+        if not self._ready:
+            return peer not in self.headers
+        scattered = source.scattered == len(self._mine) or not source.terms
+        return not scattered or source.gathered < len(self._pieces_of(peer))
+
+    def accept(self, peer: str, frame: Frame) -> memoryview | None:
+        source = self._peers[peer]
+        if frame.kind is Kind.HEADER:
+            if peer in self.headers or frame.length > MAX_HEADER_BYTES:
+                raise LinkError(f"{peer} sent a header of {frame.length} bytes that was not expected")
+            return memoryview(bytearray(frame.length))
+        if peer not in self.headers:
+            raise LinkError(f"{peer} sent {frame.kind.name} before its header")
+        if not (self._ready or source.like_us):
+            return None
+        if frame.kind is Kind.SCATTER:
+            return self._accept_scatter(peer, source, frame)
+        if frame.piece != source.gathered or frame.piece >= len(self._pieces_of(peer)):
+            raise LinkError(f"{peer} sent sum {frame.piece}, expected {source.gathered}")
+        piece = self._pieces_of(peer)[frame.piece]
+        if frame.length != piece.size:
+            raise LinkError(f"{peer} sent {frame.length} bytes for a sum of {piece.size}")
+        return _part(self._out_bytes, piece) if self._ready else None
+
+    def _accept_scatter(self, peer: str, source: _From, frame: Frame) -> memoryview | None:
+        expected = (source.scattered, source.term)
+        if (frame.piece, frame.term) != expected or not source.terms or frame.piece >= len(self._mine):
+            raise LinkError(
+                f"{peer} sent piece {frame.piece} of term {frame.term}, expected {source.scattered} of {source.term}"
+            )
+        piece = self._mine[frame.piece]
+        if frame.length != piece.size:
+            raise LinkError(f"{peer} sent {frame.length} bytes for a piece of {piece.size}")
+        if frame.piece >= self._summed + source.window:
+            return None
+        return source.slot(frame.piece, frame.term)[0][: piece.size]
+
+    def complete(self, peer: str, frame: Frame, payload: memoryview) -> None:
+        source = self._peers[peer]
+        if frame.kind is Kind.HEADER:
+            self._take_header(peer, source, payload)
+        elif frame.kind is Kind.GATHER:
+            source.gathered += 1
+        else:
+            source.term += 1
+            if source.term == source.terms:
+                source.scattered, source.term = source.scattered + 1, 0
+
+    def advance(self) -> bool:
+        if not self._ready:
+            if len(self.headers) < self._ring.world_size:
+                return False
+            # If the check raises, the others must have this header, or they could not come to the same conclusion.
+            if any(link.unsent_urgent for link in self._ring.links.values()):
+                return False
+            self._begin_sum()
+        arrived = min((peer.scattered for peer in self._peers.values() if peer.terms), default=len(self._mine))
+        while self._summed < arrived:
+            self._sum(self._summed)
+            self._summed += 1
+        return self._summed == len(self._mine) and not any(self.needs(peer) for peer in self._peers)
+
+    # --------------------------------------------------------------------------------------------- headers
+
+    def _take_header(self, peer: str, source: _From, payload: memoryview) -> None:
+        try:
+            header = json.loads(bytes(payload))
+            if (header["worker_id"], header["generation"], header["op"]) != (peer, self._ring.generation, self._op):
+                raise ValueError("it speaks for another worker or operation")
+            terms = [_parse_term(meta) for meta in header["terms"]]
+            groups = {str(group): int(length) for group, length in header["groups"].items()}
+            units = int(header["units"])
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise LinkError(f"{peer} sent a malformed header: {error}") from error
+        if len(terms) > units:
+            raise LinkError(f"{peer} brings {len(terms)} terms for {units} units")
+        self.headers[peer] = header
+        source.terms = len(terms)
+        source.like_us = groups == self._groups
+        if source.like_us and terms and self._mine:
+            self._make_slots(peer, source)
+
+    def _make_slots(self, peer: str, source: _From) -> None:
+        largest = max(piece.size for piece in self._mine)
+        affordable = _SCRATCH_BYTES // (largest * source.terms)
+        source.window = max(1, min(_WINDOW, affordable, len(self._mine)))
+        count = source.window * source.terms
+        memory = self._ring.scratch(peer, count * largest)
+        for start in range(0, count * largest, largest):
+            part = memory[start : start + largest]
+            source.slots.append((part, torch.frombuffer(part, dtype=torch.uint8)))
+
+    def _begin_sum(self) -> None:
+        self.headers = {worker: self.headers[worker] for worker in self._ring.members}
+        self._check(self.headers)
+        for name, ours in (("groups", self._groups), ("units", self._units)):
+            values = {worker: header[name] for worker, header in self.headers.items()}
+            if any(value != ours for value in values.values()):
+                raise Disagree(f"the workers bring different {name} to operation {self._op}: {values}")
+        for worker in self._ring.members:
+            for index, meta in enumerate(_list(self.headers[worker]["terms"])):
+                self._terms.append(_parse_term(meta))
+                self._places.append((worker, index))
+        try:
+            self._folds = self._arrange(self._terms, self._units)
+        except ValueError as error:
+            raise RingBroken(f"operation {self._op} of generation {self._ring.generation}: {error}") from error
+        self._ready = True
+
+    # ------------------------------------------------------------------------------------------------- sum
+
+    def _sum(self, number: int) -> None:
+        """Add one piece of this worker's slice over all terms into out, and send it to everybody."""
+        piece = self._mine[number]
+        target = self._out[piece.group][piece.lo : piece.hi]
+        values: list[Tensor] = []
+        ours: list[bool] = []
+        """Whether a value may be overwritten: scratch, not a root."""
+        for worker, index in self._places:
+            values.append(self._value(worker, index, number, piece))
+            ours.append(worker != self._ring.me)
+        for left, right in self._folds[:-1]:
+            into = values[right] if ours[right] else values[left] if ours[left] else torch.empty_like(target)
+            values.append(torch.add(values[left], values[right], out=into))
+            ours.append(True)
+        if self._folds:
+            left, right = self._folds[-1]
+            torch.add(values[left], values[right], out=target)
+        else:
+            target.copy_(values[0])
+        frame = Frame(Kind.GATHER, self._ring.generation, self._op, piece.size, 0, number)
+        payload = _part(self._out_bytes, piece)
+        for link in self._ring.links.values():
+            link.send(frame, payload)
+
+    def _value(self, worker: str, index: int, number: int, piece: _Piece) -> Tensor:
+        if worker == self._ring.me:
+            return self._own[index][piece.group][piece.lo : piece.hi]
+        slot = self._peers[worker].slot(number, index)[1]
+        return slot[: piece.size].view(_DTYPES[piece.group])
+
+    def result(self) -> Partial:
+        """The sum of all terms, once the operation is complete."""
+        metas = [term.meta for term in self._terms]
+        for left, right in self._folds:
+            metas.append(Partial(0, 0, {}, *fold_meta(metas[left], metas[right])))
+        total = metas[-1]
+        return Partial(0, self._units, self._out, total.has_grad, total.weight, total.scalars, total.note)
+
+    def _pieces_of(self, peer: str) -> list[_Piece]:
+        return self._pieces[self._ring.members.index(peer)]
+
+
+def _checked(flats: dict[str, Tensor], groups: dict[str, int], what: str) -> dict[str, Tensor]:
+    if flats.keys() != groups.keys():
+        raise ValueError(f"{what} has groups {sorted(flats)}, the operation {sorted(groups)}")
+    for group, flat in flats.items():
+        fits = flat.dtype == _DTYPES[group] and flat.shape == (groups[group],)
+        if not fits or flat.device.type != "cpu" or not flat.is_contiguous():
+            raise ValueError(
+                f"{what} {group!r} is {flat.dtype} {tuple(flat.shape)} on {flat.device}; "
+                f"wanted {_DTYPES[group]} ({groups[group]},), contiguous, on cpu"
+            )
+    return {group: flat.detach() for group, flat in flats.items()}
+
+
+def _bytes(flat: Tensor) -> memoryview:
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def _part(flats: dict[str, memoryview], piece: _Piece) -> memoryview:
+    itemsize = _DTYPES[piece.group].itemsize
+    return flats[piece.group][piece.lo * itemsize : piece.hi * itemsize]
+
+
+def _parse_term(meta: Json) -> _Term:
+    """Raises ValueError, TypeError or KeyError for what Partial.meta() would not have made."""
+    if not isinstance(meta, dict):
+        raise TypeError("a term is no object")
+    lo, hi = (_int(value) for value in _list(meta["node"]))
+    raw = meta["scalars"]
+    if not isinstance(raw, dict):
+        raise TypeError("scalars are no object")
+    scalars: Scalars = {}
+    for name, value in raw.items():
+        kind, total, weight = _list(value)
+        scalars[name] = (str(kind), _float(total), _float(weight))
+    leaves = tuple(_int(leaf) for leaf in _list(meta.get("leaves", [])))
+    has_grad = int(str(meta["has_grad"]), 16)
+    return _Term(Partial(lo, hi, {}, has_grad, _float(meta["weight"]), scalars, meta["note"]), leaves)
+
+
+def _list(value: Json) -> list[Json]:
+    if not isinstance(value, list):
+        raise TypeError(f"{str(value)[:40]} is no list")
+    return value
+
+
+def _int(value: Json) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{str(value)[:40]} is no integer")
+    return value
+
+
+def _float(value: Json) -> float:
+    if not isinstance(value, int | float):
+        raise TypeError(f"{str(value)[:40]} is no number")
+    return float(value)

@@ -1,0 +1,109 @@
+"""The rings of one worker: those being built, the one in use, and old ones not yet closed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from elastic.errors import BuildFailed, GenerationEnded, RingBroken
+from elastic.messages import Generation
+from elastic.position import Event, RingBuilt, RingFailed
+from runtime.ring import Listener, Peer, Ring, build
+
+
+class Rings:
+    """Called under the lock of Standing, except `get`. Building happens in a thread of its own per generation."""
+
+    def __init__(self, listener: Listener, job: str, me: str, build_s: float) -> None:
+        self._listener = listener
+        self._job = job
+        self._me = me
+        self._build_s = build_s
+        self._lock = threading.Lock()
+        self._rings: dict[int, Ring] = {}
+        self._building: dict[int, threading.Event] = {}
+        self._retired: dict[int, int] = {}
+
+    def get(self, generation: int) -> Ring | None:
+        with self._lock:
+            return self._rings.get(generation)
+
+    def build(self, generation: Generation, post: Callable[[Event], object]) -> None:
+        """Start building; posts RingBuilt or RingFailed, or nothing if it was aborted meanwhile."""
+        cancelled = threading.Event()
+        with self._lock:
+            self._building[generation.number] = cancelled
+        name = f"ring-{generation.number}"
+        threading.Thread(target=self._build, args=(generation, cancelled, post), name=name, daemon=True).start()
+
+    def _build(self, generation: Generation, cancelled: threading.Event, post: Callable[[Event], object]) -> None:
+        peers = [Peer(member.worker_id, member.host, member.port) for member in generation.members]
+        try:
+            ring = build(
+                self._listener,
+                job=self._job,
+                generation=generation.number,
+                me=self._me,
+                peers=peers,
+                plan=generation.digest(),
+                token=generation.token,
+                deadline_s=self._build_s,
+                cancelled=cancelled,
+            )
+        except BuildFailed as failed:
+            with self._lock:
+                self._building.pop(generation.number, None)
+            if not cancelled.is_set():
+                post(RingFailed(generation.number, tuple(failed.unreachable)))
+            return
+        except GenerationEnded:
+            return
+        with self._lock:
+            self._building.pop(generation.number, None)
+            if not cancelled.is_set():
+                self._rings[generation.number] = ring
+        if cancelled.is_set():
+            ring.close()
+        else:
+            post(RingBuilt(generation.number))
+
+    def abort(self) -> bool:
+        """Free whoever is blocked in any ring, at once; closing happens in the background."""
+        with self._lock:
+            rings, self._rings, self._retired = list(self._rings.values()), {}, {}
+            for cancelled in self._building.values():
+                cancelled.set()
+            self._building = {}
+        for ring in rings:
+            ring.abort()
+        if rings:
+            threading.Thread(target=_close_all, args=(rings,), name="ring-close", daemon=True).start()
+        return bool(rings)
+
+    def retire(self, generation: int, until: int) -> None:
+        with self._lock:
+            self._retired[generation] = until
+
+    def close_retired(self, op: int) -> None:
+        """Close the rings that had to stay open until headers of an operation up to ``op`` came."""
+        with self._lock:
+            numbers = [number for number, until in self._retired.items() if until <= op]
+            rings = [ring for number in numbers if (ring := self._rings.pop(number, None))]
+            for number in numbers:
+                del self._retired[number]
+        if rings:
+            threading.Thread(target=_close_all, args=(rings,), name="ring-close", daemon=True).start()
+
+    def acknowledge(self, generation: int, op: int, to: Sequence[str]) -> None:
+        """Tell leaving members that the result is held here; one that is gone is not an error."""
+        ring = self.get(generation)
+        if ring is not None:
+            try:
+                ring.acknowledge(op, to)
+            except RingBroken:
+                return
+
+
+def _close_all(rings: Sequence[Ring]) -> None:
+    for ring in rings:
+        ring.close()

@@ -1,0 +1,208 @@
+"""What the user's loop needs from the world: one operation after another, whoever computes its units.
+
+An *operation* is everything that all members do together: a pass over the shards of a step, an evaluation, a
+`once` block, leaving the job. Operations are numbered 0, 1, 2, ... in the same order on every member. Each has
+*units* (shards of a pass, parts of an evaluation), which are the leaves of the canonical tree. The loop is
+
+    session.begin(op, fingerprint)
+    while True:
+        while (unit := session.next_unit()) is not None:
+            session.unit_done(compute(unit))          # a leaf: Partial(unit, unit + 1, ...)
+        if (result := session.finish()) is not None:
+            break                                     # Partial(0, units): the same bits on every member
+
+`finish` returns None when a member was lost and this worker inherits more units. Two implementations: Alone
+(alone.py: a job of one) and Member (member.py: a worker under an agent).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from runtime.partial import Json, Partial
+from runtime.state import Carrier
+
+
+class OpKind(StrEnum):
+    SYNC = "sync"
+    """The first operation: members compare their initial state; those that differ copy rank 0's."""
+    PASS = "pass"
+    EVALUATE = "evaluate"
+    ONCE = "once"
+    ALLREDUCE = "allreduce"
+    """Every member brings a value of its own."""
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """What is done together. Two members that disagree about it stop the job (LeftAlone, Disagree)."""
+
+    kind: OpKind
+    units: int
+    epoch: int = 0
+    step: int = 0
+    pass_no: int = 0
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One line of steps.jsonl: an applied step. samples: per shard in shard order, the dataset indices."""
+
+    step: int
+    epoch: int
+    generation: int
+    world_size: int
+    lr: tuple[float, ...]
+    scalars: dict[str, float]
+    samples: list[Json]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinMeta:
+    """What a newcomer needs before it can enter the loop: where the job stands and the script's own values."""
+
+    epoch: int
+    step: int
+    epoch_start: int
+    """Step with which the loop over this epoch's steps began; a bare steps() loop is one epoch, number 0."""
+    state: dict[str, Json]
+    once: dict[str, Json]
+    """Results of the evaluations and `once` blocks of this epoch that came before its steps, by their label."""
+    shared: dict[str, Json] = field(default_factory=dict)
+    """What `shared` calls before the loop gave, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One generation as this worker sees it. rank == world: it is no member of it."""
+
+    generation: int
+    rank: int
+    members: tuple[str, ...]
+    """Worker ids in rank order."""
+    token: str
+    """Hexadecimal digits that no other generation has, also none of another run of the job."""
+
+    @property
+    def world(self) -> int:
+        return len(self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Going:
+    """This worker's node has to go by then, of time.monotonic()."""
+
+    until_s: float
+    because: str
+
+
+class Session(Protocol):
+    """See the module's docstring. Called by the user's thread only."""
+
+    @property
+    def worker_id(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def because(self) -> str:
+        """Why the current generation exists."""
+        ...
+
+    @property
+    def pauses(self) -> bool:
+        """The current generation is below quorum: the next step waits for more members."""
+        ...
+
+    @property
+    def going(self) -> Going | None:
+        """What was last said of this worker's node having to go."""
+        ...
+
+    def before_leaving(self, call: Callable[[], None]) -> None:
+        """Called when a generation without this worker has taken effect, before the others may forget it."""
+        ...
+
+    def place(self) -> Place:
+        """Generation, rank and members of one moment. Any thread."""
+        ...
+
+    def note(self, event: str, **fields: object) -> None:
+        """A line of the journal. Any thread; never waits."""
+        ...
+
+    @property
+    def restarted(self) -> bool:
+        """This process replaces an earlier incarnation of its slot."""
+        ...
+
+    @property
+    def reduction(self) -> str:
+        """ "exact" or "allreduce"."""
+        ...
+
+    @property
+    def joining(self) -> bool:
+        """A newcomer that has not copied the state yet."""
+        ...
+
+    def attach(self, carrier: Carrier) -> None:
+        """The registered state, once, before the first operation; served to newcomers, compared in SYNC."""
+        ...
+
+    def publish(self, meta: JoinMeta) -> None:
+        """Called at every step hand-out, before the pass: what a newcomer's `meta` gets meanwhile."""
+        ...
+
+    def meta(self) -> JoinMeta:
+        """Newcomer only: ask a member. Blocks until one answers."""
+        ...
+
+    def join(self) -> tuple[Op, Partial | None]:
+        """Newcomer only, inside its first pass, after its rehearsal: copy the state of the pass in progress into
+        the carrier, wait until the planned generation takes effect, and return that pass with its result. None:
+        every member was lost and this copy is the state; this worker goes on by beginning that pass.
+
+        Raises JoinMissed if the epoch of `meta` is over: this process must be replaced.
+        """
+        ...
+
+    def begin(
+        self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None
+    ) -> None:
+        """Start the next operation. fingerprint: name -> short value; all members must carry the same.
+
+        groups: elements of a leaf's tensor by dtype group (see Partial.flats); none for scalar operations.
+        own: of ALLREDUCE, this worker's value; the note of the result has {worker_id: value} of all members then.
+        """
+        ...
+
+    def next_unit(self) -> int | None: ...
+    def unit_done(self, leaf: Partial) -> None: ...
+    def finish(self) -> Partial | None: ...
+
+    def applied(self, record: StepRecord) -> None:
+        """The step counts: its user asked for the next one or left the loop. Goes to the ledger, never waits."""
+        ...
+
+    def history(self, first: int, end: int) -> list[StepRecord]:
+        """Applied steps first..end-1 as the ledger has them: an unbroken row from `first` on, as far as it is here."""
+        ...
+
+    def failed(self, error: BaseException, step: int, shard: int | None) -> None:
+        """The script raised: tell the agent where, so that a replacement failing alike ends the job."""
+        ...
+
+    def close(self, digest: str) -> None:
+        """After the LEAVE operation: say goodbye and stop the session's threads."""
+        ...

@@ -1,0 +1,241 @@
+"""One pass seen from one worker: random numbers, buffers and gradients of each shard, and the merged result.
+
+A shard's bits depend on (seed, step, pass, shard) and on the state before the pass, never on the process that
+runs it or on what ran there before. Its leaf is one flat tensor per dtype group, so that folding and exchanging
+are a few large operations:
+
+    gradients, times the weight | "mean" buffers, times the weight | "first" buffers | one changed flag per buffer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+import torch
+from torch import nn
+
+from elastic.errors import NotCarried
+from runtime.buffers import Buffer
+from runtime.flats import Flats
+from runtime.partial import Json, Partial, Scalars
+from runtime.randomness import ShardRandom, own_random, seed_all
+
+_GROUP_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.float32,
+    "float16": torch.float32,
+}
+
+
+@dataclass(slots=True)
+class _Group:
+    """The layout of one flat tensor. parameters: with their number among all; buffers: "mean" before "first"."""
+
+    dtype: torch.dtype
+    parameters: list[tuple[int, nn.Parameter]] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+
+    @property
+    def weighted(self) -> int:
+        """Elements that are multiplied by the weight; they come first."""
+        means = sum(buffer.live.numel() for buffer in self.buffers if buffer.merge == "mean")
+        return sum(parameter.numel() for _, parameter in self.parameters) + means
+
+    @property
+    def elements(self) -> int:
+        firsts = sum(buffer.live.numel() for buffer in self.buffers if buffer.merge == "first")
+        return self.weighted + firsts + len(self.buffers)
+
+    def parts(self, flat: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
+        """(a view per parameter, a view per buffer, the changed flags) of a flat tensor."""
+        count = len(self.buffers)
+        shapes: list[torch.Tensor] = [parameter for _, parameter in self.parameters]
+        shapes += [buffer.live for buffer in self.buffers]
+        views = list(torch._C._nn.unflatten_dense_tensors(flat[: flat.numel() - count], shapes))
+        return views[: len(self.parameters)], views[len(self.parameters) :], flat[flat.numel() - count :]
+
+
+class Harvest:
+    """Runs shards from a common start and turns them into leaves, and a result into gradients.
+
+    A pass is `begin_pass`, then for each own shard `before` and `leaf` (or `drop_shard`), then `install`.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        float_buffers: Sequence[Buffer] = (),
+        int_buffers: Sequence[Buffer] = (),
+    ) -> None:
+        """parameters: those that get gradients, the same on every worker. Raises NotCarried for a complex one."""
+        self._parameters = [parameter for _, parameter in parameters]
+        self._floats = list(float_buffers)
+        self._integers = list(int_buffers)
+        self._groups: dict[str, _Group] = {}
+        for i, (name, parameter) in enumerate(parameters):
+            self._group(name, parameter.dtype).parameters.append((i, parameter))
+        for buffer in sorted(self._floats, key=lambda buffer: buffer.merge == "first"):
+            self._group(buffer.name, buffer.live.dtype).buffers.append(buffer)
+        self._flats = {name: Flats(group.dtype, group.elements) for name, group in self._groups.items()}
+        self._at = (0, 0, 0)
+
+    def _group(self, name: str, dtype: torch.dtype) -> _Group:
+        wide = _GROUP_DTYPES.get(str(dtype).removeprefix("torch."))
+        if wide is None:
+            raise NotCarried(f"{name} has dtype {dtype}; gradients are summed in float32 or float64")
+        return self._groups.setdefault(str(wide).removeprefix("torch."), _Group(wide))
+
+    def groups(self) -> dict[str, int]:
+        """Elements of a leaf's flat tensor by dtype group: "float32" (also bfloat16, float16) and "float64"."""
+        return {name: group.elements for name, group in self._groups.items()}
+
+    def begin_pass(self, seed: int, step: int, pass_no: int) -> None:
+        """Remember the buffers every shard starts from, drop old gradients, seed the random numbers."""
+        self._at = (seed, step, pass_no)
+        with torch.no_grad():
+            for buffer in (*self._floats, *self._integers):
+                live = buffer.live
+                if buffer.base is None or buffer.base.shape != live.shape or buffer.base.dtype != live.dtype:
+                    buffer.base = live.detach().clone()
+                else:
+                    buffer.base.copy_(live)
+        self._clear_gradients()
+        seed_all(*self._at, "begin")
+
+    def before(self, shard: int) -> ShardRandom:
+        """Everything a shard may read is put back to the pass's start, and its random numbers are seeded."""
+        self._restore_buffers()
+        self._clear_gradients()
+        seed = seed_all(*self._at, f"shard {shard}")
+        return own_random(seed)
+
+    def drop_shard(self) -> None:
+        """Undo a shard that does not count: a rehearsal, or one whose script raised."""
+        self._restore_buffers()
+        self._clear_gradients()
+        seed_all(*self._at, "begin")
+
+    def leaf(self, shard: int, weight: float, scalars: Scalars) -> Partial:
+        """Take this shard's gradients and buffers: weight * gradient, in float32 or in float64.
+
+        weight 0: nothing of this shard counts. Gradients are None afterwards. The flat tensors' memory is used
+        again once nobody refers to them any more, so a partial sum that was folded away should not be kept.
+        """
+        flats: dict[str, torch.Tensor] = {}
+        has_grad = 0
+        with torch.no_grad():
+            for name, group in self._groups.items():
+                flats[name] = flat = self._flats[name].take()
+                has_grad |= self._fill(group, flat, shard, weight)
+        note = self._changed_integers() if weight else None
+        self._clear_gradients()
+        return Partial(shard, shard + 1, flats, has_grad, weight, scalars, note)
+
+    def install(self, result: Partial, gradients: Literal["mean", "sum"]) -> None:
+        """Write the reduced gradients, None where no shard had one, and merged buffers; seed the random numbers.
+
+        "mean" divides the gradients by the total weight, once; buffers are always a mean. result stays as it is.
+        """
+        with torch.no_grad():
+            for name in self._groups:
+                self._install_gradients(name, result, gradients)
+                self._install_buffers(name, result)
+            self._install_integers(result.note)
+        for buffer in (*self._floats, *self._integers):
+            buffer.base = None
+        seed_all(*self._at, "end")
+
+    def _fill(self, group: _Group, flat: torch.Tensor, shard: int, weight: float) -> int:
+        if weight == 0:
+            flat.zero_()
+            return 0
+        parts, buffer_parts, flags = group.parts(flat)
+        targets: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        absent: list[torch.Tensor] = []
+        has_grad = 0
+        for (i, parameter), part in zip(group.parameters, parts, strict=True):
+            if parameter.grad is None:
+                absent.append(part)
+                continue
+            has_grad |= 1 << i
+            targets.append(part)
+            sources.append(parameter.grad if parameter.grad.layout == torch.strided else parameter.grad.to_dense())
+        changed: list[bool] = []
+        for buffer, part in zip(group.buffers, buffer_parts, strict=True):
+            counts = buffer.merge == "mean" or shard == 0
+            changed.append(counts and not torch.equal(buffer.live, _base(buffer)))
+            if counts:
+                targets.append(part)
+                sources.append(buffer.live)
+            else:
+                absent.append(part)
+        if targets:
+            torch._foreach_copy_(targets, sources)
+        if absent:
+            torch._foreach_zero_(absent)
+        if weight != 1:
+            flat[: group.weighted].mul_(weight)
+        flags.copy_(torch.tensor(changed))
+        return has_grad
+
+    def _install_gradients(self, name: str, result: Partial, gradients: Literal["mean", "sum"]) -> None:
+        group = self._groups[name]
+        flat = self._flats[name].take()
+        if gradients == "mean":
+            torch.div(result.flats[name], result.weight, out=flat)
+        else:
+            flat.copy_(result.flats[name])
+        for (i, parameter), part in zip(group.parameters, group.parts(flat)[0], strict=True):
+            if not result.has_grad >> i & 1:
+                parameter.grad = None
+            elif parameter.dtype == part.dtype and parameter.device == part.device and parameter.is_contiguous():
+                parameter.grad = part.detach()
+            else:
+                # The parameter's strides too: optimizers are slow on a gradient that is laid out differently.
+                parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(part)
+
+    def _install_buffers(self, name: str, result: Partial) -> None:
+        group = self._groups[name]
+        _, parts, flags = group.parts(result.flats[name])
+        for buffer, part, changed in zip(group.buffers, parts, flags.tolist(), strict=True):
+            merged = part / result.weight if buffer.merge == "mean" else part
+            _quietly(buffer.live).copy_(merged if changed else _base(buffer))
+
+    def _changed_integers(self) -> Json:
+        changed: dict[str, Json] = {
+            buffer.name: buffer.live.tolist()
+            for buffer in self._integers
+            if not torch.equal(buffer.live, _base(buffer))
+        }
+        return {"integers": changed} if changed else None
+
+    def _install_integers(self, note: Json) -> None:
+        changed = cast(dict[str, Json], note.get("integers", {})) if isinstance(note, dict) else {}
+        for buffer in self._integers:
+            value: object = changed.get(buffer.name)
+            new = _base(buffer) if value is None else torch.tensor(value, dtype=buffer.live.dtype)
+            _quietly(buffer.live).copy_(new)
+
+    def _restore_buffers(self) -> None:
+        with torch.no_grad():
+            for buffer in (*self._floats, *self._integers):
+                _quietly(buffer.live).copy_(_base(buffer))
+
+    def _clear_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+def _base(buffer: Buffer) -> torch.Tensor:
+    if buffer.base is None:
+        raise RuntimeError(f"{buffer.name} has no base: no pass has begun")
+    return buffer.base
+
+
+def _quietly(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory with a version of its own: a graph that spans shards may have saved the buffer."""
+    return tensor.data

@@ -1,0 +1,438 @@
+"""What a copy of the training state is: everything registered, and job.state.
+
+A newcomer that loads a copy computes the same bits as its donor from there on. The copy is a JSON header and raw
+bytes (see encoding.py). Loading writes into the objects which the script holds; no object is replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast, get_args
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import SyncBatchNorm, _NormBase
+from torch.nn.parameter import is_lazy
+
+from elastic.errors import ConfigError, NotCarried, Unregistered
+from runtime.buffers import Buffer, Merge
+from runtime.encoding import NamedTensor, decode, dtype_name, encode, from_blob, plain_leaves, to_blob
+from runtime.partial import Json
+from runtime.values import Values
+from runtime.watch import Snapshot, differences, tensor_mark
+
+__all__ = ["Carrier", "Snapshot", "Values"]
+
+FORMAT = 1
+INT_BUFFER_ELEMENTS_MAX = 4096
+FINGERPRINT_PARAMETERS = 4
+FINGERPRINT_ELEMENTS = 1024
+_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+_COMPILED = "_orig_mod."
+
+NamedParameter = tuple[str, nn.Parameter]
+
+
+class Carrier:
+    """Registered objects by name, and how their state is named, copied, compared and watched.
+
+    Use: `register` as often as needed, `freeze` before the first step, then the rest.
+    """
+
+    def __init__(self, values: Values) -> None:
+        self.values = values
+        self._objects: dict[str, Any] = {}
+        self._declared: dict[str, str] = {}
+        self._frozen = False
+        self._parameters: list[NamedParameter] = []
+        self._floats: list[Buffer] = []
+        self._integers: list[Buffer] = []
+
+    # What is registered
+
+    def register(self, buffers: Mapping[str, str] | None = None, **objects: object) -> None:
+        """Add objects which have state_dict() and load_state_dict(), and rules for buffers that change in a pass.
+
+        buffers: qualified name ("model.queue") -> "mean" or "first". Raises ConfigError or NotCarried, and then
+        nothing of this call is registered.
+        """
+        if self._frozen:
+            raise ConfigError(f"register({', '.join(objects)}) came after the first step; register before the loop")
+        known = {id(thing): name for name, thing in self._objects.items()}
+        for name, thing in objects.items():
+            thing = getattr(thing, "_orig_mod", thing)
+            if name in self._objects:
+                raise ConfigError(f"register({name}=...) was called twice; every name is registered once")
+            if id(thing) in known:
+                raise ConfigError(f"{name} and {known[id(thing)]} are the same object; register it under one name")
+            known[id(thing)] = name
+            _check_carried(name, thing)
+        self._objects |= {name: getattr(thing, "_orig_mod", thing) for name, thing in objects.items()}
+        self._declared |= dict(buffers or {})
+
+    def freeze(self) -> None:
+        """No more registrations: find parameters and buffers. A second call does nothing.
+
+        Raises ConfigError (nothing to train, a lazy parameter, a wrong buffer rule), Unregistered (an optimizer
+        holds a parameter of no registered module) or NotCarried.
+        """
+        if self._frozen:
+            return
+        parameters = list(_unique(self._named_parameters()))
+        modules = self.modules()
+        if modules and not any(parameter.requires_grad for _, parameter in parameters):
+            raise ConfigError(f"{', '.join(modules)}: no parameter has requires_grad=True, so nothing can be trained")
+        for name, parameter in parameters:
+            if is_lazy(parameter):
+                raise ConfigError(f"{name} has no shape yet; run one batch through the model before the first step")
+            if type(parameter.data).__name__ == "DTensor" or parameter.is_complex():
+                raise NotCarried(f"{name} is a {type(parameter.data).__name__} of {parameter.dtype}: use a real tensor")
+        owned = {id(parameter) for _, parameter in parameters}
+        for name, optimizer in self.optimizers().items():
+            for i, group in enumerate(optimizer.param_groups):
+                if any(id(parameter) not in owned for parameter in group["params"]):
+                    raise Unregistered(
+                        f"parameter group {i} of {name} holds a parameter of no registered module; register the module "
+                        "it belongs to, or put it into a torch.nn.ParameterList and register that"
+                    )
+        self._floats, self._integers = self._find_buffers()
+        self._parameters = parameters
+        self._frozen = True
+        self.capture()
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the first step has begun."""
+        return self._frozen
+
+    @property
+    def objects(self) -> Mapping[str, Any]:
+        """Everything registered by name, modules without torch.compile's wrapper."""
+        return self._objects
+
+    @property
+    def names(self) -> list[str]:
+        """Names in the order of registration."""
+        return list(self._objects)
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Registered modules by name, without torch.compile's wrapper."""
+        return {name: thing for name, thing in self._objects.items() if isinstance(thing, nn.Module)}
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Registered optimizers by name."""
+        return {name: thing for name, thing in self._objects.items() if isinstance(thing, torch.optim.Optimizer)}
+
+    def schedulers(self) -> dict[str, Any]:
+        """Registered learning rate schedulers by name: whatever counts epochs in `last_epoch`."""
+        return {name: thing for name, thing in self._objects.items() if hasattr(thing, "last_epoch")}
+
+    def parameters(self) -> list[NamedParameter]:
+        """The trainable parameters, each once, in the order of registration.
+
+        The script may switch requires_grad between steps; ask again at each step.
+        """
+        return [(name, parameter) for name, parameter in self._parameters if parameter.requires_grad]
+
+    def float_buffers(self) -> list[Buffer]:
+        """Floating point buffers that a pass changes: BatchNorm's statistics and declared ones."""
+        return list(self._floats)
+
+    def int_buffers(self) -> list[Buffer]:
+        """Integer and bool buffers that a pass changes: BatchNorm's counters and declared ones."""
+        return list(self._integers)
+
+    def learning_rates(self) -> tuple[float, ...]:
+        """The learning rate of every parameter group of every optimizer, in the order of registration."""
+        return tuple(
+            float(group["lr"])
+            for optimizer in self.optimizers().values()
+            for group in optimizer.param_groups
+            if "lr" in group
+        )
+
+    def _named_parameters(self) -> Iterator[NamedParameter]:
+        for name, module in self.modules().items():
+            for path, parameter in module.named_parameters():
+                yield f"{name}.{_plain_name(path)}", parameter
+
+    def _find_buffers(self) -> tuple[list[Buffer], list[Buffer]]:
+        floats: list[Buffer] = []
+        integers: list[Buffer] = []
+        seen: set[int] = set()
+        undeclared = dict(self._declared)
+        for name, owner, key, tensor in self._named_buffers():
+            rule = undeclared.pop(name, None)
+            if rule is None and isinstance(owner, _NormBase):
+                rule = "mean" if tensor.is_floating_point() else "first"
+            if rule is None or id(tensor) in seen:
+                continue
+            if rule not in get_args(Merge):
+                raise ConfigError(f'register(buffers={{"{name}": {rule!r}}}): the rule must be "mean" or "first"')
+            seen.add(id(tensor))
+            buffer = Buffer(name, owner, key, cast(Merge, rule))
+            if tensor.is_floating_point():
+                floats.append(buffer)
+                continue
+            if rule == "mean" or tensor.is_complex() or tensor.numel() > INT_BUFFER_ELEMENTS_MAX:
+                raise ConfigError(
+                    f'buffer {name} ({tensor.dtype}, {tensor.numel()} elements) cannot be merged by "{rule}"; integer '
+                    f'buffers of up to {INT_BUFFER_ELEMENTS_MAX} elements take "first", larger ones have to be floats'
+                )
+            integers.append(buffer)
+        if undeclared:
+            raise ConfigError(f"register(buffers=...) names {', '.join(undeclared)}, but no registered module has it")
+        return floats, integers
+
+    def _named_buffers(self) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
+        for name, module in self.modules().items():
+            for path, owner in module.named_modules(prefix=name):
+                for key, tensor in owner.named_buffers(recurse=False):
+                    yield f"{_plain_name(path)}.{key}", owner, key, tensor
+
+    # A copy
+
+    def header(self) -> dict[str, Json]:
+        """What a copy consists of: a typed description of every tensor, and every plain value. JSON only.
+
+        During a pass it describes the state as it was when the pass began; so do `blobs`.
+        """
+        return self.capture()[0]
+
+    def blobs(self) -> list[torch.Tensor]:
+        """The bytes of the tensors in the order of the header: uint8, shape (nbytes,), CPU.
+
+        Views of contiguous CPU tensors, so they are what the training writes next: send or copy them before.
+        """
+        return self.capture()[1]
+
+    def capture(self) -> tuple[dict[str, Json], list[torch.Tensor]]:
+        """(header, blobs) of one moment. Raises NotCarried naming what cannot be copied."""
+        header, tensors = self.describe()
+        return header, [to_blob(tensor) for _, tensor in tensors]
+
+    def describe(self) -> tuple[dict[str, Json], list[NamedTensor]]:
+        """(header, the tensors themselves, in its order). Raises NotCarried naming what cannot be copied."""
+        tensors: list[NamedTensor] = []
+        objects: dict[str, Json] = {name: self._encode(name, thing, tensors) for name, thing in self._objects.items()}
+        state: dict[str, Json] = {key: encode(value, f"job.state.{key}", tensors) for key, value in self.values.items()}
+        entries: list[Json] = [_entry(path, tensor) for path, tensor in tensors]
+        header: dict[str, Json] = {"format": FORMAT, "tensors": entries, "objects": objects, "state": state}
+        return header, tensors
+
+    def _encode(self, name: str, thing: Any, numbered: list[NamedTensor]) -> Json:
+        state = thing.state_dict()
+        if not isinstance(thing, nn.Module):
+            return {"state": encode(state, name, numbered)}
+        bases = {buffer.name: buffer.base for buffer in (*self._floats, *self._integers) if buffer.base is not None}
+        tensors: dict[str, object] = {}
+        for path, value in state.items():
+            path = _plain_name(path)
+            tensors[path] = bases.get(f"{name}.{path}", value)
+        evaluating: list[Json] = [_plain_name(path) for path, module in thing.named_modules() if not module.training]
+        fixed: list[Json] = [_plain_name(path) for path, value in thing.named_parameters() if not value.requires_grad]
+        return {"state": encode(tensors, name, numbered), "evaluating": evaluating, "fixed": fixed}
+
+    def load(self, header: dict[str, Json], blobs: Sequence[torch.Tensor]) -> None:
+        """Become the copy that `header` and `blobs` describe, in place: parameters and modules keep their identity.
+
+        During a pass, buffers become the base of that pass too, because that is what the donor's copy holds.
+        Raises ConfigError, before anything is changed, when the copy does not fit what is registered here.
+        """
+        tensors = self._checked_tensors(header, blobs)
+        objects = cast(dict[str, dict[str, Json]], header["objects"])
+
+        def tensor(i: int) -> torch.Tensor:
+            return tensors[i].clone()
+
+        try:
+            decoded = {name: decode(entry["state"], tensors.__getitem__) for name, entry in objects.items()}
+            values = decode(header["state"], tensor)
+            self._check_fit(decoded)
+        except (ValueError, IndexError, KeyError, TypeError) as error:
+            raise ConfigError(f"a copy of the state does not fit this script: {error}") from error
+        for name, thing in self._objects.items():
+            if isinstance(thing, nn.Module):
+                _load_module(thing, decoded[name], objects[name])
+            elif isinstance(thing, torch.optim.Optimizer):
+                _load_optimizer(thing, decode(objects[name]["state"], tensor))
+            else:
+                thing.load_state_dict(decode(objects[name]["state"], tensor))
+        for buffer in (*self._floats, *self._integers):
+            if buffer.base is not None:
+                buffer.base = buffer.live.detach().clone()
+        self.values.replace(values)
+
+    def _checked_tensors(self, header: dict[str, Json], blobs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        try:
+            if header["format"] != FORMAT:
+                raise ValueError(f"format {header['format']!r} instead of {FORMAT}")
+            names = sorted(cast(dict[str, Json], header["objects"]))
+            if names != sorted(self._objects):
+                raise ValueError(f"it has {names}, registered are {sorted(self._objects)}")
+            entries = cast(list[dict[str, Any]], header["tensors"])
+            if len(entries) != len(blobs):
+                raise ValueError(f"{len(blobs)} blobs for {len(entries)} tensors")
+            return [from_blob(blob, entry["dtype"], entry["shape"]) for entry, blob in zip(entries, blobs, strict=True)]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"a copy of the state does not fit this script: {error}") from error
+
+    def _check_fit(self, decoded: dict[str, Any]) -> None:
+        for name, module in self.modules().items():
+            there = decoded[name]
+            here = {_plain_name(path): value for path, value in module.state_dict().items()}
+            if there.keys() != here.keys():
+                raise ValueError(f"{name} differs in {', '.join(sorted(there.keys() ^ here.keys()))}")
+            for path, value in here.items():
+                if _kind(value) != _kind(there[path]):
+                    raise ValueError(f"{name}.{path} is {_kind(value)} here and {_kind(there[path])} in the copy")
+        for name, optimizer in self.optimizers().items():
+            sizes = [len(group["params"]) for group in optimizer.param_groups]
+            sizes_there = [len(group["params"]) for group in decoded[name]["param_groups"]]
+            if sizes != sizes_there:
+                raise ValueError(f"{name} has groups of {sizes} parameters here and {sizes_there} in the copy")
+
+    # Comparing
+
+    def digest(self) -> str:
+        """SHA-256, in hex, over (name, dtype, shape, bytes) of all registered state and job.state in name order.
+
+        Plain values count as (name, value) with floats in their shortest repr. Tensors count in row-major order.
+        """
+        header, blobs = self.capture()
+        found: list[tuple[str, str, torch.Tensor | None]] = []
+        for entry, blob in zip(cast(list[dict[str, Any]], header["tensors"]), blobs, strict=True):
+            found.append((entry["name"], f"{entry['dtype']} {entry['shape']}", blob))
+        trees = {
+            name: cast(dict[str, Json], entry)["state"]
+            for name, entry in cast(dict[str, Json], header["objects"]).items()
+        }
+        for name, tree in (*trees.items(), ("job.state", header["state"])):
+            found += [(path, json.dumps(value), None) for path, value in plain_leaves(tree, name)]
+        sha = hashlib.sha256()
+        for path, description, payload in sorted(found, key=lambda item: item[:2]):
+            sha.update(f"{path}\0{description}\0".encode())
+            if payload is not None:
+                sha.update(payload.numpy().data)
+        return sha.hexdigest()
+
+    def fingerprint(self, step: int) -> str:
+        """A short hash, in hex, of a part of the parameters that rotates with the step, the rates and job.state.
+
+        Workers which drifted apart differ in it soon; it reads some kilobytes whatever the model's size.
+        """
+        hashed = hashlib.blake2b(digest_size=8)
+        count = len(self._parameters)
+        share = min(FINGERPRINT_PARAMETERS, count)
+        for place in range(step * share, (step + 1) * share):
+            turn, at = divmod(place, count)
+            hashed.update(to_blob(_window(self._parameters[at][1], turn)).numpy().data)
+        state = {key: encode(value, key, []) for key, value in self.values.items()}
+        hashed.update(json.dumps([self.learning_rates(), state], sort_keys=True).encode())
+        return hashed.hexdigest()
+
+    def watch(self, *, full: bool = False) -> Snapshot:
+        """What must not change inside a pass, as it is now. full: also a checksum of the values (reads all)."""
+        merged = {buffer.name for buffer in (*self._floats, *self._integers)}
+        marks: dict[str, object] = {
+            f"parameter {name}": (parameter.requires_grad, tensor_mark(parameter, full))
+            for name, parameter in self._parameters
+        }
+        for name, _, _, tensor in self._named_buffers():
+            if name not in merged:
+                marks[f"buffer {name}"] = tensor_mark(tensor, full)
+        for name, optimizer in self.optimizers().items():
+            for i, group in enumerate(optimizer.param_groups):
+                marks[f"learning rate of {name}, group {i}"] = float(group.get("lr", math.nan))
+        for name, scheduler in self.schedulers().items():
+            marks[f"scheduler {name}"] = scheduler.last_epoch
+        for key, value in self.values.items():
+            tensors: list[NamedTensor] = []
+            plain = encode(value, key, tensors)
+            marks[f"job.state.{key}"] = (json.dumps(plain), [tensor_mark(tensor, full) for _, tensor in tensors])
+        return Snapshot(marks, full)
+
+    def changed(self, before: Snapshot) -> list[str]:
+        """What differs from the snapshot, in words: "parameter model.fc.weight", "buffer model.queue",
+        "learning rate of optimizer, group 0", "scheduler scheduler", "job.state.best"."""
+        return differences(before, self.watch(full=before.full))
+
+
+def _plain_name(path: str) -> str:
+    return path.replace(_COMPILED, "").removesuffix(_COMPILED[:-1]).rstrip(".")
+
+
+def _unique(pairs: Iterator[NamedParameter]) -> Iterator[NamedParameter]:
+    seen: set[int] = set()
+    for name, parameter in pairs:
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            yield name, parameter
+
+
+def _check_carried(name: str, thing: object) -> None:
+    if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+        raise ConfigError(
+            f"register({name}=...): a {type(thing).__name__} has no state_dict() and load_state_dict(); register "
+            "models, optimizers and schedulers one by one, and put plain values into job.state"
+        )
+    if isinstance(thing, torch.optim.LBFGS | torch.optim.SparseAdam):
+        raise NotCarried(
+            f"{name} is {type(thing).__name__}, which needs more than one dense gradient a step; use another optimizer"
+        )
+    if isinstance(thing, nn.Module):
+        for path, module in thing.named_modules():
+            kind = next((base.__name__ for base in type(module).__mro__ if base.__name__ in _WRAPPERS), None)
+            where = ".".join(part for part in (name, path) if part)
+            if kind:
+                raise NotCarried(f"{where} is wrapped in {kind}; register the plain module, the job reduces gradients")
+            if isinstance(module, SyncBatchNorm):
+                raise NotCarried(
+                    f"{where} is a SyncBatchNorm, whose statistics depend on the world; use BatchNorm, each shard "
+                    "normalises by itself and the running statistics are merged"
+                )
+
+
+def _kind(value: object) -> str:
+    return f"{dtype_name(value)} {list(value.shape)}" if isinstance(value, torch.Tensor) else "a plain value"
+
+
+def _entry(path: str, tensor: torch.Tensor) -> dict[str, Json]:
+    shape: list[Json] = list(tensor.shape)
+    nbytes = tensor.numel() * tensor.element_size()
+    return {"name": path, "dtype": dtype_name(tensor), "shape": shape, "nbytes": nbytes}
+
+
+def _load_module(module: nn.Module, state: dict[str, Any], entry: dict[str, Json]) -> None:
+    own = {path: state[_plain_name(path)] for path in module.state_dict()}
+    module.load_state_dict(own, strict=True)
+    evaluating = set(cast(list[str], entry["evaluating"]))
+    for path, part in module.named_modules():
+        part.training = _plain_name(path) not in evaluating
+    fixed = set(cast(list[str], entry["fixed"]))
+    for path, parameter in module.named_parameters():
+        parameter.requires_grad_(_plain_name(path) not in fixed)
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """`load_state_dict` casts state to its parameter's dtype; where the donor had another one, that comes back."""
+    optimizer.load_state_dict(state)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, saved in state["state"].items():
+        if not isinstance(saved, dict):
+            continue
+        loaded = optimizer.state[parameters[number]]
+        for key, value in saved.items():
+            if isinstance(value, torch.Tensor) and loaded[key].dtype != value.dtype:
+                loaded[key] = value.to(loaded[key].device)
+
+
+def _window(parameter: torch.Tensor, turn: int) -> torch.Tensor:
+    """Some elements, others at each turn, in memory order: reshaping a channels_last parameter would copy all of it."""
+    windows = max(1, math.ceil(parameter.numel() / FINGERPRINT_ELEMENTS))
+    first = turn % windows * FINGERPRINT_ELEMENTS
+    count = min(FINGERPRINT_ELEMENTS, parameter.numel() - first)
+    return parameter.detach().as_strided((count,), (1,), parameter.storage_offset() + first)

@@ -1,0 +1,474 @@
+"""What the objects of one job share in one worker: the session, the registered state, and where the script is.
+
+Job, Epochs, Steps, Step, Pass and evaluate() are views on this. It knows the order of things (nothing collective
+before the loop, one open pass, a step applied when the next is asked for) and runs operations on the session.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+
+from elastic.checkpoints.manifest import Manifest, Moment
+from elastic.checkpoints.naming import EntryName
+from elastic.checkpoints.settings import Settings
+from elastic.errors import ConfigError, Disagree, JoinMissed, UsageError
+from runtime import guards
+from runtime.changes import Changes
+from runtime.checkpoint.taking import Taking
+from runtime.leading import Leading
+from runtime.partial import Json, Partial, Scalars
+from runtime.session import JoinMeta, Op, OpKind, Place, Session, StepRecord
+from runtime.shards import Harvest
+from runtime.state import Carrier
+from runtime.strays import Strays
+from runtime.values import Values
+
+RESERVED = "elastic."
+"""Names of scalars which begin so belong to the library."""
+_STOP = RESERVED + "stop "
+_CHECKPOINT = RESERVED + "checkpoint"
+STRAYS_STEPS = 256
+"""How often it is looked at whether something changed that is not registered."""
+_SHOWN_CHARACTERS_MAX = 200
+
+
+class Loop(StrEnum):
+    """Which loop the script is in; a newcomer enters the only one there is."""
+
+    NONE = "none"
+    EPOCHS = "epochs"
+    BARE = "steps"
+    OVER = "over"
+
+
+class OpenStep(Protocol):
+    """The step in progress, as seen from here."""
+
+    def leave(self) -> StepRecord:
+        """The user asked for the next step, or left the loop: the step is applied. Raises NoGradient."""
+
+    @property
+    def handed_out(self) -> bool:
+        """Its first pass is not over: a newcomer may still enter."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where this worker enters the loop: at the beginning, or, a newcomer, where the others are."""
+
+    epoch: int = 0
+    step: int = 0
+    epoch_start: int = 0
+
+
+class Training:
+    """One worker's side of a job. Used by the user's thread only."""
+
+    def __init__(
+        self, session: Session, *, seed: int, threads: int, device: torch.device, checkpoints: Settings
+    ) -> None:
+        self.session = session
+        self.seed = seed
+        self.threads = threads
+        self.device = device
+        self.values = Values()
+        self.carrier = Carrier(self.values)
+        self.checkpoints = Taking(session, self.carrier, checkpoints)
+        self.leading = Leading(session)
+        self.changes = Changes(session)
+        session.before_leaving(self._before_leaving)
+        self.shards: int | None = None
+        self.loop = Loop.NONE
+        self.epoch = 0
+        self.epoch_start = 0
+        self.next_step = 0
+        self.looped = False
+        """This epoch has had its steps() loop."""
+        self.open_step: OpenStep | None = None
+        self.open_pass: str | None = None
+        self.running: int | None = None
+        """The shard or part that the script computes just now."""
+        self.stopped: str | None = None
+        """Why all workers leave after this step."""
+        self._stopping: str | None = None
+        self._leaders: str | None = None
+        """The code in progress that only the leader runs."""
+        self._entry: Entry | None = None
+        self._resuming = False
+        """A resumed run has not come to the steps of its epoch yet; what lies before them an earlier run has done."""
+        self._replies: dict[str, Json] = {}
+        """What collective calls of this epoch gave before its steps, for newcomers which come later."""
+        self._calls = 0
+        self._shared: dict[str, Json] = {}
+        self._harvest = Harvest([])
+        self._trainable: list[int] = []
+        self._guard = guards.OptimizerGuard()
+        self._strays: Strays | None = None
+        self._strays_due = False
+        self.cleanup = ExitStack()
+        """What must be undone when a rehearsal ends, or the job."""
+
+    # Entering
+
+    def claim_shards(self, shards: int) -> None:
+        """V is one for the job: every loop and loader must ask for the same. Raises ConfigError."""
+        if self.shards not in (None, shards):
+            raise ConfigError(
+                f"shards={shards} here and shards={self.shards} before; the number of shards is fixed for the whole "
+                "job, because it decides the order of every sum"
+            )
+        self.shards = shards
+
+    def enter(self) -> Entry:
+        """The first loop begins: freeze what is registered, and start together, or learn where the others are."""
+        if self._entry is not None:
+            return self._entry
+        if not self.carrier.modules():
+            raise ConfigError("no model is registered; call job.register(model=model, optimizer=optimizer) first")
+        meta = self.session.meta() if self.session.joining else None
+        manifest = self.checkpoints.resume() if meta is None else None
+        if meta is not None:
+            self.checkpoints.restored({"step": meta.step, "epoch": meta.epoch, "state": meta.state})
+        self.carrier.freeze()
+        self._guard.attach(self.carrier.optimizers())
+        self.session.attach(self.carrier)
+        if meta is not None:
+            self.values.update_from_json(meta.state)
+            self._replies, self._shared = dict(meta.once), dict(meta.shared)
+            self._entry = Entry(meta.epoch, meta.step, meta.epoch_start)
+        else:
+            self._entry = self._resume(manifest) if manifest is not None else Entry()
+            self.run(Op(OpKind.SYNC, 1), {}, empty_leaf)
+        self.epoch, self.next_step = self._entry.epoch, self._entry.step
+        self.leading.begin(self.next_step)
+        return self._entry
+
+    def _resume(self, manifest: Manifest) -> Entry:
+        """Become the state of a checkpoint. Raises ConfigError if the script has changed what decides the bits."""
+        moment = manifest.moment
+        if moment.seed != self.seed:
+            raise ConfigError(
+                f"this job was begun with seed={moment.seed}, and the script says seed={self.seed}; go on with the old "
+                "one, or start anew with --fresh"
+            )
+        if moment.shards:
+            self.claim_shards(moment.shards)
+        self.checkpoints.load(manifest)
+        self._replies, self._resuming = dict(moment.once), True
+        return Entry(moment.epoch, moment.step, moment.epoch_start)
+
+    def enter_loop(self, loop: Loop) -> Entry:
+        """A loop begins. Raises SecondLoop unless it is the script's first."""
+        if self.loop is not Loop.NONE:
+            raise guards.second_loop(f"job.{loop}()")
+        entry = self.enter()
+        self.loop = loop
+        return entry
+
+    def end_epoch(self, *, last: bool) -> None:
+        """The script asks for the epoch after this one. Raises JoinMissed in a newcomer that is still outside."""
+        self.leave_step()
+        self._check_strays(due=True)
+        if self.session.joining:
+            raise JoinMissed(f"epoch {self.epoch} ended before this newcomer had copied the state")
+        if not last:
+            # A stop() since the last step has met no reduction yet; without this one it would cost a step.
+            self.run(Op(OpKind.ONCE, 1, self.epoch, self.next_step, label="epochs"), {}, empty_leaf)
+        self._replies.clear()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch is handed out."""
+        self.epoch, self.looped, self._calls = epoch, False, 0
+
+    def begin_steps(self) -> int:
+        """The steps() loop of this epoch begins; returns the job index of its first step. Raises SecondLoop."""
+        if self.loop is Loop.EPOCHS and self.looped:
+            raise guards.second_loop(f"a second job.steps() in epoch {self.epoch}")
+        entry = self.enter_loop(Loop.BARE) if self.loop is not Loop.EPOCHS else self.enter()
+        self.looped = True
+        self.epoch_start = entry.epoch_start if self.elsewhere else self.next_step
+        self._resuming = False
+        return self.epoch_start
+
+    def end_loop(self) -> None:
+        """The script's loop is over; evaluating and saving are still possible."""
+        self.leave_step()
+        self.loop = Loop.OVER
+
+    # Operations
+
+    def run(self, op: Op, fingerprint: dict[str, str], compute: Callable[[int], Partial], own: Json = None) -> Partial:
+        """A whole operation that reduces scalars only. own: see Session.begin."""
+        self.session.begin(op, fingerprint, own=own)
+        while True:
+            while (unit := self.session.next_unit()) is not None:
+                self.running = unit
+                leaf = compute(unit)
+                leaf.scalars = self.travel(leaf.scalars)
+                self.session.unit_done(leaf)
+                self.running = None
+            if (result := self.session.finish()) is not None:
+                self.arrive(result.scalars)
+                return result
+
+    def collective(
+        self,
+        kind: OpKind,
+        label: str,
+        units: int,
+        compute: Callable[[int], Partial],
+        reply: Callable[[Partial], Json],
+        own: Json = None,
+    ) -> Json:
+        """Something all workers do together between passes; its reply is kept for newcomers of this epoch."""
+        self.check_outside_pass(label)
+        if self._leaders is not None:
+            raise guards.inside_leaders(label, self._leaders)
+        if self._entry is None:
+            raise UsageError(
+                f"job.{label} came before the loop, where a replacement that joins later would be alone with it. Call "
+                "it inside `for epoch in job.epochs(n):`, or after the loop."
+            )
+        if self.open_step is not None and self.open_step.handed_out:
+            raise UsageError(
+                f"job.{label} came before the inner loop of step {self.next_step}, where a newcomer may enter. Move it "
+                "behind the inner `for batch in step` loop."
+            )
+        before_steps = self.loop is Loop.EPOCHS and not self.looped
+        if self.session.joining and not before_steps:
+            raise JoinMissed("the loop ended before this newcomer had copied the state")
+        key = f"{self._calls} {label}"
+        self._calls += 1
+        if self.elsewhere:
+            return self._reply_of_others(key)
+        self._leaders = "job.once()" if kind is OpKind.ONCE else None
+        op = Op(kind, units, self.epoch, self.next_step, label=label)
+        value = reply(self.run(op, self.fingerprint(), compute, own))
+        self._leaders = None
+        if before_steps:
+            self._replies[key] = value
+        return value
+
+    def shared(self, name: str, compute: Callable[[int], Partial], reply: Callable[[Partial], Json]) -> Json:
+        """Something that all workers have in common from before the loop; a newcomer gets it from a member."""
+        label = f"shared({name})"
+        if name in self._shared:
+            return self._shared[name]
+        self.check_outside_pass(label)
+        if self._leaders is not None:
+            raise guards.inside_leaders(label, self._leaders)
+        if self._entry is not None:
+            raise UsageError(
+                f"job.{label} came after the loop had begun, where a newcomer would not know its value. Move it before "
+                "the loop, or use job.once(fn), whose value is of its moment."
+            )
+        if self.session.joining:
+            self._shared = dict(self.session.meta().shared)
+            if name not in self._shared:
+                raise Disagree(
+                    f"this newcomer called job.{label}, and the others have {sorted(self._shared)}. Make such calls "
+                    "the same in every process: not under `if job.restarted` or `if job.is_leader`."
+                )
+        else:
+            self._leaders = "job.shared()"
+            self._shared[name] = reply(self.run(Op(OpKind.ONCE, 1, label=label), {}, compute))
+            self._leaders = None
+        return self._shared[name]
+
+    @property
+    def elsewhere(self) -> bool:
+        """What comes before this epoch's steps was done without this worker: by others, or in an earlier run."""
+        return self.session.joining or self._resuming
+
+    def _reply_of_others(self, key: str) -> Json:
+        """The part of a newcomer, or of a resumed run, in what was done before this epoch's steps."""
+        if key not in self._replies:
+            raise Disagree(
+                f"this newcomer called {key!r} (n-th call, name) before the steps of epoch {self.epoch}, the others "
+                f"{sorted(self._replies)}. Make such calls depend on the epoch and job.state only."
+            )
+        return self._replies[key]
+
+    def fingerprint(self) -> dict[str, str]:
+        """What all workers must have in common now: two readable parts, and a hash over those and some weights."""
+        return {
+            "learning rates": ", ".join(map(repr, self.carrier.learning_rates())),
+            "job.state": _shown(json.dumps(self.values.to_json(), sort_keys=True)),
+            "weights, rates and job.state": self.carrier.fingerprint(self.next_step),
+        }
+
+    # Steps and passes
+
+    def hand_out(self, step: OpenStep, index: int, epoch: int) -> None:
+        """A step begins: a newcomer may enter its first pass, and learns here where it will be."""
+        self.open_step = step
+        self.adopt(index, epoch)
+        self.lead()
+        if not self.session.joining:
+            self.changes.before_step()
+            if self.changes.take_pause() and self.checkpoints.takes_any:
+                self.checkpoints.ask()
+            self.checkpoints.before_step(self.moment, index)
+            if self.changes.take_wish():
+                self.checkpoints.wish()
+        once = dict(self._replies)
+        meta = JoinMeta(self.epoch_of_op, index, self.epoch_start, self.values.to_json(), once, dict(self._shared))
+        self.session.publish(meta)
+
+    def lead(self) -> None:
+        """What this worker does beside training if it is the leader now."""
+        self._leaders = "job.on_lead() or a sink"
+        self.leading.check()
+        self._leaders = None
+
+    def _before_leaving(self) -> None:
+        self.changes.tell_drain()
+        self.checkpoints.finish()
+
+    def moment(self) -> Moment:
+        """Where the script is, for a checkpoint."""
+        return Moment(
+            step=self.next_step,
+            epoch=self.epoch_of_op,
+            epoch_start=self.epoch_start,
+            seed=self.seed,
+            shards=self.shards or 0,
+            once=dict(self._replies),
+        )
+
+    def plan_save(self) -> Json:
+        """What the members of a save() must know alike: one of them says it."""
+        place = self.session.place()
+        return {
+            "step": self.next_step,
+            "call": self._calls,
+            "generation": place.generation,
+            "members": list(place.members),
+            "token": place.token,
+        }
+
+    def save(self, series: str, plan: dict[str, Any]) -> None:
+        """This worker's part of a save()."""
+        members, me = tuple(plan["members"]), self.session.worker_id
+        rank = members.index(me) if me in members else len(members)
+        place = Place(plan["generation"], rank, members, plan["token"])
+        name = EntryName(plan["step"], plan["call"], plan["generation"], plan["token"])
+        self.checkpoints.save(series, name, place, self.moment())
+
+    def adopt(self, index: int, epoch: int) -> None:
+        """The step in progress is this one: handed out here, or entered by a newcomer."""
+        self.next_step, self.epoch = index, epoch
+
+    @property
+    def epoch_of_op(self) -> int:
+        """A bare steps() loop is one epoch for those who join: crossing into its next pass of the data is no miss."""
+        return self.epoch if self.loop is Loop.EPOCHS else 0
+
+    def leave_step(self) -> None:
+        """The step in progress, if any, is over. Raises NoGradient when its pass is not."""
+        if self.open_step is not None:
+            self.leading.applied(self.open_step.leave())
+            self.open_step = None
+            self.next_step += 1
+            self._check_strays(self.next_step % STRAYS_STEPS == 0)
+            self.lead()
+
+    def watch_strays(self, frame_of_script: Callable[[], FrameType | None]) -> None:
+        """Look for what the script trains unregistered; in its first step only, and a newcomer's things were
+        looked at by others."""
+        if self._strays is None and not self.session.joining:
+            self._strays = Strays(self.carrier.objects, frame_of_script())
+            self._strays_due = True
+
+    def _check_strays(self, due: bool) -> None:
+        """Raise Unregistered. Things may change as rarely as a target network, so not only after the first step."""
+        if self._strays is not None and (due or self._strays_due):
+            self._strays_due = False
+            self._strays.check(f"step {self.next_step - 1}")
+
+    def begin_pass(self, where: str, allow: frozenset[str]) -> None:
+        """Check that a pass may begin, and what gradients it finds."""
+        if self.open_pass is not None:
+            raise guards.left_pass(self.open_pass)
+        if self._leaders is not None:
+            raise guards.inside_leaders("steps()", self._leaders)
+        guards.check_threads(self.threads)
+        self._guard.begin_pass(where, self.carrier.parameters(), allow)
+        self.open_pass = where
+        self.values.lock()
+
+    def end_pass(self) -> None:
+        """The result is installed; the user's code may change everything again."""
+        self._guard.end_pass()
+        self.values.unlock()
+        self.open_pass = None
+
+    def harvest(self) -> Harvest:
+        """For the parameters that require a gradient now; the script may freeze and unfreeze between passes."""
+        parameters = self.carrier.parameters()
+        trainable = [id(parameter) for _, parameter in parameters]
+        if trainable != self._trainable:
+            self._trainable = trainable
+            self._harvest = Harvest(parameters, self.carrier.float_buffers(), self.carrier.int_buffers())
+        return self._harvest
+
+    def has_gradient(self) -> bool:
+        """Whether a trainable parameter has a gradient now."""
+        return any(parameter.grad is not None for _, parameter in self.carrier.parameters())
+
+    def watch_losses(self, look: Callable[[torch.Tensor], None]) -> None:
+        """Show every loss to `look` before its backward(), until `cleanup` is closed."""
+        self.cleanup.enter_context(guards.backward_watched(look))
+
+    def check_outside_pass(self, call: str) -> None:
+        """Raise UsageError inside a pass, where workers run different code at different times."""
+        if self.open_pass is not None:
+            raise UsageError(f"job.{call} was called in {self.open_pass}; call it behind the inner loop")
+
+    # Stopping
+
+    def stop(self, because: str) -> None:
+        """Ask all workers to leave: it travels with the next reduction in which this worker has a part."""
+        self._stopping = self._stopping or because
+
+    def travel(self, scalars: Scalars) -> Scalars:
+        """The scalars of a leaf, with a stop() asked for here, and the wish for a checkpoint."""
+        if self._stopping is not None:
+            scalars = {**scalars, _STOP + self._stopping: ("sum", 1.0, 0.0)}
+        return {**scalars, _CHECKPOINT: ("sum", 1.0, 0.0)} if self.checkpoints.wishing else scalars
+
+    def arrive(self, scalars: Scalars) -> dict[str, float]:
+        """The values of a result's scalars; a stop() or a wish among them is now known to everybody."""
+        if _CHECKPOINT in scalars:
+            self.checkpoints.ask()
+        for name in scalars:
+            if name.startswith(_STOP) and self.stopped is None:
+                self.stopped = name.removeprefix(_STOP)
+        return {
+            name: total if kind == "sum" else total / weight
+            for name, (kind, total, weight) in scalars.items()
+            if not name.startswith(RESERVED)
+        }
+
+    def close(self) -> None:
+        """Take the hooks off the user's objects."""
+        self.cleanup.close()
+        self._guard.close()
+
+
+def empty_leaf(unit: int) -> Partial:
+    """The part of an operation whose only content is that all workers take part."""
+    return Partial(unit, unit + 1)
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS_MAX else text[:_SHOWN_CHARACTERS_MAX] + "..."

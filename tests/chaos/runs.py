@@ -1,0 +1,63 @@
+"""Chaos runs of a small script, each judged against one undisturbed run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import elastic
+from chaos_tests.harness import campaign, publish
+from chaos_tests.harness.campaign import Campaign
+from chaos_tests.harness.checkers import Verdict
+from chaos_tests.harness.schedule import Planned
+from tests.mutants import SITE, VARIABLE
+
+ROOT = Path(elastic.__file__).resolve().parents[1]
+SCRIPT = ROOT / "tests" / "live" / "scripts" / "mlp.py"
+WORKERS = "3"
+
+
+def command(epochs: int) -> tuple[str, ...]:
+    """Of an epoch that takes three workers two seconds or more."""
+    return (str(SCRIPT), "--epochs", str(epochs), "--pause-s", "0.03")
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run to compare with. seconds: from its first step to its end."""
+
+    home: Path
+    command: tuple[str, ...]
+    seconds: float
+
+
+def undisturbed(home: Path, epochs: int) -> Undisturbed:
+    asked = Campaign(home, command(epochs), ("--workers", WORKERS), "kill", 0, None)
+    return Undisturbed(home, asked.command, campaign.quiet_run(asked))
+
+
+def disturbed(
+    home: Path, quiet: Undisturbed, faults: tuple[str, ...], *, gap_s: float, mutant: str = ""
+) -> dict[str, Verdict]:
+    """Invariant -> verdict of a run with these faults, one after the other; the mutant lives in this run alone."""
+    home.mkdir()
+    planned = tuple(Planned(n + 1, 1.0 + n * gap_s, kind) for n, kind in enumerate(faults))
+    asked = Campaign(home, quiet.command, ("--workers", WORKERS), "kill", 7, None, planned)
+    campaign.adopt_quiet_run(asked, quiet.home)
+    return judged(campaign.faulty_run(asked, quiet.seconds, planted(mutant)))
+
+
+def judged(asked: Campaign) -> dict[str, Verdict]:
+    return {finding.invariant.number: finding.verdict for finding in publish.report(asked)}
+
+
+def planted(mutant: str) -> Mapping[str, str]:
+    if not mutant:
+        return {"PYTHONPATH": str(ROOT)}
+    return {"PYTHONPATH": f"{SITE}:{ROOT}", VARIABLE: mutant}
+
+
+def told(verdicts: Mapping[str, Verdict]) -> str:
+    """For a failure."""
+    return "\n".join(f"{number} {verdict.answer}: {verdict.because}" for number, verdict in verdicts.items())

@@ -1,0 +1,62 @@
+"""The run to which nothing happens, made once and compared with by all others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic import ledger
+from tests.live.jobs import TRAINER, Job, run_alone
+
+BROKEN: set[Path] = set()
+"""Directories of jobs of which a test has failed."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure tells what the job of several tests had to say; a job that one test makes tells it itself."""
+    report = yield
+    if report.when == "call" and report.failed and (job := _job_of(item)):
+        report.sections.append(("the job", job.story()))
+        BROKEN.add(job.dir)
+    return report
+
+
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """The rest of the tests of a broken job would only wait for what cannot come."""
+    if (job := _job_of(item)) and job.dir in BROKEN:
+        pytest.fail("an earlier test has left this job in an unknown state", pytrace=False)
+
+
+def _job_of(item: pytest.Item) -> Job | None:
+    """What the fixture `job` of its module made."""
+    job = getattr(item, "funcargs", {}).get("job")
+    return job if isinstance(job, Job) else None
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """What scripts/trainer.py comes to in a world of one."""
+
+    dir: Path
+    steps: list[dict[str, Any]]
+    digest: str
+    printed: str
+
+
+@pytest.fixture(scope="session")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Quiet:
+    home = tmp_path_factory.mktemp("quiet")
+    with Job(home, "--workers", "1", "--quiet", str(TRAINER)) as job:
+        alone = run_alone(home, TRAINER)
+        assert job.wait() == 0
+        digest = json.loads((job.dir / "result.json").read_bytes())["digest"]
+        assert f"digest {digest}" in alone.splitlines(), "the script without an agent has other bits"
+        return Quiet(job.dir, ledger.read(job.dir / "steps.jsonl"), digest, job.output)

@@ -1,0 +1,212 @@
+"""A whole job under `elastic run`, as a test sees it: start, watch its files, break it, and see what is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from chaos_tests.harness.local import Tail
+from chaos_tests.harness.processes import Command, await_exits, living
+from elastic.cli import job_status
+from elastic.errors import ElasticError
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = Path(__file__).parent / "scripts"
+TRAINER = SCRIPTS / "trainer.py"
+DEADLINE_S = 180.0
+"""For whatever takes seconds on a quiet machine."""
+
+SLACK_S = 4.0
+"""What a loaded machine may take beyond a promise made for a quiet one."""
+
+POLL_S = 0.01
+
+T = TypeVar("T")
+Line = dict[str, Any]
+
+
+class Job:
+    """`elastic run` of one script. A context manager; whatever it started is gone afterwards."""
+
+    def __init__(self, home: Path, *words: str, name: str = "job") -> None:
+        """words: options of `elastic run`, the script, and the script's arguments."""
+        self.dir = home / name
+        self.gates = home / f"{name}.gates"
+        self.gates.mkdir(exist_ok=True)
+        self._journals: dict[Path, Tail] = {}
+        self._lines: list[Line] = []
+        self._ledger = Tail(self.dir / "steps.jsonl")
+        self._steps: list[Line] = []
+        command = [sys.executable, "-m", "elastic.cli", "run", "--job-dir", str(self.dir), *words]
+        environment = {"PYTHONPATH": str(ROOT), "LIVE_GATES": str(self.gates), "OMP_NUM_THREADS": "1"}
+        self.command = Command(command, home / f"{name}.out", environment=environment, cwd=home)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is not None:
+            error.add_note(self.story())
+        self.command.stop()
+
+    # ---------------------------------------------------------------------------------------------- waiting
+
+    def wait(self, deadline_s: float = DEADLINE_S) -> int:
+        """The exit code of the command."""
+        try:
+            return self.command.process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {deadline_s} s") from None
+
+    def until(self, what: str, reached: Callable[[], T | None], deadline_s: float = DEADLINE_S) -> T:
+        """The first true value of `reached`; a job that ends before is a failure."""
+        deadline = time.monotonic() + deadline_s
+        while True:
+            running = self.command.process.poll() is None
+            if value := reached():
+                return value
+            assert running, f"the job ended with {self.command.process.returncode} before: {what}"
+            assert time.monotonic() < deadline, f"not within {deadline_s} s: {what}"
+            time.sleep(POLL_S)  # files and other processes: there is nothing to wait on
+
+    def await_steps(self, count: int) -> None:
+        self.until(f"{count} applied steps", lambda: len(self.steps()) >= count)
+
+    def await_event(self, event: str, **fields: object) -> Line:
+        """The first such line of the journals, also one that is there already."""
+        return self.until(f"{event} {fields}", lambda: next(iter(self.events(event, **fields)), None))
+
+    # -------------------------------------------------------------------------------------------- what is
+
+    @property
+    def output(self) -> str:
+        return self.command.output
+
+    def steps(self) -> list[Line]:
+        """The ledger so far."""
+        self._steps += self._ledger.lines()
+        return self._steps
+
+    def events(self, event: str, **fields: object) -> list[Line]:
+        """Journal lines of that event with these fields, by time."""
+        for path in (self.dir / "journal").glob("*.jsonl"):
+            self._lines += self._journals.setdefault(path, Tail(path)).lines()
+        self._lines.sort(key=lambda line: int(line["t_mono_ns"]))
+        wanted = fields.items()
+        return [line for line in self._lines if line["event"] == event and wanted <= line.items()]
+
+    def workers(self) -> dict[str, int]:
+        """worker_id -> pid of all that were started and have not ended."""
+        ended = {line["worker_id"] for line in self.events("worker_exited")}
+        started = self.events("worker_started")
+        return {line["worker_id"]: line["pid"] for line in started if line["worker_id"] not in ended}
+
+    def status(self) -> Line:
+        """As `elastic status --json` says it; state "" while nobody can say."""
+        try:
+            return dict(job_status(self.dir, wait_s=1.0))
+        except ElasticError:
+            return {"state": "", "generation": 0, "members": []}
+
+    def members(self) -> list[str]:
+        """Worker ids in rank order."""
+        return [member["worker_id"] for member in self.status()["members"]]
+
+    def await_world(self, size: int) -> list[str]:
+        """Members in rank order, once there are so many and all of them have applied a step."""
+
+        def complete() -> list[str] | None:
+            status = self.status()
+            members = status["members"]
+            settled = status["state"] == "running" and len(members) == size and all(m["applied"] for m in members)
+            return [member["worker_id"] for member in members] if settled else None
+
+        return self.until(f"a running world of {size}", complete)
+
+    @property
+    def result(self) -> Line:
+        document: Line = json.loads((self.dir / "result.json").read_bytes())
+        return document
+
+    def pid_of(self, module: str) -> int:
+        """The process of a service of this run."""
+        for pid in living(self.command.mark):
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if module.encode() in words:
+                return pid
+        raise AssertionError(f"no process of {module}")
+
+    def left_behind(self) -> dict[int, str]:
+        """Processes of this run that are still there: pid -> command line."""
+        left = await_exits(living(self.command.mark), within_s=SLACK_S)
+        return {pid: Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in left}
+
+    def story(self) -> str:
+        """For a failure: output, logs, and what the journals say."""
+        logs = sorted((self.dir / "logs").glob("*.log"))
+        tails = [f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-15:]) for log in logs]
+        self.events("")
+        told = [_told(line, self._lines[0]["t_mono_ns"]) for line in self._lines[-150:]]
+        return "\n".join([str(self.dir), self.output[-4000:], *tails, *told])
+
+    # ------------------------------------------------------------------------------------------- breaking
+
+    def shut(self, gate: str) -> None:
+        """See scripts/gates.py."""
+        (self.gates / gate).touch()
+
+    def open(self, gate: str) -> None:
+        (self.gates / gate).unlink()
+
+    def held_at(self, gate: str) -> set[str]:
+        """Worker ids that wait, or waited, at that gate."""
+        return {path.name.removeprefix(f"{gate}.") for path in self.gates.glob(f"{gate}.*")}
+
+    def await_held(self, gate: str) -> set[str]:
+        return self.until(f"somebody at gate {gate!r}", lambda: self.held_at(gate))
+
+    def pace(self, seconds: float) -> None:
+        """How long the script takes over a shard from now on."""
+        temporary = self.gates / "pace.tmp"
+        temporary.write_text(str(seconds))
+        temporary.rename(self.gates / "pace")
+
+    def send(self, worker_id: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """A signal to a worker that was started and has not ended."""
+        os.kill(self.workers()[worker_id], number)
+
+
+def _told(line: Line, began_ns: int) -> str:
+    head = f"{(line['t_mono_ns'] - began_ns) / 1e9:8.3f} {line['who']} {line['event']} {line['generation']}"
+    rest = {k: v for k, v in line.items() if k not in _HEAD and v != ""}
+    return f"{head} {str(rest)[:200]}"
+
+
+_HEAD = ("t_mono_ns", "t_wall", "job", "node", "pid", "who", "event", "generation")
+
+
+def run_alone(home: Path, script: Path, *arguments: str) -> str:
+    """What the script prints without an agent."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        cwd=home,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,1 @@
+"""Programs that the live tests run as workers."""

@@ -1,0 +1,35 @@
+"""Places in a script where a test can slow it down, hold it, or see that it got there.
+
+A gate is a file in the directory LIVE_GATES that the test makes and removes; without the directory nothing happens.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+_DIRECTORY = os.environ.get("LIVE_GATES")
+_ME = os.environ.get("ELASTIC_WORKER_ID", "alone")
+
+
+def hold(name: str) -> None:
+    """Wait here while the gate `name` is shut; leaves `name.<worker_id>` behind, so that the test sees who waits."""
+    if _DIRECTORY is None:
+        return
+    gate = Path(_DIRECTORY) / name
+    if gate.exists():
+        gate.with_name(f"{name}.{_ME}").touch()
+    while gate.exists():
+        time.sleep(0.005)
+
+
+def pace() -> None:
+    """Take as many seconds as the file `pace` says."""
+    if _DIRECTORY is None:
+        return
+    try:
+        text = (Path(_DIRECTORY) / "pace").read_text()
+    except FileNotFoundError:
+        return
+    time.sleep(float(text or 0))

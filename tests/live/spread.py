@@ -1,0 +1,192 @@
+"""A job over several nodes, all of them on this machine: etcd, a rendezvous, and an agent with a directory per node.
+
+As on several machines, agents share nothing but where the leader listens, how the job ended, and the checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from elastic import codec, journal, ledger
+from elastic.checkpoints.settings import Settings
+from elastic.cli import job_status
+from elastic.config import JobSpec
+from elastic.embedded import EmbeddedEtcd
+from elastic.errors import ElasticError
+from tests.live.jobs import DEADLINE_S, POLL_S, ROOT, TRAINER
+
+T = TypeVar("T")
+Line = dict[str, Any]
+
+
+class Spread:
+    """Context manager; whatever it started is gone afterwards."""
+
+    def __init__(self, home: Path, etcd: EmbeddedEtcd, name: str, **spec: Any) -> None:
+        self.home = home
+        self.dir = home / "rendezvous"
+        self.gates = home / "gates"
+        self._etcd = etcd
+        command = (sys.executable, str(TRAINER))
+        self.spec = JobSpec(**{"name": name, "command": command, "workers": 2, **spec})
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.gates.mkdir()
+        self._make(self.dir)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        if error is not None:
+            error.add_note(self.story())
+
+    def rendezvous(self) -> subprocess.Popen[bytes]:
+        return self._start("elastic.rendezvous", "--etcd", self._etcd.endpoint, "--job-dir", str(self.dir))
+
+    def agent(self, node: str, *options: str, slots: int = 1) -> subprocess.Popen[bytes]:
+        """One that is told of its end by the file `notice(node)`, unless the options say otherwise."""
+        directory = self.home / node
+        if not directory.exists():
+            self._make(directory)
+            for shared in ("rendezvous.json", "result.json"):
+                (directory / shared).symlink_to(self.dir / shared)
+        notices = () if "--notices" in options else ("--notices", f"file:{self.notice(node)}")
+        words = ("--job-dir", str(directory), "--node", node, "--slots", str(slots), *notices, *options)
+        return self._start("elastic.agent", *words)
+
+    def notice(self, node: str) -> Path:
+        return self.home / f"{node}.notice"
+
+    def give_notice(self, node: str, seconds_left: float) -> None:
+        temporary = self.home / "notice.tmp"
+        temporary.write_text(str(seconds_left))
+        temporary.rename(self.notice(node))
+
+    def _make(self, directory: Path) -> None:
+        (directory / "logs").mkdir(parents=True)
+        (directory / "job.json").write_bytes(codec.job_to_json(self.spec))
+        settings = Settings(
+            root=str(self.home / "checkpoints"),
+            every="1000000 steps",
+            job=self.spec.name,
+            job_id=self.spec.name,
+        )
+        (directory / "checkpoints.json").write_text(json.dumps(asdict(settings)))
+
+    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ, "PYTHONPATH": str(ROOT), "LIVE_GATES": str(self.gates), "OMP_NUM_THREADS": "1"
+        }  # fmt: skip
+        command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", *words]
+        with (self.home / "processes.log").open("ab") as log:
+            process = subprocess.Popen(command, cwd=self.home, env=environment, stdout=log, stderr=log)
+        self._processes.append(process)
+        return process
+
+    # ---------------------------------------------------------------------------------------------- what is
+
+    def until(self, what: str, reached: Callable[[], T | None]) -> T:
+        """The first true value."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not (value := reached()):
+            assert time.monotonic() < deadline_s, f"not within {DEADLINE_S} s: {what}"
+            time.sleep(POLL_S)  # files and other processes: there is nothing to wait on
+        return value
+
+    def status(self) -> Line:
+        """As `elastic status --json` says it; state "" while nobody can say."""
+        try:
+            return dict(job_status(self.dir, wait_s=1.0))
+        except ElasticError:
+            return {"state": "", "generation": 0, "members": [], "applied": 0}
+
+    def members(self) -> list[str]:
+        return [member["worker_id"] for member in self.status()["members"]]
+
+    def await_members(self, *worker_ids: str, state: str = "running") -> Line:
+        """That these, in rank order, are the members, and have applied a step in a job of that state."""
+
+        def there() -> Line | None:
+            status = self.status()
+            members = [member["worker_id"] for member in status["members"] if member["applied"]]
+            return status if status["state"] == state and members == list(worker_ids) else None
+
+        return self.until(f"members {worker_ids}, {state}", there)
+
+    def events(self, event: str, **fields: object) -> list[Line]:
+        """Journal lines of all nodes, by time."""
+        lines = [line for directory in self._directories() for line in journal.read_all(directory)]
+        lines.sort(key=lambda line: int(line["t_mono_ns"]))
+        return [line for line in lines if line["event"] == event and fields.items() <= line.items()]
+
+    def await_event(self, event: str, **fields: object) -> Line:
+        return self.until(f"{event} {fields}", lambda: next(iter(self.events(event, **fields)), None))
+
+    def steps(self) -> list[Line]:
+        """The ledgers of all nodes, merged by step."""
+        merged: dict[int, Line] = {}
+        for directory in self._directories():
+            if (directory / "steps.jsonl").exists():
+                merged |= {line["step"]: line for line in ledger.read(directory / "steps.jsonl")}
+        return [merged[step] for step in sorted(merged)]
+
+    def await_result(self) -> Line:
+        path = self.dir / "result.json"
+        self.until("a result", path.exists)
+        document: Line = json.loads(path.read_bytes())
+        return document
+
+    def kill(self, worker_id: str, number: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(self.events("worker_started", worker_id=worker_id)[-1]["pid"], number)
+
+    def story(self) -> str:
+        """For a failure."""
+        logs = [self.home / "processes.log", *self.home.glob("*/logs/*.log")]
+        tails = [f"--- {log}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-12:]) for log in logs]
+        lines = [line for directory in self._directories() for line in journal.read_all(directory)]
+        lines.sort(key=lambda line: int(line["t_mono_ns"]))
+        told = [
+            f"{line['t_mono_ns'] / 1e9:10.3f} {line['who']} {line['event']} {line['generation']} {str(rest)[:160]}"
+            for line in lines[-120:]
+            if (rest := {k: v for k, v in line.items() if k not in _HEAD})
+        ]
+        return "\n".join([*tails, *told])
+
+    def _directories(self) -> list[Path]:
+        return [path.parent for path in self.home.glob("*/job.json")]
+
+    # ------------------------------------------------------------------------------------------- holding it
+
+    def shut(self, gate: str) -> None:
+        """See scripts/gates.py."""
+        (self.gates / gate).touch()
+
+    def open(self, gate: str) -> None:
+        (self.gates / gate).unlink()
+
+    def await_held(self, gate: str, *worker_ids: str) -> None:
+        self.until(
+            f"{worker_ids} at gate {gate!r}", lambda: all((self.gates / f"{gate}.{w}").exists() for w in worker_ids)
+        )
+
+    def pace(self, seconds: float) -> None:
+        """How long the script takes over a shard from now on."""
+        temporary = self.gates / "pace.tmp"
+        temporary.write_text(str(seconds))
+        temporary.rename(self.gates / "pace")
+
+
+_HEAD = ("t_mono_ns", "t_wall", "job", "node", "pid", "who", "event", "generation")

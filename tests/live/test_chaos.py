@@ -1,0 +1,42 @@
+"""`elastic chaos run` on a real job: the sound product passes, and a product with a planted defect does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from chaos_tests.harness.checkers import Answer
+from elastic.cli import main
+from tests.chaos.runs import Undisturbed, command, disturbed, told
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("chaos") / "run"
+
+
+def test_a_run_with_faults_passes_and_leaves_a_report(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    options = ["--preset", "kill", "--seed", "11", "--duration", "4s", "--job-dir", str(home)]
+    code = main(["chaos", "run", *options, "--", *command(epochs=3)])
+    report = json.loads((home / "report.json").read_bytes())
+    assert code == 0, report["invariants"]
+    assert report["digest"] == report["quiet_digest"] != ""
+    assert {invariant["answer"] for invariant in report["invariants"]} == {"true"}
+    assert report["faults"]
+    assert "<svg" in (home / "report.html").read_text()
+    assert 'failures="0"' in (home / "junit.xml").read_text()
+
+
+def test_a_report_is_made_again_from_the_files(home: Path) -> None:
+    (home / "report.json").unlink()
+    assert main(["chaos", "report", str(home)]) == 0
+    assert json.loads((home / "report.json").read_bytes())["passed"]
+
+
+def test_a_planted_defect_is_caught(home: Path, tmp_path: Path) -> None:
+    quiet = Undisturbed(home, command(epochs=3), seconds=5.0)
+    verdicts = disturbed(tmp_path / "mutant", quiet, ("kill", "kill", "kill"), gap_s=1.5, mutant="dropped-shard")
+    assert verdicts["I7"].answer is Answer.FALSE, told(verdicts)

@@ -1,0 +1,165 @@
+"""A node that has to go leaves between two steps: nothing is computed twice, nobody is lost, no bit changes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from elastic import cli
+from elastic.embedded import EmbeddedEtcd
+from elastic.errors import ExitCode
+from tests.live.conftest import Quiet
+from tests.live.jobs import DEADLINE_S
+from tests.live.spread import Spread
+
+LOSSES = ("member_lost", "quiesce_started", "redo_started", "ring_aborted", "slot_given_up")
+"""Events of a job in which something was lost."""
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EmbeddedEtcd]:
+    with EmbeddedEtcd() as server:
+        yield server
+
+
+Make = Callable[..., Spread]
+
+
+@pytest.fixture
+def spread(tmp_path: Path, etcd: EmbeddedEtcd, request: pytest.FixtureRequest) -> Iterator[Make]:
+    """A job over the nodes a and b, one worker each, that have applied a few steps and now take their time."""
+    with ExitStack() as stack:
+
+        def make(**spec: object) -> Spread:
+            name = f"job-{abs(hash(request.node.nodeid)) % 10**9}"
+            job = stack.enter_context(Spread(tmp_path, etcd, name, **spec))
+            job.pace(0.01)
+            job.rendezvous()
+            return job
+
+        yield make
+
+
+def assert_as_quiet(job: Spread, quiet: Quiet) -> None:
+    result = job.await_result()
+    assert (result["exit_code"], result["digest"]) == (0, quiet.digest)
+    assert [(line["step"], line["scalars"]) for line in job.steps()] == [
+        (line["step"], line["scalars"]) for line in quiet.steps
+    ]
+
+
+def losses(job: Spread) -> list[str]:
+    return [event for event in LOSSES if job.events(event)]
+
+
+def test_a_node_with_a_notice_leaves_and_returns_and_nothing_is_computed_twice(spread: Make, quiet: Quiet) -> None:
+    job = spread()
+    job.agent("a")
+    job.agent("b")
+    job.await_members("a.0.0", "b.0.0")
+    job.give_notice("a", 60.0)
+    job.await_members("b.0.0")
+    job.await_event("worker_exited", worker_id="a.0.0", because="exited with 0")
+    job.await_event("node_empty", node="a")
+    assert job.await_event("node_leaves", node="a")["because"] == f"{job.notice('a')} says so"
+    assert len(job.events("worker_started", node="a")) == 1
+    job.notice("a").unlink()
+    job.await_members("b.0.0", "a.0.1")
+    job.pace(0.0)
+    assert_as_quiet(job, quiet)
+    assert losses(job) == []
+
+
+def test_an_operator_drains_a_node_and_takes_it_back(
+    spread: Make, quiet: Quiet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = spread()
+    job.agent("a")
+    job.agent("b")
+    job.await_members("a.0.0", "b.0.0")
+    words = ["drain", "--job-dir", str(job.dir)]
+    assert cli.main(words) == ExitCode.BAD_INPUT
+    assert "say which node with --node; there are a, b" in " ".join(capsys.readouterr().err.split())
+    assert cli.main([*words, "--node", "c"]) == ExitCode.BAD_INPUT
+    assert "no agent of a node 'c'" in " ".join(capsys.readouterr().err.split())
+    assert cli.main([*words, "--node", "b", "--budget", "90"]) == ExitCode.DONE
+    assert capsys.readouterr().out == "node b is empty; the job goes on with 1 worker, on a\n"
+    assert job.members() == ["a.0.0"]
+    assert cli.main([*words, "--node", "b", "--cancel"]) == ExitCode.DONE
+    job.await_members("a.0.0", "b.0.1")
+    job.pace(0.0)
+    assert_as_quiet(job, quiet)
+    assert losses(job) == []
+
+
+def test_a_wish_to_leave_outlives_the_leader_that_heard_it(spread: Make, quiet: Quiet) -> None:
+    job = spread()
+    job.agent("a")
+    job.agent("b")
+    job.await_members("a.0.0", "b.0.0")
+    job.shut("shard")
+    job.await_held("shard", "a.0.0", "b.0.0")
+    leader = job.events("leading")[-1]["pid"]
+    job.give_notice("b", 300.0)
+    job.until("the leader to have heard it", lambda: job.status().get("draining"))
+    os.kill(leader, signal.SIGKILL)
+    job.rendezvous()
+    job.until("a leader that has heard it too", lambda: job.status().get("term", 0) and job.status().get("draining"))
+    job.open("shard")
+    job.await_members("a.0.0")
+    job.pace(0.0)
+    assert_as_quiet(job, quiet)
+    assert losses(job) == []
+
+
+def test_a_node_that_cannot_leave_in_time_is_lost_and_the_others_go_on(spread: Make, quiet: Quiet) -> None:
+    job = spread()
+    job.agent("a")
+    job.agent("b")
+    job.await_members("a.0.0", "b.0.0")
+    job.shut("shard")
+    job.await_held("shard", "a.0.0", "b.0.0")
+    job.give_notice("a", 2.0)
+    job.await_event("node_late", node="a")
+    job.await_event("worker_exited", worker_id="a.0.0", because="killed by SIGKILL")
+    job.open("shard")
+    job.await_members("b.0.0")
+    job.pace(0.0)
+    assert_as_quiet(job, quiet)
+    assert job.events("member_lost", worker_id="a.0.0")
+    assert len(job.events("worker_started", node="a")) == 1, "nobody starts on a node that has to go"
+
+
+def test_an_agent_that_is_asked_to_stop_leaves_first(spread: Make, quiet: Quiet) -> None:
+    job = spread()
+    job.agent("a")
+    stopped = job.agent("b", "--grace", "120")
+    job.await_members("a.0.0", "b.0.0")
+    stopped.send_signal(signal.SIGTERM)
+    assert stopped.wait(DEADLINE_S) == ExitCode.TERMINATED
+    job.await_members("a.0.0")
+    job.pace(0.0)
+    assert_as_quiet(job, quiet)
+    assert losses(job) == []
+
+
+def test_below_quorum_the_state_waits_in_memory_for_the_node_to_return(spread: Make, quiet: Quiet) -> None:
+    job = spread(min_workers=2)
+    job.agent("a")
+    job.agent("b")
+    job.await_members("a.0.0", "b.0.0")
+    job.give_notice("a", 60.0)
+    paused = job.await_members("b.0.0", state="paused")
+    assert "below quorum: 1 of at least 2 workers" in paused["because"]
+    step = int(job.await_event("checkpoint_complete", worker_id="b.0.0")["step"])
+    assert step >= paused["applied"], "what the job waits with is also on disk"
+    job.notice("a").unlink()
+    job.await_members("b.0.0", "a.0.1")
+    job.pace(0.0)
+    assert_as_quiet(job, quiet)
+    assert losses(job) == []

@@ -1,0 +1,64 @@
+"""Whole jobs whose workers are forked, cold, or both: the same bits, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from tests.live.conftest import Quiet
+from tests.live.jobs import TRAINER, Job
+
+PACE_S = 0.05
+
+
+def nursery(job: Job) -> int:
+    return int(job.events("nursery_ready")[-1]["pid"])
+
+
+def ways(job: Job) -> list[str]:
+    return [line["start"] for line in job.events("worker_started")]
+
+
+def test_cold_workers_and_their_replacements_compute_the_bits_of_forked_ones(quiet: Quiet, tmp_path: Path) -> None:
+    with Job(tmp_path, "--workers", "2", "--quiet", "--cold-start", str(TRAINER)) as job:
+        job.pace(PACE_S)
+        job.await_world(2)
+        job.send("local.1.0")
+        job.await_event("joined", worker_id="local.1.1")
+        job.pace(0)
+        assert job.wait() == 0
+        assert job.result["digest"] == quiet.digest
+        assert ways(job) == ["cold"] * 3
+        assert job.events("nursery_ready") == []
+        assert job.left_behind() == {}
+
+
+def test_a_job_whose_nursery_is_killed_goes_on_with_the_same_bits(quiet: Quiet, tmp_path: Path) -> None:
+    """A replacement is forked, the next one comes cold, and the members never notice."""
+    with Job(tmp_path, "--workers", "2", "--quiet", str(TRAINER)) as job:
+        job.pace(PACE_S)
+        job.await_world(2)
+        job.send("local.1.0")
+        job.await_event("joined", worker_id="local.1.1")
+        os.kill(nursery(job), signal.SIGKILL)
+        job.send("local.1.1")
+        job.await_event("joined", worker_id="local.1.2")
+        job.pace(0)
+        assert job.wait() == 0
+        assert job.result["digest"] == quiet.digest
+        assert ways(job) == ["forked", "forked", "forked", "cold"]
+        assert [line["because"] for line in job.events("worker_exited", worker_id="local.0.0")] == ["exited with 0"]
+        assert job.left_behind() == {}
+
+
+def test_nothing_is_left_when_the_agent_is_killed_while_it_has_a_nursery(tmp_path: Path) -> None:
+    with Job(tmp_path, "--workers", "2", "--quiet", str(TRAINER)) as job:
+        job.pace(PACE_S)
+        job.await_world(2)
+        pid = nursery(job)
+        assert Path(f"/proc/{pid}").exists()
+        os.kill(job.pid_of("elastic.agent"), signal.SIGKILL)
+        assert job.wait() != 0
+        assert job.left_behind() == {}
+        assert not Path(f"/proc/{pid}").exists()

@@ -1,0 +1,139 @@
+"""One worker process and everything it starts: read without blocking, told exactly how it ended, gone as a group."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic import process
+from elastic.errors import ConfigError
+from elastic.process import KEEP_MEMORY, Outlets, WorkerProcess, start_cold, worker_environment
+
+PATIENCE_S = 30.0
+
+
+class Watched:
+    """A worker, the lines it printed, and how it ended."""
+
+    def __init__(self, log: Path, script: str) -> None:
+        self.lines: list[bytes] = []
+        self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.first_line = asyncio.Event()
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        outlets = Outlets(log)
+        pid = start_cold((sys.executable, "-c", script), environment, outlets)
+        self.worker = WorkerProcess(pid, outlets, self.on_line, self.status.set_result)
+
+    def on_line(self, line: bytes) -> None:
+        self.lines.append(line)
+        self.first_line.set()
+
+    async def end(self) -> int:
+        return await asyncio.wait_for(self.status, PATIENCE_S)
+
+
+def run(log: Path, script: str, number: signal.Signals | None = None) -> Watched:
+    """Let a script run to its end, or until its first line and this signal."""
+
+    async def watch() -> Watched:
+        watched = Watched(log, script)
+        if number is not None:
+            await asyncio.wait_for(watched.first_line.wait(), PATIENCE_S)
+            watched.worker.signal(number)
+        await watched.end()
+        return watched
+
+    return asyncio.run(watch())
+
+
+def test_lines_come_whole_and_the_log_holds_stdout_and_stderr(tmp_path: Path) -> None:
+    log = tmp_path / "deep" / "log"
+    script = "import sys; print('one'); print('two', end=''); print('three', file=sys.stderr)"
+    watched = run(log, script)
+    assert watched.lines == [b"one\n", b"two\n"]
+    assert sorted(log.read_text().replace("two", "two\n").split()) == ["one", "three", "two"]
+
+
+def test_more_output_than_a_pipe_holds_arrives_complete(tmp_path: Path) -> None:
+    watched = run(tmp_path / "log", "for n in range(200_000): print(n)")
+    assert b"".join(watched.lines) == b"".join(b"%d\n" % n for n in range(200_000))
+    assert (tmp_path / "log").read_bytes() == b"".join(watched.lines)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_is_reported_as_such(tmp_path: Path, number: signal.Signals) -> None:
+    watched = run(tmp_path / "log", "import time; print('up'); time.sleep(1000)", number)
+    assert watched.status.result() == -number
+
+
+def test_a_stopped_worker_can_be_killed(tmp_path: Path) -> None:
+    script = "import os, signal; print('up'); os.kill(os.getpid(), signal.SIGSTOP)"
+    assert run(tmp_path / "log", script, signal.SIGKILL).status.result() == -signal.SIGKILL
+
+
+def test_children_die_with_the_worker_and_do_not_hold_up_its_end(tmp_path: Path) -> None:
+    """The child inherits stdout, so waiting for its end of file would wait for the child."""
+    watched = run(tmp_path / "log", "import subprocess; print(subprocess.Popen(['sleep', '1000']).pid)")
+    child = int(watched.lines[0])
+
+    async def gone() -> None:
+        while (seen := process.facts(child)) is not None and seen.state not in "ZX":
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(gone(), PATIENCE_S))
+
+
+def test_last_words_are_whole_lines_of_the_end(tmp_path: Path) -> None:
+    watched = run(tmp_path / "log", "for n in range(10_000): print('line', n)")
+    words = watched.worker.last_words()
+    assert words.startswith("line ")
+    assert words.endswith("line 9999\n")
+    assert len(words) <= process.LAST_WORDS_BYTES
+
+
+def test_no_descriptor_is_left_after_many_workers(tmp_path: Path) -> None:
+    run(tmp_path / "log", "pass")
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        run(tmp_path / "log", "pass")
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_program_that_is_not_there_starts_nothing(tmp_path: Path) -> None:
+    outlets = Outlets(tmp_path / "log")
+    with pytest.raises(ConfigError, match="no-such-program"):
+        start_cold(("no-such-program",), {"PATH": "/usr/bin"}, outlets)
+    outlets.close()
+
+
+def test_ranks_of_other_launchers_do_not_reach_the_worker() -> None:
+    outer = {"PATH": "/bin", "RANK": "3", "WORLD_SIZE": "8", "OMPI_COMM_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}
+    assert worker_environment(outer, {"ELASTIC_JOB": "j"}) == {
+        **KEEP_MEMORY,
+        "PATH": "/bin",
+        "PYTHONUNBUFFERED": "1",
+        "ELASTIC_JOB": "j",
+    }
+
+
+def test_what_the_user_says_about_the_allocator_stays() -> None:
+    assert worker_environment({"MALLOC_TRIM_THRESHOLD_": "0"}, {})["MALLOC_TRIM_THRESHOLD_"] == "0"
+
+
+def test_facts_are_read_though_the_program_has_a_strange_name(tmp_path: Path) -> None:
+    """The name in /proc/pid/stat may hold spaces and parentheses."""
+    strange = tmp_path / "a) R 1 (b"
+    strange.symlink_to("/bin/sleep")
+
+    with subprocess.Popen([strange, "1000"]) as child:
+        seen = process.facts(child.pid)
+        child.kill()
+    assert seen is not None
+    assert seen.state in "RSD"
+    assert process.facts(2**22 + 1) is None

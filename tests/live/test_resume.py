@@ -1,0 +1,61 @@
+"""Everything killed, and the same command again: the bits of the quiet run, and the ledger says what was done twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+from elastic import ledger
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.storage import storage_at
+from tests.live.conftest import Quiet
+from tests.live.jobs import TRAINER, Job
+
+OPTIONS = ("--workers", "2", "--checkpoint-every", "4 steps", "--quiet")
+
+
+def series_of(job: Job) -> Series:
+    return Series(storage_at(str(job.dir / "checkpoints")))
+
+
+def test_a_job_that_was_killed_goes_on_from_its_newest_checkpoint(tmp_path: Path, quiet: Quiet) -> None:
+    with Job(tmp_path, *OPTIONS, str(TRAINER)) as job:
+        job.pace(0.02)
+        job.await_event("checkpoint_complete")
+        job.await_steps(7)
+        job.command.process.kill()
+        job.wait()
+        assert job.left_behind() == {}
+    found, _ = series_of(job).newest()
+    assert found is not None
+    before = len(ledger.read(job.dir / "steps.jsonl"))
+    with Job(tmp_path, *OPTIONS, str(TRAINER)) as job:
+        assert job.wait() == 0, job.story()
+        said = " ".join(job.output.split())
+        assert f"goes on from step {found.name.step}, checkpoint {found.name}" in said
+    assert job.result["digest"] == quiet.digest
+    assert ledger.compare(ledger.read(job.dir / "steps.jsonl"), quiet.steps) is None
+    (resume,) = map(json.loads, (job.dir / "resumes.jsonl").read_text().splitlines())
+    assert resume["step"] == found.name.step
+    assert resume["redone"] == ([found.name.step, before - 1] if before > found.name.step else None)
+    assert before - found.name.step <= 2 * 4
+    assert (job.dir / "runs" / "1" / "journal").is_dir()
+
+
+def test_a_job_that_loses_every_worker_goes_on_by_itself(tmp_path: Path, quiet: Quiet) -> None:
+    with Job(tmp_path, *OPTIONS, str(TRAINER)) as job:
+        job.pace(0.02)
+        job.await_event("checkpoint_complete")
+        job.await_steps(7)
+        for pid in job.workers().values():
+            os.kill(pid, signal.SIGSTOP)
+        for pid in job.workers().values():
+            os.kill(pid, signal.SIGKILL)
+        job.until("it goes on", (job.dir / "resumes.jsonl").exists)
+        job.pace(0)
+        assert job.wait() == 0, job.story()
+        assert "every copy of the state is lost" in job.output
+    assert job.result["digest"] == quiet.digest
+    assert ledger.compare(ledger.read(job.dir / "steps.jsonl"), quiet.steps) is None

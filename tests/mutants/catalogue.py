@@ -1,0 +1,173 @@
+"""The mutants: which module gets which defect, which faults bring it out, and which invariant has to find it.
+
+A defect shows only when something fails, as the dangerous ones do. The quiet run is that of the sound product.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Patch: TypeAlias = Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """faults: kinds, injected one after the other, gap_s apart."""
+
+    module: str
+    patch: Patch
+    caught_by: str
+    faults: tuple[str, ...] = ("kill", "kill-rank-0", "kill")
+    gap_s: float = 3.0
+
+
+def _first_redone(standing: Any, leaf: Any) -> bool:
+    """Whether this is the first shard of a pass that is computed after a loss, in this generation."""
+    p = standing.position
+    if p.record is None or str(p.record.kind) != "loss" or p.record.plan.op != p.reduced or not leaf.flats:
+        return False
+    first = getattr(standing, "mutated", 0) != p.record.number
+    standing.mutated = p.record.number
+    return bool(first)
+
+
+def dropped_shard(module: Any) -> None:
+    """A shard that is computed again after a loss counts for nothing."""
+    sound = module.Standing.unit_done
+
+    def unit_done(self: Any, leaf: Any) -> None:
+        if _first_redone(self, leaf):
+            for flat in leaf.flats.values():
+                flat.zero_()
+            leaf.weight, leaf.scalars = 0.0, {}
+        sound(self, leaf)
+
+    module.Standing.unit_done = unit_done
+
+
+def shard_twice(module: Any) -> None:
+    """A shard that is computed again after a loss counts twice."""
+    sound = module.Standing.unit_done
+
+    def unit_done(self: Any, leaf: Any) -> None:
+        if _first_redone(self, leaf):
+            for flat in leaf.flats.values():
+                flat.mul_(2)
+            leaf.weight *= 2
+            leaf.scalars = {name: (kind, 2 * total, 2 * w) for name, (kind, total, w) in leaf.scalars.items()}
+        sound(self, leaf)
+
+    module.Standing.unit_done = unit_done
+
+
+def unordered_sum(module: Any) -> None:
+    """Partial sums are added in the order of ranks, and not along the tree."""
+
+    def by_rank(terms: Any, units: int) -> list[tuple[int, int]]:
+        return [(0 if n == 1 else len(terms) + n - 2, n) for n in range(1, len(terms))]
+
+    module._along_tree = by_rank
+
+
+def rng_per_worker(module: Any) -> None:
+    """Random numbers go on from shard to shard in a worker, and are not those of the shard."""
+    sound = module.seed_all
+
+    def seed_all(*position: object) -> int:
+        state = module.torch.get_rng_state()
+        derived = int(sound(*position))
+        if any(str(part).startswith("shard") for part in position):
+            module.torch.set_rng_state(state)
+        return derived
+
+    module.seed_all = seed_all
+
+
+def late_copy(module: Any) -> None:
+    """The donor's copy for a newcomer is taken after the update that the newcomer will make itself."""
+
+    def serve_state(self: Any, connection: Any, newcomer: str) -> None:
+        standing = self._standing
+        with standing.changed:
+            standing.changed.wait_for(lambda: self._may_copy(newcomer) or not standing.position.donor, 5.0)
+            if not self._may_copy(newcomer):
+                connection.send({"later": "no window here"})
+                return
+            number, op, carrier = standing.position.reduced, self.op, self.carrier
+            standing.post(module.CopyBegun(newcomer))
+            standing.post(module.CopyEnded(newcomer, number, True))
+            standing.changed.wait_for(lambda: self.op is not op and self._open, 10.0)
+        header, blobs = carrier.capture()
+        connection.send({"op": number, "about": module._op_json(op), "state": header}, blobs)
+        connection.receive()
+
+    module.Donor._serve_state = serve_state
+
+
+def no_fencing(module: Any) -> None:
+    """A worker that a later generation has left out stays."""
+    sound = module.Orders.leave_if_over
+
+    def leave_if_over(self: Any) -> None:
+        if isinstance(self._over, module.Close | module.Release):
+            sound(self)
+
+    module.Orders.leave_if_over = leave_if_over
+
+
+def stale_generation(module: Any) -> None:
+    """A worker goes on in the name of the first generation it was in, and is believed."""
+    sound = module.Member.generation
+
+    def generation(self: Any) -> int:
+        self.mutated = getattr(self, "mutated", 0) or int(sound.fget(self))
+        return int(self.mutated)
+
+    module.Member.generation = property(generation)
+
+
+def double_commit(module: Any) -> None:
+    """The step that was applied last is written once more when the ledger is closed."""
+    sound = module.Ledger.close
+
+    def close(self: Any) -> None:
+        last = self._line_of(self.next_step - 1)
+        os.write(self._file, module.json.dumps(last).encode() + b"\n")
+        sound(self)
+
+    module.Ledger.close = close
+
+
+def restart_everybody(module: Any) -> None:
+    """After a loss all but the oldest survivor start anew."""
+    sound = module.Orders._published
+
+    def published(self: Any, order: Any, generation: Any, *rest: Any) -> None:
+        p = self._standing.position
+        if str(generation.kind) == "loss" and p.entered and generation.ids[0] != p.me:
+            os._exit(75)
+        sound(self, order, generation, *rest)
+
+    module.Orders._published = published
+
+
+def no_eviction(module: Any) -> None:
+    """Silence is never noticed."""
+    module.Detector.judge = lambda self, now_s: {}
+
+
+MUTANTS = {
+    "dropped-shard": Mutant("runtime.standing", dropped_shard, "I7"),
+    "shard-twice": Mutant("runtime.standing", shard_twice, "I7"),
+    "unordered-sum": Mutant("runtime.reduce", unordered_sum, "I10"),
+    "rng-per-worker": Mutant("runtime.shards", rng_per_worker, "I10"),
+    "late-copy": Mutant("runtime.donor", late_copy, "I6", ("kill",)),
+    "no-fencing": Mutant("runtime.orders", no_fencing, "I4", ("freeze-long",)),
+    "stale-generation": Mutant("runtime.member", stale_generation, "I4", ("kill",)),
+    "double-commit": Mutant("elastic.ledger", double_commit, "I5", ("kill",)),
+    "restart-everybody": Mutant("runtime.orders", restart_everybody, "I13", ("kill",)),
+    "no-eviction": Mutant("elastic.detector", no_eviction, "I11", ("freeze-for-good",)),
+}

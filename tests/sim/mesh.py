@@ -1,0 +1,167 @@
+"""A worker's rings on paper: their frames arrive late, and outlive their sender."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from elastic.messages import Generation
+from elastic.position import (
+    Acknowledged,
+    AwaitAcknowledgements,
+    HeadersHeld,
+    Obtained,
+    ReadHeader,
+    RingBuilt,
+    RingFailed,
+    RingLost,
+)
+from elastic.tree import Node
+from tests.sim.script import Sum
+
+if TYPE_CHECKING:
+    from tests.sim.worker import Worker
+
+Header: TypeAlias = tuple[dict[Node, Sum], int]
+
+
+class Mesh:
+    def __init__(self, worker: Worker) -> None:
+        self.w = worker
+        self.awaited: AwaitAcknowledgements | None = None
+        self._frames: dict[tuple[int, str], dict[object, object]] = {}
+        self._closed: set[int] = set()
+        self._rings: dict[int, Generation] = {}
+        self._retired: dict[int, int] = {}
+        self._exchange: tuple[int, int] | None = None
+        self._summed = False
+
+    def close_all(self) -> None:
+        for number in list(self._rings):
+            self.close(number)
+
+    def abort(self) -> None:
+        self.close_all()
+        self._exchange = None
+        self.awaited = None
+
+    def retire(self, number: int, until: int) -> None:
+        self._retired[number] = until
+
+    def close_retired(self, op: int) -> None:
+        for number, until in list(self._retired.items()):
+            if until <= op:
+                del self._retired[number]
+                self.close(number)
+
+    def build(self, generation: Generation) -> None:
+        number = generation.number
+        self._rings[number] = generation
+        peers = [peer for peer in generation.ids if peer != self.w.me]
+        troubled = self.w.world.link_trouble()
+        for peer in peers:
+            if not troubled:
+                self.send(number, peer, "hello", True)
+        build_s = self.w.world.spec.timing.build_s
+        self.w.after(build_s, build_s, lambda: self._build_is_over(number))
+        self.w.after(0, 0.002, lambda: self._check_built(number))
+
+    def _check_built(self, number: int) -> None:
+        ring = self._rings.get(number)
+        if ring is None or self._is_up(number):
+            return
+        if all("hello" in self._frames.get((number, peer), {}) for peer in ring.ids if peer != self.w.me):
+            self._frames.setdefault((number, self.w.me), {})["up"] = True
+            self.w.post(RingBuilt(number))
+            self.w.world.hook("ring_built", self.w)
+
+    def _is_up(self, number: int) -> bool:
+        return "up" in self._frames.get((number, self.w.me), {})
+
+    def _build_is_over(self, number: int) -> None:
+        ring = self._rings.get(number)
+        if ring is None or self._is_up(number):
+            return
+        missing = [
+            peer for peer in ring.ids if peer != self.w.me and "hello" not in self._frames.get((number, peer), {})
+        ]
+        self.w.world.reach("a ring could not be built")
+        self.close(number)
+        self.w.post(RingFailed(number, tuple(missing)))
+
+    def close(self, number: int) -> None:
+        ring = self._rings.pop(number, None)
+        self._closed.add(number)
+        for peer in ring.ids if ring else ():
+            if peer != self.w.me:
+                self.send(number, peer, "eof", True)
+
+    def send(self, number: int, peer: str, key: object, content: object) -> None:
+        self.w.world.frame(self.w.me, peer, number, key, content)
+
+    def frame(self, number: int, sender: str, key: object, content: object) -> None:
+        """The kernel takes it, also while the process is paused."""
+        if number in self._closed:
+            if key == "hello":
+                self.send(number, sender, "eof", True)
+            return
+        self._frames.setdefault((number, sender), {})[key] = content
+        if key == "hello":
+            self.w.after(0, 0, lambda: self._check_built(number))
+        self.w.wake()
+
+    def take_part(self, number: int) -> None:
+        """Headers with roots to everybody; the sums of slices to everybody; a peer without a word is a broken ring."""
+        op, ring = self.w.p.reduced, self._rings.get(number)
+        if ring is None:
+            self.w.post(RingLost(number, "closed"))
+            return
+        mine = self._frames.setdefault((number, self.w.me), {})
+        if self._exchange != (number, op):
+            self._exchange, self._summed = (number, op), False
+            self.w.post(ReadHeader())
+            carry = self.w.p.carry
+            assert carry is not None
+            mine[("header", op)] = ({node: self.w.sums[node] for node in self.w.p.roots}, carry)
+            self.w.world.hook("header", self.w)
+            self._to_all(ring, ("header", op))
+        for phase in ("header", "slice"):
+            got = {worker: self._frames.get((number, worker), {}).get((phase, op)) for worker in ring.ids}
+            missing = [worker for worker, content in got.items() if content is None]
+            if missing:
+                if any("eof" in self._frames.get((number, worker), {}) for worker in missing):
+                    self._exchange = None
+                    self.w.post(RingLost(number, f"{missing[0]} is gone"))
+                return
+            if phase == "header" and not self._summed:
+                self._summed = True
+                headers: dict[str, Header] = got  # type: ignore[assignment]  # frames hold any content
+                self.w.post(HeadersHeld(number, op))
+                mine[("slice", op)] = self.w.world.total(self.w, op, headers), tuple(headers[w][1] for w in ring.ids)
+                self.w.world.hook("summed", self.w)
+                self._to_all(ring, ("slice", op))
+        result, carried = cast(tuple[Sum, tuple[int, ...]], mine[("slice", op)])
+        self.w.world.agree(self.w, [self._frames[(number, w)][("slice", op)][0] for w in ring.ids])  # type: ignore[index]
+        self._exchange = None
+        for worker in ring.ids:
+            for phase in ("header", "slice"):
+                self._frames[(number, worker)].pop((phase, op))
+        self.w.work(0, 0.002, lambda: self.w.obtained(Obtained(number, carried), result))
+
+    def _to_all(self, ring: Generation, key: tuple[str, int]) -> None:
+        content = self._frames[(ring.number, self.w.me)][key]
+        for peer in ring.ids:
+            if peer != self.w.me:
+                self.send(ring.number, peer, key, content)
+
+    def check_acknowledgements(self) -> None:
+        wanted = self.awaited
+        if wanted is None:
+            return
+        frames = {worker: self._frames.get((wanted.generation, worker), {}) for worker in wanted.of}
+        missing = [worker for worker, got in frames.items() if ("ack", wanted.op) not in got]
+        if not missing:
+            self.awaited = None
+            self.w.post(Acknowledged())
+        elif any("eof" in frames[worker] for worker in missing):
+            self.awaited = None
+            self.w.post(RingLost(wanted.generation, f"{missing[0]} is gone without its acknowledgement"))

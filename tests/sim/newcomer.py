@@ -1,0 +1,96 @@
+"""A newcomer's user thread, until it is a member."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from elastic import position
+from elastic.messages import Progress, Ready
+from elastic.position import AskOutcome, Copied, CopyState, Joined, Phase, Wait
+from tests.sim.script import Sum
+
+if TYPE_CHECKING:
+    from tests.sim.worker import Worker
+
+
+class Newcomer:
+    def __init__(self, worker: Worker) -> None:
+        self.w = worker
+        self.stuck = False
+        """It does nothing any more, and lives."""
+        self._epoch = 0
+        self._said_ready = 0
+        self._candidate = 0
+        self._answers = 0
+
+    def learn(self) -> None:
+        """Which epoch the members are in: this one will take part in it, or in none."""
+        ahead = max((worker.p.reduced for worker in self.w.world.workers.values() if worker.p.entered), default=0)
+        self._epoch = self.w.world.script.operations[min(ahead, self.w.world.script.last)].epoch
+        self.w.after(0.03, 0.2, self.seek)  # after its rehearsal
+
+    def seek(self) -> None:
+        """Inside `join`."""
+        p = self.w.p
+        if p.phase is not Phase.FRESH:
+            self.w.wake()
+            return
+        if p.record is not None and p.record.member(self.w.me) is None and self._said_ready != p.record.number:
+            self._said_ready = p.record.number
+            self.w.say(Ready(self.w.me, p.record.number))
+            self.w.world.hook("ready", self.w)
+        if self.stuck:  # its control thread goes on
+            self.w.after(0.1, 0.5, self.seek)
+            return
+        match position.seek(p):
+            case CopyState(of):
+                self.w.post(Copied(-1))
+                whom = of[self._candidate % len(of)]
+                self.w.ask(whom, lambda other, reply: other.serve(self.w, reply), self._copied)
+            case AskOutcome(op, of):
+                whom = of[self._candidate % len(of)]
+                self.w.ask(whom, lambda other, reply: reply(other.outcome(op)), self._outcome)
+            case Wait():
+                self.w.after(0.01, 0.03, self.seek)
+
+    def _answered(self) -> None:
+        self._answers += 1
+        self.w.say(Progress(self.w.me, 0, 0, 0, f"joining, {self._answers} answers"))
+
+    def _copied(self, reply: object) -> None:
+        self._answered()
+        if isinstance(reply, tuple):
+            op, state, source = reply
+            if self.w.world.script.operations[op].epoch != self._epoch:
+                self.w.world.reach("a newcomer was too late for its epoch")
+                self.w.die("exit 75")
+                return
+            if self.w.post(Copied(op)).copied == op:
+                self.w.state, self.w.applied = state, op
+                self.w.world.hook("copied", self.w)
+                self.w.ask(source, lambda other, _: other.verified(self.w.me, op), lambda _: None)
+        else:
+            self._candidate += 1
+        self.w.after(0.005, 0.02, self.seek)
+
+    def _outcome(self, reply: object) -> None:
+        self._answered()
+        before = self.w.p
+        op = before.copied
+        if reply is None or op < 0 or before.quiesced or before.phase is not Phase.FRESH:
+            self._candidate += reply is None
+        else:
+            number, result = cast(tuple[int, Sum | None], reply)
+            if not any(g.number == number and g.member(self.w.me) for g in before.pending):
+                self.w.post(Copied(-1))
+            elif result is None:
+                self._candidate += 1
+            elif self.w.post(Joined(number, op)).phase is Phase.READY:
+                self.w.results = {op: result}
+                self.w.world.obtained(self.w, op, result, before)
+                self.w.world.hook("joined", self.w)
+                self.w.world.reach("a newcomer joined")
+                leader = self.w.world.leader
+                if leader and leader.group.awaited == self.w.me.rpartition(".")[0]:
+                    self.w.world.reach("a newcomer joined a ring that waited for it")
+        self.w.after(0.005, 0.02, self.seek)

@@ -1,0 +1,38 @@
+"""The durable truth as the leader's shell uses it: who leads, and one record per generation number."""
+
+from __future__ import annotations
+
+from elastic.messages import Generation, Kind
+
+
+class Records:
+    """The transaction of a commit: compared with the election and with the highest committed number."""
+
+    def __init__(self) -> None:
+        self.term = 0
+        self.all: dict[int, Generation] = {}
+
+    @property
+    def top(self) -> int:
+        return max(self.all, default=0)
+
+    def elect(self) -> int:
+        self.term += 1
+        return self.term
+
+    def commit(self, term: int, record: Generation) -> bool:
+        if term != self.term or record.number != self.top + 1:
+            return False
+        self.all[record.number] = record
+        return True
+
+    def chain(self) -> tuple[Generation, ...]:
+        """From the last form or loss generation to the highest."""
+        records = [self.all[number] for number in sorted(self.all)]
+        start = max((i for i, record in enumerate(records) if record.kind is not Kind.PLANNED), default=0)
+        return tuple(records[start:])
+
+    @property
+    def base(self) -> Generation | None:
+        chain = self.chain()
+        return chain[0] if chain else None

@@ -1,0 +1,394 @@
+"""A training process: the real position machine, and models of everything around it.
+
+The user's thread is `_user`: it asks `position.move` and does what it says. The control thread is `order` and the
+service of copies. Frames of a ring are tagged with generation and operation, arrive late, and outlive their sender.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from elastic import position
+from elastic.messages import (
+    Announce,
+    Close,
+    Finished,
+    Order,
+    Progress,
+    Publish,
+    Quiesce,
+    Report,
+    Word,
+)
+from elastic.messages import Release as ReleaseOrder
+from elastic.position import (
+    AbortRings,
+    Acknowledge,
+    AwaitAcknowledgements,
+    Begin,
+    BuildRing,
+    CloseRetired,
+    Compute,
+    CopyBegun,
+    CopyEnded,
+    CopyResult,
+    Deliver,
+    Done,
+    DropRoots,
+    Event,
+    Exchange,
+    Fetched,
+    FetchFailed,
+    FreeResult,
+    GraceOver,
+    Leave,
+    Linger,
+    Obtained,
+    Phase,
+    Position,
+    Released,
+    RetireRing,
+    Say,
+    Started,
+    Stop,
+    Wait,
+)
+from elastic.tree import Node, fold_nodes
+from tests.sim.mesh import Mesh
+from tests.sim.newcomer import Newcomer
+from tests.sim.script import Sum, apply
+
+if TYPE_CHECKING:
+    from tests.sim.agent import Agent
+    from tests.sim.world import World
+
+Header: TypeAlias = tuple[dict[Node, Sum], int]
+
+
+class Worker:
+    def __init__(self, world: World, agent: Agent, slot: int, incarnation: int) -> None:
+        self.world, self.agent, self.slot = world, agent, slot
+        self.me = f"{agent.node}.{slot}.{incarnation}"
+        self.p = Position(me=self.me, phase=Phase.FRESH)
+        self.alive, self.paused = True, False
+        self.state = 0
+        self.applied = 0
+        """Operations whose result the user's code has applied; ``state`` is the parameters after them."""
+        self.results: dict[int, Sum] = {}
+        self.last_report: Report | None = None
+        self.sums: dict[Node, Sum] = {}
+        self._asleep: list[Callable[[], None]] = []
+        self._busy = False
+        self._woken = False
+        self.mesh = Mesh(self)
+        self.newcomer = Newcomer(self)
+        self._lingering = -1
+
+    # ----------------------------------------------------------------------------------- life of a process
+
+    def start(self) -> None:
+        self.say(Announce(self.me, self.agent.node, self.slot, 1, "host", 1, "same"))
+        self.after(0.02, 0.2, self.newcomer.learn)
+
+    def die(self, because: str) -> None:
+        """Everything it has sent may still arrive, or not."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.world.say(self.me, f"dies: {because}")
+        if because != "exit 0" and self.world.clock.chance(0.5):
+            self.world.lose_frames(self.me)
+        self.mesh.close_all()
+        lane = self.world.control_lane(self, up=True)
+        delay_s = self.world.clock.between(0.001, 0.03)
+        self.world.clock.after(delay_s, lambda: lane.send(lambda: self.agent.saw_exit(self, because)))
+
+    def pause(self) -> None:
+        if self.alive and not self.paused:
+            self.paused = True
+            self.world.clock.after(self.world.spec.timing.evict_s, lambda: self.agent.saw_frozen(self))
+
+    def resume(self) -> None:
+        if self.alive and self.paused:
+            self.paused = False
+            self.agent.saw_thawed(self)
+            waiting, self._asleep = self._asleep, []
+            self.world.clock.random.shuffle(waiting)
+            for act in waiting:
+                self.world.clock.after(0, act)
+
+    def after(self, low_s: float, high_s: float, act: Callable[[], None]) -> None:
+        """Do it then, or when the process is thawed, and not at all if it is dead."""
+
+        def run() -> None:
+            if not self.alive:
+                return
+            if self.paused:
+                self._asleep.append(run)
+            else:
+                act()
+
+        self.world.clock.after(self.world.clock.between(low_s, high_s), run)
+
+    # ------------------------------------------------------------------------------------- control thread
+
+    def order(self, order: Order) -> None:
+        """Orders are handled in the order in which they came, also after a pause."""
+        self.world.control_lane(self).send(lambda: self._order(order))
+
+    def _order(self, order: Order) -> None:
+        if not self.alive:
+            return
+        if self.paused:
+            self._asleep_in_order.append(order)
+            if len(self._asleep_in_order) == 1:
+                self._asleep.append(self._drain_orders)
+            return
+        match order:
+            case Publish() | Quiesce():
+                self.post(order)
+            case Close(_, _, exit_code):
+                if exit_code == 0 and self.p.phase is not Phase.FRESH and not self.p.leaving:
+                    self.world.told_to_close(self)
+                    self.say(Finished(self.me, self.p.entered, str(self.state)))
+                self.die("exit 0")
+            case ReleaseOrder():
+                self.die("exit 0")
+            case _:
+                self.die("exit 75")
+
+    @property
+    def _asleep_in_order(self) -> list[Order]:
+        return self.world.sleeping_orders.setdefault(self.me, [])
+
+    def _drain_orders(self) -> None:
+        waiting = self.world.sleeping_orders.pop(self.me, [])
+        for order in waiting:
+            self._order(order)
+
+    def post(self, event: Event) -> Position:
+        before = self.p
+        self.p, actions = position.step(before, event)
+        for action in actions:
+            self._perform(action)
+        self.world.saw(self, before)
+        if self.alive and self.p.entered and (self.p.entered, self.p.reduced) != (before.entered, before.reduced):
+            self.say(Progress(self.me, self.p.entered, self.p.reduced, self.applied, str(self.p.phase)))
+        self.wake()
+        return self.p
+
+    def _perform(self, action: position.Action) -> None:
+        match action:
+            case AbortRings():
+                self.mesh.abort()
+            case BuildRing(generation):
+                self.mesh.build(generation)
+            case RetireRing(number, until):
+                self.mesh.retire(number, until)
+            case CloseRetired(op):
+                self.mesh.close_retired(op)
+            case Acknowledge(number, op, to):
+                for worker in to:
+                    self.mesh.send(number, worker, ("ack", op), True)
+            case AwaitAcknowledgements():
+                self.mesh.awaited = action
+                self.world.hook("leaving", self)
+            case FreeResult(op):
+                self.results.pop(op, None)
+            case DropRoots(keep):
+                self.sums = {node: total for node, total in self.sums.items() if node in keep}
+            case Say(word):
+                self.say(word)
+            case Leave():
+                self.die("exit 75")
+
+    def say(self, word: Word) -> None:
+        if isinstance(word, Report):
+            self.last_report = word
+            self.world.hook("reported", self)
+        self.world.say(self.me, f"says {word}")
+        self.world.control_lane(self, up=True).send(lambda: self.agent.hear(word))
+
+    # -------------------------------------------------------------------------------------- user's thread
+
+    def wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self.after(0, 0.0005, self._user)
+
+    def _user(self) -> None:
+        self._woken = False
+        if self._busy or not self.alive:
+            return
+        self.mesh.check_acknowledgements()
+        if self.p.phase is Phase.FRESH:
+            return
+        match position.move(self.p):
+            case Compute(unit):
+                self.post(Started(unit))
+                self.world.hook("unit", self)
+                self.work(0.005, 0.03, lambda: self._computed(unit, (self.p.reduced, unit, self.state)))
+            case Exchange(number):
+                self.mesh.take_part(number)
+            case CopyResult(source, op):
+                self.world.reach("redo rule: the result is copied")
+                self._fetch(source, op)
+            case Deliver():
+                self.world.reach("redo rule: computed alone")
+                self.complete(Fetched(self.p.reduced), self.sums[(0, self.p.units)])
+            case Linger():
+                if self._lingering != self.p.reduced:
+                    self._lingering = self.p.reduced
+                    self.world.reach("a donor lingers")
+                    grace_s = self.world.spec.timing.join_grace_s
+                    self.after(grace_s, grace_s, lambda: self._grace_over())
+            case Released():
+                self._between()
+            case Wait(because):
+                if because == "below quorum":
+                    self.world.reach("held below quorum")
+            case Stop():
+                pass
+
+    def _grace_over(self) -> None:
+        self.post(GraceOver())
+
+    def work(self, low_s: float, high_s: float, then: Callable[[], None]) -> None:
+        """The user's thread is busy: nothing else is asked of it."""
+        self._busy = True
+
+        def done() -> None:
+            self._busy = False
+            then()
+            self.wake()
+
+        self.after(low_s, high_s, done)
+
+    def _between(self) -> None:
+        """User code: apply the result, then ask for the next operation."""
+        if self.applied < self.p.reduced:
+            op = self.p.reduced - 1
+            result = self.results[op]
+            self.work(0.001, 0.02, lambda: self._applied(result))
+            return
+        script = self.world.script
+        if self.p.reduced > script.last:
+            self.say(Finished(self.me, self.p.entered, str(self.state)))
+            self.world.hook("finished", self)
+            self._busy = True
+            self.after(0.005, 0.1, lambda: self.die("exit 0"))
+            return
+        operation = script.operations[self.p.reduced]
+        self.sums = {}
+        self.post(Begin(operation.units, operation.joinable))
+        self.world.hook("begin", self)
+
+    def _applied(self, result: Sum) -> None:
+        if self.applied < self.world.script.last:
+            self.state = apply(self.state, result)
+        self.applied += 1
+
+    def _computed(self, unit: int, value: tuple[int, int, int]) -> None:
+        """The fold happens outside the lock, so a plan may take its inputs meanwhile."""
+        leaf = (unit, unit + 1)
+        held = set(self.p.roots)
+        units = self.p.units
+        folded = set(fold_nodes({*held, leaf}, units))
+        root = next(node for node in folded if node[0] <= unit < node[1])
+        consumed = tuple(sorted(held - folded))
+        inputs = {leaf: (value,), **{node: self.sums[node] for node in consumed}}
+        total = tuple(v for node in sorted(inputs) for v in inputs[node])
+
+        def done() -> None:
+            before = self.p
+            after = self.post(Done(unit, root, consumed))
+            if before.running == unit and root in after.roots:
+                self.sums = {node: total for node, total in self.sums.items() if node not in consumed}
+                self.sums[root] = total
+
+        self.work(0, 0.001, done)
+
+    def complete(self, event: Fetched | Obtained, result: Sum) -> None:
+        op = self.p.reduced
+        before = self.p
+        self.post(event)
+        if self.p.reduced == op + 1:
+            self.results = {op: result}
+            self.world.obtained(self, op, result, before)
+
+    def obtained(self, event: Obtained, result: Sum) -> None:
+        """Between the last byte and the lock the control thread may have left the ring, and reported."""
+        self.complete(event, result)
+        self.world.hook("obtained", self)
+
+    # --------------------------------------------------------------------------------------------- copies
+
+    def ask(self, whom: str, question: Callable[[Worker, Callable[[object], None]], None],
+             answer: Callable[[object], None]) -> None:  # fmt: skip
+        """A question over a connection of its own; the answer is None if the other is gone or too slow."""
+        answered = False
+
+        def once(content: object) -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                self.after(0.0002, 0.003, lambda: answer(content))
+
+        def arrive() -> None:
+            other = self.world.workers.get(whom)
+            if other is None or not other.alive:
+                once(None)
+            elif other.paused:
+                other._asleep.append(arrive)
+            else:
+                question(other, once)
+
+        self.world.clock.after(self.world.clock.between(0.0002, 0.003), arrive)
+        self.world.clock.after(2.0, lambda: once(None))
+
+    def _fetch(self, source: str, op: int) -> None:
+        self._busy = True
+
+        def got(result: object) -> None:
+            self._busy = False
+            if result is None:
+                self.world.reach("a result copy failed")
+                self.post(FetchFailed(op))
+            else:
+                self.complete(Fetched(op), result)  # type: ignore[arg-type]
+            self.wake()
+
+        self.world.hook("fetch", self)
+        trouble = self.world.clock.chance(self.world.copy_trouble)
+        self.ask(source, lambda other, reply: reply(None if trouble else other.results.get(op)), got)
+
+    def serve(self, newcomer: Worker, reply: Callable[[object], None]) -> None:
+        """A donor's window is from the beginning of a joinable operation to the end of its collecting phase."""
+        p = self.p
+        pending = p.newest_pending
+        if not (p.donor and p.joinable and p.phase is Phase.COLLECTING and pending and pending.member(newcomer.me)):
+            reply(None)
+            return
+        op = p.reduced
+        self.post(CopyBegun(newcomer.me))
+        self.world.hook("copy_begun", self)
+
+        def sent() -> None:
+            in_window = self.p.phase is Phase.COLLECTING and self.p.reduced == op and self.applied == op
+            if newcomer.alive and in_window and not self.world.clock.chance(self.world.copy_trouble):
+                reply((op, self.state, self.me))
+                return
+            self.world.reach("a state copy failed")
+            self.post(CopyEnded(newcomer.me, op, False))
+            reply(None)
+
+        self.after(0.005, 0.15, sent)
+
+    def verified(self, newcomer: str, op: int) -> None:
+        self.post(CopyEnded(newcomer, op, True))
+
+    def outcome(self, op: int) -> object:
+        """What became of operation op: None if not known, else the generation that took effect, and the result."""
+        number = position.outcome(self.p, op)
+        return None if number is None else (number, self.results.get(op))

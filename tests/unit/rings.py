@@ -1,0 +1,102 @@
+"""Rings whose members are threads of one process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar
+
+from runtime.hello import Hello
+from runtime.ring import Listener, Peer, Ring, build
+
+T = TypeVar("T")
+JOB = "job"
+TOKEN = "secret"
+GENEROUS_S = 60.0
+
+
+def ignore_copies(sock: socket.socket, hello: Hello) -> None:
+    """A serve_copy for listeners which are not asked for copies."""
+
+
+def listener(me: str, host: str = "127.0.0.1") -> Listener:
+    return Listener(host, job=JOB, me=me, token_of=lambda generation: TOKEN, serve_copy=ignore_copies)
+
+
+@contextmanager
+def listeners(names: Sequence[str], hosts: Sequence[str] | None = None) -> Iterator[dict[str, Listener]]:
+    with ExitStack() as stack:
+        opened = {}
+        for name, host in zip(names, hosts or ["127.0.0.1"] * len(names), strict=True):
+            opened[name] = listener(name, host)
+            stack.callback(opened[name].close)
+        yield opened
+
+
+def peers_of(opened: dict[str, Listener]) -> list[Peer]:
+    return [Peer(name, *opened[name].address) for name in opened]
+
+
+def build_one(
+    door: Listener,
+    me: str,
+    peers: Sequence[Peer],
+    *,
+    generation: int = 1,
+    plan: str = "plan",
+    token: str = TOKEN,
+    deadline_s: float = GENEROUS_S,
+    cancelled: threading.Event | None = None,
+) -> Ring:
+    return build(
+        door,
+        job=JOB,
+        generation=generation,
+        me=me,
+        peers=peers,
+        plan=plan,
+        token=token,
+        deadline_s=deadline_s,
+        cancelled=cancelled or threading.Event(),
+    )
+
+
+def everyone(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Run all at once, a thread each; their results, or the first exception."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        futures = [pool.submit(call) for call in calls]
+        return [future.result(GENEROUS_S) for future in futures]
+
+
+def build_all(opened: dict[str, Listener], generation: int = 1) -> list[Ring]:
+    peers = peers_of(opened)
+    return everyone(
+        [lambda name=name: build_one(opened[name], name, peers, generation=generation) for name in opened]  # type: ignore[misc]
+    )
+
+
+@contextmanager
+def rings(world_size: int, hosts: Sequence[str] | None = None) -> Iterator[list[Ring]]:
+    """One built ring, as each of its members sees it; all are aborted first, so a failed test cannot hang."""
+    with listeners([f"w{rank}" for rank in range(world_size)], hosts) as opened:
+        built = build_all(opened)
+        try:
+            yield built
+        finally:
+            for ring in built:
+                ring.abort()
+            for ring in built:
+                ring.close()
+
+
+def wait_until(fact: Callable[[], bool]) -> None:
+    """For facts of the kernel that come with no event. Raises TimeoutError."""
+    end_s = time.monotonic() + GENEROUS_S
+    while not fact():
+        if time.monotonic() > end_s:
+            raise TimeoutError
+        threading.Event().wait(0.002)

@@ -1,0 +1,134 @@
+"""What the benchmark computes from its measurements, on values that can be checked by hand."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.bench import report, stamps
+from tests.bench.intervals import median_interval, ratios
+from tests.bench.kills import STEADY_STEPS, first_full, judge
+from tests.bench.report import Row
+from tests.bench.stamps import Stamp, Stamps
+
+S = 1_000_000_000
+
+
+def stamp(t_s: float, step: int, began: int = 1, group: int | None = None, world: int = 3) -> Stamp:
+    return Stamp(int(t_s * S), step, began, began if group is None else group, world, 0.0)
+
+
+def test_an_interval_of_ten_values_reaches_from_the_second_to_the_ninth() -> None:
+    """Binomial(10, 1/2): 2 * (1 + 10) / 1024 of all cases miss."""
+    found = median_interval([10, 1, 9, 2, 8, 3, 7, 4, 6, 5])
+    assert (found.median, found.low, found.high, found.n) == (5.5, 2, 9, 10)
+    assert found.confidence == pytest.approx(1 - 22 / 1024)
+
+
+def test_an_interval_of_few_values_says_that_it_is_less_sure() -> None:
+    found = median_interval([1, 2, 3, 4])
+    assert (found.low, found.high) == (1, 4)
+    assert found.confidence == pytest.approx(1 - 2 / 16)
+    assert median_interval([5]).confidence == 0
+
+
+def test_an_interval_covers_the_true_median_as_often_as_it_says() -> None:
+    """Of 500 samples of 24 values about 2.3 % miss; 5 % is four standard deviations away."""
+    dice = random.Random(3)
+    found = [median_interval([dice.expovariate(1.0) for _ in range(24)]) for _ in range(500)]
+    true_median = 0.6931471805599453
+    missed = sum(not interval.low <= true_median <= interval.high for interval in found)
+    assert found[0].confidence >= 0.95
+    assert missed / len(found) <= 0.05
+
+
+def test_without_values_there_is_no_median() -> None:
+    with pytest.raises(ValueError, match="no values"):
+        median_interval([])
+
+
+def test_ratios_need_a_partner_for_each_value() -> None:
+    assert ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
+    with pytest.raises(ValueError, match="shorter"):
+        ratios([1.0, 2.0], [1.0])
+
+
+def test_stamps_are_read_as_written_and_a_torn_one_is_left_out(tmp_path: Path) -> None:
+    written = Stamps(tmp_path, "a")
+    written.write(7, 2, 3, 3, 0.5)
+    with (tmp_path / "a.stamps").open("ab") as file:
+        file.write(b"torn")
+    ((name, (only,)),) = stamps.read(tmp_path).items()
+    assert (name, only.step, only.began, only.group, only.world, only.loss) == ("a", 7, 2, 3, 3, 0.5)
+    assert only.t_ns > 0
+
+
+def elastic_kill() -> dict[str, list[Stamp]]:
+    """c is killed at 10.4 s inside step 10, which a and b finish in generation 2; d joins with step 13."""
+    steps = [stamp(t, t) for t in range(5, 11)]
+    redone = stamp(11.0, 10, began=1, group=2)
+    alone = [stamp(12.0, 11, 2, world=2), stamp(14.5, 12, 2, 3, world=2)]
+    full = [stamp(15.5 + n, 13 + n, 3) for n in range(STEADY_STEPS + 1)]
+    newcomer = [stamp(14.6, 12, began=0, group=3, world=3), *full]
+    survivors = [*steps[:-1], redone, *alone, *full]
+    return {"a": survivors, "b": survivors, "c": steps[:-1], "d": newcomer}
+
+
+def test_a_kill_is_judged_by_the_steps_of_the_group_that_goes_on() -> None:
+    found = elastic_kill()
+    full = first_full(found, {"c"}, group=1)
+    assert full is not None
+    assert full.step == 13
+    kill = judge(found, "c", {"a", "b"}, 1, int(10.4 * S), full, step_s=1.0)
+    assert kill.to_step_s == pytest.approx(0.6)
+    assert kill.to_full_s == pytest.approx(5.1)
+    assert kill.pause_s == pytest.approx(2.5)
+    assert kill.lost_steps == 0
+
+
+def test_a_step_that_the_full_world_began_before_the_kill_is_not_its_return() -> None:
+    found = {name: [of for of in worker if of.step <= 10] for name, worker in elastic_kill().items()}
+    assert first_full(found, {"c"}, group=1) is None
+
+
+def test_steps_that_a_restarted_group_does_again_are_lost() -> None:
+    before = [stamp(t, t, 0) for t in range(17)]
+    after = [stamp(30 + n, 10 + n, 1) for n in range(20)]
+    found = {"rank0-1": before, "rank1-2": before, "rank0-3": after, "rank1-4": after}
+    full = first_full(found, {"rank0-1"}, group=0)
+    assert full is not None
+    kill = judge(found, "rank0-1", {"rank1-2"}, 0, int(16.5 * S), full, step_s=1.0)
+    assert (kill.lost_steps, kill.pause_s) == (7, 0.0)
+    assert kill.to_step_s == kill.to_full_s == pytest.approx(13.5)
+
+
+def test_only_the_section_between_the_markers_is_rewritten(tmp_path: Path) -> None:
+    page = tmp_path / "performance.md"
+    page.write_text(f"# Title\n\n{report.BEGIN}\nold\n{report.END}\n\nafter\n")
+    report.write_section(page, "new")
+    assert page.read_text() == f"# Title\n\n{report.BEGIN}\nnew\n{report.END}\n\nafter\n"
+
+
+@pytest.mark.parametrize("text", ["", report.BEGIN, f"{report.END}\n{report.BEGIN}"])
+def test_a_page_without_markers_is_refused_and_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    page = tmp_path / "performance.md"
+    page.write_text(text)
+    with pytest.raises(ValueError, match="missing"):
+        report.write_section(page, "new")
+    assert page.read_text() == text
+
+
+def test_a_table_has_as_many_columns_in_each_line() -> None:
+    lines = report.table([Row("a", "1 s"), Row("long name", "2 s", "1 to 3 s", "<= 3 s: met")]).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert {line.count("|") for line in lines} == {5}
+    assert all(a < b for a, b in itertools.pairwise(i for i, c in enumerate(lines[0]) if c == "|"))
+
+
+def test_the_machine_is_described() -> None:
+    about = report.machine()
+    assert {"date", "cpu", "memory", "torch"} <= about.keys()
+    assert all(about.values())

@@ -1,0 +1,214 @@
+"""The plan of a chaos run, whom its faults hit, and what its report says; no job is started."""
+
+from __future__ import annotations
+
+import json
+import random
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from chaos_tests import cli as chaos
+from chaos_tests.harness.checkers import judge
+from chaos_tests.harness.faults import CATALOGUE, Aim, Freeze, Strike, choose, lethal
+from chaos_tests.harness.report import documents, plots, svg
+from chaos_tests.harness.report.story import histogram, tell
+from chaos_tests.harness.schedule import PRESETS, plan, preset_of
+from chaos_tests.harness.world import World
+from elastic.cli import main
+from elastic.errors import ConfigError, ExitCode
+from tests.unit.histories import C, good, with_step
+
+HOLDERS = ["a", "b", "c"]
+ASKED = {"command": ["train.py", "<&>"], "preset": "kill", "seed": 7}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_names_known_kinds(name: str) -> None:
+    assert set(PRESETS[name].weights) <= set(CATALOGUE)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_one_seed_makes_one_plan(name: str) -> None:
+    first = plan(PRESETS[name], 3, 120.0)
+    assert plan(PRESETS[name], 3, 120.0) == first != plan(PRESETS[name], 4, 120.0)
+    assert [planned.number for planned in first] == list(range(1, len(first) + 1))
+    assert all(planned.at_s < 120.0 for planned in first)
+
+
+def test_everything_holds_every_kind_that_a_job_survives_before_one_comes_twice() -> None:
+    kinds = [planned.kind for planned in plan(PRESETS["everything"], 1, 600.0)]
+    assert set(kinds[: len(CATALOGUE) - 1]) == set(CATALOGUE) - {"disk-full"}
+
+
+def test_kinds_can_be_named_one_by_one() -> None:
+    planned = plan(preset_of("kill,freeze-etcd"), 1, 120.0)
+    assert {one.kind for one in planned} == {"kill", "freeze-etcd"}
+    assert preset_of("flap") is PRESETS["flap"]
+
+
+def test_a_fault_with_places_is_planned_at_one_of_them() -> None:
+    for planned in plan(PRESETS["kill"], 1, 600.0):
+        fault = CATALOGUE[planned.kind].fault
+        places = fault.places if isinstance(fault, Strike) else ()
+        assert planned.place in places if places else planned.place == ""
+
+
+@pytest.mark.parametrize("kind", CATALOGUE)
+def test_a_member_that_holds_the_state_is_always_spared_by_what_ends_it(kind: str) -> None:
+    fault = CATALOGUE[kind].fault
+    if not isinstance(fault, Strike | Freeze):
+        return
+    for seed in range(20):
+        for count in range(4):
+            hit = choose(fault, HOLDERS[:count], ["new"], random.Random(seed))
+            if lethal(fault) or fault.for_s > 2.5:  # type: ignore[union-attr]
+                assert not hit or set(HOLDERS[:count]) - set(hit), (hit, count)
+
+
+def test_aims() -> None:
+    dice = random.Random(1)
+    assert choose(Strike(aim=Aim.LEADER), HOLDERS, [], dice) == ("a",)
+    assert choose(Strike(aim=Aim.YOUNGEST), HOLDERS, [], dice) == ("c",)
+    assert choose(Strike(aim=Aim.NEWCOMER), HOLDERS, ["new"], dice) == ("new",)
+    assert choose(Strike(aim=Aim.NEWCOMER), HOLDERS, [], dice) == ()
+    assert len(choose(Strike(aim=Aim.ALL), HOLDERS, [], dice)) == 2
+    assert set(choose(Freeze(1.0, aim=Aim.ALL), HOLDERS, [], dice)) == set(HOLDERS)
+    assert choose(Strike(count=3), HOLDERS, [], dice) == ()
+
+
+def line(event: str, worker: str = "", generation: int = 0, **fields: object) -> dict[str, object]:
+    return {
+        "event": event,
+        "worker_id": worker,
+        "who": worker or "leader",
+        "generation": generation,
+        "pid": 1,
+        **fields,
+    }
+
+
+def test_a_world_knows_who_holds_the_state_and_who_is_on_the_way() -> None:
+    world = World()
+    world.feed([line("committed", generation=1, members=["a", "b"])])
+    world.feed([line("op_complete", "a", 1), line("op_complete", "b", 1)])
+    assert list(world.holders) == ["a", "b"]
+    world.feed([line("member_lost", "b", who="leader"), line("announced", "c", entered=0, who="leader")])
+    assert list(world.holders) == ["a"]
+    assert world.newcomers == {"c"}
+    world.feed([line("committed", generation=2, members=["a", "c"]), line("joined", "c", 2)])
+    assert list(world.holders) == ["a", "c"]
+    assert world.newcomers == set()
+    assert not world.over
+    world.feed([line("member_lost", "c", who="leader"), line("committed", generation=3, members=["a", "c"])])
+    assert list(world.holders) == ["a", "c"], "given up while its node was silent, and there again"
+    world.feed([line("finished", "a", who="leader")])
+    assert world.over
+
+
+class Page(HTMLParser):
+    """Every tag that is opened is closed, and nothing is loaded from elsewhere."""
+
+    VOID = ("meta", "br")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words = ""
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        assert not {"src", "href"} & {name for name, _ in attributes}
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def test_the_page_is_whole_and_asks_the_network_for_nothing() -> None:
+    page = Page()
+    page.feed(documents.page(ASKED, good(), judge(good()), [{"recovery_ms": 42.0, "complete": True}]))
+    assert page.open == []
+    for word in ("Chaos: ", "passed", "train.py <&>", "every sample exactly once", "kill", C):
+        assert word in page.words
+
+
+def test_the_documents_say_what_was_decided() -> None:
+    spoiled = with_step(good(), 1, scalars={"loss": 0.6})
+    findings = judge(spoiled)
+    document = json.loads(json.dumps(documents.document(ASKED, spoiled, findings, [])))
+    assert not document["passed"]
+    assert {i["number"]: i["answer"] for i in document["invariants"]}["I7"] == "false"
+    suite = ElementTree.fromstring(documents.junit(findings, 1.0))
+    assert suite.attrib["failures"] == str(len(suite.findall("*/failure"))) == "2"
+
+
+def test_what_may_be_unknown_must_still_not_be_false() -> None:
+    drawn = good()
+    for number in range(3):
+        drawn = with_step(drawn, number, samples=[])
+    findings = judge(drawn)
+    assert not documents.passed(findings)
+    spoiled = {finding.invariant.number for finding in findings if finding.verdict.answer == "false"}
+    assert spoiled == {"I7", "I10"}, "the quiet run has samples"
+    assert not documents.passed(findings, frozenset({"I8", "I9", *spoiled}))
+
+
+def test_a_story_has_the_lives_the_faults_and_the_rates() -> None:
+    story = tell(good().faulty)
+    assert [blow.targets for blow in story.blows] == [(C,)]
+    assert sum(story.rates) == 3
+    assert [number for _, number, _ in story.generations] == [1, 2, 3]
+    ElementTree.fromstring(plots.timeline(story))
+    ElementTree.fromstring(plots.scalar(good().faulty, good().quiet, "loss"))
+
+
+def test_every_recovery_is_in_one_bin() -> None:
+    assert sum(count for _, count in histogram([0, 9.9, 10, 150, 9_999, 10_000, 1e6])) == 7
+
+
+@pytest.mark.parametrize("most", [0.0, 0.3, 1.0, 7.0, 95.0, 6000.0])
+def test_ticks_are_few_and_within(most: float) -> None:
+    found = svg.ticks(most)
+    assert found[0] == 0.0 and found[-1] <= most + 1e-6 and len(found) <= 12
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("2m", 120.0), ("1.5h", 5400.0)])
+def test_durations_are_read(text: str, seconds: float) -> None:
+    assert chaos._seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run"], "no script"),
+        (["run", "--preset", "gremlins", "--", "x.py"], "presets are kill"),
+        (["run", "--workers", "1", "--", "x.py"], "at least 2"),
+        (["run", "--allow-unknown", "I99", "--", "x.py"], "no invariant I99"),
+        (["run", "--duration", "soon", "--", "x.py"], "write 90"),
+    ],
+)
+def test_bad_input_says_what_to_change(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["chaos", *words])
+    except SystemExit as exit_:
+        code = int(str(exit_.code))
+    assert code == ExitCode.BAD_INPUT
+    assert said in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").touch()
+    with pytest.raises(ConfigError, match="not empty"):
+        chaos._home(tmp_path, "train.py")
+
+
+def test_the_list_names_every_preset_and_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", "list"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in (*PRESETS, *CATALOGUE))

@@ -1,0 +1,250 @@
+"""Each invariant holds of a good history, is violated by a bad one, and is unknown where nothing can be said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from chaos_tests.harness.checkers import INVARIANTS, Answer, Invariant, Verdict, judge
+from chaos_tests.harness.history import History, Run
+from tests.unit.histories import (
+    RESULT,
+    A,
+    B,
+    C,
+    D,
+    changed,
+    event,
+    good,
+    record,
+    steps,
+    with_events,
+    with_result,
+    with_step,
+    with_steps,
+    without,
+)
+
+BAD: dict[str, tuple[str, Callable[[History], History]]] = {
+    "a number is written twice": (
+        "I1",
+        lambda h: with_events(h, event(2.2, "etcd_put", "harness", revision=21, number=2, members=[A])),
+    ),
+    "a lower number is written later": (
+        "I1",
+        lambda h: with_events(h, event(6, "etcd_put", "harness", revision=99, number=0, members=[A])),
+    ),
+    "etcd has other members than were told": (
+        "I1",
+        lambda h: changed(h, "etcd_put", members=[A, B]),
+    ),
+    "a generation is told that was never written": (
+        "I1",
+        lambda h: with_events(h, event(6, "committed", generation=4, kind="loss", members=[A])),
+    ),
+    "a worker enters another list": ("I2", lambda h: changed(h, "entered", 2, B, members=[B, A], rank=0)),
+    "a worker enters another kind": ("I2", lambda h: changed(h, "entered", 2, B, kind="planned")),
+    "two workers have rank 0": ("I3", lambda h: changed(h, "entered", 2, B, rank=0)),
+    "survivors change places": (
+        "I3",
+        lambda h: with_events(without(h, "entered"), *record(1, 1, "form", [A, B]), *record(2, 2, "loss", [B, A])),
+    ),
+    "a newcomer comes before a survivor": (
+        "I3",
+        lambda h: with_events(h, *record(7, 4, "planned", [C, A, B, D])),
+    ),
+    "a worker works in a generation without it": (
+        "I4",
+        lambda h: with_events(h, event(2.4, "op_complete", C, 2, op=2)),
+    ),
+    "a worker works in a generation that never was": (
+        "I4",
+        lambda h: with_events(h, event(2.4, "ring_up", A, 7)),
+    ),
+    "a fenced worker goes on": (
+        "I4",
+        lambda h: with_events(h, event(5.5, "fenced", B, 3), event(5.6, "op_complete", B, 3, op=9)),
+    ),
+    "an operation is completed after it was reported missing": (
+        "I4",
+        lambda h: with_events(h, event(2.09, "op_complete", B, 1, op=2)),
+    ),
+    "a step is of an older generation than the one before": ("I4", lambda h: with_step(h, 2, generation=1)),
+    "a step names a world that its generation has not": ("I4", lambda h: with_step(h, 1, world_size=3)),
+    "a step is of a generation that never was": ("I4", lambda h: with_step(h, 2, generation=9)),
+    "a thawed worker does not find itself fenced": (
+        "I4",
+        lambda h: with_events(
+            without(h, "worker_exited", worker=B),
+            event(2.2, "fault_injected", "harness", worker=B, number=2, fault="freeze-long", lethal=False),
+            event(2.3, "expelled", worker=B, because="no beat"),
+            event(2.4, "fault_ended", "harness", number=2),
+        ),
+    ),
+    "a thawed worker has to be killed": (
+        "I4",
+        lambda h: changed(
+            with_events(
+                h,
+                event(2.2, "fault_injected", "harness", worker=B, number=2, fault="freeze-long", lethal=False),
+                event(2.3, "expelled", worker=B, because="no beat"),
+                event(2.4, "fault_ended", "harness", number=2),
+            ),
+            "worker_exited",
+            worker=B,
+            because="killed by SIGKILL",
+        ),
+    ),
+    "a step is missing": ("I5", lambda h: with_steps(h, (h.faulty.steps[0], h.faulty.steps[2]))),
+    "a step is there twice": ("I5", lambda h: with_steps(h, (*h.faulty.steps, h.faulty.steps[2]))),
+    "the last step is missing": ("I5", lambda h: with_steps(h, h.faulty.steps[:2])),
+    "two members end with other states": ("I6", lambda h: changed(h, "finished", worker=B, digest="e" * 64)),
+    "the job ended by a disagreement": ("I6", lambda h: with_result(h, exit_code=5, because="they differ\nhow")),
+    "the first step after a loss has another loss": ("I7", lambda h: with_step(h, 1, scalars={"loss": 0.6})),
+    "the first step after a join is in another epoch": ("I7", lambda h: with_step(h, 2, epoch=1)),
+    "a sample is used twice": ("I8", lambda h: with_step(h, 1, samples=[[2], [0]])),
+    "a sample is never used": ("I8", lambda h: with_step(h, 1, samples=[[2], []])),
+    "a step has more samples": ("I9", lambda h: with_step(h, 1, samples=[[2], [3, 4]])),
+    "the learning rate follows the world": ("I9", lambda h: with_step(h, 1, lr=[0.2])),
+    "the digest differs": ("I10", lambda h: with_result(h, digest="e" * 64)),
+    "a scalar differs in its last bit": (
+        "I10",
+        lambda h: with_step(h, 2, scalars={"loss": 0.33333333333333337}),
+    ),
+    "a death is noted late": (
+        "I11",
+        lambda h: with_events(without(h, "member_lost"), event(8, "member_lost", worker=C, because="late")),
+    ),
+    "a death is never noted": ("I11", lambda h: with_result(without(h, "member_lost", "finished"), exit_code=0)),
+    "a worker is declared lost to whom nothing happened": (
+        "I11",
+        lambda h: with_events(h, event(6, "member_lost", worker=B, because="no beat")),
+    ),
+    "the job fails": ("I12", lambda h: with_result(h, exit_code=4, because="every copy is lost")),
+    "the job never ends": ("I12", lambda h: replace(h, faulty=replace(h.faulty, result=None))),
+    "no step is applied for long": (
+        "I12",
+        lambda h: with_events(h, event(60, "steps_seen", "harness", applied=4)),
+    ),
+    "a survivor is restarted": (
+        "I13",
+        lambda h: with_events(h, event(2.4, "worker_exited", "agent", worker=B, because="exited with 1")),
+    ),
+    "a survivor has another process": ("I13", lambda h: changed(h, "ring_up", 3, A, pid=4711)),
+    "a process is left": ("I15", lambda h: changed(h, "left_behind", left=["process 12 is left: sleep"])),
+    "no fault was injected": ("I16", lambda h: without(h, "fault_injected")),
+    "a fault was not seen": ("I16", lambda h: without(h, "fault_seen")),
+    "a fault has not ended": ("I16", lambda h: without(h, "fault_ended")),
+    "a fault is told twice": (
+        "I16",
+        lambda h: with_events(h, event(3, "fault_skipped", "harness", number=1, fault="kill", because="no")),
+    ),
+}
+
+EMPTY = History(Run((), (), None), Run((), (), None))
+
+UNKNOWN: dict[str, tuple[str, Callable[[History], History]]] = {
+    "etcd was not watched": ("I1", lambda h: without(h, "etcd_put")),
+    "the watch of etcd was lost": ("I1", lambda h: with_events(h, event(2, "etcd_gap", "harness", because="cut"))),
+    "the generation never changed": ("I7", lambda h: with_steps(h, steps((1, 3), (1, 3)))),
+    "the quiet run has no steps": ("I7", lambda h: replace(h, quiet=Run((), (), RESULT))),
+    "the script draws its own samples": (
+        "I8",
+        lambda h: with_step(with_step(with_step(h, 0, samples=[]), 1, samples=[]), 2, samples=[]),
+    ),
+    "the job ended before its time for another reason": (
+        "I6",
+        lambda h: with_result(without(h, "finished"), exit_code=2, because="no room on the disk"),
+    ),
+    "the quiet run has no digest": ("I10", lambda h: replace(h, quiet=replace(h.quiet, result=None))),
+    "no worker was hit": ("I13", lambda h: without(h, "fault_injected")),
+    "nobody looked what was left": ("I15", lambda h: without(h, "left_behind")),
+}
+
+
+def invariant(number: str) -> Invariant:
+    return next(one for one in INVARIANTS if one.number == number)
+
+
+def verdict(number: str, history: History) -> Verdict:
+    (finding,) = judge(history, (invariant(number),))
+    return finding.verdict
+
+
+@pytest.mark.parametrize("number", [one.number for one in INVARIANTS])
+def test_a_good_history_holds(number: str) -> None:
+    assert verdict(number, good()).answer is Answer.TRUE, verdict(number, good()).because
+
+
+@pytest.mark.parametrize("number", [one.number for one in INVARIANTS])
+def test_an_empty_history_is_never_good(number: str) -> None:
+    assert verdict(number, EMPTY).answer is not Answer.TRUE
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_violation_is_found_by_its_invariant(what: str) -> None:
+    number, spoil = BAD[what]
+    found = verdict(number, spoil(good()))
+    assert found.answer is Answer.FALSE, found.because
+
+
+def test_every_invariant_has_a_violation() -> None:
+    assert {number for number, _ in BAD.values()} == {one.number for one in INVARIANTS}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_what_cannot_be_said_is_unknown(what: str) -> None:
+    number, spoil = UNKNOWN[what]
+    assert verdict(number, spoil(good())).answer is Answer.UNKNOWN
+
+
+def test_a_counterexample_names_its_lines() -> None:
+    found = verdict("I7", with_step(good(), 1, scalars={"loss": 0.6}))
+    assert found.at == ("steps.jsonl:1", "quiet/steps.jsonl:1")
+    assert "scalars" in found.because
+
+
+def test_a_checker_that_fails_says_unknown() -> None:
+    def check(history: History) -> Verdict:
+        raise KeyError("rank")
+
+    (finding,) = judge(good(), (Invariant("I0", "broken", check),))
+    assert finding.verdict.answer is Answer.UNKNOWN
+    assert "rank" in finding.verdict.because
+
+
+def test_a_worker_that_was_thawed_and_found_itself_fenced_is_fine() -> None:
+    frozen = event(5.1, "fault_injected", "harness", worker=B, number=2, fault="freeze-long", lethal=False)
+    history = with_events(
+        good(),
+        frozen,
+        event(5.15, "fault_seen", "harness", number=2),
+        event(5.2, "expelled", worker=B, because="no beat"),
+        event(5.3, "fault_ended", "harness", number=2),
+        event(5.4, "worker_exited", "agent", worker=B, because="found itself fenced"),
+    )
+    assert verdict("I4", history).answer is Answer.TRUE
+    assert verdict("I11", history).answer is Answer.TRUE
+    assert verdict("I13", history).answer is Answer.TRUE
+
+
+def test_a_node_whose_agent_stands_still_may_be_given_up_but_not_its_workers_expelled() -> None:
+    frozen = (
+        event(5.1, "fault_injected", "harness", target="elastic.agent", number=2, fault="freeze-agent", lethal=False),
+        event(6.0, "fault_ended", "harness", number=2),
+    )
+    given_up = event(6.1, "member_lost", worker=B, because="node n is silent")
+    assert verdict("I11", with_events(good(), *frozen, given_up)).answer is Answer.TRUE
+    expelled = event(6.2, "expelled", worker=B, because="node n is silent")
+    assert verdict("I11", with_events(good(), *frozen, given_up, expelled)).answer is Answer.FALSE
+
+
+def test_time_in_which_a_fault_lasts_is_no_stall() -> None:
+    long = (
+        event(6.5, "fault_injected", "harness", target="etcd", number=2, fault="freeze-etcd", lethal=False),
+        event(58, "fault_ended", "harness", number=2),
+        event(60, "steps_seen", "harness", applied=4),
+    )
+    assert verdict("I12", with_events(good(), *long)).answer is Answer.TRUE

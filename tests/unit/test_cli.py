@@ -1,0 +1,252 @@
+"""The command line refuses bad input with one paragraph and exit code 2 before anything is started."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic import cli, embedded, jobdir, run
+from elastic.config import JobSpec
+from elastic.errors import ConfigError, ElasticError, ExitCode
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a script."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    return tmp_path
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[JobSpec, Path]]:
+    """What would have been run."""
+    runs: list[tuple[JobSpec, Path]] = []
+
+    def record(spec: JobSpec, job_dir: Path, **_: Any) -> int:
+        runs.append((spec, job_dir))
+        return 0
+
+    monkeypatch.setattr(run, "run", record)
+    return runs
+
+
+def code_of(arguments: list[str]) -> int:
+    try:
+        return cli.main(arguments)
+    except SystemExit as exit_:
+        return int(exit_.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "COMMAND"),
+        (["frobnicate"], "invalid choice"),
+        (["run"], "no script given"),
+        (["run", "--"], "no script given"),
+        (["run", "-m"], "no script given"),
+        (["run", "absent.py"], "absent.py does not exist"),
+        (["run", "."], "directory"),
+        (["run", "-m", "absent_module.train"], "no module absent_module"),
+        (["run", "-m", "./train.py"], "leave out -m"),
+        (["run", "--workers", "0", "train.py"], "workers=0 must be >= min_workers=1"),
+        (["run", "--workers", "2", "--min-workers", "3", "train.py"], "min_workers=3"),
+        (["run", "--max-workers", "1", "train.py"], "max_workers=1 must be >= workers=2"),
+        (["run", "--threads", "0", "train.py"], "threads=0"),
+        (["run", "--workers", "many", "train.py"], "invalid int value: 'many'"),
+        (["run", "--reduction", "fast", "train.py"], "invalid choice: 'fast'"),
+        (["run", "--name", "My Job", "train.py"], "'my-job'"),
+        (["run", "--work", "2", "train.py"], "--work"),
+        (["status"], "--job-dir"),
+        (["status", "--job-dir", "absent"], "holds no job"),
+    ],
+)
+def test_bad_input_gets_one_paragraph_and_exit_code_2(
+    arguments: list[str],
+    said: str,
+    here: Path,
+    started: list[tuple[JobSpec, Path]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert code_of(arguments) == ExitCode.BAD_INPUT
+    out, err = capsys.readouterr()
+    assert said in " ".join(err.split())
+    assert err.startswith("elastic: ")
+    assert "\n\n" not in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert started == []
+    assert sorted(path.name for path in here.iterdir()) == ["train.py"]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["status", "--help"]])
+def test_help_says_how_to_go_on(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(arguments) == 0
+    text = capsys.readouterr().out
+    assert "usage: elastic" in text
+    assert "examples:" in text or "commands:" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["train.py", "--workers", "9"], ("train.py", "--workers", "9")),
+        (["--", "train.py", "--", "-x"], ("train.py", "--", "-x")),
+        (["--workers", "2", "--", "train.py", "-m"], ("train.py", "-m")),
+        (["-m", "json.tool", "--json"], ("-m", "json.tool", "--json")),
+        (["--workers", "2", "-m", "json.tool"], ("-m", "json.tool")),
+    ],
+)
+def test_what_follows_the_script_is_the_scripts(
+    words: list[str], command: tuple[str, ...], here: Path, started: list[tuple[JobSpec, Path]]
+) -> None:
+    assert cli.main(["run", *words]) == 0
+    ((spec, _),) = started
+    assert spec.command == (sys.executable, *command)
+    assert spec.workers == 2
+
+
+def test_jobs_without_a_directory_get_numbered_ones(here: Path, started: list[tuple[JobSpec, Path]]) -> None:
+    assert cli.main(["run", "train.py"]) == cli.main(["run", "--name", "other", "train.py"]) == 0
+    assert cli.main(["run", "train.py"]) == 0
+    assert [(spec.name, job_dir) for spec, job_dir in started] == [
+        ("train", here / "elastic-jobs" / "train-1"),
+        ("other", here / "elastic-jobs" / "other-1"),
+        ("train", here / "elastic-jobs" / "train-2"),
+    ]
+
+
+def test_a_completed_job_is_refused_and_moved_aside_only_when_asked(
+    here: Path, started: list[tuple[JobSpec, Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", "--job-dir", "job", "train.py"]
+    assert cli.main(arguments) == 0
+    (here / "job" / "steps.jsonl").write_text("{}\n")
+    (here / "job" / "result.json").write_text('{"exit_code": 0}')
+    assert cli.main(arguments) == ExitCode.BAD_INPUT
+    assert "completed job" in (said := " ".join(capsys.readouterr().err.split()))
+    assert "--fresh" in said
+    for number in (1, 2):
+        assert cli.main(["run", "--job-dir", "job", "--fresh", "train.py"]) == 0
+        assert (here / f"job.old-{number}" / "job.json").exists()
+    assert (here / "job.old-1" / "steps.jsonl").read_text() == "{}\n"
+    assert not (here / "job" / "steps.jsonl").exists()
+    assert len(started) == 3
+
+
+@pytest.mark.parametrize("result", [None, '{"exit_code": 4}'])
+def test_the_same_command_goes_on_with_an_interrupted_or_failed_job(
+    result: str | None, here: Path, started: list[tuple[JobSpec, Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", "--job-dir", "job", "train.py"]
+    assert cli.main(arguments) == 0
+    line = {"step": 0, "epoch": 0, "lr": [], "scalars": {}, "samples": []}
+    (here / "job" / "steps.jsonl").write_text(json.dumps(line) + "\n")
+    if result is not None:
+        (here / "job" / "result.json").write_text(result)
+    assert cli.main(["run", "--workers", "3", *arguments[1:]]) == 0
+    assert "starts again from its first step, because no checkpoint was ever completed; steps 0 to 0 are done" in (
+        capsys.readouterr().err
+    )
+    assert [spec.workers for spec, _ in started] == [2, 3]
+    assert json.loads((here / "job" / "job.json").read_text())["workers"] == 3
+    (record,) = map(json.loads, (here / "job" / "resumes.jsonl").read_text().splitlines())
+    assert (record["run"], record["checkpoint"], record["redone"]) == (2, "", [0, 0])
+    assert not (here / "job" / "result.json").exists()
+
+
+def test_an_interrupted_job_of_another_name_is_not_gone_on_with(
+    here: Path, started: list[tuple[JobSpec, Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", "--job-dir", "job", "train.py"]) == 0
+    assert cli.main(["run", "--job-dir", "job", "--name", "other", "train.py"]) == ExitCode.BAD_INPUT
+    assert "holds the interrupted job train" in " ".join(capsys.readouterr().err.split())
+    assert len(started) == 1
+
+
+def test_two_jobs_cannot_share_a_checkpoint_directory(
+    here: Path, started: list[tuple[JobSpec, Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", "--job-dir", "a", "--checkpoint-dir", "shared", "train.py"]) == 0
+    assert cli.main(["run", "--job-dir", "b", "--checkpoint-dir", "shared", "train.py"]) == ExitCode.BAD_INPUT
+    assert "holds the checkpoints of another job, train" in " ".join(capsys.readouterr().err.split())
+    assert cli.main(["run", "--job-dir", "a", "--checkpoint-dir", "shared", "train.py"]) == 0
+
+
+def test_a_checkpoint_directory_that_cannot_be_written_is_said_at_the_start(
+    here: Path, started: list[tuple[JobSpec, Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", "--checkpoint-dir", "/sys/checkpoints", "train.py"]
+    assert cli.main(arguments) == ExitCode.BAD_INPUT
+    assert "/sys/checkpoints cannot be used" in " ".join(capsys.readouterr().err.split())
+    assert started == []
+
+
+@pytest.mark.parametrize("fresh", [[], ["--fresh"]])
+def test_a_live_job_is_never_moved(
+    fresh: list[str], here: Path, started: list[tuple[JobSpec, Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", "--job-dir", "job", "train.py"]) == 0
+    with (here / "job" / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert cli.main(["run", "--job-dir", "job", *fresh, "train.py"]) == ExitCode.BAD_INPUT
+    assert "in use by a live job" in " ".join(capsys.readouterr().err.split())
+    assert not jobdir.is_live(here / "job")
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize("fresh", [[], ["--fresh"]])
+def test_a_directory_of_something_else_is_never_touched(
+    fresh: list[str], here: Path, started: list[tuple[JobSpec, Path]]
+) -> None:
+    (here / "thesis").mkdir()
+    (here / "thesis" / "chapter.tex").write_text("x")
+    assert cli.main(["run", "--job-dir", "thesis", *fresh, "train.py"]) == ExitCode.BAD_INPUT
+    assert cli.main(["run", "--job-dir", "train.py", *fresh, "train.py"]) == ExitCode.BAD_INPUT
+    assert [path.name for path in (here / "thesis").iterdir()] == ["chapter.tex"]
+    assert started == []
+
+
+def test_no_etcd_is_said_before_anything_is_made(
+    here: Path, started: list[tuple[JobSpec, Path]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nothing() -> str:
+        raise ConfigError("no etcd found: install one")
+
+    monkeypatch.setattr(embedded, "find_binary", nothing)
+    assert cli.main(["run", "train.py"]) == ExitCode.BELOW_QUORUM
+    assert "no etcd found" in capsys.readouterr().err
+    assert not (here / "elastic-jobs").exists()
+
+
+def test_status_of_an_ended_job_comes_from_its_directory(here: Path, started: list[tuple[JobSpec, Path]]) -> None:
+    assert cli.main(["run", "--job-dir", "job", "train.py"]) == 0
+    result = {"exit_code": 0, "because": "all members have finished", "digest": "ab", "generation": 3}
+    (here / "job" / "result.json").write_text(json.dumps(result))
+    (here / "job" / "steps.jsonl").write_text(json.dumps({"step": 0, "samples": [[1]]}) + "\n")
+    assert cli.job_status(here / "job") == {
+        "job": "train",
+        "state": "closed",
+        "applied": 1,
+        "members": [],
+        **result,
+    }
+
+
+def test_status_of_an_interrupted_job_says_so(here: Path, started: list[tuple[JobSpec, Path]]) -> None:
+    assert cli.main(["run", "--job-dir", "job", "train.py"]) == 0
+    with pytest.raises(ElasticError, match="was interrupted"):
+        cli.job_status(here / "job", wait_s=0.0)
+
+
+def test_the_command_line_does_not_load_torch() -> None:
+    """Starting an agent or asking for a status must not cost seconds and 200 MB."""
+    program = "import sys, elastic.cli, elastic.run; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields, replace
+
+import pytest
+
+from elastic.config import JobSpec, Reduction, RingKind, Timing, check_name, job_from_toml
+from elastic.errors import ConfigError
+
+JOB = JobSpec(name="gpt", command=("python", "train.py"), workers=3)
+
+MINIMAL = 'name = "gpt"\ncommand = ["python", "train.py"]\nworkers = 3\n'
+
+
+def test_defaults_hold_every_relation() -> None:
+    timing = Timing()
+    assert (timing.beat_s, timing.suspect_s, timing.evict_s) == (0.25, 1.0, 2.5)
+    assert (timing.orphan_limit_s, timing.orphan_margin_s) == (600, 30)
+
+
+def test_a_spec_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        JOB.workers = 4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("suspect_s", 0.7, "timing.suspect_s=0.7 must be >= 3 \\* beat_s; set it to 0.75"),
+        ("evict_s", 1.0, "timing.evict_s=1.0 must be > suspect_s; set it to 2.5"),
+        ("control_silence_s", 2.5, "timing.control_silence_s=2.5 must be > evict_s; set it to 10"),
+        ("progress_s", 1.0, "timing.progress_s=1.0 must be > evict_s"),
+        ("fence_grace_s", 2.0, "timing.fence_grace_s=2.0 must be > evict_s"),
+        ("orphan_limit_s", 60.0, "timing.orphan_limit_s=60.0 must be > control_silence_s; set it to 600"),
+        ("orphan_margin_s", 5.0, "timing.orphan_margin_s=5.0 must be >= max.*set it to 6"),
+        ("stop_grace_s", 5.0, "timing.stop_grace_s=5.0 must be < 5; set it to 3"),
+        ("backoff_max_s", 0.1, "timing.backoff_max_s=0.1 must be >= backoff_min_s; set it to 0.5"),
+        ("beat_s", 0.0, "timing.beat_s=0.0 must be a positive number of seconds"),
+        ("build_s", float("nan"), "timing.build_s=nan must be a positive number of seconds"),
+        ("join_window_s", float("inf"), "timing.join_window_s=inf must be a positive"),
+    ],
+)
+def test_a_broken_relation_names_field_value_and_fix(name: str, value: float, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(Timing(), **{name: value})
+
+
+@pytest.mark.parametrize("name", ["suspect_s", "evict_s", "control_silence_s", "orphan_limit_s", "orphan_margin_s"])
+def test_the_fix_that_a_message_offers_is_accepted(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        replace(Timing(), **{name: 0.3})
+    fix = float(str(caught.value).rpartition(" ")[2])
+    assert getattr(replace(Timing(), **{name: fix}), name) == fix
+
+
+def test_few_agents_leave_the_timing_as_it_is() -> None:
+    assert Timing().scaled(500) == Timing()
+
+
+@pytest.mark.parametrize("n_agents", [501, 1000, 10_000, 1_000_000])
+def test_many_agents_beat_less_often_and_keep_the_proportions(n_agents: int) -> None:
+    """2000 beats a second in all, however many agents; construction checks every other relation again."""
+    timing = Timing().scaled(n_agents)
+    assert timing.beat_s == pytest.approx(n_agents / 2000)
+    assert timing.suspect_s / timing.beat_s == pytest.approx(4)
+    assert timing.evict_s / timing.beat_s == pytest.approx(10)
+
+
+def test_scaling_never_breaks_a_relation_by_rounding() -> None:
+    tight = Timing(beat_s=0.1, suspect_s=3 * 0.1)
+    for n_agents in range(200, 2000, 7):
+        tight.scaled(n_agents)
+
+
+@pytest.mark.parametrize("name", ["gpt", "a", "run-7", "0", "a" * 63])
+def test_a_good_name_is_returned(name: str) -> None:
+    assert check_name("name", name) == name
+
+
+@pytest.mark.parametrize("name", ["", "GPT", "a.b", "a/b", "-a", "a-", "a" * 64, "ä", "a\n", ".."])
+def test_a_bad_name_is_refused_with_one_that_would_do(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_name("node", name)
+    assert str(caught.value).startswith(f"node={name!r} must be")
+    offered = str(caught.value).rpartition("example ")[2].strip("'")
+    assert check_name("node", offered) == offered
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"workers": 2, "min_workers": 3}, "workers=2 must be >= min_workers=3; raise workers or lower min_workers"),
+        ({"min_workers": 0}, "min_workers=0 must be >= 1"),
+        ({"max_workers": 2}, "max_workers=2 must be >= workers=3"),
+        ({"threads": 0}, "threads=0 must be >= 1"),
+        ({"max_restarts": -1}, "max_restarts=-1 must be >= 0"),
+        ({"command": ()}, "command is empty"),
+        ({"command": ("",)}, "command is empty"),
+        ({"command": ("python", "a\0b")}, "NUL"),
+        ({"name": "My Job"}, "name='My Job' must be .* for example 'my-job'"),
+    ],
+)
+def test_an_impossible_job_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(JOB, **change)  # type: ignore[arg-type]
+
+
+def test_the_limit_is_the_number_of_workers_unless_given() -> None:
+    assert JOB.workers_limit == 3
+    assert replace(JOB, max_workers=8).workers_limit == 8
+
+
+def test_a_short_document_gives_the_defaults() -> None:
+    assert job_from_toml(MINIMAL, "job.toml") == JOB
+
+
+def test_every_field_can_be_set_from_toml() -> None:
+    text = """
+        name = "run-7"
+        command = ["python", "-m", "pkg"]
+        workers = 4
+        min_workers = 2
+        max_workers = 8
+        reduction = "allreduce"
+        ring = "tcp"
+        threads = 2
+        replace = false
+        max_restarts = 0
+        [timing]
+        beat_s = 1
+        suspect_s = 4.0
+        evict_s = 9.0
+    """
+    timing = Timing(beat_s=1.0, suspect_s=4.0, evict_s=9.0)
+    assert job_from_toml(text, "job.toml") == JobSpec(
+        name="run-7",
+        command=("python", "-m", "pkg"),
+        workers=4,
+        min_workers=2,
+        max_workers=8,
+        reduction=Reduction.ALLREDUCE,
+        ring=RingKind.TCP,
+        threads=2,
+        replace=False,
+        max_restarts=0,
+        timing=timing,
+    )
+
+
+def test_every_field_of_timing_can_be_set_from_toml() -> None:
+    lines = "\n".join(f"{spec.name} = {getattr(Timing(), spec.name)}" for spec in fields(Timing))
+    assert job_from_toml(f"{MINIMAL}[timing]\n{lines}", "job.toml") == JOB
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name = \nworkers = 1", "job.toml: not valid TOML: .*line 1"),
+        ('name = "gpt"\nworkers = 1', "job.toml: command is missing"),
+        (MINIMAL + "wokers = 2", "job.toml: unknown field wokers; did you mean workers?"),
+        (MINIMAL + "[timing]\nbeat = 1", "job.toml: unknown field timing.beat; did you mean timing.beat_s?"),
+        (MINIMAL + "zzz = 2", "job.toml: unknown field zzz; known are .*workers"),
+        (MINIMAL + "timing = 3", "job.toml: timing must be a table"),
+        (MINIMAL + "threads = true", "job.toml: threads=True must be a whole number"),
+        (MINIMAL + "threads = 1.5", "job.toml: threads=1.5 must be a whole number"),
+        (MINIMAL + "replace = 1", "job.toml: replace=1 must be true or false"),
+        (MINIMAL + 'reduction = "fast"', "job.toml: reduction='fast' must be 'exact' or 'allreduce'"),
+        (MINIMAL + "ring = 3", "job.toml: ring=3 must be 'auto' or 'gloo' or 'tcp'"),
+        (MINIMAL + '[timing]\nbeat_s = "1"', "job.toml: timing.beat_s='1' must be a number of seconds"),
+        (MINIMAL + "[timing]\nbeat_s = inf", "job.toml: timing.beat_s=inf must be a positive"),
+        (MINIMAL + "min_workers = 4", "job.toml: workers=3 must be >= min_workers=4"),
+        ('name = "gpt"\ncommand = "python"\nworkers = 1', "job.toml: command='python' must be a list of strings"),
+        ('name = "gpt"\ncommand = [1]\nworkers = 1', r"job.toml: command=\[1\] must be a list of strings"),
+        ('name = 3\ncommand = ["a"]\nworkers = 1', "job.toml: name=3 must be a string"),
+    ],
+)
+def test_a_wrong_document_is_refused_with_file_and_field(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        job_from_toml(text, "job.toml")

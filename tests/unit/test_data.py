@@ -1,0 +1,172 @@
+"""Which samples a shard gets: each of an epoch's plan exactly once, from nothing but numbers."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elastic.errors import ConfigError
+from runtime.data import Plan, permute
+
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def order(seed: int, epoch: int, n: int) -> list[int]:
+    samples: list[int] = permute(seed, epoch, n, np.arange(n, dtype=np.int64)).tolist()
+    return samples
+
+
+@patient
+@given(st.integers(-(2**70), 2**70), st.integers(0, 1000), st.integers(1, 3000))
+def test_an_epochs_order_holds_every_sample_once(seed: int, epoch: int, n: int) -> None:
+    assert sorted(order(seed, epoch, n)) == list(range(n))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, 9, 1023, 1024, 1025])
+def test_the_edges_of_powers_of_two_are_no_exception(n: int) -> None:
+    assert sorted(order(0, 0, n)) == list(range(n))
+
+
+def test_the_order_is_part_of_the_format() -> None:
+    """A checkpoint continues an epoch on another machine and in a later version: these numbers must not change."""
+    assert order(0, 0, 12) == [3, 10, 11, 9, 0, 6, 1, 8, 5, 4, 2, 7]
+    assert permute(7, 3, 10**12, np.arange(3, dtype=np.int64)).tolist() == [383302225523, 561219200831, 867818064940]
+
+
+def test_a_part_of_an_order_is_computed_alone() -> None:
+    whole = order(5, 1, 1000)
+    part = np.array([999, 0, 500], dtype=np.int64)
+    assert permute(5, 1, 1000, part).tolist() == [whole[999], whole[0], whole[500]]
+    assert part.tolist() == [999, 0, 500]
+
+
+def test_seeds_and_epochs_have_orders_of_their_own() -> None:
+    orders = {tuple(order(seed, epoch, 100)) for seed in range(10) for epoch in range(10)}
+    assert len(orders) == 100
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 16, 21])
+def test_each_sample_is_equally_likely_in_each_place(n: int) -> None:
+    """Chi-square over 1000 epochs; five standard deviations, and fixed seeds, so it cannot flicker."""
+    epochs = 1000
+    counts = np.zeros((n, n))
+    for epoch in range(epochs):
+        counts[np.arange(n), order(11, epoch, n)] += 1
+    chi_square = ((counts - epochs / n) ** 2 / (epochs / n)).sum()
+    freedom = (n - 1) ** 2
+    assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
+
+
+def test_neighbours_do_not_stay_together() -> None:
+    shuffled = np.array(order(1, 0, 100_000))
+    assert abs(np.corrcoef(shuffled[:-1], shuffled[1:])[0, 1]) < 0.02
+    assert (np.abs(np.diff(shuffled)) == 1).mean() < 0.001
+    assert abs(np.corrcoef(np.arange(100_000), shuffled)[0, 1]) < 0.02
+
+
+def test_a_dataset_of_any_size_takes_the_memory_of_the_batch() -> None:
+    plan = Plan(10**12, 1024, 8, seed=3, shuffle=True)
+    plan.indices(0, 0, 0)
+    tracemalloc.start()
+    samples = [sample for shard in range(8) for sample in plan.indices(0, plan.steps - 1, shard)]
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(set(samples)) == 1024
+    assert min(samples) >= 0 and max(samples) < 10**12
+    assert peak_bytes < 2**20
+
+
+plans = st.builds(
+    lambda length, shards, more, seed, shuffle, tail: Plan(
+        max(length, shards + more) if tail == "drop" else length, shards + more, shards, seed, shuffle, tail
+    ),
+    st.integers(1, 200),
+    st.integers(1, 9),
+    st.integers(0, 30),
+    st.integers(0, 5),
+    st.booleans(),
+    st.sampled_from(["drop", "pad"]),
+)
+
+
+@patient
+@given(plans, st.integers(0, 3))
+def test_an_epochs_plan_hands_out_each_sample_exactly_once(plan: Plan, epoch: int) -> None:
+    handed = Counter(
+        sample
+        for step in range(plan.steps)
+        for shard in range(plan.shards)
+        for sample in plan.indices(epoch, step, shard)
+    )
+    assert handed.total() == plan.steps * plan.batch_size
+    if plan.tail == "drop":
+        assert set(handed.values()) == {1}
+        assert plan.length - len(handed) < plan.batch_size
+    else:
+        assert set(handed) == set(range(plan.length))
+        assert max(handed.values()) - min(handed.values()) <= 1
+
+
+def test_the_padding_is_the_start_of_the_same_order() -> None:
+    plan = Plan(10, 4, 2, seed=1, shuffle=True, tail="pad")
+    assert plan.steps == 3
+    assert plan.indices(0, 2, 1) == plan.indices(0, 0, 0)
+
+
+def test_without_shuffling_the_order_is_the_datasets() -> None:
+    plan = Plan(10, 5, 2)
+    assert [plan.indices(epoch, 1, shard) for epoch in (0, 1) for shard in (0, 1)] == [[5, 6, 7], [8, 9]] * 2
+
+
+@patient
+@given(st.integers(1, 40), st.integers(0, 300))
+def test_the_first_shards_get_one_more(shards: int, more: int) -> None:
+    plan = Plan(10**6, shards + more, shards)
+    sizes = [len(plan.indices(0, 0, shard)) for shard in range(shards)]
+    assert sum(sizes) == shards + more
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] - sizes[-1] <= 1
+
+
+def test_what_is_handed_out_belongs_to_the_caller() -> None:
+    plan = Plan(100, 10, 2, shuffle=True)
+    mine = plan.indices(0, 0, 0)
+    before = list(mine)
+    mine.clear()
+    assert plan.indices(0, 0, 0) == before
+    assert all(type(sample) is int for sample in before)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"length": 0}, "empty"),
+        ({"length": 1 << 63}, "too long"),
+        ({"shards": 0}, "shards=0"),
+        ({"batch_size": 3}, "batch_size=3 is below shards=4"),
+        ({"tail": "wrap"}, "tail='wrap'"),
+        ({"length": 7}, "fewer than one step"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        replace(Plan(100, 8, 4), **change)
+
+
+def test_a_small_dataset_can_be_padded() -> None:
+    plan = Plan(3, 8, 2, tail="pad")
+    assert plan.steps == 1
+    assert plan.indices(0, 0, 0) + plan.indices(0, 0, 1) == [0, 1, 2, 0, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(("step", "shard"), [(-1, 0), (12, 0), (0, -1), (0, 4)])
+def test_places_outside_the_plan_are_refused(step: int, shard: int) -> None:
+    with pytest.raises(IndexError):
+        Plan(100, 8, 4).indices(0, step, shard)

@@ -1,0 +1,203 @@
+"""One leader at a time, one record a number, whatever call to the store is lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from elastic.election import LEASE_S, Candidate, LeadershipLost, Taken, Won
+from elastic.errors import CompareFailed, StoreUnavailable
+from elastic.messages import Generation, Kind, Plan
+from elastic.store import Compare, Item, MemoryStore, Put, TxnResult
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class LossyStore(MemoryStore):
+    """Fails the nth call from now: before it happens, or (a transaction) after it happened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fail_in: int | None = None
+        self.after = False
+
+    def _lose(self, *, ambiguous: bool) -> bool:
+        if self.fail_in is None:
+            return False
+        self.fail_in -= 1
+        if self.fail_in >= 0:
+            return False
+        self.fail_in = None
+        if ambiguous and self.after:
+            return True
+        raise StoreUnavailable("lost")
+
+    def get(self, key: str, *, timeout_s: float) -> Item | None:
+        self._lose(ambiguous=False)
+        return super().get(key, timeout_s=timeout_s)
+
+    def txn(
+        self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[str] = (), *, timeout_s: float
+    ) -> TxnResult:
+        late = self._lose(ambiguous=True)
+        result = super().txn(compares, puts, deletes, timeout_s=timeout_s)
+        if late:
+            raise StoreUnavailable("lost", ambiguous=True)
+        return result
+
+
+def candidate(store: MemoryStore, name: str, clock: Clock | None = None) -> Candidate:
+    return Candidate(store, "job", name, clock or Clock())
+
+
+def record(number: int, kind: Kind = Kind.LOSS, base: int | None = None, because: str = "") -> Generation:
+    return Generation(number, kind, number if base is None else base, (), Plan(), because)
+
+
+def test_the_first_candidate_wins_and_the_second_learns_where_it_is() -> None:
+    store = MemoryStore()
+    first, second = candidate(store, "one:1"), candidate(store, "two:2")
+    assert isinstance(first.stand(), Won)
+    assert second.stand() == Taken("one:1", 3)
+
+
+def test_a_successor_has_a_higher_term() -> None:
+    store = MemoryStore()
+    first, second = candidate(store, "one:1"), candidate(store, "two:2")
+    won = first.stand()
+    first.resign()
+    again = second.stand()
+    assert isinstance(won, Won) and isinstance(again, Won)
+    assert again.term > won.term
+
+
+def test_a_dead_leaders_place_is_free_when_its_lease_is_over() -> None:
+    store = MemoryStore()
+    candidate(store, "one:1").stand()
+    second = candidate(store, "two:2")
+    store.advance(LEASE_S - 0.1)
+    assert isinstance(second.stand(), Taken)
+    store.advance(LEASE_S)
+    assert isinstance(second.stand(), Won)
+
+
+def test_a_leader_stops_relying_on_its_lease_before_the_store_ends_it() -> None:
+    store, clock = MemoryStore(), Clock()
+    leader = candidate(store, "one:1", clock)
+    leader.stand()
+    clock.now_s = 1.0
+    store.advance(1.0)
+    assert leader.renew() < store.next_expiry_s()
+    store.advance(10.0)
+    with pytest.raises(LeadershipLost):
+        leader.renew()
+
+
+def test_committed_records_are_read_back_from_the_last_loss_on() -> None:
+    store = MemoryStore()
+    leader = candidate(store, "one:1")
+    leader.stand()
+    assert leader.chain() == ()
+    records = [record(1, Kind.FORM), record(2, Kind.PLANNED, 1), record(3), record(4, Kind.PLANNED, 3)]
+    for generation in records:
+        leader.commit(generation)
+    successor = candidate(store, "two:2")
+    leader.resign()
+    successor.stand()
+    assert successor.chain() == tuple(records[2:])
+    successor.commit(record(5))
+    assert successor.chain() == (record(5),)
+
+
+def test_a_leader_that_was_replaced_commits_nothing() -> None:
+    store = MemoryStore()
+    first, second = candidate(store, "one:1"), candidate(store, "two:2")
+    first.stand()
+    first.commit(record(1, Kind.FORM))
+    store.advance(60.0)
+    second.stand()
+    second.chain()
+    with pytest.raises(LeadershipLost):
+        first.commit(record(2))
+    with pytest.raises(LeadershipLost):
+        first.finish({"exit_code": 0})
+    assert second.chain() == (record(1, Kind.FORM),)
+    assert second.result() is None
+
+
+def test_a_number_is_never_given_twice() -> None:
+    store = MemoryStore()
+    leader = candidate(store, "one:1")
+    leader.stand()
+    leader.commit(record(1, Kind.FORM))
+    with pytest.raises(CompareFailed):
+        leader.commit(record(1, because="another plan"))
+    assert leader.chain() == (record(1, Kind.FORM),)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["not done", "done but not said"])
+def test_a_commit_whose_answers_are_lost_happens_once(after: bool) -> None:
+    """The 1st, 2nd, 3rd ... call to the store is lost, until the commit gets through."""
+    for lost in range(6):
+        store = LossyStore()
+        leader = candidate(store, "one:1")
+        leader.stand()
+        leader.chain()
+        store.fail_in, store.after = lost, after
+        for _ in range(4):
+            try:
+                leader.commit(record(1, Kind.FORM))
+                break
+            except StoreUnavailable:
+                continue
+        store.fail_in = None
+        leader.commit(record(2))
+        assert leader.chain() == (record(2),)
+        assert len(store.prefix("/elastic/job/generations/", timeout_s=1).items) == 2
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["not done", "done but not said"])
+def test_an_election_whose_answers_are_lost_is_won_once(after: bool) -> None:
+    for lost in range(5):
+        store = LossyStore()
+        leader = candidate(store, "one:1")
+        store.fail_in, store.after = lost, after
+        for _ in range(4):
+            try:
+                outcome = leader.stand()
+                break
+            except StoreUnavailable:
+                continue
+        store.fail_in = None
+        assert isinstance(outcome, Won)
+        leader.commit(record(1, Kind.FORM))
+
+
+def test_how_a_job_ended_is_known_to_every_later_leader() -> None:
+    store = MemoryStore()
+    leader = candidate(store, "one:1")
+    leader.stand()
+    leader.finish({"exit_code": 0, "because": "done"})
+    leader.resign()
+    successor = candidate(store, "two:2")
+    successor.stand()
+    assert successor.result() == {"exit_code": 0, "because": "done"}
+
+
+def test_the_vacant_key_is_announced() -> None:
+    store = MemoryStore()
+    leader, waiting = candidate(store, "one:1"), candidate(store, "two:2")
+    leader.stand()
+    taken = waiting.stand()
+    assert isinstance(taken, Taken)
+    heard: list[object] = []
+    waiting.watch_leader(taken.revision, heard.append)
+    leader.resign()
+    assert len(heard) == 1

@@ -1,0 +1,90 @@
+"""Every feature of PyTorch in docs/exactness.md: a run with kills and a newcomer has the bits of the quiet run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from torch import nn
+
+from runtime.job import Job
+from runtime.session import Session
+from tests.unit.features import FEATURES, STEPS, Feature, mlp, train
+from tests.unit.jobs import Recorded, cross_entropy, make_job, one_thread
+from tests.unit.worlds import FakeMember, Killed, World
+
+PAGE = Path(__file__).parents[2] / "docs" / "exactness.md"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def run(feature: Feature, session: Session) -> str:
+    job = make_job(session)
+    feature(job)
+    digest = job.digest()
+    job.close()
+    return digest
+
+
+def ledger(session: FakeMember | Recorded) -> list[object]:
+    return [(r.step, r.epoch, r.lr, r.scalars, r.samples) for r in session.records]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_run_with_kills_and_a_newcomer_has_the_bits_of_the_quiet_run(name: str) -> None:
+    """w1 dies in the second operation, and w0, the oldest, in the fifth; between them a newcomer copies the state."""
+    feature = FEATURES[name]
+    quiet = Recorded()
+    digest = run(feature, quiet)
+    world = World(3, kills={"w1": (2, 0), "w0": (5, 0)})
+    world.run(lambda session: run(feature, session), newcomers=1, asked_at=1, admit_at=2)
+    assert {worker: type(error) for worker, error in world.errors.items()} == {"w0": Killed, "w1": Killed}
+    assert world.digests == {"w2": digest, "n0": digest}
+    assert ledger(world.sessions["w2"]) == ledger(quiet)
+    assert len(quiet.records) == STEPS
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and there is none")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_model_has_the_bits_of_the_quiet_run() -> None:
+    """Compiled anew by every worker, as in a job: with dropout, so that compiled random numbers count too."""
+
+    def compiled(job: Job) -> None:
+        torch._dynamo.reset()
+        model = mlp(nn.BatchNorm1d(8), nn.Dropout(0.3))
+        train(job, cast(nn.Module, torch.compile(model)))
+
+    quiet = run(compiled, Recorded())
+    world = World(2, kills={"w0": (3, 0)})
+    world.run(lambda session: run(compiled, session), newcomers=1, asked_at=0, admit_at=1)
+    assert {type(error) for error in world.errors.values()} == {Killed}
+    assert world.digests == {"w1": quiet, "n0": quiet}
+
+
+def test_a_generator_of_the_scripts_own_is_not_exact() -> None:
+    """The counter-example: such a generator goes on from shard to shard, and no two workers have the same shards."""
+
+    def own_generator(job: Job) -> None:
+        generator = torch.Generator().manual_seed(1)
+        model = mlp()
+        train(job, model, loss_of=lambda x, y: cross_entropy(model(x + torch.randn(6, generator=generator)), y))
+
+    world = World(2)
+    world.run(lambda session: run(own_generator, session))
+    assert world.digests["w0"] == world.digests["w1"] != run(own_generator, Recorded())
+
+
+def test_the_page_has_a_row_for_every_feature_and_no_other() -> None:
+    rows = set(re.findall(r"^\|[^|]+\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    assert rows == set(FEATURES)

@@ -1,0 +1,86 @@
+"""elastic.join() in this process: arguments, seeds, hooks into the interpreter."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import elastic
+from elastic.errors import ConfigError, NotUnderElastic
+from tests.unit.jobs import one_thread
+
+
+@pytest.fixture(autouse=True)
+def _outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No agent and no launcher, and torch's thread count put back."""
+    for name in ("ELASTIC_AGENT_SOCKET", "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with one_thread():
+        yield
+
+
+def test_without_an_agent_it_is_a_job_of_one() -> None:
+    with elastic.join() as job:
+        assert (job.rank, job.world_size, job.is_leader) == (0, 1, True)
+
+
+def test_all_generators_are_seeded() -> None:
+    def draws(seed: int) -> tuple[float, float, float]:
+        with elastic.join(seed=seed):
+            return torch.rand(1).item(), float(np.random.rand()), random.random()
+
+    assert draws(1) == draws(1) != draws(2)
+
+
+def test_the_thread_count_is_set_and_defaults_to_one() -> None:
+    with elastic.join(threads=2):
+        assert torch.get_num_threads() == 2
+    with elastic.join():
+        assert torch.get_num_threads() == 1
+
+
+def test_a_second_join_is_refused_while_the_first_job_is_open() -> None:
+    with elastic.join(), pytest.raises(ConfigError, match="called twice"):
+        elastic.join()
+
+
+def test_closing_puts_the_exception_hook_back() -> None:
+    before = sys.excepthook
+    job = elastic.join()
+    assert sys.excepthook != before
+    job.close()
+    assert sys.excepthook == before
+    job.close()
+
+
+def test_several_processes_without_an_agent_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(NotUnderElastic, match="elastic run"):
+        elastic.join()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": 0.5}, "seed=0.5"),
+        ({"seed": 1 << 63}, "seed="),
+        ({"threads": 0}, "threads=0"),
+        ({"device": "tpu:x"}, "device='tpu:x'"),
+        ({"device": 1.5}, "device=1.5"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        elastic.join(**arguments)
+
+
+def test_the_device_is_the_one_that_was_asked_for() -> None:
+    with elastic.join(device="meta") as job:
+        assert job.device == torch.device("meta")

@@ -1,0 +1,260 @@
+"""The job's state machine, told as traces in scenarios/membership/, and what no trace should have to tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastic import membership
+from elastic.config import JobSpec, Timing
+from elastic.membership import (
+    Action,
+    AgentDown,
+    AgentUp,
+    Commit,
+    CommitRefused,
+    Committed,
+    Elected,
+    End,
+    Event,
+    Group,
+    Note,
+    Tell,
+    Tick,
+)
+from elastic.messages import (
+    Announce,
+    BuildFailed,
+    Close,
+    DrainOver,
+    DrainWish,
+    Failed,
+    Finished,
+    Generation,
+    Kind,
+    Left,
+    Plan,
+    Progress,
+    Publish,
+    Quiesce,
+    Ready,
+    Report,
+    RingBroken,
+    RingState,
+    RingUp,
+    SlotGivenUp,
+    WorkerDead,
+    WorkerFrozen,
+)
+from elastic.tree import Node
+from tests.unit.trace import arguments, check
+
+SCENARIOS = sorted((Path(__file__).parent / "scenarios" / "membership").glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_scenario(path: Path, request: pytest.FixtureRequest) -> None:
+    check(path, Job(), rewrite=request.config.getoption("--rewrite"))
+
+
+class Job:
+    """`NOW_S event arguments`, with a store that keeps what is committed. Worker a runs on node na."""
+
+    def __init__(self) -> None:
+        self.group = membership.new(JobSpec(name="job", command=("train",), workers=1), seed="seed")
+        self.store: list[Generation] = []
+
+    def feed(self, line: str) -> list[str]:
+        now_s, name, *words = line.split()
+        if name == "job":
+            numbers = {key: int(value) for key, value in arguments(words).items()}
+            spec = JobSpec(
+                name="job",
+                command=("train",),
+                workers=numbers["workers"],
+                min_workers=numbers.get("min", 1),
+                max_workers=numbers.get("max"),
+                replace=bool(numbers.get("replace", 1)),
+                timing=Timing(join_window_s=20.0),
+            )
+            self.group = membership.new(spec, seed="seed")
+            return []
+        if name == "elected":
+            self.group = membership.new(self.group.spec, seed="seed")
+        if name == "committed":
+            assert self.group.committing is not None
+            self.store = [*(self.store if self.group.committing.kind is Kind.PLANNED else []), self.group.committing]
+        self.group, actions = membership.step(self.group, self._event(name, words), float(now_s))
+        return [said for action in actions if (said := tell(action))]
+
+    def _event(self, name: str, words: list[str]) -> Event:
+        plain = [word for word in words if "=" not in word]
+        options = arguments(words)
+        worker = plain[0] if plain else ""
+        number = int(plain[1]) if len(plain) > 1 and plain[1].isdigit() else 0
+        match name:
+            case "elected":
+                return Elected(int(plain[0]), tuple(self.store))
+            case "up":
+                return AgentUp(worker, int(options.get("slots", 0)))
+            case "down":
+                return AgentDown(worker)
+            case "committed":
+                assert self.group.committing is not None
+                return Committed(self.group.committing.number)
+            case "refused":
+                assert self.group.committing is not None
+                return CommitRefused(self.group.committing.number, "another leader wrote")
+            case "tick":
+                return Tick()
+            case "announce":
+                ring = RingState(options.get("ring", "none"))
+                entered, reduced = int(options.get("entered", 0)), int(options.get("reduced", 0))
+                numerics = options.get("numerics", "same")
+                return Announce(
+                    worker, f"n{worker}", 0, 1, "host", 1, numerics, entered, ring, reduced, ready="ready" in plain
+                )
+            case "report":
+                return Report(
+                    worker,
+                    round=self.group.round,
+                    promise=int(options["promise"]),
+                    entered=int(options.get("entered", 0)),
+                    has_state="entered" in options,
+                    reduced=int(options.get("reduced", 0)),
+                    units=int(options.get("units", 0)),
+                    roots=nodes(options.get("roots", "")),
+                    running=int(options["running"]) if "running" in options else None,
+                    kept=int(options.get("kept", -1)),
+                    copied=int(options.get("copied", -1)),
+                )
+            case "ringup":
+                return RingUp(worker, number)
+            case "broken":
+                return RingBroken(worker, number)
+            case "unreachable":
+                return BuildFailed(worker, number, tuple(plain[2:]))
+            case "progress":
+                return Progress(worker, number, int(plain[2]), phase=options.get("phase", ""))
+            case "ready":
+                return Ready(worker, number)
+            case "drain":
+                return DrainWish(worker, "spot notice", int(options.get("left", 120)) * 1000)
+            case "undrain":
+                return DrainOver(worker)
+            case "left":
+                return Left(worker, number)
+            case "finished":
+                return Finished(worker, number, plain[2])
+            case "failed":
+                return Failed(worker, 0, plain[1], "Traceback")
+            case "dead":
+                return WorkerDead(worker, "signal 9")
+            case "frozen":
+                return WorkerFrozen(worker, "silent and using no CPU")
+            case "givenup":
+                return SlotGivenUp(f"n{worker}", 0, "too many restarts")
+        raise ValueError(f"unknown event {name}")
+
+    def show(self) -> list[str]:
+        chain = " + ".join(f"{record.number}:{','.join(record.ids)}" for record in self.group.chain)
+        return [f"{self.group.state} [{chain}] {self.group.because}".replace("\n", " / ")]
+
+
+def nodes(text: str) -> tuple[Node, ...]:
+    """`0-2,3-4`"""
+    spans = [span.split("-") for span in text.split(",") if span]
+    return tuple((int(low), int(high)) for low, high in spans)
+
+
+def tell(action: Action) -> str:
+    match action:
+        case Note():
+            return ""
+        case Commit(record):
+            return f"commit {describe(record)}"
+        case End(exit_code, because, digest):
+            return f"end {exit_code} {digest} {because}".replace("\n", " / ")
+        case Tell(to, order):
+            match order:
+                case Publish(_, record):
+                    said = f"publish {record.number}"
+                case Quiesce(_, _, up_to):
+                    said = f"quiesce up to {up_to}"
+                case Close(_, because, exit_code):
+                    said = f"close {exit_code}: {because}".split("\n")[0]
+                case _:
+                    said = type(order).__name__.lower()
+            return f"{','.join(to)} <- {said}"
+
+
+def describe(record: Generation) -> str:
+    hold = " hold" if record.hold else ""
+    return f"{record.number} {record.kind}{hold} {','.join(record.ids)}{plan(record.plan)}"
+
+
+def plan(plan: Plan) -> str:
+    shares = " ".join(
+        f"{share.worker_id}:{','.join(f'{low}-{high}' for low, high in share.keep)}+{','.join(map(str, share.units))}"
+        for share in plan.shares
+    )
+    behind = " ".join(f"{lag.worker_id}<-{lag.source or 'alone'}" for lag in plan.laggards)
+    redo = f" redo {plan.op}/{plan.units} {shares}" if plan.units else (f" resume {plan.op}" if plan.op else "")
+    return redo + (f" behind {behind}" if behind else "") + (f" new {','.join(plan.newcomers)}" * bool(plan.newcomers))
+
+
+def run(*lines: str) -> tuple[Group, list[str]]:
+    job = Job()
+    said = [answer for line in lines for answer in job.feed(line)]
+    return job.group, said
+
+
+def test_a_step_leaves_the_group_it_was_given_as_it_was() -> None:
+    before, _ = run("0 job workers=2", "0 elected 1", "0 announce a")
+    copy_of_workers = dict(before.workers)
+    after, _ = membership.step(before, WorkerDead("a", "signal 9"), 1.0)
+    assert before.workers == copy_of_workers and "a" not in after.workers
+
+
+def test_a_closed_group_answers_nothing() -> None:
+    group, _ = run("0 job workers=2", "0 elected 1", "20 tick")
+    assert group.state is membership.State.CLOSED
+    assert membership.step(group, Announce("a", "na", 0, 1, "host", 1, "same"), 21.0)[1] == ()
+
+
+def test_the_token_of_a_generation_cannot_be_told_from_its_number() -> None:
+    first, _ = run("0 job workers=1", "0 elected 1", "0 announce a")
+    assert first.committing is not None and "seed" not in first.committing.token
+    other, _ = membership.step(membership.new(first.spec, seed="other"), Elected(1), 0.0)
+    other, _ = membership.step(other, Announce("a", "na", 0, 1, "host", 1, "same"), 0.0)
+    assert other.committing is not None and other.committing.token != first.committing.token
+
+
+def test_a_group_without_anything_to_wait_for_wants_no_tick() -> None:
+    group, _ = run("0 job workers=1", "0 elected 1", "0 announce a", "0 committed", "0 ringup a 1")
+    assert group.state is membership.State.RUNNING and group.deadline_s == float("inf")
+
+
+def test_status_names_the_members_in_rank_order() -> None:
+    group, _ = run("0 job workers=2", "0 elected 1", "0 announce b", "0 announce a", "0 committed", "0 announce c")
+    status = membership.status(group)
+    members = status["members"]
+    assert isinstance(members, list)
+    assert [(m["worker_id"], m["rank"]) for m in members] == [("a", 0), ("b", 1)]
+    assert status["waiting"] == ["c"]
+
+
+def test_all_workers_of_a_node_drain_at_once_and_stay_at_once() -> None:
+    """Said one by one, the wishes of the only node's workers would make them leave one by one."""
+    group = membership.new(JobSpec(name="job", command=("train",), workers=2), seed="seed")
+    events: list[Event] = [Elected(1)]
+    events += [Announce(f"n.{slot}.0", "n", slot, 1, "host", 1, "same") for slot in (0, 1)]
+    events += [Committed(1), *(RingUp(f"n.{slot}.0", 1) for slot in (0, 1))]
+    events += [DrainWish("n.0.0", "spot notice", 120_000), DrainWish("n.1.0", "spot notice", 119_990)]
+    events += [DrainOver("n.0.0"), DrainOver("n.1.0")]
+    commits = []
+    for event in events:
+        group, actions = membership.step(group, event, 0.0)
+        commits += [action for action in actions if isinstance(action, Commit)]
+    assert len(commits) == 1 and group.drains == {}

@@ -1,0 +1,52 @@
+"""What a person hears of although the job goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from elastic.journal import Journal, journal_path
+from elastic.notices import Notices
+
+
+def test_each_notice_is_told_once_in_the_order_of_time_and_torn_lines_are_left_out(tmp_path: Path) -> None:
+    notices = Notices(tmp_path)
+    assert notices.poll() == []
+    with (
+        Journal(journal_path(tmp_path, "local.1.0"), "job", "local.1.0", "local", "local.1.0") as worker,
+        Journal(journal_path(tmp_path, "a-rendezvous"), "job", "a-rendezvous", "local") as leader,
+    ):
+        worker.write("initial_state_copied", source="local.0.0")
+        leader.write("refused", worker_id="local.2.1", because="its numerics differ")
+        leader.write("slot_given_up", slot="local.2", because="local.2.1 exited with 2; max_restarts=0\nTraceback")
+        worker.write("ring_up")
+        leader.write("nursery_over", from_outside=True, because="the nursery killed by SIGKILL")
+        said = notices.poll()
+        assert [text.split(" ", 1)[0] for text in said] == ["the", "local.2.1", "slot"]
+        assert "initial parameters of local.1.0 differed from rank 0's and were copied from local.0.0" in said[0]
+        assert said[1] == "local.2.1 is refused: its numerics differ"
+        assert "Traceback" not in said[2]
+        with journal_path(tmp_path, "local.1.0").open("ab") as torn:
+            torn.write(b'{"t_mono_ns": 1, "event": "refu\n{"t_mono_ns": 2, "ev')
+        assert notices.poll() == []
+        leader.write("refused", worker_id="local.2.2", because="again")
+        leader.write("nursery_over", from_outside=False, because="clone3 is not allowed here")
+        refused, cold = notices.poll()
+        assert refused == "local.2.2 is refused: again"
+        assert cold.endswith("start with an interpreter of their own: clone3 is not allowed here")
+
+
+def test_what_a_node_makes_of_its_notices_is_told(tmp_path: Path) -> None:
+    notices = Notices(tmp_path)
+    with Journal(journal_path(tmp_path, "agent-a"), "job", "agent-a", "a") as agent:
+        agent.write("node_leaves", seconds_left=119.8, because="EC2 will stop it")
+        agent.write("node_late", because="EC2 will stop it")
+        agent.write("node_stays", because="the notice was taken back")
+        agent.write("advised", because="EC2 recommends to leave")
+        agent.write("notices_unreadable", source="EC2", because="GET ...: timed out")
+    assert notices.poll() == [
+        "node a has to go within 120 s: EC2 will stop it",
+        "node a has not left yet; if others go on, its workers are ended now",
+        "node a stays: the notice was taken back",
+        "node a is told, and stays: EC2 recommends to leave",
+        "node a cannot read the notices of EC2, and goes on asking: GET ...: timed out",
+    ]

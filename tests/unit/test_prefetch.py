@@ -1,0 +1,171 @@
+"""Fetching ahead: what is guessed, and that a wrong guess costs time and no bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from itertools import islice
+from multiprocessing import active_children
+from typing import Any
+
+import pytest
+import torch
+
+from elastic.errors import ConfigError, DataWorkerDied
+from runtime.prefetch import Guesses, Habit, Prefetcher, Wanted
+from tests.unit.jobs import make_job
+
+SAMPLES, SHARDS = 96, 4
+
+
+class Noisy:
+    """Samples with random noise; says which process made them, and refuses one of them."""
+
+    def __init__(self, bad: int = -1) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index == self.bad:
+            raise ArithmeticError(f"sample {index} is damaged")
+        return torch.rand(3) + index, os.getpid()
+
+
+MADE: list[Any] = []
+
+
+def loader(workers: int, data: Any = None) -> Any:
+    MADE.append(make_job().loader(data or Noisy(), 24, shards=SHARDS, shuffle=True, workers=workers))
+    return MADE[-1]
+
+
+def wanted(step: int, shard: int, pass_no: int = 0, epoch: int = 0) -> Wanted:
+    return Wanted(epoch, step, pass_no, shard)
+
+
+@pytest.fixture(autouse=True)
+def none_left() -> Iterator[None]:
+    yield
+    while MADE:
+        MADE.pop().close()
+    for child in active_children():  # whose loader an exception's traceback still refers to
+        child.terminate()
+        child.join()
+
+
+def test_guesses_are_the_own_shards_step_after_step() -> None:
+    habit = Habit(shards=4, steps=3, rank=1, world_size=2)
+    guesses = list(islice(habit.after(wanted(1, 2)), 5))
+    assert guesses == [wanted(1, 3), wanted(2, 2), wanted(2, 3), wanted(0, 2, epoch=1), wanted(0, 3, epoch=1)]
+
+
+def test_the_passes_of_a_step_each_want_their_own() -> None:
+    habit = Habit(shards=2, steps=9, rank=0, world_size=1, passes=2)
+    guesses = list(islice(habit.after(wanted(0, 0)), 5))
+    assert guesses == [wanted(0, 1), wanted(0, 0, 1), wanted(0, 1, 1), wanted(1, 0), wanted(1, 1)]
+
+
+def test_a_spare_guesses_that_it_keeps_what_it_has_inherited() -> None:
+    habit = Habit(shards=1, steps=9, rank=1, world_size=2)
+    assert list(islice(habit.after(wanted(0, 0)), 2)) == [wanted(1, 0), wanted(2, 0)]
+
+
+def test_changed_guesses_leave_out_what_is_under_way() -> None:
+    guesses = Guesses()
+    guesses.change(iter([wanted(0, 0), wanted(0, 1), wanted(0, 2)]))
+    assert [next(guesses), next(guesses)] == [wanted(0, 0), wanted(0, 1)]
+    guesses.change(iter([wanted(0, 1), wanted(5, 0)]))
+    assert next(guesses) == wanted(5, 0)
+
+
+def test_the_batches_are_those_of_this_process_whatever_becomes_of_the_world() -> None:
+    """Rank and world change, a dead worker's shards are inherited, a shard is asked for twice."""
+    ahead, here = loader(2), loader(0)
+    asked = [(wanted(0, s), 0, 1) for s in range(4)] + [(wanted(1, s), 1, 3) for s in (2, 0, 3)]
+    asked += [(wanted(step, s), 0, 2) for step in (2, 3) for s in (0, 1)] + [(wanted(3, 0), 0, 2)]
+    asked += [(wanted(0, s, pass_no, epoch=1), 0, 2) for pass_no in (0, 1) for s in (0, 1)]
+    for want, rank, world in asked:
+        (ours, _), (theirs, _) = ahead.batch(want, rank, world), here.batch(want, rank, world)
+        assert torch.equal(ours, theirs), want
+
+
+def test_what_was_guessed_was_fetched_by_the_processes() -> None:
+    ahead = loader(2)
+    fetched = [ahead.batch(wanted(step, s), 0, 2)[1] for step in range(4) for s in (0, 1)]
+    makers = {int(pid) for pids in fetched[1:] for pid in pids}
+    assert os.getpid() not in makers
+    assert len(makers) == 2, "the same two processes for all of it"
+
+
+def here() -> tuple[Prefetcher, list[int]]:
+    """A prefetcher, and the steps of the batches which this process had to fetch because nobody had guessed them."""
+    missed: list[int] = []
+
+    def fetch(epoch: int, step: int, shard: int) -> tuple[int, int]:
+        missed.append(step)  # in the processes, to a copy
+        return step, shard
+
+    MADE.append(Prefetcher(fetch, 2))
+    return MADE[-1], missed
+
+
+def test_after_a_change_of_the_world_the_guesses_are_right_again() -> None:
+    prefetcher, missed = here()
+    for step in range(6):
+        rank, world = (0, 1) if step < 3 else (1, 2)
+        for shard in range(4) if step < 3 else (2, 3):
+            assert prefetcher.get(wanted(step, shard), Habit(4, 99, rank, world)) == (step, shard)
+    assert len(missed) <= 2, "the first of all, and the first after the change"
+
+
+def test_a_second_pass_is_guessed_from_the_second_step_on() -> None:
+    prefetcher, missed = here()
+    habit = Habit(shards=2, steps=9, rank=0, world_size=1)
+    for step in range(5):
+        for pass_no in range(2):
+            for shard in range(2):
+                assert prefetcher.get(wanted(step, shard, pass_no), habit) == (step, shard)
+    assert not [step for step in missed if step > 1]
+
+
+def test_a_damaged_sample_raises_where_it_is_wanted_and_nowhere_else() -> None:
+    damaged = loader(0).plan.indices(0, 1, 1)[0]
+    ahead = loader(1, Noisy(bad=damaged))
+    ahead.batch(wanted(0, 0), 0, 1)
+    for shard in range(1, 4):
+        ahead.batch(wanted(0, shard), 0, 1)
+    ahead.batch(wanted(1, 0), 0, 1)
+    ahead.batch(wanted(1, 2), 0, 1)  # somebody else has the damaged one; here it was fetched in vain
+    with pytest.raises(ArithmeticError, match=f"sample {damaged} is damaged"):
+        ahead.batch(wanted(1, 1), 0, 1)
+
+
+def test_a_killed_process_is_named_with_what_to_do() -> None:
+    ahead = loader(1)
+    ahead.batch(wanted(0, 0), 0, 1)
+    (child,) = active_children()
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(DataWorkerDied, match=r"loader\(workers=1\) has ended.*Lower workers="):
+        for step in range(1, 4):
+            for shard in range(4):
+                ahead.batch(wanted(step, shard), 0, 1)
+
+
+def test_closing_ends_the_processes_at_once_and_the_next_batch_starts_others() -> None:
+    ahead = loader(2)
+    ahead.batch(wanted(0, 0), 0, 1)
+    assert len(active_children()) == 2
+    ahead.close()
+    assert active_children() == []
+    ahead.batch(wanted(0, 1), 0, 1)
+    assert len(active_children()) == 2
+
+
+@pytest.mark.parametrize("workers", [-1, 1.5, True, "2"])
+def test_workers_is_a_count(workers: Any) -> None:
+    with pytest.raises(ConfigError, match="workers="):
+        loader(workers)

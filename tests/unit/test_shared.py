@@ -1,0 +1,167 @@
+"""job.shared, the one call that belongs before the loop, and job.node_lock."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from elastic.errors import ConfigError, Disagree, LeaderOnly, NotCarried, UsageError
+from runtime.nodelock import node_lock
+from runtime.session import Session
+from tests.unit.jobs import make_job, one_thread, set_up, train
+from tests.unit.worlds import FakeMember, Killed, World
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+class Sharing:
+    """A script which says what each worker got, and counts who ran the function."""
+
+    def __init__(self) -> None:
+        self.got: dict[str, object] = {}
+        self.ran: list[str] = []
+
+    def __call__(self, session: Session) -> str:
+        job = make_job(session)
+
+        def make() -> dict[str, int]:
+            self.ran.append(session.worker_id)
+            return {"run": 7}
+
+        first = job.shared("run", make)
+        setup = set_up(job)
+        self.got[session.worker_id] = [first, job.shared("seed", lambda: [1, 2])]
+        return train(setup)
+
+
+def test_everybody_has_the_leaders_value_and_newcomers_too() -> None:
+    script = Sharing()
+    world = World(2)
+    world.run(script, newcomers=2, asked_at=0, admit_at=2)
+    assert world.errors == {}
+    assert script.got == {name: [{"run": 7}, [1, 2]] for name in ("w0", "w1", "n0", "n1")}
+    assert script.ran == ["w0"]
+    assert len(set(world.digests.values())) == 1
+
+
+def test_a_newcomer_that_is_the_only_one_left_still_knows_it() -> None:
+    """It learned it from a member, and a later newcomer learns it from the newcomer."""
+    script = Sharing()
+    world = World(1, kills={"w0": (6, 0)})
+    world.run(script, newcomers=1, asked_at=0, admit_at=1)
+    assert script.got["n0"] == [{"run": 7}, [1, 2]]
+    assert world.asked is not None
+    assert world.asked.shared == {"run": {"run": 7}, "seed": [1, 2]}
+    assert set(world.digests) == {"n0"}
+
+
+def test_the_next_leader_repeats_it_when_the_leader_dies() -> None:
+    script = Sharing()
+    world = World(3, kills={"w0": (0, 0)})
+    world.run(script)
+    assert {type(error) for error in world.errors.values()} == {Killed}
+    assert script.ran == ["w1"]
+    assert set(script.got) == {"w1", "w2"}
+
+
+def test_a_newcomer_that_shares_something_else_is_told() -> None:
+    def script(session: FakeMember) -> str:
+        job = make_job(session)
+        if session.joining:
+            job.shared("other", lambda: 1)
+        return train(set_up(job))
+
+    world = World(1)
+    world.run(script, newcomers=1, admit_at=99)
+    assert type(world.errors["n0"]) is Disagree
+    assert "not under `if job.restarted`" in str(world.errors["n0"])
+
+
+def test_in_the_loop_known_values_are_given_and_new_names_refused() -> None:
+    job = make_job()
+    assert job.shared("a", lambda: 1) == 1
+    set_up(job)
+    for _ in job.epochs(1):
+        assert job.shared("a", lambda: 2) == 1
+        with pytest.raises(UsageError, match=r"Move it before the loop, or use job\.once"):
+            job.shared("b", lambda: 2)
+    job.close()
+
+
+def test_what_json_cannot_carry_and_calls_inside_it_are_refused() -> None:
+    job = make_job()
+    with pytest.raises(NotCarried, match=r"job\.shared\(a\) returned a set"):
+        job.shared("a", lambda: {1})
+    job = make_job()
+    with pytest.raises(LeaderOnly, match=r"job\.shared\(b\)"):
+        job.shared("a", lambda: job.shared("b", lambda: 1))
+
+
+# node_lock
+
+
+def hold(directory: str, told: Connection) -> None:
+    os.environ["TMPDIR"] = directory
+    with node_lock("data"):
+        told.send("held")
+        told.recv()
+    told.send("released")
+
+
+@pytest.fixture
+def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_one_process_at_a_time_and_a_dead_one_holds_nothing(locks: Path, killed: bool) -> None:
+    context = multiprocessing.get_context("fork")
+    mine, theirs = context.Pipe()
+    other = context.Process(target=hold, args=(str(locks), theirs))
+    other.start()
+    assert mine.recv() == "held"
+    if killed:
+        assert other.pid is not None
+        os.kill(other.pid, signal.SIGKILL)
+    else:
+        mine.send("go on")
+    with node_lock("data"), node_lock("other"):
+        pass
+    other.join()
+
+
+def test_a_held_lock_is_waited_for(locks: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    mine, theirs = context.Pipe()
+    with node_lock("data"):
+        other = context.Process(target=hold, args=(str(locks), theirs))
+        other.start()
+        assert not mine.poll(0.1)
+    assert mine.recv() == "held"
+    mine.send("go on")
+    other.join()
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../a", ".a", "a" * 101, 7])
+def test_a_name_that_cannot_be_a_files_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="node_lock"), node_lock(name):
+        pass
+
+
+def test_a_directory_that_others_may_write_is_refused(locks: Path) -> None:
+    directory = locks / f"elastic-locks-{os.getuid()}"
+    directory.mkdir()
+    directory.chmod(0o777)
+    with pytest.raises(ConfigError, match="TMPDIR"), node_lock("data"):
+        pass

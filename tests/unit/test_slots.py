@@ -1,0 +1,47 @@
+"""A worker id is given once, whatever happens to the agents that count."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from elastic import process
+from elastic.errors import ConfigError
+from elastic.slots import SlotFile
+
+
+def test_a_new_agent_goes_on_counting(tmp_path: Path) -> None:
+    first = SlotFile(tmp_path / "a.slots.json")
+    assert first.incarnations == {}
+    first.spawned(0, 0, 2**22 + 1)
+    first.spawned(1, 0, 2**22 + 2)
+    first.spawned(0, 1, 2**22 + 3)
+    assert SlotFile(tmp_path / "a.slots.json").incarnations == {0: 1, 1: 0}
+
+
+def test_what_a_killed_agent_left_running_is_ended(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as left:
+        SlotFile(tmp_path / "slots").spawned(0, 0, left.pid)
+        SlotFile(tmp_path / "slots").end_leftovers()
+        assert left.wait(10) == -9
+
+
+def test_a_process_that_only_has_the_number_of_an_old_one_is_left_alone(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as stranger:
+        slots = SlotFile(tmp_path / "slots")
+        slots.spawned(0, 0, stranger.pid)
+        text = (tmp_path / "slots").read_text()
+        since = process.started(stranger.pid)
+        (tmp_path / "slots").write_text(text.replace(f'"started": {since}', '"started": 1'))
+        SlotFile(tmp_path / "slots").end_leftovers()
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"0": {}}', '{"0": {"incarnation": "x", "pid": 1, "started": 1}}'])
+def test_a_damaged_file_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "slots").write_text(content)
+    with pytest.raises(ConfigError, match="damaged"):
+        SlotFile(tmp_path / "slots")

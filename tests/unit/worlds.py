@@ -1,0 +1,293 @@
+"""Several workers of one job in one process: threads that take turns, with a session which can lose and admit members.
+
+One lock is held by whoever runs and given up only while waiting inside the session. So the global RNGs, which all
+threads share, are never read by two at a time, and a run is as deterministic as one of processes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import torch
+
+from elastic.errors import JoinMissed, UsageError
+from elastic.tree import next_fold
+from runtime import guards
+from runtime.partial import Json, Partial, fold
+from runtime.session import Going, JoinMeta, Op, OpKind, Place, StepRecord
+from runtime.state import Carrier
+
+WAIT_S = 30.0
+
+
+class Killed(BaseException):
+    """This worker is gone; not an Exception, so that no script can catch it."""
+
+
+@dataclass
+class Contribution:
+    op: Op
+    fingerprint: dict[str, str]
+    own: Json
+    todo: list[int]
+    held: dict[tuple[int, int], Partial] = field(default_factory=dict)
+    waiting: bool = False
+
+
+class World:
+    """A fake of everything below Session. kills: worker -> (operation number, units computed before it dies)."""
+
+    def __init__(self, workers: int, kills: Mapping[str, tuple[int, int]] | None = None) -> None:
+        self.lock = threading.Condition()
+        self.members = [f"w{i}" for i in range(workers)]
+        self.kills = dict(kills or {})
+        self.sessions: dict[str, FakeMember] = {}
+        self.open: dict[str, Contribution] = {}
+        self.results: dict[int, Partial] = {}
+        self.number = 0
+        self.newcomers: list[str] = []
+        self.asked_at = self.admit_at = 0
+        self.asked: JoinMeta | None = None
+        self.errors: dict[str, BaseException] = {}
+        self.digests: dict[str, str] = {}
+        self.joined_at: dict[str, int] = {}
+        self.failure: UsageError | None = None
+        """What all members raise: they disagree."""
+
+    def run(
+        self, script: Callable[[FakeMember], str], newcomers: int = 0, asked_at: int = 0, admit_at: int = 0
+    ) -> None:
+        """Run the script in every worker. Newcomers learn of step asked_at, and enter in step admit_at."""
+        self.asked_at, self.admit_at = asked_at, admit_at
+        names = self.members + [f"n{i}" for i in range(newcomers)]
+        self.newcomers = names[len(self.members) :]
+        threads = []
+        for name in names:
+            self.sessions[name] = FakeMember(self, name, joining=name in self.newcomers)
+            threads.append(threading.Thread(target=self._run_one, args=(script, name), daemon=True))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+            assert not thread.is_alive(), f"{thread.name} hangs"
+
+    def _run_one(self, script: Callable[[FakeMember], str], name: str) -> None:
+        with self.lock:
+            try:
+                self.digests[name] = script(self.sessions[name])
+            except BaseException as error:
+                self.errors[name] = error
+            self.remove(name)
+
+    def remove(self, name: str) -> None:
+        if name in self.members:
+            self.members.remove(name)
+            self.open.pop(name, None)
+            self.hand_out_orphans()
+        self.lock.notify_all()
+
+    def hand_out_orphans(self) -> None:
+        """Units that a dead worker took along go to the survivors that wait for it."""
+        if not self.open or set(self.open) != set(self.members):
+            return
+        ops = {part.op for part in self.open.values()}
+        if len(ops) > 1:
+            return
+        units = ops.pop().units
+        present = {unit for part in self.open.values() for lo, hi in part.held for unit in range(lo, hi)}
+        present |= {unit for part in self.open.values() for unit in part.todo}
+        for i, unit in enumerate(sorted(set(range(units)) - present)):
+            part = self.open[self.members[i % len(self.members)]]
+            part.todo.append(unit)
+        self.lock.notify_all()  # some of them wait already
+
+    def complete(self) -> bool:
+        """All members have delivered everything: make the result. Raises what a real session would."""
+        if set(self.open) != set(self.members) or any(part.todo or not part.waiting for part in self.open.values()):
+            return False
+        ops = {name: part.op for name, part in self.open.items()}
+        if len(set(ops.values())) > 1:
+            self.fail(guards.disagreement(ops, self.members[0]))
+        op = ops[self.members[0]]
+        fingerprints = {name: part.fingerprint for name, part in self.open.items()}
+        if len({tuple(sorted(values.items())) for values in fingerprints.values()}) > 1:
+            self.fail(guards.disagree(fingerprints, op))
+        enters = op.kind is OpKind.PASS and op.step == self.admit_at
+        if enters and not all(self.sessions[name].ready for name in self.newcomers):
+            return False
+        held = {node: copied(partial) for part in self.open.values() for node, partial in part.held.items()}
+        while (pair := next_fold(held, op.units)) is not None:
+            left, right, above = pair
+            held[above] = fold(held.pop(left), held.pop(right))
+        self.results[self.number] = result = held.pop((0, op.units))
+        if op.kind is OpKind.ALLREDUCE:
+            result.note = {name: part.own for name, part in self.open.items()}
+        assert not held, "a unit was computed twice"
+        if op.kind is OpKind.PASS and op.pass_no == 0 and op.step == self.admit_at:
+            self.admit(op)
+        self.number += 1
+        self.open.clear()
+        self.lock.notify_all()
+        return True
+
+    def fail(self, error: UsageError) -> NoReturn:
+        self.failure = error
+        self.lock.notify_all()
+        raise error
+
+    def admit(self, op: Op) -> None:
+        donor = self.sessions[self.members[0]].carrier
+        for name in list(self.newcomers):
+            newcomer = self.sessions[name]
+            header, blobs = donor.capture()
+            newcomer.carrier.load(header, [blob.clone() for blob in blobs])
+            newcomer.entered = (op, self.results[self.number])
+            newcomer.number = self.number + 1
+            self.newcomers.remove(name)
+            self.members.append(name)
+            self.joined_at[name] = op.step
+
+
+class FakeMember:
+    """Session of one thread."""
+
+    local_rank = 0
+    restarted = False
+    reduction = "exact"
+
+    def __init__(self, world: World, name: str, joining: bool) -> None:
+        self.world = world
+        self.worker_id = name
+        self.joining = joining
+        self.ready = False
+        self.entered: tuple[Op, Partial] | None = None
+        self.number = 0
+        self.carrier: Carrier
+        self.records: list[StepRecord] = []
+        self.notes: list[tuple[str, dict[str, object]]] = []
+        self.failures: list[tuple[BaseException, int, int | None]] = []
+        self.computed = 0
+
+    @property
+    def rank(self) -> int:
+        return self.world.members.index(self.worker_id) if self.worker_id in self.world.members else 99
+
+    @property
+    def world_size(self) -> int:
+        return len(self.world.members)
+
+    @property
+    def generation(self) -> int:
+        return 1
+
+    because = ""
+    pauses = False
+    going: Going | None = None
+
+    def before_leaving(self, call: Callable[[], None]) -> None:
+        """Nobody is drained here."""
+
+    def place(self) -> Place:
+        return Place(1, self.rank, tuple(self.world.members), "0" * 32)
+
+    def note(self, event: str, **fields: object) -> None:
+        self.notes.append((event, fields))
+
+    def attach(self, carrier: Carrier) -> None:
+        self.carrier = carrier
+
+    def publish(self, meta: JoinMeta) -> None:
+        if meta.step == self.world.asked_at:
+            self.world.asked = meta
+        self.world.lock.notify_all()
+
+    def meta(self) -> JoinMeta:
+        world = self.world
+        assert world.lock.wait_for(lambda: world.asked is not None, WAIT_S)
+        assert world.asked is not None
+        return world.asked
+
+    def join(self) -> tuple[Op, Partial]:
+        self.ready = True
+        self.world.lock.notify_all()
+        assert self.world.lock.wait_for(lambda: self.entered is not None or not self.world.members, WAIT_S)
+        if self.entered is None:
+            raise JoinMissed("the job is over")
+        self.joining = False
+        return self.entered
+
+    def begin(
+        self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None
+    ) -> None:
+        world = self.world
+        rank, size = self.rank, len(world.members)
+        todo = [unit for unit in range(op.units) if unit * size // op.units == rank] if op.units >= size else []
+        if op.units < size and rank < op.units:
+            todo = [rank]
+        # Others may have begun when there were more members, and own by that count what would be ours now.
+        taken = {unit for part in world.open.values() for unit in part.todo}
+        taken |= {unit for part in world.open.values() for lo, hi in part.held for unit in range(lo, hi)}
+        todo = [unit for unit in todo if unit not in taken]
+        world.open[self.worker_id] = Contribution(op, dict(fingerprint), own, todo)
+        self.computed = 0
+
+    def next_unit(self) -> int | None:
+        world, part = self.world, self.world.open[self.worker_id]
+        if world.kills.get(self.worker_id) == (self.number, self.computed):
+            raise Killed(self.worker_id)
+        part.waiting = False
+        return part.todo[0] if part.todo else None
+
+    def unit_done(self, leaf: Partial) -> None:
+        part = self.world.open[self.worker_id]
+        part.todo.remove(leaf.lo)
+        part.held[leaf.node] = leaf
+        while (pair := next_fold(part.held, part.op.units)) is not None:
+            left, right, above = pair
+            part.held[above] = fold(part.held.pop(left), part.held.pop(right))
+        self.computed += 1
+
+    def finish(self) -> Partial | None:
+        world = self.world
+        if self.number in world.results:
+            return self._take()
+        part = world.open[self.worker_id]
+        part.waiting = True
+        world.hand_out_orphans()
+        if part.todo:
+            return None
+        if not world.complete():
+            assert world.lock.wait_for(lambda: self._awake(part) or world.complete(), WAIT_S)
+        if world.failure is not None:
+            raise world.failure
+        return self._take() if self.number in world.results else None
+
+    def _awake(self, part: Contribution) -> bool:
+        return self.number in self.world.results or bool(part.todo) or self.world.failure is not None
+
+    def _take(self) -> Partial:
+        result = self.world.results[self.number]
+        self.number += 1
+        return result
+
+    def applied(self, record: StepRecord) -> None:
+        self.records.append(record)
+
+    def history(self, first: int, end: int) -> list[StepRecord]:
+        """What the oldest member has applied stands for the ledger."""
+        records = next(iter(self.world.sessions.values())).records
+        return [record for record in records if first <= record.step < end]
+
+    def failed(self, error: BaseException, step: int, shard: int | None) -> None:
+        self.failures.append((error, step, shard))
+
+    def close(self, digest: str) -> None:
+        self.world.remove(self.worker_id)
+
+
+def copied(partial: Partial) -> Partial:
+    flats: dict[str, torch.Tensor] = {name: flat.clone() for name, flat in partial.flats.items()}
+    return Partial(partial.lo, partial.hi, flats, partial.has_grad, partial.weight, dict(partial.scalars), partial.note)
