@@ -9,7 +9,7 @@ ETCD := $(VENV)/etcd-server/usr/bin/etcd
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test test-exact test-chaos lint proto demo soak bench clean
+.PHONY: help setup etcd test test-exact test-live test-chaos lint proto demo soak bench clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,10 +33,13 @@ $(ETCD): | $(VENV)/.stamp
 	  echo 'no etcd-server package to be had here: the tests that kill etcd will be skipped'
 
 test: setup etcd lint ## lint, then unit, simulated and live tests
-	$(PY) -m pytest tests/unit tests/sim tests/live
+	$(PY) -m pytest -m 'not long' tests/unit tests/sim tests/live
 
 test-exact: setup ## 200 random trainings and fates, other ones each time, against the quiet run
 	EXACT_EXAMPLES=200 $(PY) -m pytest tests/unit/test_random_worlds.py
+
+test-live: setup etcd ## the long live tests, such as killing everything 30 times; SEED=n repeats what that printed
+	$(PY) -m pytest -m long -s tests/live
 
 test-chaos: setup etcd ## plant defects into the product, and see each caught by its invariant
 	$(PY) -m pytest tests/chaos
