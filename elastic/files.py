@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from elastic import codec
@@ -12,13 +15,30 @@ from elastic.errors import ConfigError
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Readers see the old content or the new one, also after a crash of the machine."""
+    with _temporary(path, content) as temporary:
+        temporary.replace(path)
+
+
+def create_atomically(path: Path, content: bytes) -> None:
+    """Readers see no file or all of it. Raises FileExistsError."""
+    with _temporary(path, content) as temporary:
+        os.link(temporary, path)
+
+
+def is_temporary(path: Path, name: str) -> bool:
+    """Whether it was left by a process that was killed while it wrote the file of that name."""
+    return re.fullmatch(rf"\.{re.escape(name)}\.\d+", path.name) is not None
+
+
+@contextmanager
+def _temporary(path: Path, content: bytes) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        yield temporary
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -18,7 +18,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import Any
 from elastic import codec
 from elastic.config import JobSpec
 from elastic.errors import ConfigError
-from elastic.files import read_job, write_atomically
+from elastic.files import create_atomically, is_temporary, read_job, write_atomically
 
 DEFAULT_PARENT = "elastic-jobs"
 
@@ -92,10 +92,10 @@ def claim(spec: JobSpec, job_dir: Path | None, *, fresh: bool) -> Claim:
             return Claim(chosen, again=True)
         (chosen / "logs").mkdir(parents=True, exist_ok=True)
         (chosen / "journal").mkdir(exist_ok=True)
-        (chosen / "id").write_text(secrets.token_hex(8))
+        with suppress(FileExistsError):  # of a start that was killed, or of the other command
+            create_atomically(chosen / "id", secrets.token_hex(8).encode())
         # Exclusive: of two commands that saw an empty directory, one gets it.
-        with (chosen / "job.json").open("xb") as file:
-            file.write(codec.job_to_json(spec))
+        create_atomically(chosen / "job.json", codec.job_to_json(spec))
     except FileExistsError:
         raise ConfigError(f"{chosen} was taken by another job just now; give another --job-dir") from None
     except OSError as error:
@@ -127,6 +127,13 @@ def next_free(parent: Path, name: str) -> Path:
     raise AssertionError("unreachable")
 
 
+def _is_ours(path: Path) -> bool:
+    """What a command leaves that is killed before its directory holds a job: no file of anybody else."""
+    if path.name in ("logs", "journal"):
+        return path.is_dir() and not any(path.iterdir())
+    return path.name == "id" or is_temporary(path, "id") or is_temporary(path, "job.json")
+
+
 def _in_use(job_dir: Path) -> ConfigError:
     return ConfigError(
         f"{job_dir} is in use by a live job. Watch it with `elastic status --job-dir {job_dir}`, or give another "
@@ -143,7 +150,7 @@ def _make_room(job_dir: Path, name: str, fresh: bool) -> bool:
     if is_live(job_dir):
         raise _in_use(job_dir)
     if not (job_dir / "job.json").exists():
-        if any(job_dir.iterdir()):
+        if any(not _is_ours(path) for path in job_dir.iterdir()):
             raise ConfigError(f"{job_dir} is not empty and holds no job; give a new or an empty --job-dir")
         return False
     if fresh:

@@ -158,12 +158,13 @@ def _earlier(job_dir: Path) -> Iterator[dict[str, Any]]:
 
 
 def _put_aside(job_dir: Path, run: int) -> None:
+    """Also after a start that was killed in here: what lies aside already is the run's, and what is new is empty."""
     aside = job_dir / "runs" / str(run)
     aside.mkdir(parents=True, exist_ok=True)
     for name in PER_RUN:
-        if (job_dir / name).exists():
+        if (job_dir / name).exists() and not (aside / name).exists():
             (job_dir / name).rename(aside / name)
-    (job_dir / "journal").mkdir()
+    (job_dir / "journal").mkdir(exist_ok=True)
 
 
 def _record(job_dir: Path, run: int, resumption: Resumption) -> None:
