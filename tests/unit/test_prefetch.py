@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
+import select
 import signal
+import sys
+import time
 from collections.abc import Iterator
-from itertools import islice
+from itertools import count, islice
 from multiprocessing import active_children
 from typing import Any
 
@@ -13,7 +17,7 @@ import pytest
 import torch
 
 from elastic.errors import ConfigError, DataWorkerDied
-from runtime.prefetch import Guesses, Habit, Prefetcher, Wanted
+from runtime.prefetch import AHEAD, Habit, Prefetcher, Wanted
 from tests.unit.jobs import make_job
 
 SAMPLES, SHARDS = 96, 4
@@ -51,9 +55,7 @@ def none_left() -> Iterator[None]:
     yield
     while MADE:
         MADE.pop().close()
-    for child in active_children():  # whose loader an exception's traceback still refers to
-        child.terminate()
-        child.join()
+    assert active_children() == []
 
 
 def test_guesses_are_the_own_shards_step_after_step() -> None:
@@ -71,14 +73,6 @@ def test_the_passes_of_a_step_each_want_their_own() -> None:
 def test_a_spare_guesses_that_it_keeps_what_it_has_inherited() -> None:
     habit = Habit(shards=1, steps=9, rank=1, world_size=2)
     assert list(islice(habit.after(wanted(0, 0)), 2)) == [wanted(1, 0), wanted(2, 0)]
-
-
-def test_changed_guesses_leave_out_what_is_under_way() -> None:
-    guesses = Guesses()
-    guesses.change(iter([wanted(0, 0), wanted(0, 1), wanted(0, 2)]))
-    assert [next(guesses), next(guesses)] == [wanted(0, 0), wanted(0, 1)]
-    guesses.change(iter([wanted(0, 1), wanted(5, 0)]))
-    assert next(guesses) == wanted(5, 0)
 
 
 def test_the_batches_are_those_of_this_process_whatever_becomes_of_the_world() -> None:
@@ -131,6 +125,13 @@ def test_a_second_pass_is_guessed_from_the_second_step_on() -> None:
     assert not [step for step in missed if step > 1]
 
 
+def test_a_world_that_changes_with_every_batch_does_not_pile_up_work() -> None:
+    prefetcher, _ = here()
+    for step in range(0, 60, 3):
+        prefetcher.get(wanted(step, 0), Habit(4, 99, 0, 1 + step % 2))
+        assert all(len(fetcher.asked) <= 2 * AHEAD for fetcher in prefetcher._fetchers)
+
+
 def test_a_damaged_sample_raises_where_it_is_wanted_and_nowhere_else() -> None:
     damaged = loader(0).plan.indices(0, 1, 1)[0]
     ahead = loader(1, Noisy(bad=damaged))
@@ -149,10 +150,43 @@ def test_a_killed_process_is_named_with_what_to_do() -> None:
     (child,) = active_children()
     assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)
-    with pytest.raises(DataWorkerDied, match=r"loader\(workers=1\) has ended.*Lower workers="):
+    with pytest.raises(DataWorkerDied, match=r"loader\(workers=1\) has ended.*killed by SIGKILL.*Lower workers="):
         for step in range(1, 4):
             for shard in range(4):
                 ahead.batch(wanted(step, shard), 0, 1)
+    assert active_children() == []
+
+
+def test_a_process_killed_at_any_moment_keeps_nobody_waiting() -> None:
+    """In the middle of a batch, of an answer, of its own start."""
+    killed, moments = 0, random.Random(1)
+    for _ in range(300):
+        prefetcher, _ = here()
+        prefetcher.get(wanted(0, 0), Habit(4, 99, 0, 1))
+        victim = moments.choice(active_children())
+        assert victim.pid is not None
+        time.sleep(moments.random() * 1e-3)
+        os.kill(victim.pid, signal.SIGKILL)
+        with pytest.raises(DataWorkerDied):
+            for step in count(1):  # it is gone soon, not at once
+                prefetcher.get(wanted(step, 0), Habit(4, sys.maxsize, 0, 1))
+        killed += 1
+    assert killed == 300 and active_children() == []
+
+
+def test_processes_end_when_nobody_can_ask_them_any_more() -> None:
+    """A parent that was killed cannot end them."""
+    reader, writer = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        prefetcher = Prefetcher(lambda *_: 0, 2)
+        prefetcher.get(wanted(0, 0), Habit(4, 99, 0, 1))
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.close(writer)
+    os.waitpid(parent, 0)
+    ended, _, _ = select.select([reader], [], [], 60.0)
+    assert ended and os.read(reader, 1) == b"", "the processes have closed what they inherited"
+    os.close(reader)
 
 
 def test_closing_ends_the_processes_at_once_and_the_next_batch_starts_others() -> None:

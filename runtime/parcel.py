@@ -1,0 +1,81 @@
+"""Handing a batch from one process to another on this machine, through memory that belongs to no file system.
+
+A parcel is a memfd: it goes when its last descriptor and mapping go, however its processes end, and is bounded by the
+memory of the machine, not by the size of /dev/shm (64 MB in many containers). Its layout: a count n (u64), n lengths
+(u64), then n blocks, each aligned. The first block is a pickle (protocol 5), the others are its out-of-band buffers.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+from typing import Any
+
+import torch
+
+ALIGNMENT = 64
+"""Bytes; as torch aligns what it allocates itself."""
+
+_LENGTH = struct.Struct("<Q")
+
+
+class _Pickler(pickle.Pickler):
+    """Sends plain tensors out of band, with their strides: a kernel may choose its order of summation by them."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not _is_plain(obj):
+            return NotImplemented
+        span = 1 + sum((size - 1) * stride for size, stride in zip(obj.size(), obj.stride(), strict=True))
+        # Not through numpy's own dtypes, which lack bfloat16.
+        memory = obj.as_strided((span,), (1,)).view(torch.uint8).numpy()
+        return _tensor, (pickle.PickleBuffer(memory), obj.dtype, tuple(obj.size()), obj.stride())
+
+
+def _is_plain(value: object) -> bool:
+    """What torch itself pickles otherwise: subclasses, other layouts and devices, tensors with a gradient."""
+    return (
+        type(value) is torch.Tensor
+        and value.device.type == "cpu"
+        and value.layout is torch.strided
+        and not (value.requires_grad or value.is_quantized or value.is_conj() or value.is_neg())
+        and value.numel() > 0
+    )
+
+
+def _tensor(memory: Any, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(memory, dtype=dtype).as_strided(size, stride)
+
+
+def pack(value: object) -> int:
+    """A descriptor of the parcel, for the caller to close. Raises what pickle raises."""
+    stream, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    blocks = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    numbers = [len(blocks), *(block.nbytes for block in blocks)]
+    parcel = os.memfd_create("batch", os.MFD_CLOEXEC)
+    try:
+        with open(parcel, "wb", closefd=False) as file:
+            file.write(b"".join(map(_LENGTH.pack, numbers)))
+            for block in blocks:
+                file.seek(-file.tell() % ALIGNMENT, os.SEEK_CUR)
+                file.write(block)
+        return parcel
+    except BaseException:
+        os.close(parcel)
+        raise
+
+
+def unpack(parcel: int) -> Any:
+    """The value. Its tensors lie in the parcel's memory, which they keep; no descriptor is kept."""
+    size = os.fstat(parcel).st_size
+    memory = torch.from_file(f"/proc/self/fd/{parcel}", shared=True, size=size, dtype=torch.uint8).numpy().data
+    (count,) = _LENGTH.unpack_from(memory, 0)
+    offset, blocks = (1 + count) * _LENGTH.size, []
+    for position in range(1, 1 + count):
+        (length,) = _LENGTH.unpack_from(memory, position * _LENGTH.size)
+        offset += -offset % ALIGNMENT
+        blocks.append(memory[offset : offset + length])
+        offset += length
+    return pickle.loads(blocks[0], buffers=blocks[1:])
