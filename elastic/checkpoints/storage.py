@@ -7,6 +7,7 @@ renamed, and its directory fsynced; an object store shows an object only when al
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -39,6 +40,11 @@ class Storage(Protocol):
     @property
     def url(self) -> str:
         """The root, for people and for another process."""
+        ...
+
+    @property
+    def durable(self) -> bool:
+        """Whether what is written has to outlive the machine."""
         ...
 
     def directories(self, path: str) -> list[str]:
@@ -88,6 +94,8 @@ def storage_at(url: str) -> Storage:
 class LocalStorage:
     """A directory; it is made when something is written."""
 
+    durable = True
+
     def __init__(self, root: str) -> None:
         self.url = root
 
@@ -128,7 +136,7 @@ class LocalStorage:
         try:
             try:
                 yield _LocalSink(descriptor)
-                os.fsync(descriptor)
+                self._sync(descriptor)
             finally:
                 os.close(descriptor)
             os.rename(temporary, full)
@@ -136,7 +144,7 @@ class LocalStorage:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
-        self._sync(directory)
+        self._sync_directory(directory)
 
     def remove(self, path: str) -> None:
         full = self._at(path)
@@ -144,7 +152,7 @@ class LocalStorage:
             os.unlink(full)
         except (FileNotFoundError, NotADirectoryError):
             return
-        self._sync(os.path.dirname(full))
+        self._sync_directory(os.path.dirname(full))
 
     def remove_directory(self, path: str) -> None:
         root = self._at(path)
@@ -166,14 +174,35 @@ class LocalStorage:
         self._make(parent)
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, 0o755)
-        self._sync(parent)
+        self._sync_directory(parent)
 
-    def _sync(self, directory: str) -> None:
+    def _sync(self, descriptor: int) -> None:
+        os.fsync(descriptor)
+
+    def _sync_directory(self, directory: str) -> None:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(descriptor)
+            self._sync(descriptor)
         finally:
             os.close(descriptor)
+
+
+class MemoryStorage(LocalStorage):
+    """A directory in the memory of this machine, which somebody else has made and removes; it is never made anew, or
+    a worker that outlives it for a moment would leave its state there for good. Nothing is fsynced: what outlives the
+    processes does not outlive the machine."""
+
+    durable = False
+
+    def _make(self, directory: str) -> None:
+        if directory == self.url:
+            if not os.path.isdir(directory):
+                raise FileNotFoundError(errno.ENOENT, "the directory in memory has been removed", directory)
+            return
+        super()._make(directory)
+
+    def _sync(self, descriptor: int) -> None:
+        """Every process reads the same pages."""
 
 
 class _LocalSink:
@@ -188,6 +217,8 @@ class _LocalSink:
 
 class RemoteStorage:
     """An fsspec file system in which a file appears when it is closed."""
+
+    durable = True
 
     def __init__(self, url: str) -> None:
         import fsspec

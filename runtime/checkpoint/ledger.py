@@ -12,8 +12,8 @@ POLL_S = 0.02
 _CHUNK_BYTES = 1 << 20
 
 
-def await_step(path: Path, steps: int, within_s: float) -> None:
-    """Wait until the first `steps` steps are on file, and make them durable.
+def await_step(path: Path, steps: int, within_s: float, *, durable: bool) -> None:
+    """Wait until the first `steps` steps are on file, and make them durable if they have to be.
 
     The agent appends them in order, one line each, a moment after they are applied. Raises CheckpointError.
     """
@@ -25,7 +25,8 @@ def await_step(path: Path, steps: int, within_s: float) -> None:
                 while chunk := file.read(_CHUNK_BYTES):
                     lines += chunk.count(b"\n")
                 if lines >= steps:
-                    os.fsync(file.fileno())
+                    if durable:
+                        os.fsync(file.fileno())
                     return
                 if time.monotonic() > deadline_s:
                     raise CheckpointError(f"{path} has {lines} steps and not {steps} within {within_s:g} s")

@@ -26,7 +26,7 @@ from elastic.checkpoints.storage import Storage, put
 from elastic.errors import CheckpointError
 from runtime.checkpoint import files
 from runtime.checkpoint.ledger import await_step
-from runtime.checkpoint.stager import Staged
+from runtime.checkpoint.stager import Copied, Staged
 from runtime.partial import Json
 from runtime.session import Place
 
@@ -62,6 +62,7 @@ class Task:
     moment: Moment
     header: dict[str, Json]
     shares: dict[int, list[Staged]]
+    copied: Copied
     taken: str
     own_files: Path | None = None
     """A directory with files of on_checkpoint hooks; removed when they are written."""
@@ -172,6 +173,7 @@ class Saver:
 
     def _write(self, task: Task) -> None:
         begun_s, begun_cpu_s = time.monotonic(), time.thread_time()
+        task.copied()
         try:
             size = self._tried(task, lambda: self._write_part(task, task.place.rank))
         finally:
@@ -252,7 +254,7 @@ class Saver:
     def _publish(self, series: Series, task: Task, notes: list[str]) -> None:
         parts = [PartNote.from_json(self._storage.read(series.path(task.name, note))) for note in notes]
         if task.series == PERIODIC and self._settings.ledger:
-            await_step(Path(self._settings.ledger), task.moment.step, LEDGER_S)
+            await_step(Path(self._settings.ledger), task.moment.step, LEDGER_S, durable=self._storage.durable)
         manifest = Manifest(
             job=self._settings.job,
             job_id=self._settings.job_id,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,29 +25,62 @@ class Staged:
     rows: torch.Tensor
 
 
+Copied = Callable[[], None]
+"""Returns when the rows hold what they should; any thread."""
+
+
 class Stager:
     """Memory that is kept from one checkpoint to the next: fresh pages cost more than the copy itself."""
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._stream: torch.cuda.Stream | None = None
 
-    def stage(self, tensors: Sequence[NamedTensor], share: Sequence[Rows]) -> list[Staged]:
-        """Copy the rows. What the last call returned is overwritten."""
+    def stage(self, tensors: Sequence[NamedTensor], share: Sequence[Rows]) -> tuple[list[Staged], Copied]:
+        """Copy the rows. What the last call returned is overwritten.
+
+        Rows on a GPU may still be on their way when this returns: they are copied into pinned memory by a stream of
+        their own, for which only what the GPU computes next waits, not the caller.
+        """
         pieces = [(tensors[rows.tensor], rows) for rows in share]
         sizes = [_rows_of(tensor, rows).numel() * tensor.element_size() for (_, tensor), rows in pieces]
         offsets = [0]
         for size in sizes:
             offsets.append(offsets[-1] + math.ceil(size / ALIGNMENT) * ALIGNMENT)
+        device = next((tensor.device for (_, tensor), _ in pieces if tensor.is_cuda), None)
         if self._buffer.numel() < offsets[-1]:
             self._buffer = torch.empty(0, dtype=torch.uint8)  # the old memory first: there may not be room for both
-            self._buffer = torch.empty(offsets[-1], dtype=torch.uint8)
+            self._buffer = torch.empty(offsets[-1], dtype=torch.uint8, pin_memory=device is not None)
         staged: list[Staged] = []
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         for ((name, tensor), rows), offset, size in zip(pieces, offsets, sizes, strict=False):
             source = _rows_of(tensor, rows)
             target = self._buffer[offset : offset + size].view(tensor.dtype).reshape(source.shape)
-            target.copy_(source)
+            copies.append((target, source))
             staged.append(Staged(name, tuple(tensor.shape), rows.first, target))
-        return staged
+        if device is not None:
+            return staged, self._copy_beside(device, copies)
+        for target, source in copies:
+            target.copy_(source)
+        return staged, _at_once
+
+    def _copy_beside(self, device: torch.device, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Copied:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        computing = torch.cuda.current_stream(device)
+        self._stream.wait_stream(computing)
+        with torch.cuda.stream(self._stream):
+            for target, source in copies:
+                target.copy_(source, non_blocking=True)
+                if source.is_cuda:
+                    source.record_stream(self._stream)  # else its memory could be given to others before it is read
+            copied = self._stream.record_event()
+        computing.wait_event(copied)  # what is computed next changes the state
+        return copied.synchronize
+
+
+def _at_once() -> None:
+    """The copy was over when `stage` returned."""
 
 
 def _rows_of(tensor: torch.Tensor, rows: Rows) -> torch.Tensor:

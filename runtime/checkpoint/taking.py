@@ -10,20 +10,17 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic.checkpoints.interval import Every, Unit, mtbf_s
 from elastic.checkpoints.manifest import Manifest, Moment
 from elastic.checkpoints.naming import PERIODIC, EntryName
-from elastic.checkpoints.ranges import share
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import CheckpointCorrupt
-from runtime.checkpoint.files import unique_names
+from runtime.checkpoint.content import Content, now
 from runtime.checkpoint.saver import Saver, Task
 from runtime.checkpoint.stager import Stager
 from runtime.session import Place, Session
@@ -130,22 +127,19 @@ class Taking:
         if place.rank >= place.world:
             return
         begun_s = time.monotonic()
-        header, tensors = self._carrier.describe()
-        named = list(zip(unique_names([name for name, _ in tensors]), (tensor for _, tensor in tensors), strict=True))
-        shapes = [tuple(tensor.shape) for _, tensor in named]
-        sizes = [tensor.numel() * tensor.element_size() for _, tensor in named]
+        content = Content.of(self._carrier)
         ranks = [place.rank] if series == PERIODIC else list(range(place.world))
-        shares = [share(shapes, sizes, rank, place.world) for rank in ranks]
-        staged = iter(stager.stage(named, [rows for rows_of_one in shares for rows in rows_of_one]))
+        shares, copied = content.stage(stager, ranks, place.world)
         self._saver.put(
             Task(
                 series=series,
                 name=name,
                 place=place,
                 moment=moment,
-                header=header,
-                shares={rank: list(islice(staged, len(rows))) for rank, rows in zip(ranks, shares, strict=True)},
-                taken=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                header=content.header,
+                shares=shares,
+                copied=copied,
+                taken=now(),
                 own_files=self._own_files(moment.step) if place.rank == 0 else None,
                 has_own_files=bool(self.checkpoint_hooks),
                 stall_s=time.monotonic() - begun_s,
