@@ -6,10 +6,14 @@ PYTHON ?= python3
 # Stubs run on this grpcio and on every newer one, so they are generated with the oldest that is supported.
 PROTOC_VERSION := 1.62.3
 ETCD := $(VENV)/etcd-server/usr/bin/etcd
+# A test that hangs is ended by pytest (pyproject.toml); this ends whatever hangs outside of a test, and shows its stacks.
+BOUND := timeout --foreground --signal=ABRT --kill-after=30
+PYTEST := $(PY) -X faulthandler -m pytest
+LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test test-exact test-live test-chaos lint proto demo soak bench clean
+.PHONY: help setup etcd test unit sim live test-exact test-live test-chaos lint proto demo soak bench clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,17 +36,28 @@ $(ETCD): | $(VENV)/.stamp
 	  dpkg-deb -x etcd-server_*.deb . && rm etcd-server_*.deb || \
 	  echo 'no etcd-server package to be had here: the tests that kill etcd will be skipped'
 
-test: setup etcd lint ## lint, then unit, simulated and live tests
-	$(PY) -m pytest -m 'not long' tests/unit tests/sim tests/live
+# The live tests have the machine for themselves: they hold the product to its times.
+test: setup etcd ## lint, unit and simulated tests, two at a time; then live tests
+	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit sim
+	+$(MAKE) --no-print-directory live
+
+unit: setup ## unit tests
+	$(BOUND) 10m $(PYTEST) tests/unit
+
+sim: setup ## simulated tests: whole jobs in virtual time
+	$(BOUND) 10m $(PYTEST) tests/sim
+
+live: setup etcd ## live tests: real processes, real etcd
+	$(BOUND) 20m $(PYTEST) -m 'not long' tests/live
 
 test-exact: setup ## 200 random trainings and fates, other ones each time, against the quiet run
-	EXACT_EXAMPLES=200 $(PY) -m pytest tests/unit/test_random_worlds.py
+	EXACT_EXAMPLES=200 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/test_random_worlds.py
 
 test-live: setup etcd ## the long live tests, such as killing everything 30 times; SEED=n repeats what that printed
-	$(PY) -m pytest -m long -s tests/live
+	$(BOUND) 90m $(PYTEST) $(LONG) -m long -s tests/live
 
 test-chaos: setup etcd ## plant defects into the product, and see each caught by its invariant
-	$(PY) -m pytest tests/chaos
+	$(BOUND) 60m $(PYTEST) $(LONG) tests/chaos
 
 lint: setup ## ruff and mypy --strict
 	$(VENV)/bin/ruff check .

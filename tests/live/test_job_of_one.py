@@ -11,7 +11,7 @@ from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import storage_at
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 120.0
+START_S = 100.0
 
 HEAD = """
 import elastic, torch, sys

@@ -21,7 +21,7 @@ from elastic.errors import ElasticError, ExitCode
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).parent / "scripts" / "mlp.py"
 ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
-DEADLINE_S = 120.0
+DEADLINE_S = 100.0
 STOPPED_WITHIN_S = 5.0
 SLACK_S = 3.0
 """On a loaded machine, beside what is promised on an idle one."""
