@@ -5,28 +5,32 @@ from __future__ import annotations
 import importlib.util
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from elastic.embedded import EmbeddedEtcd, find_binary
 from elastic.errors import ConfigError, StoreUnavailable
+from tests.children import child
 
 PATIENCE_S = 60
 
 
 @pytest.fixture
-def scratch(monkeypatch: pytest.MonkeyPatch) -> Path:
+def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A short temporary directory of this test's own; that of pytest is too long for a socket on some machines."""
     directory = Path(tempfile.mkdtemp(prefix="ee-", dir="/tmp"))
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
     monkeypatch.setenv("TMPDIR", str(directory))
-    return directory
+    yield directory
+    shutil.rmtree(directory)
 
 
 def gone(pid: int) -> bool:
@@ -49,21 +53,20 @@ def test_closing_stops_the_server_and_removes_its_directory(scratch: Path) -> No
     assert etcd.process.returncode is not None
     assert list(scratch.iterdir()) == []
     etcd.close()
-    scratch.rmdir()
 
 
 def test_a_frozen_server_is_closed_too(scratch: Path) -> None:
     with EmbeddedEtcd() as etcd:
         etcd.process.send_signal(signal.SIGSTOP)
     assert gone(etcd.process.pid)
-    scratch.rmdir()
+    assert list(scratch.iterdir()) == []
 
 
 def test_two_servers_do_not_meet(scratch: Path) -> None:
     with EmbeddedEtcd() as one, EmbeddedEtcd() as two, one.connect() as first, two.connect() as second:
         first.put("k", b"", timeout_s=PATIENCE_S)
         assert second.get("k", timeout_s=PATIENCE_S) is None
-    scratch.rmdir()
+    assert list(scratch.iterdir()) == []
 
 
 def test_it_dies_with_its_parent_and_the_next_start_removes_what_is_left(scratch: Path) -> None:
@@ -71,16 +74,15 @@ def test_it_dies_with_its_parent_and_the_next_start_removes_what_is_left(scratch
         "import signal\nfrom elastic.embedded import EmbeddedEtcd\n"
         "etcd = EmbeddedEtcd()\nprint(etcd.process.pid, flush=True)\nsignal.pause()"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+    with child(sys.executable, "-c", code, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        parent.kill()
     assert gone(pid)
     (orphan,) = scratch.iterdir()
     with EmbeddedEtcd() as etcd:
         assert list(scratch.iterdir()) == [etcd.directory]
         assert etcd.directory != orphan
-    scratch.rmdir()
+    assert list(scratch.iterdir()) == []
 
 
 def test_only_the_main_thread_may_start_it() -> None:
@@ -94,7 +96,7 @@ def test_only_the_main_thread_may_start_it() -> None:
 
     thread = threading.Thread(target=start)
     thread.start()
-    thread.join()
+    thread.join(PATIENCE_S)
     assert "only the main thread" in str(errors[0])
 
 
@@ -119,7 +121,7 @@ def test_a_server_that_ends_at_once_is_reported_with_its_words(scratch: Path, tm
     broken.chmod(0o755)
     with pytest.raises(StoreUnavailable, match="status 7: no space left"):
         EmbeddedEtcd(binary=str(broken))
-    scratch.rmdir()
+    assert list(scratch.iterdir()) == []
 
 
 def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,8 +132,10 @@ def test_facts_are_read_though_the_program_has_a_strange_name(tmp_path: Path) ->
     strange.symlink_to("/bin/sleep")
 
     with subprocess.Popen([strange, "1000"]) as child:
-        seen = process.facts(child.pid)
-        child.kill()
+        try:
+            seen = process.facts(child.pid)
+        finally:
+            child.kill()
     assert seen is not None
     assert seen.state in "RSD"
     assert process.facts(2**22 + 1) is None

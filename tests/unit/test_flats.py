@@ -87,5 +87,6 @@ def test_threads_never_get_the_same_memory() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive()
     assert wrong == []

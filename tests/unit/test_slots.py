@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from elastic import process
 from elastic.errors import ConfigError
 from elastic.slots import SlotFile
+from tests.children import child
 
 
 def test_a_new_agent_goes_on_counting(tmp_path: Path) -> None:
@@ -22,14 +22,14 @@ def test_a_new_agent_goes_on_counting(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_agent_left_running_is_ended(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "1000"]) as left:
+    with child("sleep", "1000") as left:
         SlotFile(tmp_path / "slots").spawned(0, 0, left.pid)
         SlotFile(tmp_path / "slots").end_leftovers()
         assert left.wait(10) == -9
 
 
 def test_a_process_that_only_has_the_number_of_an_old_one_is_left_alone(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "1000"]) as stranger:
+    with child("sleep", "1000") as stranger:
         slots = SlotFile(tmp_path / "slots")
         slots.spawned(0, 0, stranger.pid)
         text = (tmp_path / "slots").read_text()
@@ -37,7 +37,6 @@ def test_a_process_that_only_has_the_number_of_an_old_one_is_left_alone(tmp_path
         (tmp_path / "slots").write_text(text.replace(f'"started": {since}', '"started": 1'))
         SlotFile(tmp_path / "slots").end_leftovers()
         assert stranger.poll() is None
-        stranger.kill()
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"0": {}}', '{"0": {"incarnation": "x", "pid": 1, "started": 1}}'])
