@@ -42,6 +42,7 @@ from elastic.messages import (
     Failed,
     Fence,
     Finished,
+    Invite,
     Kill,
     Order,
     Progress,
@@ -72,6 +73,8 @@ SPAWN_PAUSE_S = 0.2
 class Agent:
     """One node's workers. Everything below runs on the event loop; nothing between two awaits can interleave.
 
+    slots: how many workers this node brings. Its spares are started besides, and nothing here tells them from the
+    rest: the leader gives places to whoever is there, and who gets none is a spare.
     grace_s: from SIGTERM until this process may be killed; time for leaving in order, where others go on.
     """
 
@@ -88,7 +91,7 @@ class Agent:
         self._slot_file = SlotFile(job_dir / f"{node}.slots.json")
         self._slot_file.end_leftovers()
         before = self._slot_file.incarnations
-        self._slots = [supervision.new(node, n, spec, before.get(n, -1) + 1) for n in range(slots)]
+        self._slots = [supervision.new(node, n, spec, before.get(n, -1) + 1) for n in range(slots + spec.spares)]
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._processes: dict[str, WorkerProcess] = {}
         self._lifelines: dict[str, Lifeline] = {}
@@ -385,6 +388,8 @@ class Agent:
                     continue
                 case Release():
                     self.supervise_worker(worker_id, supervision.Released())
+                case Invite():
+                    self._standing.invited(worker_id)
                 case Close():
                     self.supervise_worker(worker_id, supervision.JobOver(complete=order.exit_code == 0))
             if isinstance(order, Fence | Release | Close):

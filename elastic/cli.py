@@ -110,7 +110,15 @@ def _add_run(verbs: Any) -> None:
         help="below this many, training waits for replacements; at the start it goes on with M when the join window "
         "is over (default %(default)s)",
     )
-    run.add_argument("--max-workers", type=int, metavar="X", help="most workers the job may have (default: N)")
+    run.add_argument("--max-workers", type=int, help=argparse.SUPPRESS)  # refused, with the reason
+    run.add_argument(
+        "--spares",
+        type=int,
+        default=0,
+        metavar="K",
+        help="processes kept ready besides the workers, with the script's own set-up done, to take the places of lost "
+        "ones (default %(default)s)",
+    )
     run.add_argument(
         "--reduction",
         choices=[str(kind) for kind in Reduction],
@@ -222,12 +230,18 @@ def _run(options: argparse.Namespace) -> int:
 
     notices = choose.check(options.notices)
     program, command = _command(options.script, options.module)
+    if options.max_workers not in (None, options.workers):
+        raise ConfigError(
+            f"--max-workers {options.max_workers}: the workers of one machine start together, so there are never more "
+            f"than --workers {options.workers}; say with it how many to start, with --min-workers how many must be "
+            "left, and with --spares how many to keep ready"
+        )
     spec = JobSpec(
         name=options.name if options.name is not None else jobdir.default_name(program),
         command=command,
         workers=options.workers,
         min_workers=options.min_workers,
-        max_workers=options.max_workers,
+        spares=options.spares,
         reduction=Reduction(options.reduction),
         ring=RingKind(options.ring),
         threads=options.threads,
@@ -369,6 +383,7 @@ def _status_text(document: dict[str, Any]) -> str:
         f"{member['applied']} steps"
         for member in document["members"]
     ]
+    lines += [f"  spare   {worker_id}" for worker_id in document.get("spares", ())]
     return "\n".join(lines)
 
 

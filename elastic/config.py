@@ -169,7 +169,10 @@ class JobSpec:
     """The quorum: below it training pauses."""
 
     max_workers: int | None = None
-    """The largest world it may be scaled to; None: `workers`."""
+    """The largest world, where nodes bring more workers than `workers`; None: `workers`."""
+
+    spares: int = 0
+    """Processes that each node keeps ready besides its workers: set up by the script up to its loop, no members."""
 
     reduction: Reduction = Reduction.EXACT
     ring: RingKind = RingKind.AUTO
@@ -213,6 +216,10 @@ class JobSpec:
             )
         if self.max_workers is not None and self.max_workers < self.workers:
             raise ConfigError(f"max_workers={self.max_workers} must be >= workers={self.workers}, or be left out")
+        if self.spares < 0:
+            raise ConfigError(f"spares={self.spares} must be >= 0; 0 starts replacements when they are needed")
+        if self.spares and not self.replace:
+            raise ConfigError(f"spares={self.spares} replace lost workers, and replace=False forbids it; leave one out")
         if self.threads < 1:
             raise ConfigError(f"threads={self.threads} must be >= 1")
         if self.max_restarts < 0:

@@ -69,7 +69,8 @@ def wait(job_dir: Path, node: str, budget_s: float) -> str:
 
 
 def _workers_on(node: str, status: dict[str, Any]) -> list[str]:
-    known = [*(member["worker_id"] for member in status["members"]), *status["draining"], *status["waiting"]]
+    members = [member["worker_id"] for member in status["members"]]
+    known = [*members, *status["draining"], *status["waiting"], *status["spares"]]
     return [worker for worker in known if node_of(worker) == node]
 
 

@@ -118,6 +118,7 @@ class Snapshot:
             "because": self.status.get("because", ""),
             "generation": self.status.get("generation", 0),
             "members": [member["worker_id"] for member in members],
+            "spares": self.status.get("spares", []),
             "step": self.tail.last.get("step"),
             "epoch": self.tail.last.get("epoch"),
             "scalars": dict(list(self.tail.last.get("scalars", {}).items())[:SCALARS_SHOWN]),
@@ -200,7 +201,8 @@ def plain_line(facts: dict[str, Any]) -> str:
         parts.append(f"step {facts['step']}")
         parts += [f"{name} {_number(value)}" for name, value in facts["scalars"].items()]
         parts.append(f"{facts['samples_per_s']:.0f} samples/s")
-    parts.append(f"{len(facts['members'])} members")
+    spares = f" and {len(facts['spares'])} spares" if facts["spares"] else ""
+    parts.append(f"{len(facts['members'])} members{spares}")
     parts.append(f"generation {facts['generation']}")
     if facts["last_recovery_ms"] is not None:
         parts.append(f"last recovery {facts['last_recovery_ms']:.0f} ms")
@@ -219,6 +221,8 @@ def table(facts: dict[str, Any]) -> Table:
         view.add_row(Text(name), _number(value))
     view.add_row("samples/s", f"{facts['samples_per_s']:.0f}")
     view.add_row("members", Text(f"{len(facts['members'])}: {' '.join(facts['members'])}"))
+    if facts["spares"]:
+        view.add_row("spares", Text(f"{len(facts['spares'])}: {' '.join(facts['spares'])}"))
     view.add_row("generation", f"{facts['generation']}, {facts['state']}")
     view.add_row("because", Text(facts["because"]))
     if facts["last_recovery_ms"] is not None:

@@ -116,7 +116,8 @@ class Announce:
     """A worker exists and where it stands; said at start and again to every new leader.
 
     entered 0: a newcomer. numerics: fingerprint of what decides the bits (torch version, threads, capability).
-    ready: a newcomer that has rehearsed and wants to be admitted.
+    ready: a newcomer that has rehearsed and wants to be admitted. invited: a leader had a place for it; until then it
+    is a spare.
     """
 
     worker_id: str
@@ -130,6 +131,7 @@ class Announce:
     ring: RingState = RingState.NONE
     reduced: int = 0
     ready: bool = False
+    invited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +349,15 @@ class Drain:
     because: str
 
 
-Order: TypeAlias = Quiesce | Publish | Fence | Kill | Release | Close | Drain
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """The world has a place for this newcomer: it learns where the loop stands, rehearses, and asks to be admitted."""
+
+    term: int
+    worker_id: str
+
+
+Order: TypeAlias = Quiesce | Publish | Fence | Kill | Release | Close | Drain | Invite
 
 
 def node_of(worker_id: str) -> str:

@@ -77,6 +77,11 @@ class Standing:
         """It beats again, so its freeze is not news for a later leader."""
         self._lasting.get(worker_id, {}).pop(WorkerFrozen, None)
 
+    def invited(self, worker_id: str) -> None:
+        """A leader had a place for it, and a later one need not look for another."""
+        if (known := self._announced.get(worker_id)) is not None:
+            self._announced[worker_id] = replace(known, invited=True)
+
     def published(self, generation: Generation) -> None:
         """A leader's record passed through on its way to the workers."""
         self._records[generation.number] = generation

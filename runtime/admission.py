@@ -43,6 +43,12 @@ class Admission:
         """Changes with every byte: a newcomer that gets on is left alone, however slow it is."""
         return f"joining, {self._asker.received:,} bytes received"
 
+    def await_invitation(self) -> None:
+        """Session.await_invitation."""
+        with self._standing.changed:
+            self._standing.changed.wait_for(lambda: self._orders.invited or self._orders.over)
+        self._orders.leave_if_over()
+
     def meta(self) -> JoinMeta:
         """Where the members' loop stands; asks until one can say."""
         while True:

@@ -55,6 +55,9 @@ class Alone:
     def publish(self, meta: JoinMeta) -> None:
         """Nobody joins a job of one."""
 
+    def await_invitation(self) -> None:
+        raise RuntimeError("a job of one has no newcomer")
+
     def meta(self) -> JoinMeta:
         raise RuntimeError("a job of one has no newcomer")
 

@@ -201,8 +201,12 @@ class Member:
 
     # --------------------------------------------------------------------------------------------- newcomer
 
-    def meta(self) -> JoinMeta:
+    def await_invitation(self) -> None:
+        self._phase = "spare"
+        self._admission.await_invitation()
         self._phase = "newcomer"
+
+    def meta(self) -> JoinMeta:
         return self._admission.meta()
 
     def join(self) -> tuple[Op, Partial | None]:

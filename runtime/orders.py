@@ -10,7 +10,20 @@ from typing import NoReturn
 
 from elastic.errors import ExitCode
 from elastic.journal import Journal
-from elastic.messages import Close, Drain, Fence, Generation, Kind, Order, Publish, Quiesce, Ready, Release, Word
+from elastic.messages import (
+    Close,
+    Drain,
+    Fence,
+    Generation,
+    Invite,
+    Kind,
+    Order,
+    Publish,
+    Quiesce,
+    Ready,
+    Release,
+    Word,
+)
 from elastic.position import Phase
 from runtime.newcomer import Asker
 from runtime.session import Going
@@ -24,6 +37,8 @@ class Orders:
     """`deliver` runs on the client's thread, everything else on the user's. Guarded by ``standing.changed``."""
 
     def __init__(self, standing: Standing, asker: Asker, say: Callable[[Word], None], journal: Journal) -> None:
+        self.invited = False
+        """The world has a place for this newcomer."""
         self.ready = False
         """A newcomer that has rehearsed: it says so again to every leader, and after every loss."""
         self.going: Going | None = None
@@ -49,6 +64,9 @@ class Orders:
                 case Quiesce():
                     self._asker.abort()
                     self._standing.post(order)
+                case Invite():
+                    self.invited = True
+                    self._standing.changed.notify_all()
                 case Drain(_, _, left_ms, because):
                     self.going = Going(time.monotonic() + left_ms / 1000, because)
                 case Fence() | Release() | Close():

@@ -164,6 +164,11 @@ class Session(Protocol):
         """Called at every step hand-out, before the pass: what a newcomer's `meta` gets meanwhile."""
         ...
 
+    def await_invitation(self) -> None:
+        """Newcomer only, with everything set up that does not depend on where the loop stands: block until the world
+        has a place for it. Ends the process if the job is over first."""
+        ...
+
     def meta(self) -> JoinMeta:
         """Newcomer only: ask a member. Blocks until one answers."""
         ...

@@ -134,6 +134,8 @@ class Training:
             return self._entry
         if not self.carrier.modules():
             raise ConfigError("no model is registered; call job.register(model=model, optimizer=optimizer) first")
+        if self.session.joining:
+            self.session.await_invitation()
         meta = self.session.meta() if self.session.joining else None
         manifest = self.checkpoints.resume() if meta is None else None
         if meta is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic.membership.actions import Action, Note, Tell
-from elastic.membership.changes import await_newcomer, plan_change, settle, take_effect
+from elastic.membership.changes import plan_change, settle, take_effect
 from elastic.membership.events import Elected
 from elastic.membership.fencing import fence
 from elastic.membership.group import Group, Seen, State
@@ -38,7 +38,7 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
     member = listed or Member(word.worker_id, word.node, word.host, word.port, seniority)
     seen = Seen(
         member, word.slot, word.pid, word.numerics, word.entered, word.ring, word.reduced, ready=word.ready,
-        finished=bool(known and known.finished), left=bool(known and known.left), moved_s=now_s,
+        invited=word.invited, finished=bool(known and known.finished), left=bool(known and known.left), moved_s=now_s,
     )  # fmt: skip
     g.workers[word.worker_id] = seen
     g.silent_nodes.pop(word.node, None)
@@ -65,8 +65,6 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
     elif word.ring is RingState.ABORTED and _is_stranded(g, word):
         become_quiescing(g, f"the ring of {word.worker_id} is aborted", now_s, do)
     else:
-        if not known and not word.entered:
-            await_newcomer(g, word.worker_id, now_s, do)
         end_rebuilding(g, now_s, do)
         take_effect(g, running, now_s, do)
         plan_change(g, now_s, do)
@@ -113,7 +111,7 @@ def form(g: Group, now_s: float, do: list[Action]) -> None:
         if g.window_over:
             _wait_for_starting(g, len(present), now_s, do)
         return
-    ordered = sorted(present, key=lambda seen: (seen.member.node, seen.slot))[: g.spec.workers_limit]
+    ordered = sorted(present, key=lambda seen: (seen.member.node, seen.slot))[: g.wanted_workers]
     members = tuple(replace(seen.member, seniority=rank) for rank, seen in enumerate(ordered))
     for member in members:
         g.workers[member.worker_id] = replace(g.workers[member.worker_id], member=member)

@@ -10,7 +10,19 @@ from elastic.membership.fencing import kill_expelled
 from elastic.membership.group import Group, Leaver, State, slot_of
 from elastic.membership.records import commit
 from elastic.membership.transitions import become_closed, become_paused, become_quiescing, become_running
-from elastic.messages import DrainOver, DrainWish, Generation, Kill, Kind, Left, Member, Plan, Progress, Release
+from elastic.messages import (
+    DrainOver,
+    DrainWish,
+    Generation,
+    Invite,
+    Kill,
+    Kind,
+    Left,
+    Member,
+    Plan,
+    Progress,
+    Release,
+)
 from elastic.plan import rank_order
 
 MISSES = 2
@@ -49,7 +61,7 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
             stay = [m.worker_id for m in members if m.worker_id in holders and m.node == last.node]
     members = [m for m in members if m.worker_id not in g.drains or m.worker_id in stay]
     settled = [m for m in members if m.worker_id not in g.drains]  # whoever waits for a successor is in nobody's way
-    for worker in wanted[: max(0, g.spec.workers_limit - len(settled))]:
+    for worker in wanted[: max(0, g.wanted_workers - len(settled))]:
         # Seniority counts from the admission: who came early and was ready late must not become rank 0, the donor.
         member = replace(g.workers[worker].member, seniority=g.next_seniority)
         g.workers[worker] = replace(g.workers[worker], member=member)
@@ -118,15 +130,30 @@ def _holds(g: Group, listed: set[str]) -> bool:
     return len(listed) < g.spec.min_workers or (bool(g.awaited) and g.awaited not in map(slot_of, listed))
 
 
+def invite_spares(g: Group, now_s: float, do: list[Action]) -> None:
+    """Those that have waited longest take the places that are free, once the ring has settled after what freed them."""
+    if g.state not in (State.RUNNING, State.PAUSED):
+        return
+    able = g.spares - {*g.dead, *g.given_up, *g.drains}
+    for worker in sorted(able, key=lambda worker: g.workers[worker].member.seniority)[: g.places]:
+        g.workers[worker] = replace(g.workers[worker], invited=True)
+        do.append(Note("invited", {"worker_id": worker}))
+        do.append(Tell((worker,), Invite(g.term, worker)))
+        await_newcomer(g, worker, now_s, do)
+
+
 def await_newcomer(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
     """A newcomer enters the epoch in progress, and is replaced if that is over before it has copied the state. With
     epochs shorter than its start this repeats; so for the third in a row the ring stands still, for progress_s at most.
     """
     missed = g.missed.get(slot_of(worker), 0)
-    if g.awaited or missed < MISSES or g.state is not State.RUNNING:
-        return
-    g.awaited, g.awaited_until_s = slot_of(worker), now_s + g.spec.timing.progress_s
-    do.append(Note("newcomer_awaited", {"worker_id": worker, "missed": missed}))
+    if g.awaited:
+        coming = {slot_of(other) for other in g.newcomers - g.spares if other != worker}
+        g.awaited = g.awaited if g.awaited in coming else slot_of(worker)  # whom the ring waited for is gone
+    elif missed >= MISSES and g.state is State.RUNNING:
+        g.awaited, g.awaited_until_s = slot_of(worker), now_s + g.spec.timing.progress_s
+        do.append(Note("newcomer_awaited", {"worker_id": worker, "missed": missed}))
+        plan_change(g, now_s, do)
 
 
 def stop_waiting(g: Group, slot: str, now_s: float, do: list[Action]) -> None:

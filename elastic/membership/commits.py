@@ -38,7 +38,7 @@ def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
     for worker in set(g.dead) - set(record.ids):
         for known in (g.dead, g.workers, g.drains, g.expelled):
             known.pop(worker, None)
-    g.given_up = {worker: why for worker, why in g.given_up.items() if worker in record.ids}
+    g.given_up = {worker: why for worker, why in g.given_up.items() if worker in record.ids or worker in g.newcomers}
     g.turned_away = set()
     g.advanced_s = {}
     for worker, seen in g.workers.items():

@@ -18,7 +18,7 @@ class Elected:
 
 @dataclass(frozen=True, slots=True)
 class AgentUp:
-    """slots: workers that it starts; 0: as it said before."""
+    """slots: workers that it starts, without spares; 0: as it said before."""
 
     node: str
     slots: int = 0

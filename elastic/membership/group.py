@@ -37,6 +37,7 @@ class Seen:
     moved_s: float = 0.0
     """When its phase changed last."""
     ready: bool = False
+    invited: bool = False
     finished: bool = False
     left: bool = False
     refused: bool = False
@@ -70,7 +71,7 @@ class Group:
     """Members of the chain that are silent: no proof of anything."""
     silent_nodes: dict[str, float] = field(default_factory=dict)
     slots: dict[str, int] = field(default_factory=dict)
-    """Node whose agent attends -> workers that it starts."""
+    """Node whose agent attends -> workers that it starts, without spares."""
     window_over: bool = False
     """The first generation may be formed with min_workers."""
     turned_away: set[str] = field(default_factory=set)
@@ -124,10 +125,32 @@ class Group:
         return {worker for worker, seen in self.workers.items() if not seen.entered and not seen.refused}
 
     @property
+    def spares(self) -> set[str]:
+        """Newcomers for which there has been no place yet: they wait with everything set up. Once a job has begun."""
+        uninvited = {worker for worker in self.newcomers if not self.workers[worker].invited}
+        return uninvited - self.listed if self.chain else set()
+
+    @property
+    def wanted_workers(self) -> int:
+        """How large the world shall be: as many as the nodes that are here bring, which is more than `workers` if one
+        has joined. A spare that a node keeps besides fills a place, and never adds one."""
+        return min(self.spec.workers_limit, max(self.spec.workers, sum(self.slots.values())))
+
+    @property
+    def places(self) -> int:
+        """For how many more newcomers the world has a place."""
+        if self.top is None:
+            return 0
+        lost = {*self.dead, *self.given_up, *self.drains}
+        settled = set((self.committing or self.top).ids) - lost
+        coming = {worker for worker in self.newcomers - lost if self.workers[worker].invited}
+        return max(0, self.wanted_workers - len(settled | coming))
+
+    @property
     def starting(self) -> dict[str, int]:
-        """Node -> its workers that have not announced themselves yet, though their agent is there."""
+        """Node -> its processes that have not announced themselves yet, though their agent is there."""
         here = [seen.member.node for worker, seen in self.workers.items() if worker not in self.dead]
-        missing = {node: slots - here.count(node) for node, slots in self.slots.items()}
+        missing = {node: slots + self.spec.spares - here.count(node) for node, slots in self.slots.items()}
         return {node: count for node, count in sorted(missing.items()) if count > 0}
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from elastic.membership.actions import Action, Note
 from elastic.membership.arrivals import announced, elected
-from elastic.membership.changes import drain_is_over, left, plan_change, progressed, wished_to_drain
+from elastic.membership.changes import drain_is_over, invite_spares, left, plan_change, progressed, wished_to_drain
 from elastic.membership.commits import committed
 from elastic.membership.deadlines import ticked
 from elastic.membership.ending import failed, finished, slot_given_up
@@ -45,6 +45,7 @@ def step(group: Group, event: Event, now_s: float) -> tuple[Group, tuple[Action,
     actions: list[Action] = []
     if g.state is not State.CLOSED:
         _apply(g, event, now_s, actions)
+        invite_spares(g, now_s, actions)
     return g, tuple(actions)
 
 

@@ -28,9 +28,6 @@ def status(group: Group) -> dict[str, object]:
             for rank, (member, worker) in enumerate(zip(members, seen, strict=True))
         ],
         "draining": {worker: group.drains[worker].because for worker in group.alive(group.drains)},
-        "waiting": sorted(
-            worker
-            for worker, s in group.workers.items()
-            if not s.entered and not s.refused and worker not in group.dead
-        ),
+        "waiting": sorted(group.newcomers - group.spares - set(group.dead)),
+        "spares": sorted(group.spares - set(group.dead)),
     }

@@ -281,7 +281,7 @@ class Word(_message.Message):
     def __init__(self, announce: _Optional[_Union[Announce, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., ring_up: _Optional[_Union[RingUp, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., build_failed: _Optional[_Union[BuildFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., drain_wish: _Optional[_Union[DrainWish, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., worker_dead: _Optional[_Union[WorkerDead, _Mapping]] = ..., worker_frozen: _Optional[_Union[WorkerFrozen, _Mapping]] = ..., slot_given_up: _Optional[_Union[SlotGivenUp, _Mapping]] = ..., drain_over: _Optional[_Union[DrainOver, _Mapping]] = ...) -> None: ...
 
 class Announce(_message.Message):
-    __slots__ = ("worker_id", "node", "slot", "pid", "host", "port", "numerics", "entered", "ring", "reduced", "ready")
+    __slots__ = ("worker_id", "node", "slot", "pid", "host", "port", "numerics", "entered", "ring", "reduced", "ready", "invited")
     class RingState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         RING_STATE_UNKNOWN: _ClassVar[Announce.RingState]
@@ -305,6 +305,7 @@ class Announce(_message.Message):
     RING_FIELD_NUMBER: _ClassVar[int]
     REDUCED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
+    INVITED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     node: str
     slot: int
@@ -316,7 +317,8 @@ class Announce(_message.Message):
     ring: Announce.RingState
     reduced: int
     ready: bool
-    def __init__(self, worker_id: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., numerics: _Optional[str] = ..., entered: _Optional[int] = ..., ring: _Optional[_Union[Announce.RingState, str]] = ..., reduced: _Optional[int] = ..., ready: bool = ...) -> None: ...
+    invited: bool
+    def __init__(self, worker_id: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., numerics: _Optional[str] = ..., entered: _Optional[int] = ..., ring: _Optional[_Union[Announce.RingState, str]] = ..., reduced: _Optional[int] = ..., ready: bool = ..., invited: bool = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("worker_id", "round", "promise", "entered", "has_state", "reduced", "units", "roots", "running", "kept", "copied")
@@ -471,7 +473,7 @@ class SlotGivenUp(_message.Message):
     def __init__(self, node: _Optional[str] = ..., slot: _Optional[int] = ..., because: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("quiesce", "publish", "fence", "kill", "release", "close", "drain")
+    __slots__ = ("quiesce", "publish", "fence", "kill", "release", "close", "drain", "invite")
     QUIESCE_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
@@ -479,6 +481,7 @@ class Order(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    INVITE_FIELD_NUMBER: _ClassVar[int]
     quiesce: Quiesce
     publish: Publish
     fence: Fence
@@ -486,7 +489,8 @@ class Order(_message.Message):
     release: Release
     close: Close
     drain: Drain
-    def __init__(self, quiesce: _Optional[_Union[Quiesce, _Mapping]] = ..., publish: _Optional[_Union[Publish, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., kill: _Optional[_Union[Kill, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+    invite: Invite
+    def __init__(self, quiesce: _Optional[_Union[Quiesce, _Mapping]] = ..., publish: _Optional[_Union[Publish, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., kill: _Optional[_Union[Kill, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ...) -> None: ...
 
 class Quiesce(_message.Message):
     __slots__ = ("term", "round", "up_to")
@@ -553,3 +557,11 @@ class Drain(_message.Message):
     left_ms: int
     because: str
     def __init__(self, term: _Optional[int] = ..., worker_id: _Optional[str] = ..., left_ms: _Optional[int] = ..., because: _Optional[str] = ...) -> None: ...
+
+class Invite(_message.Message):
+    __slots__ = ("term", "worker_id")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    worker_id: str
+    def __init__(self, term: _Optional[int] = ..., worker_id: _Optional[str] = ...) -> None: ...

@@ -11,6 +11,7 @@ from elastic.messages import (
     DrainOver,
     DrainWish,
     Finished,
+    Invite,
     Kill,
     Left,
     Order,
@@ -73,7 +74,7 @@ class Agent:
         self._standing = Standing()
         self._last_words: list[Finished | Left] = []
         """Of workers that may be gone by now: without them an exit looks like a loss."""
-        for slot in range(slots):
+        for slot in range(slots + world.spec.spares):
             self.spawn(slot)
         self.connect()
 
@@ -127,7 +128,7 @@ class Agent:
         self.draining = False
         for worker in list(self.workers):
             self.hear(DrainOver(worker))
-        for slot in range(self.slots):
+        for slot in range(self.slots + self.world.spec.spares):
             self.spawn(slot)
 
     def _wish(self, worker: str) -> DrainWish:
@@ -160,6 +161,8 @@ class Agent:
         self._term = order.term
         if isinstance(order, Publish):
             self._standing.published(order.generation)
+        if isinstance(order, Invite):
+            self._standing.invited(order.worker_id)
         for name in to:
             worker = self.workers.get(name)
             if worker is None:

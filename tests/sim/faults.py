@@ -49,6 +49,7 @@ class Scene:
     slots: int
     min_workers: int
     max_workers: int
+    spares: int
     steps: int
     epoch_steps: int
     units: int
@@ -98,6 +99,7 @@ def draw(seed: int) -> Scene:
         slots=slots,
         min_workers=random.choice([1, 1, 1, max(1, workers - 1), workers]) if profile != "stuck" else workers,
         max_workers=workers + random.choice([0, 0, 1, 2]),
+        spares=random.choice([0, 0, 1]),
         steps=150 if profile == "epochs" else random.choice([random.randint(1, 8), random.randint(8, 40)]),
         epoch_steps=random.randint(1, 3) if profile == "epochs" else 1000,
         units=random.choice([1, 2, 3, 4, 6, 8]),

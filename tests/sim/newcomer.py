@@ -13,18 +13,29 @@ if TYPE_CHECKING:
     from tests.sim.worker import Worker
 
 
+SPARE_S = 1.0
+"""One that has waited for so long was no replacement on its way."""
+
+
 class Newcomer:
     def __init__(self, worker: Worker) -> None:
         self.w = worker
+        self.invited = False
         self.stuck = False
         """It does nothing any more, and lives."""
         self._epoch = 0
+        self._waited_s = 0.0
+        """Since when, if there was no place for it."""
         self._said_ready = 0
         self._candidate = 0
         self._answers = 0
 
     def learn(self) -> None:
-        """Which epoch the members are in: this one will take part in it, or in none."""
+        """Which epoch the members are in: this one will take part in it, or in none. A spare has not asked yet."""
+        if not self.invited and self.w.p.phase is Phase.FRESH:
+            self._waited_s = self._waited_s or self.w.world.clock.now_s
+            self.w.after(0.01, 0.03, self.learn)
+            return
         ahead = max((worker.p.reduced for worker in self.w.world.workers.values() if worker.p.entered), default=0)
         self._epoch = self.w.world.script.operations[min(ahead, self.w.world.script.last)].epoch
         self.w.after(0.03, 0.2, self.seek)  # after its rehearsal
@@ -90,6 +101,8 @@ class Newcomer:
                 self.w.world.obtained(self.w, op, result, before)
                 self.w.world.hook("joined", self.w)
                 self.w.world.reach("a newcomer joined")
+                if self._waited_s and self.w.world.clock.now_s > self._waited_s + SPARE_S:
+                    self.w.world.reach("a spare joined")
                 leader = self.w.world.leader
                 if leader and leader.group.awaited == self.w.me.rpartition(".")[0]:
                     self.w.world.reach("a newcomer joined a ring that waited for it")

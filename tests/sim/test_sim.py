@@ -22,6 +22,7 @@ MUST_REACH = (
     "a newcomer was too late for its epoch",
     "a planned change was voided by a loss",
     "a ring could not be built",
+    "a spare joined",
     "a state copy failed",
     "a stuck newcomer was replaced",
     "committed planned",

@@ -14,6 +14,7 @@ from elastic.messages import (
     Announce,
     Close,
     Finished,
+    Invite,
     Order,
     Progress,
     Publish,
@@ -148,6 +149,8 @@ class Worker:
         match order:
             case Publish() | Quiesce():
                 self.post(order)
+            case Invite():
+                self.newcomer.invited = True
             case Close(_, _, exit_code):
                 if exit_code == 0 and self.p.phase is not Phase.FRESH and not self.p.leaving:
                     self.world.told_to_close(self)

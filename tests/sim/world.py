@@ -51,6 +51,7 @@ class World:
             workers=scene.nodes * scene.slots,
             min_workers=scene.min_workers,
             max_workers=scene.max_workers,
+            spares=scene.spares,
             timing=TIMING,
         )
         self.store_trouble, self.copy_trouble = scene.store_trouble, scene.copy_trouble
@@ -218,6 +219,9 @@ class World:
         self.reach(f"committed {record.kind}")
         self._require(len(set(record.ids)) == len(record.ids), f"{record} lists one member twice")
         self._require(bool(record.ids) or record.kind is Kind.PLANNED, f"{record} lists nobody")
+        wanted = min(self.spec.workers_limit, max(self.spec.workers, sum(agent.slots for agent in self.agents)))
+        drained = self.reached["fault drain"] > 0  # those who may leave stay as long as the others are needed
+        self._require(drained or len(record.ids) <= wanted, f"{record} is larger than the world of {wanted} wanted")
         order = [(member.seniority, member.worker_id) for member in record.members]
         self._require(order == sorted(order), f"ranks of {record} do not follow seniority")
         if record.kind is not Kind.LOSS:

@@ -92,6 +92,8 @@ def test_a_bad_name_is_refused_with_one_that_would_do(name: str) -> None:
         ({"workers": 2, "min_workers": 3}, "workers=2 must be >= min_workers=3; raise workers or lower min_workers"),
         ({"min_workers": 0}, "min_workers=0 must be >= 1"),
         ({"max_workers": 2}, "max_workers=2 must be >= workers=3"),
+        ({"spares": -1}, "spares=-1 must be >= 0"),
+        ({"spares": 1, "replace": False}, "replace=False forbids it"),
         ({"threads": 0}, "threads=0 must be >= 1"),
         ({"max_restarts": -1}, "max_restarts=-1 must be >= 0"),
         ({"command": ()}, "command is empty"),
@@ -112,6 +114,10 @@ def test_the_limit_is_the_number_of_workers_unless_given() -> None:
 
 def test_a_short_document_gives_the_defaults() -> None:
     assert job_from_toml(MINIMAL, "job.toml") == JOB
+
+
+def test_spares_can_be_set_from_toml_where_lost_workers_are_replaced() -> None:
+    assert job_from_toml(f"{MINIMAL}\nspares = 1", "job.toml") == replace(JOB, spares=1)
 
 
 def test_every_field_can_be_set_from_toml() -> None:

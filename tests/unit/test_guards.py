@@ -504,6 +504,9 @@ def test_a_newcomer_whose_epoch_is_over_is_replaced() -> None:
     class Outside(Recorded):
         joining = True
 
+        def await_invitation(self) -> None:
+            """There is a place."""
+
         def meta(self) -> JoinMeta:
             return JoinMeta(epoch=1, step=3, epoch_start=3, state={}, once={})
 

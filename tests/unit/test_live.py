@@ -22,6 +22,7 @@ FACTS: dict[str, Any] = {
     "because": "2 of 2 workers are here",
     "generation": 4,
     "members": ["local.0.0", "local.1.2"],
+    "spares": [],
     "step": 17,
     "epoch": 1,
     "scalars": {"loss": 2.34567},

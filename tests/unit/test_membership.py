@@ -32,6 +32,7 @@ from elastic.messages import (
     Failed,
     Finished,
     Generation,
+    Invite,
     Kind,
     Left,
     Plan,
@@ -75,11 +76,14 @@ class Job:
                 workers=numbers["workers"],
                 min_workers=numbers.get("min", 1),
                 max_workers=numbers.get("max"),
+                spares=numbers.get("spares", 0),
                 replace=bool(numbers.get("replace", 1)),
                 timing=Timing(join_window_s=20.0),
             )
             self.group = membership.new(spec, seed="seed")
             return []
+        if name == "announce" and f"n{words[0]}" not in self.group.slots:
+            self.group, _ = membership.step(self.group, AgentUp(f"n{words[0]}", 1), float(now_s))
         if name == "elected":
             self.group = membership.new(self.group.spec, seed="seed")
         if name == "committed":
@@ -113,8 +117,9 @@ class Job:
                 entered, reduced = int(options.get("entered", 0)), int(options.get("reduced", 0))
                 numerics = options.get("numerics", "same")
                 return Announce(
-                    worker, f"n{worker}", 0, 1, "host", 1, numerics, entered, ring, reduced, ready="ready" in plain
-                )
+                    worker, f"n{worker}", 0, 1, "host", 1, numerics, entered, ring, reduced,
+                    ready="ready" in plain, invited="invited" in plain,
+                )  # fmt: skip
             case "report":
                 return Report(
                     worker,
@@ -242,7 +247,10 @@ def test_status_names_the_members_in_rank_order() -> None:
     members = status["members"]
     assert isinstance(members, list)
     assert [(m["worker_id"], m["rank"]) for m in members] == [("a", 0), ("b", 1)]
-    assert status["waiting"] == ["c"]
+    assert (status["waiting"], status["spares"]) == ([], ["c"])
+    group, _ = membership.step(group, WorkerDead("a", "signal 9"), 1.0)
+    status = membership.status(group)
+    assert (status["waiting"], status["spares"]) == ([], ["c"]), "a place is given when the ring has settled"
 
 
 def test_all_workers_of_a_node_drain_at_once_and_stay_at_once() -> None:
@@ -258,3 +266,34 @@ def test_all_workers_of_a_node_drain_at_once_and_stay_at_once() -> None:
         group, actions = membership.step(group, event, 0.0)
         commits += [action for action in actions if isinstance(action, Commit)]
     assert len(commits) == 1 and group.drains == {}
+
+
+def test_a_spare_fills_a_place_and_never_adds_one() -> None:
+    """Two workers of a node and its spare, in a world that may grow: it grows by what another node brings."""
+    spec = JobSpec(name="job", command=("train",), workers=2, max_workers=4, spares=1)
+    group = membership.new(spec, seed="seed")
+    told: list[tuple[str, ...]] = []
+
+    def feed(*events: Event) -> None:
+        nonlocal group
+        for event in events:
+            group, actions = membership.step(group, event, 0.0)
+            tells = [action for action in actions if isinstance(action, Tell)]
+            told.extend(tell.to for tell in tells if isinstance(tell.order, Invite))
+
+    feed(Elected(1), AgentUp("n", 2), *(Announce(f"n.{slot}.0", "n", slot, 1, "host", 1, "same") for slot in range(3)))
+    feed(Committed(1), RingUp("n.0.0", 1), RingUp("n.1.0", 1))
+    assert group.running is not None and group.running.ids == ("n.0.0", "n.1.0") and group.spares == {"n.2.0"}
+    assert told == []
+    feed(AgentUp("m", 1), Announce("m.0.0", "m", 0, 1, "host", 1, "same"))
+    assert told == [("n.2.0",)], "whoever has waited longest gets the place, on whichever node"
+    feed(Announce("m.1.0", "m", 1, 1, "host", 1, "same"))
+    assert group.spares == {"m.0.0", "m.1.0"} and len(told) == 1
+
+
+def test_a_process_that_is_still_starting_may_be_a_spare() -> None:
+    spec = JobSpec(name="job", command=("train",), workers=4, min_workers=3, spares=1)
+    group = membership.new(spec, seed="seed")
+    for event in (Elected(1), AgentUp("n", 2), Announce("n.0.0", "n", 0, 1, "host", 1, "same")):
+        group, _ = membership.step(group, event, 0.0)
+    assert group.starting == {"n": 2}

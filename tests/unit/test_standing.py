@@ -42,6 +42,15 @@ def test_a_newcomer_is_announced_as_it_announced_itself() -> None:
     assert after(Ready("a.0.0", 3)) == (replace(ANNOUNCE, ready=True),)
 
 
+def test_an_invited_newcomer_is_announced_as_such() -> None:
+    standing = Standing()
+    standing.heard(ANNOUNCE)
+    for worker_id in ("a.0.0", "a.1.0"):
+        standing.invited(worker_id)
+    standing.heard(Ready("a.0.0", 3))
+    assert standing.words() == (replace(ANNOUNCE, invited=True, ready=True),)
+
+
 def test_a_stepping_worker_is_announced_where_it_stands() -> None:
     live = replace(ANNOUNCE, entered=2, ring=RingState.LIVE, reduced=9)
     assert after(RingUp("a.0.0", 2), Progress("a.0.0", 2, 7), Progress("a.0.0", 2, 9, 8)) == (live,)

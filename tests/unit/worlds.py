@@ -204,6 +204,9 @@ class FakeMember:
             self.world.asked = meta
         self.world.lock.notify_all()
 
+    def await_invitation(self) -> None:
+        """There is a place for every newcomer."""
+
     def meta(self) -> JoinMeta:
         world = self.world
         assert world.lock.wait_for(lambda: world.asked is not None, WAIT_S)

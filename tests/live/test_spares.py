@@ -1,0 +1,35 @@
+"""A spare takes the place of a lost member, and another process becomes the spare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.live.conftest import Quiet
+from tests.live.jobs import TRAINER, Job
+
+
+def test_a_spare_takes_the_place_of_a_killed_member(quiet: Quiet, tmp_path: Path) -> None:
+    with Job(tmp_path, "--workers", "2", "--spares", "1", "--quiet", str(TRAINER)) as job:
+        job.pace(0.02)
+        job.shut("end")
+        first, killed = job.await_world(2)
+        (spare,) = job.until("a spare", lambda: job.status().get("spares"))
+        assert spare not in (first, killed)
+        before = job.workers()
+        job.send(killed)
+        assert job.await_event("invited")["worker_id"] == spare
+        assert job.await_world(2) == [first, spare]
+        assert job.workers()[spare] == before[spare], "the process that waited, not one that was started for it"
+        loss, planned = [line for line in job.events("committed") if line["generation"] > 1][:2]
+        assert (loss["kind"], loss["members"]) == ("loss", [first])
+        assert (planned["kind"], planned["members"]) == ("planned", [first, spare])
+        slot, _, incarnation = killed.rpartition(".")
+        successor = f"{slot}.{int(incarnation) + 1}"
+        job.until("the next spare", lambda: job.status().get("spares") == [successor])
+        assert job.members() == [first, spare]
+        job.pace(0)
+        job.open("end")
+        assert job.wait() == 0
+        assert job.result["digest"] == quiet.digest
+        assert job.left_behind() == {}
+        assert {line["because"] for line in job.events("worker_exited", worker_id=successor)} == {"exited with 0"}
