@@ -144,6 +144,14 @@ def _add_run(verbs: Any) -> None:
         "as often as its cost and the failures so far make best (default %(default)s)",
     )
     run.add_argument(
+        "--snapshot-every",
+        default="auto",
+        metavar="T",
+        help="how often the state is copied into the memory of this machine, from which a job that loses all workers "
+        'goes on; as --checkpoint-every, where "auto" is every 5 s, or less often where that costs more than 1 %% of '
+        "the time (default %(default)s)",
+    )
+    run.add_argument(
         "--keep",
         default="last 2",
         metavar="K",
@@ -226,7 +234,7 @@ def _add_drain(verbs: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from elastic import embedded, jobdir, resume, run
+    from elastic import embedded, hostmemory, jobdir, resume, run
 
     notices = choose.check(options.notices)
     program, command = _command(options.script, options.module)
@@ -248,6 +256,7 @@ def _run(options: argparse.Namespace) -> int:
         replace=not options.no_replace,
         max_restarts=options.max_restarts,
         checkpoint_every=options.checkpoint_every,
+        snapshot_every=options.snapshot_every,
         checkpoint_keep=options.keep,
         checkpoint_dir=options.checkpoint_dir,
         fork=not options.cold_start,
@@ -259,10 +268,10 @@ def _run(options: argparse.Namespace) -> int:
         _complain(error)
         return ExitCode.BELOW_QUORUM
     claim = jobdir.claim(spec, options.job_dir, fresh=options.fresh)
-    with jobdir.running(claim.path):
+    with jobdir.running(claim.path), hostmemory.directory(wanted=spec.snapshot_every != "off") as memory:
         again = claim.again
         while True:
-            resumption = resume.begin(spec, claim.path, again=again)
+            resumption = resume.begin(spec, claim.path, again=again, memory=memory)
             for sentence in resumption.sentences() if resumption is not None else ():
                 print(f"elastic: {sentence}", file=sys.stderr, flush=True)
             code = run.run(spec, claim.path, notices=notices, quiet=options.quiet, as_json=options.json)

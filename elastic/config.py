@@ -192,6 +192,9 @@ class JobSpec:
     checkpoint_every: str = "auto"
     """How often a durable checkpoint is taken: "10 min", "500 steps", "auto" or "off"."""
 
+    snapshot_every: str = "auto"
+    """How often a copy of the state is put into the memory of each machine: as checkpoint_every."""
+
     checkpoint_keep: str = "last 2"
     """Which of them stay: "last 2", or "last 2, every 10000 steps"."""
 
@@ -202,7 +205,8 @@ class JobSpec:
 
     def __post_init__(self) -> None:
         check_name("name", self.name)
-        Every.parse(self.checkpoint_every)
+        Every.parse(self.checkpoint_every, "checkpoint")
+        Every.parse(self.snapshot_every, "snapshot")
         Keep.parse(self.checkpoint_keep)
         if not self.command or not self.command[0]:
             raise ConfigError("command is empty; give the program first, for example ['python', 'train.py']")

@@ -37,6 +37,8 @@ Events of checkpoints, all by workers, with the series and the entry they speak 
     checkpoint_failed           because                           there will be no checkpoint; shown to the user
     checkpoints_pruned          entries                           removed, as the retention says
     checkpoints_not_pruned      because                           tried again after the next one
+    snapshot_...                the same of snapshots, which lie in memory; those that are replaced are not mentioned
+    snapshots_off               because                           there are none on this machine; shown to the user
     state_restored              step, seconds                     a resumed run has become the state of a checkpoint
 """
 

@@ -5,8 +5,8 @@
 A worker dies with its agent by the kernel's hand, but what the worker had started would live on. So the kernel gives
 all orphans below here to this process (PR_SET_CHILD_SUBREAPER), which reaps them and, when the agent is gone, ends
 every one. It ends the agent itself when the other end of its standard input is closed, which is what a death of
-`elastic run` does too. SIGINT, SIGTERM and SIGUSR1 are passed on. It ends as the agent did: by the same exit code or
-signal.
+`elastic run` does too; then it also removes what the job has left in memory. SIGINT, SIGTERM and SIGUSR1 are passed on.
+It ends as the agent did: by the same exit code or signal.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from elastic import hostmemory
 from elastic.errors import ExitCode
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -64,6 +65,7 @@ class Keeper:
                 os.kill(pid, signal.SIGKILL)
             for pid in children:
                 os.waitpid(pid, 0)
+        hostmemory.sweep()  # if `elastic run` was killed, nobody else does
         return self._status
 
     def _on_signal(self, number: int) -> None:

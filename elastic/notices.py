@@ -48,6 +48,11 @@ def notice(line: Line) -> str | None:
             return f"node {node} cannot read the notices of {source}, and goes on asking: {because}"
         case {"event": "checkpoint_failed", "who": str(who), "entry": str(entry), "because": str(because)}:
             return f"{who} could not make the checkpoint {entry}; training goes on: {because}"
+        case {"event": "snapshots_off", "because": str(because)}:
+            return (
+                f"the state is not kept in memory, and the job goes on without: {because}; if all workers die at once, "
+                "it goes on from a checkpoint"
+            )
         case {"event": "nursery_over", "from_outside": False, "because": str(because)}:
             return f"workers cannot be forked and start with an interpreter of their own: {because}"
         case {"event": "initial_state_copied", "worker_id": str(worker), "source": str(source)}:

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from elastic import ledger
+from elastic.checkpoints.choose import Found
 from elastic.checkpoints.naming import OWNER, EntryName
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
-from elastic.checkpoints.storage import Storage, put, storage_at
+from elastic.checkpoints.storage import MemoryStorage, Storage, put, storage_at
 from elastic.config import JobSpec
 from elastic.errors import ConfigError
 from elastic.files import write_atomically
@@ -39,18 +40,21 @@ class Resumption:
     redone: tuple[int, int] | None
     skipped: tuple[tuple[str, str], ...]
     """(entry, why), newest first."""
+    memory: bool = False
+    """It lies in this machine's memory, left there by workers of this run."""
 
     def sentences(self) -> Iterator[str]:
         for entry, because in self.skipped:
             yield f"skipped the checkpoint {entry}: {because}"
         again = "" if self.redone is None else f"; steps {self.redone[0]} to {self.redone[1]} are done again"
-        where = f"goes on from step {self.step}, checkpoint {self.checkpoint}" if self.checkpoint else (
+        kind = "snapshot in memory" if self.memory else "checkpoint"
+        where = f"goes on from step {self.step}, {kind} {self.checkpoint}" if self.checkpoint else (
             "starts again from its first step, because no checkpoint was ever completed"
         )  # fmt: skip
         yield f"this job was interrupted; it {where}{again}"
 
 
-def settings_of(spec: JobSpec, job_dir: Path) -> Settings:
+def settings_of(spec: JobSpec, job_dir: Path, memory: Path | None = None) -> Settings:
     """What a new job's workers have to know. Raises ConfigError for a directory that belongs to another job."""
     root = spec.checkpoint_dir or str(job_dir / "checkpoints")
     storage, identity = storage_at(root), job_id(job_dir)
@@ -63,23 +67,30 @@ def settings_of(spec: JobSpec, job_dir: Path) -> Settings:
         job=spec.name,
         job_id=identity,
         ledger=str(job_dir / "steps.jsonl"),
+        memory=str(memory) if memory is not None else "",
+        snapshot_every=spec.snapshot_every,
     )
 
 
-def begin(spec: JobSpec, job_dir: Path, *, again: bool) -> Resumption | None:
-    """Prepare a claimed directory for a run. again: an earlier run has ended without completing the job.
+def begin(spec: JobSpec, job_dir: Path, *, again: bool, memory: Path | None = None) -> Resumption | None:
+    """Prepare a claimed directory for a run. again: an earlier run has ended without completing the job. memory: where
+    snapshots lie, those that this command has seen taken and no others (elastic/hostmemory.py); None: there are none.
 
     Raises ConfigError if the job cannot go on: no usable checkpoint although there were some, or a foreign directory.
     """
-    settings, resumption = settings_of(spec, job_dir), None
+    settings, resumption = settings_of(spec, job_dir, memory), None
     if again:
-        resumption = decide(Series(storage_at(settings.root)), settings.job_id, _steps_on_file(job_dir))
+        snapshots = _snapshots(settings)
+        resumption = decide(Series(storage_at(settings.root)), settings.job_id, _steps_on_file(job_dir), snapshots)
+        if snapshots is not None:
+            snapshots.keep_only(resumption.checkpoint if resumption.memory else "")
         earlier = list(_earlier(job_dir))
         created_s = (job_dir / "id").stat().st_mtime
         settings = Settings(
             **{
                 **asdict(settings),
                 "resume": resumption.checkpoint,
+                "resume_from": settings.memory if resumption.memory else "",
                 "interruptions": len(earlier) + 1,
                 "observed_s": max(0.0, time.time() - created_s),
             }
@@ -91,13 +102,12 @@ def begin(spec: JobSpec, job_dir: Path, *, again: bool) -> Resumption | None:
 
 
 def has_advanced(job_dir: Path) -> bool:
-    """Whether this run has completed a checkpoint that is newer than the one it began from."""
+    """Whether this run has completed a checkpoint or a snapshot that is newer than the one it began from."""
     settings = read_settings(job_dir)
     began = EntryName.parse(settings.resume)
-    newest = next(
-        (found.name for found in Series(storage_at(settings.root)).all(settings.job_id) if not found.problem), None
-    )
-    return newest is not None and newest.step > (began.step if began is not None else 0)
+    both = (Series(storage_at(settings.root)), _snapshots(settings))
+    newest = max(_newest_step(series, settings.job_id) for series in both if series is not None)
+    return newest > (began.step if began is not None else 0)
 
 
 def read_settings(job_dir: Path) -> Settings:
@@ -108,9 +118,18 @@ def read_settings(job_dir: Path) -> Settings:
         return Settings(root=str(job_dir / "checkpoints"))
 
 
-def decide(series: Series, job_id: str, steps: int) -> Resumption:
-    """The newest complete checkpoint whose steps the ledger has. steps: how many it has. Raises ConfigError."""
-    found, skipped = series.newest(job_id, steps)
+def decide(series: Series, job_id: str, steps: int, snapshots: Series | None = None) -> Resumption:
+    """The newest complete checkpoint or snapshot whose steps the ledger has. steps: how many it has.
+
+    Raises ConfigError.
+    """
+    snapshot = snapshots.newest(job_id, steps)[0] if snapshots is not None else None
+    found: Found | None = None
+    skipped: list[Found] = []
+    if snapshot is None or snapshot.name.step < _newest_step(series, job_id):  # else no byte of them has to be read
+        found, skipped = series.newest(job_id, steps)
+    memory = snapshot is not None and (found is None or snapshot.name.step >= found.name.step)
+    found = snapshot if memory else found
     if found is None and any(not other.unfinished for other in skipped):
         why = "; ".join(f"{other.name}: {other.problem}" for other in skipped)
         raise ConfigError(
@@ -123,7 +142,17 @@ def decide(series: Series, job_id: str, steps: int) -> Resumption:
         step=step,
         redone=(step, steps - 1) if steps > step else None,
         skipped=tuple((str(other.name), other.problem) for other in skipped),
+        memory=memory,
     )
+
+
+def _snapshots(settings: Settings) -> Series | None:
+    return Series(MemoryStorage(settings.memory)) if settings.memory else None
+
+
+def _newest_step(series: Series, job_id: str) -> int:
+    """Of those that look complete; -1: of none."""
+    return next((found.name.step for found in series.all(job_id) if not found.problem), -1)
 
 
 def _own(storage: Storage, name: str, identity: str) -> None:

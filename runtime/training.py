@@ -22,6 +22,7 @@ from elastic.checkpoints.settings import Settings
 from elastic.errors import ConfigError, Disagree, JoinMissed, UsageError
 from runtime import guards
 from runtime.changes import Changes
+from runtime.checkpoint.snapshots import Snapshots
 from runtime.checkpoint.taking import Taking
 from runtime.leading import Leading
 from runtime.partial import Json, Partial, Scalars
@@ -35,6 +36,7 @@ RESERVED = "elastic."
 """Names of scalars which begin so belong to the library."""
 _STOP = RESERVED + "stop "
 _CHECKPOINT = RESERVED + "checkpoint"
+_SNAPSHOT = RESERVED + "snapshot"
 STRAYS_STEPS = 256
 """How often it is looked at whether something changed that is not registered."""
 _SHOWN_CHARACTERS_MAX = 200
@@ -83,6 +85,7 @@ class Training:
         self.values = Values()
         self.carrier = Carrier(self.values)
         self.checkpoints = Taking(session, self.carrier, checkpoints)
+        self.snapshots = Snapshots(session, self.carrier, checkpoints)
         self.leading = Leading(session)
         self.changes = Changes(session)
         session.before_leaving(self._before_leaving)
@@ -320,6 +323,7 @@ class Training:
             if self.changes.take_pause() and self.checkpoints.takes_any:
                 self.checkpoints.ask()
             self.checkpoints.before_step(self.moment, index)
+            self.snapshots.before_step(self.moment, index)
             if self.changes.take_wish():
                 self.checkpoints.wish()
         once = dict(self._replies)
@@ -443,15 +447,19 @@ class Training:
         self._stopping = self._stopping or because
 
     def travel(self, scalars: Scalars) -> Scalars:
-        """The scalars of a leaf, with a stop() asked for here, and the wish for a checkpoint."""
+        """The scalars of a leaf, with a stop() asked for here, and the wish for a checkpoint or a snapshot."""
         if self._stopping is not None:
             scalars = {**scalars, _STOP + self._stopping: ("sum", 1.0, 0.0)}
+        if self.snapshots.wishing:
+            scalars = {**scalars, _SNAPSHOT: ("sum", 1.0, 0.0)}
         return {**scalars, _CHECKPOINT: ("sum", 1.0, 0.0)} if self.checkpoints.wishing else scalars
 
     def arrive(self, scalars: Scalars) -> dict[str, float]:
         """The values of a result's scalars; a stop() or a wish among them is now known to everybody."""
         if _CHECKPOINT in scalars:
             self.checkpoints.ask()
+        if _SNAPSHOT in scalars:
+            self.snapshots.ask()
         for name in scalars:
             if name.startswith(_STOP) and self.stopped is None:
                 self.stopped = name.removeprefix(_STOP)

@@ -19,6 +19,12 @@ FIRST_S = 60.0
 LEAST_S = 10.0
 """`auto` takes none sooner after another."""
 
+SNAPSHOT_LEAST_S = 5.0
+"""`auto` puts none into memory sooner after another, nor after the job's begin."""
+
+SNAPSHOT_COST = 0.01
+"""With `auto`, the part of the training time that copies into memory may take."""
+
 _UNIT_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 _EVERY = re.compile(r"(\d+(?:\.\d+)?)\s*(steps?|s|sec|min|h)")
 
@@ -38,8 +44,8 @@ class Every:
     amount: float = 0.0
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """Raises ConfigError."""
+    def parse(cls, text: str, what: str = "checkpoint") -> Self:
+        """what: of which interval it is, for the message. Raises ConfigError."""
         text = text.strip()
         if text in (Unit.AUTO, Unit.OFF):
             return cls(Unit(text))
@@ -50,7 +56,7 @@ class Every:
                 return cls(Unit.SECONDS, amount * _UNIT_S[unit])
             if unit.startswith("step") and amount >= 1 and amount.is_integer():
                 return cls(Unit.STEPS, amount)
-        raise ConfigError(f'checkpoint every {text!r}: write "10 min", "30 s", "2 h", "500 steps", "auto" or "off"')
+        raise ConfigError(f'{what} every {text!r}: write "10 min", "30 s", "2 h", "500 steps", "auto" or "off"')
 
     def at_step(self, step: int) -> bool:
         """Whether all members take one before this step, by its number alone."""
@@ -63,6 +69,17 @@ class Every:
                 return self.amount
             case Unit.AUTO:
                 return FIRST_S if cost_s is None else max(LEAST_S, best_interval_s(cost_s, mtbf_s))
+            case _:
+                return math.inf
+
+    def snapshot_wait_s(self, cost_s: float | None) -> float:
+        """The same of copies in memory: `auto` bounds what they cost, because failures need them without a warning.
+        cost_s: training time that one costs."""
+        match self.unit:
+            case Unit.SECONDS:
+                return self.amount
+            case Unit.AUTO:
+                return max(SNAPSHOT_LEAST_S, (cost_s or 0.0) / SNAPSHOT_COST)
             case _:
                 return math.inf
 

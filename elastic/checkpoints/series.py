@@ -82,6 +82,12 @@ class Series:
             self.remove(name)
         return gone
 
+    def keep_only(self, entry: str) -> None:
+        """Remove all others, whosever they are."""
+        for name in self.names():
+            if str(name) != entry:
+                self.remove(name)
+
     def remove(self, name: EntryName) -> None:
         """The manifest first: what is left of a removal that was interrupted is no checkpoint."""
         self.storage.remove(self.path(name, MANIFEST))

@@ -24,6 +24,12 @@ class Settings:
     """Path of steps.jsonl, which must hold the steps before a checkpoint; "": there is none."""
     resume: str = ""
     """The entry of the periodic series from which this run of the job goes on; "": from the start."""
+    resume_from: str = ""
+    """Where that entry lies; "": at the root."""
+    memory: str = ""
+    """A directory in this machine's memory (elastic/hostmemory.py) for snapshots; "": there is none."""
+    snapshot_every: str = "off"
+    """As `every`."""
     interruptions: int = 0
     """How often the job was started again."""
     observed_s: float = 0.0

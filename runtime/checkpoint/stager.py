@@ -74,9 +74,10 @@ class Stager:
                 target.copy_(source, non_blocking=True)
                 if source.is_cuda:
                     source.record_stream(self._stream)  # else its memory could be given to others before it is read
-            copied = self._stream.record_event()
-        computing.wait_event(copied)  # what is computed next changes the state
-        return copied.synchronize
+            event = self._stream.record_event()
+        computing.wait_event(event)  # what is computed next changes the state
+        copied: Copied = event.synchronize
+        return copied
 
 
 def _at_once() -> None:

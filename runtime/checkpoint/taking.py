@@ -164,13 +164,17 @@ class Taking:
         if not self._settings.resume:
             return None
         name = EntryName.parse(self._settings.resume)
-        found = Series(self._storage).look(name, self._settings.job_id) if name is not None else None
+        found = self._resumed_from.look(name, self._settings.job_id) if name is not None else None
         if found is None or found.manifest is None or found.problem:
             because = found.problem if found is not None else "no such name"
             raise CheckpointCorrupt(f"{self._settings.resume} cannot be used any more: {because}; start the job again")
         moment = found.manifest.moment
         self.restored({"step": moment.step, "epoch": moment.epoch, "state": found.manifest.header["state"]})
         return found.manifest
+
+    @property
+    def _resumed_from(self) -> Series:
+        return Series(storage_at(self._settings.resume_from) if self._settings.resume_from else self._storage)
 
     def restored(self, header: dict[str, Any]) -> None:
         """The script rebuilds its structure before tensors are copied."""
@@ -184,7 +188,7 @@ class Taking:
         from runtime.checkpoint import reader
 
         begun_s = time.monotonic()
-        self._carrier.load(manifest.header, reader.read(Series(self._storage), manifest))
+        self._carrier.load(manifest.header, reader.read(self._resumed_from, manifest))
         self._resumed = manifest.moment.step
         seconds = round(time.monotonic() - begun_s, 3)
         self._session.note("state_restored", entry=manifest.entry, step=manifest.moment.step, seconds=seconds)

@@ -1,0 +1,436 @@
+"""Snapshots in memory: whole or not there, one copy a machine, and gone with the job."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from elastic import hostmemory, resume
+from elastic.checkpoints.interval import SNAPSHOT_COST, SNAPSHOT_LEAST_S, Every
+from elastic.checkpoints.naming import EntryName
+from elastic.checkpoints.ranges import Rows
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import LocalStorage, MemoryStorage, Sink
+from elastic.config import JobSpec
+from runtime.checkpoint import room
+from runtime.checkpoint.snapshots import Snapshots
+from runtime.checkpoint.stager import Stager
+from runtime.job import Job
+from runtime.session import Place, Session
+from tests.unit.jobs import Recorded, make_job, one_thread, set_up, train
+from tests.unit.worlds import World
+
+WAIT_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def single_threaded() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path) -> Path:
+    """A directory as `elastic run` makes it."""
+    path = tmp_path / "memory"
+    path.mkdir()
+    return path
+
+
+class Noting(Recorded):
+    """A job of one that remembers its journal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[tuple[str, dict[str, object]]] = []
+
+    def note(self, event: str, **fields: object) -> None:
+        self.notes.append((event, fields))
+
+    def said(self, event: str) -> list[dict[str, object]]:
+        return [fields for name, fields in self.notes if name == event]
+
+
+def job_with(memory: Path, session: Session, every: str = "1 step") -> Job:
+    job = make_job(session)
+    settings = Settings(memory=str(memory), snapshot_every=every, job="train", job_id="feed")
+    job._training.snapshots = Snapshots(session, job._training.carrier, settings)
+    return job
+
+
+def series_in(memory: Path) -> Series:
+    return Series(MemoryStorage(str(memory)))
+
+
+def settle(job: Job) -> None:
+    """What is being written is written."""
+    job._training.snapshots._saver.finish(WAIT_S)
+
+
+def trained(memory: Path, session: Session, every: str = "1 step", epochs: int = 2) -> str:
+    job = job_with(memory, session, every)
+    digest = train(set_up(job), epochs=epochs, body=lambda _: settle(job))
+    settle(job)
+    return digest
+
+
+def resumed(memory: Path, entry: EntryName, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[int]]:
+    """The digest, and the steps that were done, of a job that goes on from a snapshot."""
+    settings = Settings(resume=str(entry), resume_from=str(memory), root=str(memory.parent / "none"), job_id="feed")
+    for name, value in settings.to_environment().items():
+        monkeypatch.setenv(name, value)
+    session = Recorded()
+    digest = train(set_up(make_job(session)))
+    return digest, [record.step for record in session.records]
+
+
+# What is in memory
+
+
+def test_a_job_goes_on_from_a_snapshot_with_the_same_bits(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = train(set_up(make_job()))
+    assert trained(memory, Noting(), "2 steps") == quiet
+    found, skipped = series_in(memory).newest("feed")
+    assert found is not None and found.name.step == 4 and skipped == []
+    assert resumed(memory, found.name, monkeypatch) == (quiet, [4, 5])
+
+
+def test_every_machine_has_a_whole_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers on machine a and one on b: each machine could go on alone."""
+    quiet = train(set_up(make_job()))
+    nodes = {node: tmp_path / node for node in "ab"}
+    for path in nodes.values():
+        path.mkdir()
+    world = World(3)
+    world.members = ["a.0.0", "b.0.0", "a.1.0"]
+    world.run(lambda session: trained(nodes[session.worker_id[0]], session, "5 steps"))
+    assert world.errors == {}
+    for node, workers in (("a", 2), ("b", 1)):
+        found, skipped = series_in(nodes[node]).newest("feed")
+        assert found is not None and found.manifest is not None and skipped == []
+        assert (found.name.step, found.manifest.world, len(found.manifest.files)) == (5, workers, workers)
+        assert resumed(nodes[node], found.name, monkeypatch) == (quiet, [5])
+
+
+def test_time_decides_and_the_wish_of_rank_0_reaches_all(memory: Path) -> None:
+    world = World(2)
+    world.members = ["a.0.0", "a.1.0"]
+    world.run(lambda session: trained(memory, session, "0.001 s"))
+    assert world.errors == {}
+    assert len(set(world.digests.values())) == 1
+    found, _ = series_in(memory).newest("feed")
+    assert found is not None and found.manifest is not None
+    assert found.manifest.world == 2
+
+
+def test_the_one_before_is_whole_until_the_next_one_is(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is held while it is written; then it is the only one."""
+    write, gate, held = LocalStorage.create, threading.Event(), threading.Event()
+
+    @contextmanager
+    def slow(self: LocalStorage, path: str) -> Iterator[Sink]:
+        with write(self, path) as sink:
+            if "step-000000000002" in path:
+                held.set()
+                assert gate.wait(WAIT_S)
+            yield sink
+
+    monkeypatch.setattr(LocalStorage, "create", slow)
+    series, seen = series_in(memory), []
+    job = job_with(memory, Noting())
+    model, steps = set_up(job), iter(job.steps(shards=2, total=3))
+    for step in steps:
+        for _ in step:
+            (model.model(torch.randn(4, 6)).square().mean()).backward()
+        model.optimizer.step()
+        model.optimizer.zero_grad()
+        if step.index == 1:
+            settle(job)
+        if step.index == 2:
+            assert held.wait(WAIT_S)
+            found, skipped = series.newest("feed")
+            seen.append((found and found.name.step, [entry.name.step for entry in skipped]))
+            gate.set()
+    job.close()
+    settle(job)
+    assert seen == [(1, [2])]
+    assert [entry.name.step for entry in series.all("feed")] == [2]
+    assert series.newest("feed")[0] is not None
+
+
+class Shifting(Noting):
+    """A job of one that believes it has others beside it, who write nothing."""
+
+    others: tuple[str, ...] = ("alone.1.0",)
+    number = 1
+
+    def place(self) -> Place:
+        return Place(self.number, 0, (self.worker_id, *self.others), f"{self.number:032x}")
+
+
+def test_a_snapshot_that_lost_a_member_is_made_again_at_once_and_leaves_nothing(memory: Path) -> None:
+    session = Shifting()
+    job = job_with(memory, session, "1000 s")
+    model = set_up(job)
+    job._training.snapshots.ask()
+    for step in job.steps(shards=2, total=5):
+        for _ in step:
+            (model.model(torch.randn(4, 6)).square().mean()).backward()
+        model.optimizer.step()
+        model.optimizer.zero_grad()
+        settle(job)
+        if step.index == 1:
+            assert [entry.unfinished for entry in series_in(memory).all()] == [True]
+            session.others, session.number = (), 2
+    job.close()
+    (entry,) = series_in(memory).all("feed")
+    assert (entry.problem, entry.name.generation) == ("", 2)
+    assert entry.name.step == 3, "the wish travels with step 2, which is the first that knows"
+
+
+def test_a_directory_that_is_gone_stays_gone(memory: Path) -> None:
+    quiet = train(set_up(make_job()))
+    memory.rmdir()
+    assert trained(memory, Noting()) == quiet
+    assert not memory.exists()
+    with pytest.raises(FileNotFoundError, match="has been removed"):
+        series_in(memory).storage.create("_periodic/x/y").__enter__()
+
+
+def test_nothing_in_memory_is_fsynced(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(descriptor: int) -> None:
+        raise AssertionError("fsync")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    trained(memory, Noting())
+    assert series_in(memory).newest("feed")[0] is not None
+
+
+# How often
+
+
+def test_auto_bounds_what_snapshots_cost() -> None:
+    auto = Every.parse("auto", "snapshot")
+    assert auto.snapshot_wait_s(None) == auto.snapshot_wait_s(0.01) == SNAPSHOT_LEAST_S
+    assert auto.snapshot_wait_s(2.0) == 2.0 / SNAPSHOT_COST
+    assert Every.parse("3 s").snapshot_wait_s(2.0) == 3
+    assert Every.parse("off").snapshot_wait_s(0.0) == Every.parse("5 steps").snapshot_wait_s(0.0) == float("inf")
+
+
+# No room
+
+
+@pytest.mark.parametrize(
+    ("free", "available", "because"),
+    [
+        (400, 600, ""),
+        (399, 10**9, r"2 copies of a state of 100 MB .* half of the 399 MB that are left in /dev/shm .*--shm-size\)"),
+        (10**9, 599, r"3 copies of a state of 100 MB .* half of the 599 MB of memory that are left .*"),
+    ],
+)
+def test_a_state_without_room_is_named_with_what_there_is(free: int, available: int, because: str) -> None:
+    said = room.shortage(100 * 10**6, free * 10**6, available * 10**6)
+    assert re.fullmatch(because, said)
+
+
+def test_without_room_it_is_said_once_and_training_goes_on(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = train(set_up(make_job()))
+    monkeypatch.setattr(room, "free_bytes", lambda path: 4096)
+    world = World(2)
+    world.members = ["a.0.0", "a.1.0"]
+    world.run(lambda session: trained(memory, session))
+    assert world.errors == {}
+    assert set(world.digests.values()) == {quiet}
+    said = [event for member in world.sessions.values() for event, _ in member.notes if event == "snapshots_off"]
+    assert said == ["snapshots_off"]
+    assert series_in(memory).names() == []
+
+
+def test_memory_that_is_full_meanwhile_costs_the_snapshot_only(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet, write, session = train(set_up(make_job())), LocalStorage.create, Noting()
+
+    @contextmanager
+    def full(self: LocalStorage, path: str) -> Iterator[Sink]:
+        if "step-000000000003" in path:
+            raise OSError(28, "No space left on device")
+        with write(self, path) as sink:
+            yield sink
+
+    monkeypatch.setattr(LocalStorage, "create", full)
+    assert trained(memory, session, "3 steps", epochs=2) == quiet
+    (failed,) = session.said("snapshot_failed")
+    assert "No space left" in str(failed["because"])
+
+
+def test_room_is_that_of_the_tightest_cgroup(tmp_path: Path) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (groups / "a" / "b").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:  8000 kB\n")
+    (proc / "self" / "cgroup").write_text("4:memory:/elsewhere\n0::/a/b\n")
+    (groups / "a" / "b" / "memory.max").write_text("max\n")
+    assert room.available_bytes(proc, groups) == 8000 * 1024
+    (groups / "a" / "memory.max").write_text("5000000\n")
+    (groups / "a" / "memory.current").write_text("3000000\n")
+    (groups / "a" / "memory.stat").write_text("anon 2000000\ninactive_file 400000\n")
+    assert room.available_bytes(proc, groups) == 2_400_000
+
+
+# Going on
+
+
+Complete = Callable[[Path, int], Series]
+
+
+@pytest.fixture
+def complete() -> Complete:
+    """Put a whole checkpoint of a step into a directory."""
+
+    def put(root: Path, step: int) -> Series:
+        job = job_with(root, Noting(), f"{step} steps")
+        train(set_up(job), epochs=step // 3 + 1, body=lambda _: settle(job))
+        settle(job)
+        return series_in(root)
+
+    return put
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    path = tmp_path / "disk"
+    path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize(("in_memory", "on_disk", "chosen"), [(5, 4, 5), (4, 4, 4), (4, 5, 5)])
+def test_a_job_goes_on_from_the_newest_of_memory_and_disk(
+    memory: Path, disk: Path, complete: Complete, in_memory: int, on_disk: int, chosen: int
+) -> None:
+    series, snapshots = complete(disk, on_disk), complete(memory, in_memory)
+    found = resume.decide(series, "feed", 6, snapshots)
+    assert (found.step, found.memory, found.redone) == (chosen, in_memory >= on_disk, (chosen, 5))
+    kind = "snapshot in memory" if found.memory else "checkpoint"
+    assert f"goes on from step {chosen}, {kind} {found.checkpoint}" in next(found.sentences())
+
+
+def test_a_snapshot_serves_where_the_newer_checkpoint_is_damaged(memory: Path, disk: Path, complete: Complete) -> None:
+    series, snapshots = complete(disk, 5), complete(memory, 4)
+    (name,) = series.names()
+    part = disk / series.path(name, "part-00000-of-00001.safetensors")
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1
+    part.write_bytes(content)
+    found = resume.decide(series, "feed", 6, snapshots)
+    assert (found.step, found.memory) == (4, True)
+    assert [entry for entry, _ in found.skipped] == [str(name)]
+
+
+def test_a_snapshot_of_steps_that_the_ledger_lacks_or_of_another_job_is_not_used(
+    memory: Path, disk: Path, complete: Complete
+) -> None:
+    series, snapshots = complete(disk, 4), complete(memory, 5)
+    assert resume.decide(series, "feed", 4, snapshots).memory is False
+    assert resume.decide(Series(LocalStorage(str(disk / "none"))), "beef", 6, snapshots).checkpoint == ""
+
+
+def begun(tmp_path: Path, memory: Path, *, again: bool) -> resume.Resumption | None:
+    job_dir = tmp_path / "job"
+    if not again:
+        (job_dir / "journal").mkdir(parents=True)
+        (job_dir / "id").write_text("feed")
+    spec = JobSpec(name="train", command=("true",), workers=1, snapshot_every="1 step")
+    return resume.begin(spec, job_dir, again=again, memory=memory)
+
+
+def test_a_run_that_goes_on_knows_where_and_leaves_no_other_snapshot(
+    tmp_path: Path, memory: Path, complete: Complete
+) -> None:
+    """has_advanced: a run that dies before its first new snapshot must not be started for ever."""
+    assert begun(tmp_path, memory, again=False) is None
+    job_dir = tmp_path / "job"
+    assert resume.read_settings(job_dir).memory == str(memory)
+    assert resume.has_advanced(job_dir) is False
+    snapshots = complete(memory, 4)
+    assert resume.has_advanced(job_dir)
+    ahead = complete(tmp_path, 5)
+    os.rename(tmp_path / ahead.path(ahead.names()[0]), memory / snapshots.path(ahead.names()[0]))
+    lines = [{"step": step} for step in range(4)]
+    (job_dir / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = begun(tmp_path, memory, again=True)
+    assert found is not None and (found.step, found.memory) == (4, True)
+    settings = resume.read_settings(job_dir)
+    assert (settings.resume, settings.resume_from) == (found.checkpoint, str(memory))
+    assert [str(name) for name in snapshots.names()] == [found.checkpoint]
+    assert resume.has_advanced(job_dir) is False
+    (line,) = map(json.loads, (job_dir / "resumes.jsonl").read_text().splitlines())
+    assert line["memory"] is True
+
+
+# The directory
+
+
+def test_the_directory_is_this_users_and_goes_with_its_process(tmp_path: Path) -> None:
+    with hostmemory.directory(tmp_path, wanted=True) as path:
+        assert path is not None
+        assert path.parent == tmp_path and path.stat().st_mode & 0o777 == 0o700
+        (path / "content").write_text("state")
+        hostmemory.sweep(tmp_path)
+        with hostmemory.directory(tmp_path, wanted=True) as other:
+            assert other is not None and other != path
+            assert {path, other} == set(tmp_path.glob("elastic-*"))
+        assert (path / "content").exists()
+    assert list(tmp_path.glob("elastic-*")) == []
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from elastic import hostmemory\n"
+        "with hostmemory.directory(Path(sys.argv[1]), wanted=True) as path:\n"
+        "    print(path, flush=True); sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        left = Path(process.stdout.readline().strip())
+        hostmemory.sweep(tmp_path)
+        assert left.is_dir(), "its process lives"
+        process.send_signal(signal.SIGKILL)
+    (left / "state").write_text("state")
+    (tmp_path / "elastic-notes").write_text("no directory")
+    with hostmemory.directory(tmp_path, wanted=False) as none:
+        assert none is None
+    assert [path.name for path in tmp_path.glob("elastic-*")] == ["elastic-notes"]
+
+
+def test_a_machine_without_such_memory_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with hostmemory.directory(tmp_path / "none", wanted=True) as none:
+        assert none is None
+    assert "cannot be used (No such file or directory)" in capsys.readouterr().err
+
+
+# On a GPU
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_rows_of_a_gpu_are_those_of_the_moment_although_it_goes_on_computing() -> None:
+    stager = Stager()
+    weights = torch.arange(1 << 22, device="cuda", dtype=torch.float32)
+    expected = weights.cpu()
+    for _ in range(3):
+        staged, copied = stager.stage([("weights", weights)], [Rows(0, 0, len(weights))])
+        weights.zero_()
+        copied()
+        assert torch.equal(staged[0].rows, expected)
+        weights.copy_(expected)
