@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from elastic import backlog, codec
 from elastic.errors import ExitCode
 from elastic.journal import Journal
-from elastic.ledger import Ledger, LedgerConflict
+from elastic.ledger import Ledger, LedgerConflict, LedgerRefused
 from elastic.messages import Failed
 
 
@@ -22,6 +23,8 @@ class Accounts:
         self._journal = journal
         self._fail = fail
         self._broken = False
+        self._refused: OSError | None = None
+        self._refused_since_s = 0.0
 
     @property
     def next_step(self) -> int:
@@ -56,9 +59,25 @@ class Accounts:
             self._ledger.append(line)
         except LedgerConflict as error:
             self._break(worker_id, f"LedgerConflict step {step}", str(error), ExitCode.DISAGREE)
-        except OSError as error:
-            said = f"cannot write steps.jsonl: {error.strerror}; make room and start the job again"
-            self._break(worker_id, f"OSError step {step}", said, ExitCode.BAD_INPUT)
+        except LedgerRefused as error:
+            self._break(worker_id, f"LedgerRefused step {step}", str(error), ExitCode.BAD_INPUT)
+        self._watch_disk()
+
+    def settle(self) -> None:
+        """Called now and then: write what a full disk has not taken, if it does now."""
+        if self._refused is not None and not self._broken:
+            self._ledger.flush()
+            self._watch_disk()
+
+    def _watch_disk(self) -> None:
+        """Said when it is over: the journal lies on the same disk."""
+        refused = self._ledger.refused
+        if refused is None and self._refused is not None:
+            late_s, because = round(time.monotonic() - self._refused_since_s, 3), self._refused.strerror
+            self._journal.write("ledger_late", seconds=late_s, because=because, step=self._ledger.next_step)
+        if refused is not None and self._refused is None:
+            self._refused_since_s = time.monotonic()
+        self._refused = refused
 
     def _break(self, worker_id: str, place: str, because: str, exit_code: ExitCode) -> None:
         self._broken = True

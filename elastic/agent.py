@@ -412,6 +412,8 @@ class Agent:
         while True:
             await asyncio.sleep(self._spec.timing.beat_s)
             self._attendance.beat()
+            self._accounts.settle()
+            self._slot_file.settle()
             now_s = time.monotonic()
             for worker_id in self._detector.suspects(now_s):
                 if (seen := process.facts(self._pids.get(worker_id, 0))) is not None:

@@ -44,9 +44,11 @@ Events of checkpoints, all by workers, with the series and the entry they speak 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -67,15 +69,12 @@ class Journal:
     is said on stderr, once, and in the log itself as soon as it can be written again (`journal_gap`)."""
 
     def __init__(self, path: Path, job: str, who: str, node: str, worker_id: str = "") -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file: int | None = None
         self._base: Line = {"job": job, "generation": 0, "worker_id": worker_id, "node": node, "pid": os.getpid()}
         self._who = who
         self._lost = 0
-        size = os.fstat(self._file).st_size
-        if size and os.pread(self._file, 1, size - 1) != b"\n":
-            self._put(b"\n")
+        self._lock = threading.Lock()
 
     def write(self, event: str, generation: int = 0, **fields: object) -> None:
         if self._lost and self._put(self._line("journal_gap", {"lines": self._lost})):
@@ -84,7 +83,8 @@ class Journal:
             self._lost += 1
 
     def close(self) -> None:
-        os.close(self._file)
+        if self._file is not None:
+            os.close(self._file)
 
     def __enter__(self) -> Self:
         return self
@@ -104,14 +104,27 @@ class Journal:
         return json.dumps(line, separators=(",", ":"), default=str).encode() + b"\n"
 
     def _put(self, data: bytes) -> bool:
-        # One write per line: with O_APPEND the lines of several threads do not mix.
         try:
-            written = os.write(self._file, data)
+            with self._lock:
+                if self._file is None:
+                    self._file = self._open()
+                written = os.write(self._file, data)
+                if written < len(data):  # half a line would spoil the next one
+                    os.ftruncate(self._file, os.fstat(self._file).st_size - written)
         except OSError as error:
             if not self._lost:
-                print(f"{self._path}: {error.strerror}; journal lines are being lost", file=sys.stderr)
+                with contextlib.suppress(OSError):  # it may be a file on the same disk
+                    print(f"{self._path}: {error.strerror}; journal lines are being lost", file=sys.stderr)
             return False
         return written == len(data)
+
+    def _open(self) -> int:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = os.fstat(file).st_size
+        if size and os.pread(file, 1, size - 1) != b"\n":
+            os.write(file, b"\n")
+        return file
 
 
 def read(path: Path) -> list[Line]:

@@ -7,7 +7,8 @@ Every member of a step sends the same line. The process that holds the lock of t
 know are written as the strings "nan", "inf" and "-inf".
 
 A line is handed to the kernel at once, so it survives any kill of a process; the file is fsynced when it is closed.
-A line lost with the machine is one of a step whose state went with it.
+A line lost with the machine is one of a step whose state went with it. Lines that a full disk does not take are kept
+in memory, in order, until it does.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ class LedgerConflict(ElasticError):
     """Stop the job: two members report one step differently, or the file is not a ledger. Names step and field."""
 
 
+class LedgerRefused(ElasticError):
+    """Make room and start the job again: the disk has not taken any line for so long that no more can be kept."""
+
+
 class Ledger:
     """The only writer of one ledger. Not for several threads.
 
@@ -47,6 +52,7 @@ class Ledger:
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._ends = array("q")
         self._waiting: dict[int, Line] = {}
+        self._refused: OSError | None = None
         try:
             self._repair()
         except BaseException:
@@ -60,14 +66,20 @@ class Ledger:
 
     @property
     def waiting(self) -> int:
-        """Lines kept in memory because an earlier step is missing."""
+        """Lines kept in memory, because an earlier step is missing or the disk does not take them."""
         return len(self._waiting)
+
+    @property
+    def refused(self) -> OSError | None:
+        """Why the next line that is there could not be written; None: it could."""
+        return self._refused
 
     def append(self, line: Line) -> bool:
         """Take a line; False if its step was known already, with the same content.
 
-        A line that comes before its predecessors is kept until they are here. Raises LedgerConflict if it differs
-        from the known one in epoch, lr, scalars or samples, or if more than WAITING_LIMIT lines wait.
+        A line that comes before its predecessors, or while the disk is full, is kept. Raises LedgerConflict if it
+        differs from the known one in epoch, lr, scalars or samples, or if more than WAITING_LIMIT lines wait for one
+        that is missing; LedgerRefused if so many wait for the disk.
         """
         line = _plain(line)
         step = line["step"]
@@ -80,21 +92,39 @@ class Ledger:
                 )
             return False
         if len(self._waiting) >= WAITING_LIMIT and step != self.next_step:
+            if self._refused is not None:
+                raise LedgerRefused(self._full())
             raise LedgerConflict(
                 f"{self._path}: step {self.next_step} is missing, and {WAITING_LIMIT} later steps have been reported"
             )
         self._waiting[step] = line
-        while (ready := self._waiting.get(self.next_step)) is not None:
-            self._put(ready)
-            del self._waiting[ready["step"]]
+        self.flush()
         return True
 
-    def close(self) -> None:
-        """Make the file durable and close it."""
+    def flush(self) -> None:
+        """Write what can be written; `refused` says whether the disk took it."""
         try:
+            while (ready := self._waiting.get(self.next_step)) is not None:
+                self._put(ready)
+                del self._waiting[ready["step"]]
+        except OSError as error:
+            self._refused = error
+        else:
+            self._refused = None
+
+    def close(self) -> None:
+        """Make the file durable and close it. Raises LedgerRefused if lines could not be written."""
+        try:
+            self.flush()
+            if self._refused is not None:
+                raise LedgerRefused(self._full())
             os.fsync(self._file)
         finally:
             os.close(self._file)
+
+    def _full(self) -> str:
+        because = self._refused.strerror if self._refused is not None else ""
+        return f"cannot write {self._path} from step {self.next_step} on: {because}; make room and start the job again"
 
     def __enter__(self) -> Self:
         return self

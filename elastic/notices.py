@@ -1,10 +1,15 @@
-"""What a person should hear of although the job goes on: sentences told from the journals of all processes."""
+"""What a person should hear of although the job goes on: sentences told from the journals of all processes, and of
+the disk to which nobody can write them."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from elastic.journal import Line, parse
+
+ROOM_BYTES = 4096
+"""A disk with less does not take a file of one line."""
 
 
 class Notices:
@@ -13,9 +18,16 @@ class Notices:
     def __init__(self, job_dir: Path) -> None:
         self._journals = job_dir / "journal"
         self._offsets: dict[Path, int] = {}
+        self._full = False
 
     def poll(self) -> list[str]:
-        """The notices of all lines that were written since the last call, by time."""
+        """The notices of all lines that were written since the last call, by time; before them, that the disk is full,
+        when it has become so."""
+        before, self._full = self._full, shutil.disk_usage(self._journals.parent).free < ROOM_BYTES
+        full = [f"no room in {self._journals.parent}: training goes on, and what it writes waits for room"]
+        return [*(full if self._full and not before else ()), *self._told()]
+
+    def _told(self) -> list[str]:
         lines = [line for path in sorted(self._journals.glob("*.jsonl")) for line in self._new_lines(path)]
         lines.sort(key=lambda line: int(line["t_mono_ns"]))
         return [text for line in lines if (text := notice(line)) is not None]
@@ -36,6 +48,8 @@ def notice(line: Line) -> str | None:
             return f"{worker} is refused: {because}"
         case {"event": "slot_given_up", "slot": str(slot), "because": str(because)}:
             return f"slot {slot} gets no worker any more: {because.splitlines()[0]}; see its log in logs/"
+        case {"event": "ledger_late", "seconds": float(late_s), "because": str(because)}:
+            return f"steps.jsonl could not be written for {late_s:.1f} s ({because}); no line of it is missing"
         case {"event": "node_leaves", "node": str(node), "seconds_left": float(left_s), "because": str(because)}:
             return f"node {node} has to go within {left_s:.0f} s: {because}"
         case {"event": "node_late", "node": str(node)}:

@@ -126,7 +126,8 @@ class WorkerProcess:
         if not piece:
             self._loop.remove_reader(self._out)
             return False
-        os.write(self._log, piece)
+        with contextlib.suppress(OSError):  # a full disk costs the log this piece, and the job nothing
+            os.write(self._log, piece)
         *lines, self._line = (self._line + piece).splitlines(keepends=True)
         if self._line.endswith(b"\n") or len(self._line) > LINE_LIMIT:
             lines.append(self._line)

@@ -28,8 +28,7 @@ from elastic.config import JobSpec
 from elastic.embedded import EmbeddedEtcd
 from elastic.errors import ConfigError, ExitCode, StoreUnavailable
 from elastic.jobdir import read_json
-from elastic.journal import merge, recoveries
-from elastic.journal import read as read_journal
+from elastic.journal import merge, read_all, recoveries
 from elastic.live import (
     PLAIN_S,
     TABLE_S,
@@ -420,7 +419,11 @@ def _interrupted(signals: Signals) -> Outcome:
 def _summarize(job: str, job_dir: Path, outcome: Outcome, seconds: float) -> dict[str, Any]:
     tail = StepsTail(job_dir / "steps.jsonl")
     tail.poll(0.0)
-    lines = read_journal(merge(job_dir))
+    try:
+        merge(job_dir)
+    except OSError as error:
+        print(f"elastic: cannot write journal.jsonl: {error.strerror}; journal/ has its parts", file=sys.stderr)
+    lines = read_all(job_dir)
     return {
         "job": job,
         "exit_code": int(outcome.exit_code),

@@ -6,6 +6,7 @@ and makes sure that what the killed one had started is gone before it says so.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -26,6 +27,7 @@ class SlotFile:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file is damaged."""
         self._path = path
+        self._unwritten = False
         self._slots: dict[int, tuple[int, int, int]] = {}
         try:
             document = json.loads(path.read_bytes())
@@ -45,11 +47,20 @@ class SlotFile:
     def spawned(self, slot: int, incarnation: int, pid: int) -> None:
         """A worker runs now."""
         self._slots[slot] = (incarnation, pid, process.started(pid) or 0)
+        self._unwritten = True
+        self.settle()
+
+    def settle(self) -> None:
+        """Write what is not written yet. A full disk must not keep a worker from being replaced: called again."""
+        if not self._unwritten:
+            return
         rows = {
             str(number): {"incarnation": row[0], "pid": row[1], "started": row[2]}
             for number, row in sorted(self._slots.items())
         }
-        write_atomically(self._path, json.dumps(rows).encode())
+        with contextlib.suppress(OSError):
+            write_atomically(self._path, json.dumps(rows).encode())
+            self._unwritten = False
 
     def end_leftovers(self) -> None:
         """Kill whatever an earlier agent of this node started and the kernel has not yet ended.

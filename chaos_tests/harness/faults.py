@@ -117,9 +117,7 @@ CATALOGUE: Mapping[str, Kind] = {
     "freeze-agent": Kind(FreezeService(AGENT, 4.0), "the agent stands still for 4 s"),
     "freeze-etcd": Kind(FreezeService(ETCD, 4.0), "etcd stands still for 4 s"),
     "cpu-hog": Kind(Hog(5.0), "other processes want all cores, twice, for 5 s"),
-    "disk-full": Kind(
-        FillDisk(3.0), "the job directory's disk is full for 3 s (needs a small file system); ends the job today"
-    ),
+    "disk-full": Kind(FillDisk(3.0), "the job directory's disk is full for 3 s (needs a small file system)"),
 }
 
 

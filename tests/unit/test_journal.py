@@ -69,6 +69,18 @@ def test_a_full_disk_is_said_and_does_not_raise(tmp_path: Path, capsys: pytest.C
     assert "/dev/full" in said
 
 
+def test_a_disk_that_takes_no_new_file_costs_lines_and_not_the_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "journal").write_text("in the way")
+    with Journal(tmp_path / "journal" / "one.jsonl", "job", "one", "a") as journal:
+        journal.write("lost")
+        (tmp_path / "journal").unlink()
+        journal.write("kept")
+    assert [line["event"] for line in read(tmp_path / "journal" / "one.jsonl")] == ["journal_gap", "kept"]
+    assert "journal lines are being lost" in capsys.readouterr().err
+
+
 KILL = [
     line(0, "fault_injected", "c", fault="SIGKILL"),
     line(2, "worker_exited", "c"),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic import ledger
-from elastic.ledger import Ledger, LedgerConflict, compare, read
+from elastic.ledger import Ledger, LedgerConflict, LedgerRefused, compare, read
 
 
 def line(step: int, **changed: object) -> dict[str, Any]:
@@ -121,15 +121,33 @@ def test_runs_are_compared_in_what_is_the_same_for_every_world() -> None:
     assert compare(quiet, differing) == "step 1 differs in samples: [[2], [3]] and [[2], [4]]"
 
 
-def test_a_full_disk_leaves_no_half_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_full_disk_does_not_take_waits_for_room(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Ledger(path) as book:
         book.append(line(0))
         write = os.write
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", lambda file, data: write(file, data[:20]))
-            with pytest.raises(OSError, match="No space left"):
-                book.append(line(1))
-        assert read(path) == [line(0)]
-        assert book.append(line(2))
-        assert not book.append(line(1))
+            assert book.append(line(1))
+            assert book.append(line(2))
+            assert book.refused is not None and book.refused.strerror == "No space left on device"
+            assert not book.append(line(1)), "it is known all the same"
+            with pytest.raises(LedgerConflict, match="step 1 "):
+                book.append(line(1, epoch=9))
+            assert read(path) == [line(0)], "half a line was left behind"
+        book.flush()
+        assert book.refused is None
+        assert book.waiting == 0
     assert read(path) == [line(step) for step in range(3)]
+
+
+def test_a_disk_that_stays_full_ends_the_job_and_says_why(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "WAITING_LIMIT", 2)
+    book = Ledger(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda file, data: 0)
+        for step in range(2):
+            book.append(line(step))
+        with pytest.raises(LedgerRefused, match="from step 0 on: No space left on device; make room"):
+            book.append(line(2))
+        with pytest.raises(LedgerRefused):
+            book.close()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from elastic.journal import Journal, journal_path
 from elastic.notices import Notices
@@ -49,4 +52,17 @@ def test_what_a_node_makes_of_its_notices_is_told(tmp_path: Path) -> None:
         "node a stays: the notice was taken back",
         "node a is told, and stays: EC2 recommends to leave",
         "node a cannot read the notices of EC2, and goes on asking: GET ...: timed out",
+    ]
+
+
+def test_a_full_disk_is_told_once_and_its_end_by_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notices, free = Notices(tmp_path), 0
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+    assert notices.poll() == [f"no room in {tmp_path}: training goes on, and what it writes waits for room"]
+    assert notices.poll() == []
+    free = 1 << 20
+    with Journal(journal_path(tmp_path, "agent-a"), "job", "agent-a", "a") as agent:
+        agent.write("ledger_late", seconds=3.04, because="No space left on device", step=7)
+    assert notices.poll() == [
+        "steps.jsonl could not be written for 3.0 s (No space left on device); no line of it is missing"
     ]

@@ -21,6 +21,20 @@ def test_a_new_agent_goes_on_counting(tmp_path: Path) -> None:
     assert SlotFile(tmp_path / "a.slots.json").incarnations == {0: 1, 1: 0}
 
 
+def test_a_full_disk_keeps_no_worker_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    slots = SlotFile(tmp_path / "slots")
+    with monkeypatch.context() as patch:
+        patch.setattr("elastic.slots.write_atomically", full)
+        slots.spawned(0, 5, 2**22 + 1)
+        slots.settle()
+        assert slots.incarnations == {0: 5}
+    slots.settle()
+    assert SlotFile(tmp_path / "slots").incarnations == {0: 5}
+
+
 def test_what_a_killed_agent_left_running_is_ended(tmp_path: Path) -> None:
     with child("sleep", "1000") as left:
         SlotFile(tmp_path / "slots").spawned(0, 0, left.pid)
