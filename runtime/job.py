@@ -19,14 +19,15 @@ from typing import Any, Literal, TypeVar, cast, overload
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import nn
 
 from elastic.checkpoints.naming import check_series
 from elastic.checkpoints.settings import Settings
+from elastic.data import Tail
 from elastic.errors import CheckpointError, ConfigError, ExitCode
 from runtime import guards, small
 from runtime.alone import Alone
-from runtime.data import Tail
 from runtime.evaluate import Score, evaluate
 from runtime.leading import Sink
 from runtime.loader import Loader, check_count, check_seed
@@ -191,6 +192,7 @@ class Job:
         collate: Callable[[list[Any]], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
         tail: Tail = "drop",
+        weights: ArrayLike | torch.Tensor | None = None,
         workers: int = 0,
     ) -> Loader:
         """Batches of a map-style dataset, split into shards. len() is the number of steps of an epoch.
@@ -199,6 +201,8 @@ class Job:
         is the largest number of workers that can help, and is fixed for the job. seed: of the order (default: the
         job's). collate: list of samples -> batch. transform: sample -> sample, with seeded RNGs. tail: what happens
         to samples that fill no whole step: "drop", or "pad" with samples from the start of the epoch's order.
+        weights: one number a sample, shape (samples,): each place of an epoch draws its sample by them, with
+        replacement; 0 is never drawn.
         workers: processes that fetch ahead, kept over epochs and changes of the world; 0: none, this process fetches.
         Raises ConfigError.
         """
@@ -211,6 +215,7 @@ class Job:
             collate=collate,
             transform=transform,
             tail=tail,
+            weights=weights,
             workers=workers,
             device=self.device,
         )
@@ -251,8 +256,8 @@ class Job:
         training.claim_shards(shards)
         first = training.begin_steps()
         if first == 0 and self.world_size > shards:
-            spares = self.world_size - shards
-            self.print(f"{self.world_size} workers for {shards} shards: {spares} without a shard are spares")
+            idle = self.world_size - shards
+            self.print(f"{self.world_size} workers for {shards} shards: {idle} are idle, without a shard")
         if inside:
             left = self._epochs - training.epoch
             return Steps(training, work, Extent(first, training.epoch, per_epoch, per_epoch, first + left * per_epoch))

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from elastic.data import Plan, Tail, Weights
 from elastic.errors import ConfigError
-from runtime.data import Plan, Tail
 from runtime.prefetch import Habit, Prefetcher, Wanted
 
 
@@ -37,6 +38,7 @@ class Loader:
         collate: Callable[[list[Any]], Any] | None,
         transform: Callable[[Any], Any] | None,
         tail: Tail,
+        weights: ArrayLike | torch.Tensor | None,
         workers: int,
         device: torch.device,
     ) -> None:
@@ -46,7 +48,8 @@ class Loader:
         check_seed(seed)
         if workers != 0:
             check_count("workers", workers)
-        self.plan = Plan(len(dataset), batch_size, shards, seed, shuffle, tail)
+        drawn = None if weights is None else Weights(_on_the_host(weights))
+        self.plan = Plan(len(dataset), batch_size, shards, seed, shuffle, tail, drawn)
         self._dataset = dataset
         self._collate = collate or default_collate
         self._transform = transform
@@ -84,12 +87,23 @@ class Loader:
         return to_device(batch, self._device)
 
     def fetch(self, epoch: int, step: int, shard: int) -> Any:
-        """The collated batch of one shard, on the CPU."""
+        """The collated batch of one shard, on the CPU. What the dataset raises gets a note which sample it was."""
+        indices = self.plan.indices(epoch, step, shard)
         seed_fetch(self.plan.seed, epoch, step, shard)
-        samples = [self._dataset[index] for index in self.plan.indices(epoch, step, shard)]
-        if self._transform is not None:
-            samples = [self._transform(sample) for sample in samples]
-        return self._collate(samples)
+        samples = []
+        try:
+            for index in indices:
+                what = f"dataset[{index}]"
+                samples.append(self._dataset[index])
+            if self._transform is not None:
+                for at, index in enumerate(indices):
+                    what = f"transform(dataset[{index}])"
+                    samples[at] = self._transform(samples[at])
+            what = f"collate of {len(indices)} samples"
+            return self._collate(samples)
+        except Exception as error:
+            error.add_note(f"job.loader: {what} raised, for shard {shard} of step {step} in epoch {epoch}")
+            raise
 
     def close(self) -> None:
         """End the processes that fetch ahead. The loader can be used again."""
@@ -135,6 +149,10 @@ def check_seed(seed: object) -> None:
     """Raise ConfigError unless it is an int that every generator takes."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
         raise ConfigError(f"seed={seed!r} must be an integer from 0 to 2**63 - 1")
+
+
+def _on_the_host(weights: ArrayLike | torch.Tensor) -> ArrayLike:
+    return weights.detach().double().cpu().numpy() if isinstance(weights, torch.Tensor) else weights
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -567,6 +567,13 @@ def padded_tail(job: Job) -> None:
 
 
 @feature
+def weighted_sampling(job: Job) -> None:
+    """Two sources of 40 and 10 samples, mixed half and half."""
+    weights = [0.5 / 40] * 40 + [0.5 / 10] * 10
+    train(job, mlp(nn.BatchNorm1d(8)), data=job.loader(dataset(50), BATCH, shards=SHARDS, weights=weights, tail="pad"))
+
+
+@feature
 def ragged_batches_with_weigh(job: Job) -> None:
     """Sequences of different lengths; the mean is over tokens, whatever shard they are in."""
     model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 11))

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from elastic.data import Plan, Weights, permute
 from elastic.errors import ConfigError
-from runtime.data import Plan, permute
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -170,3 +170,113 @@ def test_a_small_dataset_can_be_padded() -> None:
 def test_places_outside_the_plan_are_refused(step: int, shard: int) -> None:
     with pytest.raises(IndexError):
         Plan(100, 8, 4).indices(0, step, shard)
+
+
+# Weights
+
+
+def drawn(weights: Any, epochs: int = 1, seed: int = 0) -> Counter[int]:
+    """How often each sample was drawn."""
+    plan = Plan(len(weights), len(weights), 1, seed, weights=Weights(weights))
+    return Counter(sample for epoch in range(epochs) for sample in plan.indices(epoch, 0, 0))
+
+
+@pytest.mark.parametrize("weights", [[1, 1, 1, 1], [4, 3, 2, 1], [0, 1, 0, 5, 0], [1e-300, 2e-300], [1e308, 1e308]])
+def test_samples_are_drawn_as_often_as_their_weights_say(weights: list[float]) -> None:
+    """Five standard deviations of the binomial, and fixed seeds, so it cannot flicker."""
+    epochs = 4000
+    counts, total = drawn(weights, epochs), epochs * len(weights)
+    assert counts.total() == total
+    for sample, weight in enumerate(np.array(weights) / max(weights)):
+        share = weight / (np.array(weights) / max(weights)).sum()
+        assert abs(counts[sample] - total * share) <= 5 * (total * share * (1 - share)) ** 0.5
+
+
+def test_a_sample_without_weight_is_never_drawn() -> None:
+    assert set(drawn([0, 0, 1, 0], 500)) == {2}
+
+
+def test_weights_in_another_unit_draw_the_same_samples() -> None:
+    weights = np.random.default_rng(0).random(300)
+    one, other = Plan(300, 300, 1, weights=Weights(weights)), Plan(300, 300, 1, weights=Weights(weights * 4))
+    assert one.indices(3, 0, 0) == other.indices(3, 0, 0)
+
+
+def test_draws_are_part_of_the_format() -> None:
+    plan = Plan(6, 6, 2, seed=7, weights=Weights([1, 2, 3, 4, 5, 6]))
+    assert [plan.indices(epoch, 0, shard) for epoch in (0, 9) for shard in (0, 1)] == [
+        [5, 5, 4],
+        [5, 5, 5],
+        [2, 1, 1],
+        [5, 3, 4],
+    ]
+
+
+@patient
+@given(st.integers(1, 9), st.integers(0, 20), st.integers(0, 3), st.sampled_from(["drop", "pad"]))
+def test_a_place_draws_the_same_sample_however_the_batch_is_cut(shards: int, more: int, epoch: int, tail: Any) -> None:
+    weights = Weights(np.arange(1, 101))
+    plan = Plan(100, shards + more, shards, 5, False, tail, weights)
+    one = Plan(100, 100, 1, 5, weights=weights)
+    cut = [s for step in range(plan.steps) for shard in range(shards) for s in plan.indices(epoch, step, shard)]
+    assert cut[:100] == one.indices(epoch, 0, 0)[: len(cut)]
+
+
+def test_two_sources_are_mixed_by_rate() -> None:
+    """As docs/api.md says it: 3 of 10 samples from the first source, whatever its length."""
+    lengths, rates = [50, 2000], [0.3, 0.7]
+    weights = np.concatenate([np.full(n, rate / n) for n, rate in zip(lengths, rates, strict=True)])
+    plan = Plan(2050, 1000, 4, weights=Weights(weights))
+    steps = [(epoch, step) for epoch in range(20) for step in range(plan.steps)]
+    first = sum(s < 50 for at in steps for shard in range(4) for s in plan.indices(*at, shard))
+    draws = 1000 * len(steps)
+    assert abs(first - 0.3 * draws) < 5 * (draws * 0.3 * 0.7) ** 0.5
+
+
+def test_drawing_takes_the_memory_of_the_batch_beside_that_of_the_weights() -> None:
+    plan = Plan(10**6, 1024, 8, weights=Weights(np.ones(10**6)))
+    plan.indices(0, 0, 0)
+    tracemalloc.start()
+    samples = [sample for shard in range(8) for sample in plan.indices(0, plan.steps - 1, shard)]
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(samples) == 1024
+    assert peak_bytes < 2**18
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ([1.0, -0.5, 2.0], r"-0.5 for sample 1, and 1 such"),
+        ([1.0, 2.0, float("nan")], "nan for sample 2"),
+        ([float("inf"), 1.0, 1.0], "inf for sample 0"),
+        ([0, 0, 0], "all 0"),
+        ([1.0, 2.0], "2 numbers and the dataset 3 samples"),
+        ([], "0 numbers and the dataset 3|all 0"),
+        ([[1.0, 2.0, 3.0]], r"shape \(1, 3\)"),
+        (3.0, r"shape \(\)"),
+        (["a", "b", "c"], "one number for each sample"),
+    ],
+)
+def test_bad_weights_are_refused_by_name(weights: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Plan(3, 3, 1, weights=Weights(weights))
+
+
+def test_what_is_drawn_cannot_be_shuffled_besides() -> None:
+    with pytest.raises(ConfigError, match="exclude each other"):
+        Plan(3, 3, 1, shuffle=True, weights=Weights([1, 2, 3]))
+
+
+def test_what_a_plan_is_about_says_all_that_decides_the_samples() -> None:
+    weights = Weights([1, 2, 3])
+    assert Plan(3, 3, 1, seed=5).about() == {
+        "order": "in order",
+        "samples": 3,
+        "batch_size": 3,
+        "shards": 1,
+        "tail": "drop",
+    }
+    about = Plan(3, 3, 1, seed=5, weights=weights).about()
+    assert (about["order"], about["seed"], about["weights"]) == ("weighted", 5, weights.digest)
+    assert weights.digest != Weights([1, 2, 4]).digest

@@ -67,6 +67,7 @@ RUNTIME_MAY_USE = {
     "elastic.checkpoints.storage",
     "elastic.client",
     "elastic.config",
+    "elastic.data",
     "elastic.errors",
     "elastic.journal",
     "elastic.ledger",

@@ -78,6 +78,47 @@ def test_how_the_batch_is_split_is_said(capsys: pytest.CaptureFixture[str]) -> N
     ]
 
 
+def test_weights_may_be_a_tensor_of_any_kind() -> None:
+    def order(weights: Any) -> list[int]:
+        batches = loader(range(20), weights=weights)
+        return [i for step in range(3) for shard in range(3) for i in batch(batches, 0, step, shard).tolist()]
+
+    plain = [i % 4 for i in range(20)]
+    orders = [plain, torch.tensor(plain), torch.tensor(plain, dtype=torch.bfloat16), np.array(plain, np.float32)]
+    assert len({tuple(order(weights)) for weights in orders}) == 1
+    assert not {i for i in order(plain) if i % 4 == 0}
+
+
+class Damaged:
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 9:
+            raise OSError("cannot read it")
+        return torch.zeros(1 + index % 2)
+
+
+def refuse(sample: torch.Tensor) -> torch.Tensor:
+    raise ArithmeticError("no")
+
+
+@pytest.mark.parametrize(
+    ("shard", "step", "transform", "kind", "note"),
+    [
+        (1, 1, None, OSError, "dataset[9] raised, for shard 1 of step 1 in epoch 2"),
+        (0, 0, refuse, ArithmeticError, "transform(dataset[0]) raised, for shard 0 of step 0 in epoch 2"),
+        (2, 0, None, RuntimeError, "collate of 2 samples raised, for shard 2 of step 0 in epoch 2"),
+    ],
+)
+def test_what_a_dataset_raises_says_which_sample_it_was(
+    shard: int, step: int, transform: Any, kind: type[Exception], note: str
+) -> None:
+    with pytest.raises(kind) as raised:
+        batch(loader(Damaged(), transform=transform), 2, step, shard)
+    assert raised.value.__notes__ == [f"job.loader: {note}"]
+
+
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(3))
@@ -98,6 +139,7 @@ class Stream(IterableDataset[int]):
         (range(20), {"batch_size": 30}, "fewer than one step"),
         (range(20), {"tail": "keep"}, "tail='keep'"),
         (range(20), {"seed": -1}, "seed=-1"),
+        (range(20), {"weights": torch.ones(19)}, "19 numbers and the dataset 20 samples"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused(data: Any, arguments: dict[str, Any], words: str) -> None:

@@ -70,7 +70,7 @@ def test_the_passes_of_a_step_each_want_their_own() -> None:
     assert guesses == [wanted(0, 1), wanted(0, 0, 1), wanted(0, 1, 1), wanted(1, 0), wanted(1, 1)]
 
 
-def test_a_spare_guesses_that_it_keeps_what_it_has_inherited() -> None:
+def test_an_idle_member_guesses_that_it_keeps_what_it_has_inherited() -> None:
     habit = Habit(shards=1, steps=9, rank=1, world_size=2)
     assert list(islice(habit.after(wanted(0, 0)), 2)) == [wanted(1, 0), wanted(2, 0)]
 
@@ -140,8 +140,9 @@ def test_a_damaged_sample_raises_where_it_is_wanted_and_nowhere_else() -> None:
         ahead.batch(wanted(0, shard), 0, 1)
     ahead.batch(wanted(1, 0), 0, 1)
     ahead.batch(wanted(1, 2), 0, 1)  # somebody else has the damaged one; here it was fetched in vain
-    with pytest.raises(ArithmeticError, match=f"sample {damaged} is damaged"):
+    with pytest.raises(ArithmeticError, match=f"sample {damaged} is damaged") as raised:
         ahead.batch(wanted(1, 1), 0, 1)
+    assert f"dataset[{damaged}] raised, for shard 1 of step 1 in epoch 0" in "\n".join(raised.value.__notes__)
 
 
 def test_a_killed_process_is_named_with_what_to_do() -> None:

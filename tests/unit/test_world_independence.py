@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from elastic.data import Plan
 from elastic.tree import Node, covers_exactly, next_fold
-from runtime.data import Plan
 from runtime.partial import Partial, fold
 from runtime.shards import Harvest
 from runtime.state import Carrier, Values
