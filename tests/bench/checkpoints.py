@@ -1,34 +1,36 @@
 """What a durable checkpoint costs: `python -m tests.bench.checkpoints`.
 
-Three workers with a state of 500 MB take one every so many steps. The stall is what each worker says it stood still
-for; the cost is how much longer the steps between taking and completing it took than the quiet ones, as a part of the
-time between two checkpoints if one is taken every 30 s.
+Three workers with a state of 500 MB keep all processors busy. Blocks of steps with a checkpoint at their beginning and
+blocks without one take turns; each block with one is compared with the mean of the two beside it, so that a drift of
+the machine falls out, and whatever a checkpoint costs later than its steps is in it: what is written back, what is
+pruned. The cost is that difference as a part of the 30 s between two checkpoints.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "tests" / "bench" / "scripts" / "train_ballast.py"
+from chaos_tests.harness.processes import exit_on_sigterm
+from elastic.journal import read_all
+from tests.bench import contenders
+
 WORKERS = 3
 INTERVAL_S = 30.0
+WITHIN_S = 600.0
+"""For all steps, on a machine that does other things too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """stalls_ms: of every worker and checkpoint; extra_s: of every checkpoint; seconds_s: from taking to completing."""
+    """stalls_ms: of every worker and checkpoint; extra_s: of every checkpoint, how much longer its block of steps took;
+    seconds_s: from taking to completing; step_s: median of the blocks without one."""
 
     stalls_ms: list[float]
     extra_s: list[float]
@@ -41,55 +43,61 @@ class Figures:
         return statistics.median(self.extra_s) / INTERVAL_S
 
 
-def figures(ended_s: Sequence[float], journal: Sequence[dict[str, Any]], every: int) -> Figures:
-    """ended_s: when each step ended, in seconds of the clock of the journal's t_mono_ns. The first is left out: its
-    memory is new."""
-    lengths = [later - earlier for earlier, later in pairwise(ended_s)]
-    written = [line for line in journal if line["event"] == "checkpoint_part_written"]
-    complete = {
-        line["entry"]: line["t_mono_ns"] / 1e9 for line in journal if line["event"] == "checkpoint_complete"
-    }  # the last of those who said so
-    windows: list[tuple[float, float]] = []
-    for entry, end_s in list(sorted(complete.items()))[1:]:
-        own = [line for line in written if line["entry"] == entry]
-        begun_s = min(line["t_mono_ns"] / 1e9 - line["seconds"] - line["stall_ms"] / 1e3 for line in own)
-        windows.append((begun_s, max([end_s, *(line["t_mono_ns"] / 1e9 for line in own)])))
-    busy = [any(ended_s[n] < end and ended_s[n + 1] > begin for begin, end in windows) for n, _ in enumerate(lengths)]
-    quiet_s = statistics.median(length for length, is_busy in zip(lengths, busy, strict=True) if not is_busy)
-    extra_s = [
-        sum(length - quiet_s for n, length in enumerate(lengths) if ended_s[n] < end and ended_s[n + 1] > begin)
-        for begin, end in windows
-    ]
-    names = {entry for entry, _ in list(sorted(complete.items()))[1:]}
-    stalls = [line["stall_ms"] for line in written if line["entry"] in names]
-    return Figures(stalls, extra_s, [end - begin for begin, end in windows], quiet_s)
+def figures(ended_s: Sequence[float], journal: Sequence[dict[str, Any]], block: int) -> Figures:
+    """From a run that takes a checkpoint before every second block. Raises RuntimeError for one that was not complete
+    in its block.
+
+    ended_s: when each step ended, from step 0 on, in seconds of the clock of the journal's t_mono_ns. The first
+    checkpoint is left out: its memory is new.
+    """
+
+    def length_s(first: int) -> float:
+        """Of the block that begins with this step."""
+        return ended_s[first + block - 1] - ended_s[first - 1]
+
+    written: dict[str, list[dict[str, Any]]] = {}
+    for line in journal:
+        if line["event"] == "checkpoint_part_written":
+            written.setdefault(line["entry"], []).append(line)
+    complete = {line["entry"]: line for line in journal if line["event"] == "checkpoint_complete"}
+    taken = sorted((line["step"], entry, line["t_mono_ns"] / 1e9) for entry, line in complete.items())
+    taken = [one for one in taken if one[0] + 2 * block <= len(ended_s)][1:]
+    stalls_ms, extra_s, seconds_s, quiet_s = [], [], [], []
+    for step, entry, complete_s in taken:
+        if complete_s > ended_s[step + block - 1]:
+            raise RuntimeError(f"the checkpoint before step {step} was not complete {block} steps later: try more")
+        beside_s = [length_s(step - block), length_s(step + block)]
+        extra_s.append(length_s(step) - statistics.fmean(beside_s))
+        quiet_s += beside_s
+        stalls_ms += [line["stall_ms"] for line in written[entry]]
+        begun_s = [line["t_mono_ns"] / 1e9 - line["seconds"] - line["stall_ms"] / 1e3 for line in written[entry]]
+        seconds_s.append(complete_s - min(begun_s))
+    return Figures(stalls_ms, extra_s, seconds_s, statistics.median(quiet_s) / block)
 
 
-def measure(megabytes: int, checkpoints: int, every: int) -> Figures:
-    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as home:
-        directory = Path(home) / "job"
-        steps = (checkpoints + 1) * every + every // 2
-        command = [sys.executable, "-m", "elastic.cli", "run", "--workers", str(WORKERS), "--quiet"]
-        command += ["--job-dir", str(directory), "--checkpoint-every", f"{every} steps", "--keep", "last 1"]
-        done = subprocess.run(
-            [*command, str(SCRIPT), str(megabytes), str(steps)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        journal = [json.loads(text) for text in (directory / "journal.jsonl").read_text().splitlines()]
-        return figures(json.loads(done.stdout.splitlines()[-1]), journal, every)
+def measure(home: Path, megabytes: int, checkpoints: int, block: int, say: Callable[[str], None]) -> Figures:
+    """home: on the file system that is measured. So many checkpoints, and one before them."""
+    options = ["--checkpoint-every", f"{2 * block} steps", "--keep", "last 1"]
+    with contenders.ballast("checkpoints", home, WORKERS, megabytes, 0.0, *options) as job:
+        steps = (2 * checkpoints + 4) * block
+        say(f"checkpoints: {steps} steps with {checkpoints + 1} of {megabytes} MB")
+        job.gate.allow(steps)
+        job.gate.await_stop(WORKERS, WITHIN_S, job.check)
+        stamps = next(iter(job.stamps().values()))
+        journal = read_all(home / "job")
+    return figures([stamp.t_ns / 1e9 for stamp in stamps], journal, block)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.checkpoints", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.checkpoints")
     parser.add_argument("--megabytes", type=int, default=500)
     parser.add_argument("--checkpoints", type=int, default=8)
-    parser.add_argument("--every", type=int, default=60, help="steps between two")
+    parser.add_argument("--block", type=int, default=24, help="steps with a checkpoint, and steps without")
     options = parser.parse_args()
-    found = measure(options.megabytes, options.checkpoints, options.every)
-    print(f"{options.megabytes} MB over {WORKERS} workers, quiet step {1000 * found.step_s:.0f} ms")
+    exit_on_sigterm()
+    with tempfile.TemporaryDirectory(prefix="elastic-checkpoints-", dir=os.environ.get("BENCH_DIR")) as home:
+        found = measure(Path(home) / "job", options.megabytes, options.checkpoints, options.block, print)
+    print(f"{options.megabytes} MB over {WORKERS} workers, step {1000 * found.step_s:.0f} ms")
     print(f"stall  median {statistics.median(found.stalls_ms):.1f} ms, worst {max(found.stalls_ms):.1f} ms")
     print(f"from taking to complete  median {statistics.median(found.seconds_s):.2f} s")
     print(f"extra time of the steps meanwhile  median {statistics.median(found.extra_s):.2f} s")

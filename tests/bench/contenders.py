@@ -102,6 +102,13 @@ def elastic(directory: Path, workers: int, reduction: str = "exact") -> Contende
     return Contender(f"elastic {reduction}", directory, [command])
 
 
+def ballast(name: str, directory: Path, workers: int, megabytes: int, shard_s: float, *options: str) -> Contender:
+    """A job of this project with much state. shard_s: see scripts/train_ballast.py. options: of `elastic run`."""
+    words = ["--workers", str(workers), "--job-dir", str(directory / "job"), "--quiet", *options]
+    script = [str(SCRIPTS / "train_ballast.py"), str(directory), str(megabytes), str(shard_s)]
+    return Contender(name, directory, [[sys.executable, "-m", "elastic.cli", "run", *words, *script]])
+
+
 def ddp(name: str, directory: Path, workers: int, settings: Mapping[str, str] | None = None) -> Contender:
     """DistributedDataParallel without any launcher. settings: more environment variables."""
     environment = {"WORLD_SIZE": str(workers), "BENCH_INIT": f"file://{directory}/store", **(settings or {})}

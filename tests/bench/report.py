@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+MISSED = "MISSED"
+Markers = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,11 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def target(met: bool, wanted: str) -> str:
-    return f"{wanted}: {'met' if met else 'MISSED'}"
+    return f"{wanted}: {'met' if met else MISSED}"
+
+
+def missed(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if MISSED in row.target]
 
 
 def machine() -> dict[str, str]:
@@ -62,18 +68,18 @@ def section(command: str, about: dict[str, str], rows: Sequence[Row], notes: Seq
     return "\n".join([f"`{command}`: {facts}.", "", table(rows), "", *(f"- {note}" for note in notes)])
 
 
-def write_section(path: Path, text: str) -> None:
+def write_section(path: Path, text: str, markers: Markers = (BEGIN, END)) -> None:
     """Put the text between the markers of a document. Raises ValueError if they are not there."""
-    before, after = around_section(path)
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    before, after = around_section(path, markers)
+    path.write_text(f"{before}{markers[0]}\n{text}\n{markers[1]}{after}", encoding="utf-8")
 
 
-def around_section(path: Path) -> tuple[str, str]:
+def around_section(path: Path, markers: Markers = (BEGIN, END)) -> tuple[str, str]:
     """What stands before and after the markers. Raises ValueError if they are not there."""
-    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = path.read_text(encoding="utf-8").partition(markers[0])
+    _, end, after = rest.partition(markers[1])
     if not begin or not end:
-        raise ValueError(f"{path}: the lines {BEGIN} and {END} are missing")
+        raise ValueError(f"{path}: the lines {markers[0]} and {markers[1]} are missing")
     return before, after
 
 

@@ -1,6 +1,7 @@
 """What every measured training script writes, the same for all contenders: one stamp for each step it has applied.
 
-The times are CLOCK_MONOTONIC of the machine, so stamps of all processes can be compared.
+Some also write down each shard that they begin to compute. The times are CLOCK_MONOTONIC of the machine, so stamps of
+all processes can be compared.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _RECORD = struct.Struct("<qqqqqd")
+_SHARD = struct.Struct("<qq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +47,24 @@ def read(directory: Path) -> dict[str, list[Stamp]]:
         data = path.read_bytes()
         whole = len(data) - len(data) % _RECORD.size
         found[path.stem] = [Stamp(*fields) for fields in _RECORD.iter_unpack(data[:whole])]
+    return found
+
+
+class Shards:
+    """Appends to `<directory>/<name>.shards`."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._file = os.open(directory / f"{name}.shards", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def write(self, step: int, shard: int) -> None:
+        os.write(self._file, _SHARD.pack(step, shard))
+
+
+def read_shards(directory: Path) -> dict[str, list[tuple[int, int]]]:
+    """(step, shard) of each shard that a worker has begun, by worker, in order; rehearsals too."""
+    found = {}
+    for path in sorted(directory.glob("*.shards")):
+        data = path.read_bytes()
+        whole = len(data) - len(data) % _SHARD.size
+        found[path.stem] = [(step, shard) for step, shard in _SHARD.iter_unpack(data[:whole])]
     return found

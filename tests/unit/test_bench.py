@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import report, stamps
+from tests.bench import checkpoints, nodes, report, stamps, state
 from tests.bench.intervals import median_interval, ratios
 from tests.bench.kills import STEADY_STEPS, first_full, judge
+from tests.bench.nodes import Change, Nodes
+from tests.bench.replacements import Replacements
 from tests.bench.report import Row
-from tests.bench.stamps import Stamp, Stamps
+from tests.bench.stamps import Shards, Stamp, Stamps
 
 S = 1_000_000_000
 
@@ -121,6 +123,19 @@ def test_a_page_without_markers_is_refused_and_stays_as_it_is(tmp_path: Path, te
     assert page.read_text() == text
 
 
+def test_each_section_has_markers_of_its_own(tmp_path: Path) -> None:
+    page = tmp_path / "performance.md"
+    page.write_text(f"{report.BEGIN}\nkills\n{report.END}\n{state.MARKERS[0]}\n{state.MARKERS[1]}\n")
+    report.write_section(page, "copies", state.MARKERS)
+    assert page.read_text() == f"{report.BEGIN}\nkills\n{report.END}\n{state.MARKERS[0]}\ncopies\n{state.MARKERS[1]}\n"
+
+
+def test_a_row_is_missed_if_any_of_its_targets_is() -> None:
+    both = Row("both", "1 s", target=f"{report.target(False, 'median <= 1 s')}, {report.target(True, 'worst <= 3 s')}")
+    rows = [Row("none", "1 s"), Row("met", "1 s", target=report.target(True, "<= 1 s")), both]
+    assert report.missed(rows) == [both]
+
+
 def test_a_table_has_as_many_columns_in_each_line() -> None:
     lines = report.table([Row("a", "1 s"), Row("long name", "2 s", "1 to 3 s", "<= 3 s: met")]).splitlines()
     assert len({len(line) for line in lines}) == 1
@@ -132,3 +147,93 @@ def test_the_machine_is_described() -> None:
     about = report.machine()
     assert {"date", "cpu", "memory", "torch"} <= about.keys()
     assert all(about.values())
+
+
+def test_shards_are_read_as_written_and_a_torn_one_is_left_out(tmp_path: Path) -> None:
+    written = Shards(tmp_path, "a")
+    written.write(7, 2)
+    written.write(7, 3)
+    with (tmp_path / "a.shards").open("ab") as file:
+        file.write(b"torn")
+    assert stamps.read_shards(tmp_path) == {"a": [(7, 2), (7, 3)]}
+
+
+BLOCK = 4
+
+
+def checkpoint_run(lengths_s: dict[int, float], drift_s: float = 0.0) -> tuple[list[float], list[dict[str, object]]]:
+    """20 steps of a second and drift_s more each, but for some; checkpoints before steps 8 and 16, two parts each, done
+    after half a second."""
+    ended_s, journal, now_s = [], [], 0.0
+    for step in range(24):
+        if step in (8, 16):
+            for _ in range(2):
+                part = {"event": "checkpoint_part_written", "entry": f"step-{step}", "stall_ms": float(step)}
+                journal.append({**part, "seconds": 0.4, "t_mono_ns": (now_s + 0.4 + step / 1000) * S})
+            whole = {"event": "checkpoint_complete", "entry": f"step-{step}", "step": step}
+            journal.append({**whole, "t_mono_ns": (now_s + 0.5) * S})
+        now_s += lengths_s.get(step, 1.0) + drift_s * step
+        ended_s.append(now_s)
+    return ended_s, journal
+
+
+@pytest.mark.parametrize("drift_s", [0.0, 0.25])
+def test_a_checkpoint_costs_what_its_block_takes_longer_than_those_beside_it(drift_s: float) -> None:
+    """The first one, before step 8, is left out; a machine that gets slower all the time costs nothing."""
+    found = checkpoints.figures(*checkpoint_run({8: 9.0, 16: 1.25, 18: 1.5}, drift_s), BLOCK)
+    assert found.extra_s == pytest.approx([0.75])
+    assert found.cost == pytest.approx(0.75 / 30)
+    assert found.stalls_ms == [16.0, 16.0]
+    assert found.seconds_s == pytest.approx([0.5])
+    if not drift_s:
+        assert found.step_s == pytest.approx(1.0)
+
+
+def test_a_checkpoint_that_outlasts_its_block_is_not_measured() -> None:
+    ended_s, journal = checkpoint_run({})
+    late = [{**line, "t_mono_ns": 19.5 * S} if line["event"] == "checkpoint_complete" else line for line in journal]
+    with pytest.raises(RuntimeError, match="was not complete 4 steps later"):
+        checkpoints.figures(ended_s[:16] + [ended_s[15] + 0.1 * n for n in range(1, 9)], late, BLOCK)
+
+
+def left_node() -> list[Stamp]:
+    """Steps of a second in a world of three; one leaves after a gap of 2.5 s, and those of two take 1.5 s."""
+    before = [stamp(t, t) for t in range(nodes.STEADY_STEPS)]
+    end_s = before[-1].t_ns / S + 2.5
+    return before + [stamp(end_s + 1.5 * n, len(before) + n, 2, world=2) for n in range(nodes.STEADY_STEPS)]
+
+
+def test_a_gap_is_judged_by_the_steps_before_the_change() -> None:
+    steps = left_node()
+    begun_ns = steps[nodes.STEADY_STEPS - 1].t_ns + S // 2
+    assert nodes.judge([steps, steps], begun_ns, world=2) == Change(gap_s=2.5, step_s=1.0, to_world_s=2.0)
+
+
+def test_a_world_is_steady_once_its_steps_are_the_last_of_all() -> None:
+    steps = left_node()
+    change_ns = steps[nodes.STEADY_STEPS - 1].t_ns
+    assert nodes.is_steady([steps, steps], 2, change_ns)
+    assert not nodes.is_steady([steps, steps[:-1]], 2, change_ns)
+    assert not nodes.is_steady([steps, []], 2, change_ns)
+    assert not nodes.is_steady([steps, steps], 2, steps[nodes.STEADY_STEPS].t_ns)
+    assert nodes.is_steady([steps[: nodes.STEADY_STEPS]], 3, -1)
+
+
+def test_rehearsed_shards_are_not_computed_again() -> None:
+    rehearsed = [(0, 0), (0, 1)]
+    shards = {"a": [*rehearsed, (0, 0), (0, 1), (1, 0)], "b": [*rehearsed, (0, 2), (1, 1)], "c": [*rehearsed]}
+    assert nodes.redone(shards) == 0
+    assert nodes.redone({**shards, "d": [(1, 0), (1, 1), (1, 0), (1, 1), (1, 0)]}) == 3
+
+
+def test_the_last_line_tells_the_worst_gap_and_all_shards() -> None:
+    one, other = Change(1.0, 1.0, 3.0), Change(2.8, 2.0, 4.0)
+    found = state.Measured(
+        sizes=state.SMALL,
+        waiting=Nodes([one], [one, other], 1),
+        busy=Nodes([one], [Change(9.0, 1.0, 9.0)], 2),
+        replacements=Replacements([0.5, 1.0], [2.0, 6.0]),
+        checkpoints=checkpoints.Figures([30.0, 20.0, 70.0], [0.6, 0.9], [1.0, 2.0], 0.1),
+    )
+    assert state.summary(found) == "state: join_gap=1.40 drain_redone=3 ckpt_stall_ms=30.0 ckpt_cost=0.0250"
+    assert [row.target for row in report.missed(state.rows_of(found))] == ["0: MISSED"]

@@ -1,0 +1,224 @@
+"""Measures what moving the state costs: joining, copying, replacing, leaving, checkpoints, host memory.
+
+    python -m tests.bench.state [--small] [--no-targets] [--seed 1] [--json FILE]
+
+Each part has its own job of real processes, one after the other. Exit code 1 if a target is missed. --small is a smoke
+run with little state: its figures say nothing, no target is judged, and docs/performance.md stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from chaos_tests.harness.processes import exit_on_sigterm
+from tests.bench import checkpoints, contenders, nodes, replacements, report
+from tests.bench.intervals import median_interval, ratios
+from tests.bench.nodes import Change, Nodes
+from tests.bench.recovery import say, seconds_row, shown_ratio
+from tests.bench.replacements import Replacements
+from tests.bench.report import Row, target
+
+DOCUMENT = contenders.ROOT / "docs" / "performance.md"
+MARKERS = ("<!-- bench-state:begin -->", "<!-- bench-state:end -->")
+JSON_FILE = contenders.ROOT / "build" / "bench" / "state.json"
+
+JOIN_GAP_STEPS = 1.5
+LEAVE_GAP_STEPS = 2.0
+STALL_MS = 50.0
+COST = 0.035
+SOONER = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """shard_s: see scripts/train_ballast.py; two or three shards are a worker's step. waiting, busy: rounds of leaving
+    and returning without and with processors that compute. block: see checkpoints.py."""
+
+    join_mb: int = 1000
+    shard_s: float = 0.25
+    waiting: int = 5
+    busy: int = 2
+    replacements: int = 6
+    checkpoint_mb: int = 500
+    checkpoints: int = 8
+    block: int = 24
+
+
+SMALL = Sizes(join_mb=20, shard_s=0.05, waiting=1, busy=1, replacements=1, checkpoint_mb=20, checkpoints=1, block=12)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    sizes: Sizes
+    waiting: Nodes
+    busy: Nodes
+    replacements: Replacements
+    checkpoints: checkpoints.Figures
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    if not options.small:
+        report.around_section(DOCUMENT, MARKERS)  # before the measuring, which takes minutes
+    exit_on_sigterm()
+    begun_s = time.monotonic()
+    found = measure(SMALL if options.small else Sizes(), options.seed)
+    about, rows = report.machine(), rows_of(found)
+    figures = {
+        "command": command_of(options),
+        "machine": about,
+        "measured": asdict(found),
+        "table": [asdict(row) for row in rows],
+    }
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if not options.small:
+        report.write_section(DOCUMENT, report.section(command_of(options), about, rows, notes(found.sizes)), MARKERS)
+    say(f"{time.monotonic() - begun_s:.0f} s; all figures in {options.json}")
+    print(report.table(rows))
+    print(summary(found), flush=True)
+    return 1 if report.missed(rows) and not options.no_targets else 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.state")
+    parser.add_argument("--small", action="store_true", help="little of everything; docs/performance.md stays as it is")
+    parser.add_argument("--no-targets", action="store_true", help="a missed target is no failure")
+    parser.add_argument("--seed", type=int, default=1, help="of the moments and victims of kills")
+    parser.add_argument("--json", type=Path, default=JSON_FILE, help="where all figures go")
+    options = parser.parse_args(arguments)
+    options.no_targets |= options.small
+    return options
+
+
+def command_of(options: argparse.Namespace) -> str:
+    return f"python -m tests.bench.state --seed {options.seed}"
+
+
+def measure(sizes: Sizes, seed: int) -> Measured:
+    directory = Path(tempfile.mkdtemp(prefix="elastic-bench-"))
+    try:
+        return Measured(
+            sizes=sizes,
+            waiting=nodes.measure(directory / "waiting", sizes.join_mb, sizes.shard_s, sizes.waiting, say),
+            busy=nodes.measure(directory / "busy", sizes.join_mb, 0.0, sizes.busy, say),
+            replacements=replacements.measure(directory / "replacements", sizes.replacements, seed, say),
+            checkpoints=checkpoints.measure(
+                directory / "checkpoints", sizes.checkpoint_mb, sizes.checkpoints, sizes.block, say
+            ),
+        )
+    finally:
+        shutil.rmtree(directory)
+
+
+def rows_of(found: Measured) -> list[Row]:
+    sizes = found.sizes
+    return [
+        gap_row(f"a newcomer copies {sizes.join_mb} MB: survivors' longest gap", found.waiting.returns, JOIN_GAP_STEPS),
+        gap_row("the same, all processors busy computing", found.busy.returns),
+        seconds_row(
+            f"a node returns, {sizes.join_mb} MB -> step of the full world",
+            [change.to_world_s for change in found.waiting.returns],
+        ),
+        gap_row("a node is drained: the others' longest gap", found.waiting.leaves, LEAVE_GAP_STEPS),
+        gap_row("the same, all processors busy computing", found.busy.leaves),
+        Row(
+            "shards computed again when nodes leave and return",
+            f"{redone(found)}",
+            f"in {len(found.waiting.leaves) + len(found.busy.leaves)} leaves and as many returns",
+            target(redone(found) == 0, "0"),
+        ),
+        *replacement_rows(found.replacements),
+        *checkpoint_rows(found.checkpoints, sizes.checkpoint_mb),
+    ]
+
+
+def gap_row(what: str, changes: Sequence[Change], at_most: float | None = None) -> Row:
+    gaps = [change.gap_steps for change in changes]
+    step_s = statistics.median(change.step_s for change in changes)
+    verdict = "" if at_most is None else target(max(gaps) <= at_most, f"worst <= {at_most:g} steps")
+    return Row(
+        what,
+        f"{statistics.median(gaps):.2f} steps",
+        f"worst {max(gaps):.2f}, {len(gaps)} times; a step is {step_s:.2f} s",
+        verdict,
+    )
+
+
+def replacement_rows(found: Replacements) -> list[Row]:
+    sooner = median_interval(ratios(found.cold_s, found.forked_s))
+    shown, spread = shown_ratio(sooner)
+    return [
+        seconds_row("kill -> replacement steps, forked by the nursery", found.forked_s),
+        seconds_row("kill -> replacement steps, cold", found.cold_s),
+        Row(
+            "kill -> replacement steps, cold / forked", shown, spread, target(sooner.median >= SOONER, f">= {SOONER:g}")
+        ),
+    ]
+
+
+def checkpoint_rows(found: checkpoints.Figures, megabytes: int) -> list[Row]:
+    stall_ms = statistics.median(found.stalls_ms)
+    extra = median_interval(found.extra_s)
+    low, high = (f"{value / checkpoints.INTERVAL_S:.2%}" for value in (extra.low, extra.high))
+    return [
+        Row(
+            f"checkpoint of {megabytes} MB, {checkpoints.WORKERS} workers: the loop stands still",
+            f"{stall_ms:.1f} ms",
+            f"{min(found.stalls_ms):.1f} to {max(found.stalls_ms):.1f} ms, {len(found.stalls_ms)} times",
+            target(stall_ms <= STALL_MS, f"<= {STALL_MS:g} ms"),
+        ),
+        Row(
+            f"throughput that one every {checkpoints.INTERVAL_S:g} s costs",
+            f"{found.cost:.2%}",
+            f"{low} to {high} ({extra.confidence:.0%} interval of {extra.n} pairs)",
+            target(found.cost <= COST, f"<= {COST:.1%}"),
+        ),
+        seconds_row("from taking it to complete on disk", found.seconds_s),
+    ]
+
+
+def redone(found: Measured) -> int:
+    return found.waiting.redone + found.busy.redone
+
+
+def summary(found: Measured) -> str:
+    """The last line, for scripts."""
+    gap = max(change.gap_steps for change in found.waiting.returns)
+    stall_ms = statistics.median(found.checkpoints.stalls_ms)
+    return (
+        f"state: join_gap={gap:.2f} drain_redone={redone(found)} "
+        f"ckpt_stall_ms={stall_ms:.1f} ckpt_cost={found.checkpoints.cost:.4f}"
+    )
+
+
+def notes(sizes: Sizes) -> list[str]:
+    """What a reader has to know to judge the table."""
+    return [
+        "A gap is the longest time between two steps of a worker that stays, from the change until the new world has "
+        f"made {nodes.STEADY_STEPS} steps, in medians of its {nodes.STEADY_STEPS} steps before. A step is 6 shards of "
+        f"{sizes.shard_s:g} s each, for which a worker waits as for an accelerator, so the processors are free for the "
+        "copy. With three workers a step takes two shards, with two three: half a step of the gap of a leave is that "
+        "difference. Where processors compute, three workers do so on 2 cores, and a newcomer, which would have a "
+        "machine of its own, takes from them.",
+        "Shards are counted in the training script, without rehearsals.",
+        "Replacements: the same job of three workers twice, one with `--cold-start`, killed in turns. Its steps take "
+        "about 20 ms, so that the start is measured and not the steps it waits for.",
+        "Checkpoints are taken on three workers that keep both cores busy. The cost: blocks of "
+        f"{sizes.block} steps with a checkpoint at their beginning take turns with blocks without one, and each is "
+        "compared with the mean of the two beside it; the median difference is divided by 30 s. So the run need not "
+        "last 30 s a checkpoint, and a drift of the machine falls out.",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
