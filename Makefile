@@ -36,10 +36,9 @@ $(ETCD): | $(VENV)/.stamp
 	  dpkg-deb -x etcd-server_*.deb . && rm etcd-server_*.deb || \
 	  echo 'no etcd-server package to be had here: the tests that kill etcd will be skipped'
 
-# The live tests have the machine for themselves: they hold the product to its times.
-test: setup etcd ## lint, unit and simulated tests, two at a time; then live tests
-	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit sim
-	+$(MAKE) --no-print-directory live
+# Two parts at a time, because most of a live test is a wait; what a part says comes when it has ended.
+test: setup etcd ## lint, unit, simulated and live tests
+	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit sim live-a-k live-l-z
 
 unit: setup ## unit tests
 	$(BOUND) 10m $(PYTEST) tests/unit
@@ -47,7 +46,11 @@ unit: setup ## unit tests
 sim: setup ## simulated tests: whole jobs in virtual time
 	$(BOUND) 10m $(PYTEST) tests/sim
 
-live: setup etcd ## live tests: real processes, real etcd
+# By the first letter of the file, so that each new file is in one of them.
+live-%: setup etcd
+	$(BOUND) 20m $(PYTEST) -m 'not long' tests/live/test_[$*]*.py
+
+live: setup etcd ## live tests alone: real processes, real etcd
 	$(BOUND) 20m $(PYTEST) -m 'not long' tests/live
 
 test-exact: setup ## 200 random trainings and fates, other ones each time, against the quiet run

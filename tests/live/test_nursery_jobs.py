@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+from elastic.errors import ExitCode
 from tests.live.conftest import Quiet
 from tests.live.jobs import TRAINER, Job
 
@@ -52,13 +53,14 @@ def test_a_job_whose_nursery_is_killed_goes_on_with_the_same_bits(quiet: Quiet, 
         assert job.left_behind() == {}
 
 
-def test_nothing_is_left_when_the_agent_is_killed_while_it_has_a_nursery(tmp_path: Path) -> None:
+def test_the_death_of_the_only_agent_loses_every_copy_and_leaves_nothing_also_not_its_nursery(tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "2", "--quiet", str(TRAINER)) as job:
         job.pace(PACE_S)
         job.await_world(2)
         pid = nursery(job)
         assert Path(f"/proc/{pid}").exists()
         os.kill(job.pid_of("elastic.agent"), signal.SIGKILL)
-        assert job.wait() != 0
+        assert job.wait() == ExitCode.STATE_LOST
+        assert "every copy of the state is lost after" in job.output
         assert job.left_behind() == {}
         assert not Path(f"/proc/{pid}").exists()

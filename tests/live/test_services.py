@@ -53,7 +53,7 @@ def test_services_that_stand_still_for_a_while_cost_no_worker(quiet: Quiet, tmp_
         for service in ("elastic.agent", "elastic.rendezvous", "--data-dir=data"):
             frozen = job.pid_of(service)
             os.kill(frozen, signal.SIGSTOP)
-            time.sleep(Timing().evict_s * 1.6)
+            time.sleep(Timing().evict_s * 1.3)
             os.kill(frozen, signal.SIGCONT)
             steps = len(job.steps())
             job.await_steps(steps + 3)
