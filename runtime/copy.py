@@ -53,7 +53,8 @@ def open_copy(
 ) -> CopyConnection:
     """Call a member's listener. deadline_s: from now, in seconds; until then a connection that fails is tried again.
 
-    Raises CopyFailed if there is none by then, or at once if the member refuses.
+    Raises CopyFailed if there is none by then, or at once if the member refuses or its process has ended: a worker
+    listens before any list names it, for as long as it lives.
     """
     dial = Dial(peer.host, peer.port, Hello(job, generation, me, peer.worker_id, "copy", plan, token), local=False)
     end_s = time.monotonic() + deadline_s
@@ -63,6 +64,8 @@ def open_copy(
             sock = dial.advance(now_s)
             if sock is not None:
                 return CopyConnection(sock)
+            if dial.nobody_listens:
+                raise CopyFailed(f"{peer.worker_id} is gone: {dial.problem}")
             if now_s >= end_s:
                 raise CopyFailed(f"no copy connection to {peer.worker_id} in {deadline_s} s: {dial.problem}")
             poller = select.poll()

@@ -25,6 +25,8 @@ class Dial:
         self._retry_s = _RETRY_MIN_S
         self.retry_at_s = 0.0
         self.problem = "no answer"
+        self.nobody_listens = False
+        """The host has answered that the last call was for no process."""
 
     def register(self, poller: select.poll) -> None:
         """Register for what must happen before `advance` can do more; without a socket that is retry_at_s."""
@@ -83,6 +85,7 @@ class Dial:
         code = sock.connect_ex((self._host, self._port))
         if code in (errno.EINPROGRESS, errno.EALREADY):
             return False
+        self.nobody_listens = code == errno.ECONNREFUSED
         if code not in (0, errno.EISCONN):
             raise OSError(code, errno.errorcode.get(code, str(code)))
         self._connected = True

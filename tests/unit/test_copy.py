@@ -232,10 +232,16 @@ def test_a_caller_without_the_right_hello_is_refused(wrong: dict[str, str], said
         call(opened, **wrong)  # type: ignore[arg-type]
 
 
-def test_nobody_there_is_an_error_at_the_deadline() -> None:
+def test_a_member_whose_process_has_ended_is_not_waited_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         address = gone.getsockname()
-    with pytest.raises(CopyFailed, match="ECONNREFUSED"):
+    with pytest.raises(CopyFailed, match=r"donor is gone: .*ECONNREFUSED"):
+        open_copy(Peer("donor", *address), job=JOB, generation=3, me="asker", plan="", token=TOKEN, deadline_s=3600)
+
+
+def test_a_member_that_does_not_answer_is_an_error_at_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(CopyFailed, match=r"in 0.05 s: no answer"):
+        address = silent.getsockname()
         open_copy(Peer("donor", *address), job=JOB, generation=3, me="asker", plan="", token=TOKEN, deadline_s=0.05)
 
 
