@@ -13,10 +13,10 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim live test-exact test-live test-chaos lint proto demo soak bench clean
+.PHONY: help setup etcd test unit sim live test-exact test-live test-chaos lint proto demo soak bench bench-state clean
 
 help: ## say what each target does
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.stamp ## create .venv with the exact versions of constraints.txt
 
@@ -78,6 +78,9 @@ soak: setup ## 100 rounds of kill and replace; checks that nothing leaks
 
 bench: setup ## measure recovery, join and step time against torch DDP and torchrun
 	$(PY) -m tests.bench.recovery
+
+bench-state: setup ## measure what moving the state costs: join, copy, replacement, drain, checkpoint
+	$(PY) -m tests.bench.state
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
