@@ -77,7 +77,7 @@ class StepsTail:
 
 def _count(shard: object) -> int:
     if isinstance(shard, dict):
-        return int(shard["n"])
+        return int(shard.get("n", 0))  # of a stream's batch nobody knows
     return len(shard) if isinstance(shard, list) else 0
 
 
@@ -201,8 +201,9 @@ def plain_line(facts: dict[str, Any]) -> str:
         parts.append(f"step {facts['step']}")
         parts += [f"{name} {_number(value)}" for name, value in facts["scalars"].items()]
         parts.append(f"{facts['samples_per_s']:.0f} samples/s")
-    spares = f" and {len(facts['spares'])} spares" if facts["spares"] else ""
-    parts.append(f"{len(facts['members'])} members{spares}")
+    parts.append(f"{len(facts['members'])} members")
+    if count := len(facts["spares"]):
+        parts.append(f"{count} spare{'s' * (count > 1)}")
     parts.append(f"generation {facts['generation']}")
     if facts["last_recovery_ms"] is not None:
         parts.append(f"last recovery {facts['last_recovery_ms']:.0f} ms")

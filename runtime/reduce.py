@@ -55,7 +55,7 @@ def exchange(
 ) -> tuple[Headers, Partial]:
     """Reduce the roots of all members along the canonical tree; returns all headers and Partial(0, units).
 
-    roots: nodes of the tree over 0..units-1 held here, none for a spare; they stay intact, and must not change until
+    roots: nodes of the tree over 0..units-1 held here, none if idle; they stay intact, and must not change until
     this returns or raises. groups: name -> elements, empty if only scalars are reduced. flats, and out, are contiguous
     1-D CPU tensors of the group's dtype and length; the sum is written into out, or into new tensors.
     header: the caller's fields; check gets every member's header by worker_id, with the fields worker_id, generation,

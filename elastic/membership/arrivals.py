@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from elastic.membership.actions import Action, Note, Tell
@@ -102,16 +103,19 @@ def form(g: Group, now_s: float, do: list[Action]) -> None:
     """Commit the first generation once all workers are here, or enough of them after the join window.
 
     Below quorum a job waits on, within orphan_limit_s, for processes that have been started and are not ready to say
-    so: on a busy machine it takes a while until the script has done its imports.
+    so: on a busy machine it takes a while until the script has done its imports. Devices go by slot, so the last slots
+    of a node, its spares, become members only if the window is over.
     """
     if g.committing is not None:
         return
     present = [seen for worker, seen in g.workers.items() if worker not in g.dead and worker not in g.given_up]
-    if len(present) < (g.spec.min_workers if g.window_over else g.spec.workers):
+    spares = [seen for seen in present if seen.slot >= g.slots.get(seen.member.node, math.inf)]
+    if len(present) < g.spec.min_workers or (not g.window_over and len(present) - len(spares) < g.spec.workers):
         if g.window_over:
             _wait_for_starting(g, len(present), now_s, do)
         return
-    ordered = sorted(present, key=lambda seen: (seen.member.node, seen.slot))[: g.wanted_workers]
+    chosen = sorted(present, key=lambda seen: (seen in spares, seen.member.node, seen.slot))[: g.wanted_workers]
+    ordered = sorted(chosen, key=lambda seen: (seen.member.node, seen.slot))
     members = tuple(replace(seen.member, seniority=rank) for rank, seen in enumerate(ordered))
     for member in members:
         g.workers[member.worker_id] = replace(g.workers[member.worker_id], member=member)

@@ -572,12 +572,12 @@ def test_print_prints_on_the_leader(job: Job, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == "a-1\n"
 
 
-def test_the_spares_of_a_world_larger_than_v_are_said(session: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_idle_of_a_world_larger_than_v_are_said(session: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
     session.world_size = 6
     job = make_job(session)
     set_up(job)
     job.steps(shards=4, total=1)
-    assert "6 workers for 4 shards: 2 without a shard are spares" in capsys.readouterr().out
+    assert "6 workers for 4 shards: 2 are idle, without a shard" in capsys.readouterr().out
 
 
 def test_the_attributes_of_a_job_of_one() -> None:

@@ -55,6 +55,11 @@ def test_the_rate_forgets_what_is_long_ago(tmp_path: Path) -> None:
     assert tail.samples_per_s == 0.0
 
 
+def test_spares_are_counted_apart() -> None:
+    assert "2 members, 1 spare, generation 4" in plain_line({**FACTS, "spares": ["local.2.0"]})
+    assert "spare" not in plain_line(FACTS)
+
+
 def test_a_plain_line_has_what_the_table_has() -> None:
     line = plain_line(FACTS)
     console = Console(width=200, file=None)

@@ -291,6 +291,24 @@ def test_a_spare_fills_a_place_and_never_adds_one() -> None:
     assert group.spares == {"m.0.0", "m.1.0"} and len(told) == 1
 
 
+def formed(*slots: int, window_over: bool = False) -> tuple[str, ...]:
+    """The first generation of two workers and a spare on one node, which come in this order; empty: none yet."""
+    group = membership.new(JobSpec(name="job", command=("train",), workers=2, spares=1), seed="seed")
+    events: list[Event] = [Elected(1), AgentUp("n", 2)]
+    events += [Announce(f"n.{slot}.0", "n", slot, 1, "host", 1, "same") for slot in slots]
+    for event in events:
+        group, _ = membership.step(group, event, 0.0)
+    if window_over:
+        group, _ = membership.step(group, Tick(), group.spec.timing.join_window_s)
+    return group.committing.ids if group.committing else ()
+
+
+def test_a_job_begins_with_the_first_slots_of_a_node_because_devices_go_by_them() -> None:
+    assert formed(2, 0) == ()
+    assert formed(2, 0, 1) == ("n.0.0", "n.1.0")
+    assert formed(2, 0, window_over=True) == ("n.0.0", "n.2.0")
+
+
 def test_a_process_that_is_still_starting_may_be_a_spare() -> None:
     spec = JobSpec(name="job", command=("train",), workers=4, min_workers=3, spares=1)
     group = membership.new(spec, seed="seed")

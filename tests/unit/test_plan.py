@@ -57,7 +57,7 @@ def test_default_blocks_are_contiguous_balanced_and_hold_each_unit_once(units: i
     assert list(map(len, blocks)) == sorted(map(len, blocks), reverse=True)
 
 
-def test_more_workers_than_units_leaves_spares() -> None:
+def test_more_workers_than_units_leaves_some_idle() -> None:
     record = generation(1, "abc")
     assert [default_units_of(worker, record, 2) for worker in "abc"] == [(0,), (1,), ()]
 
