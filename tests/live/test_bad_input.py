@@ -118,7 +118,7 @@ def test_a_newcomer_with_other_numerics_is_refused_by_name_and_the_job_goes_on(t
 
 def test_the_loss_of_every_copy_ends_the_job_and_names_the_step(tmp_path: Path) -> None:
     """No restart from step 0 behind the user's back."""
-    with run(tmp_path, "nothing") as job:
+    with run(tmp_path, "nothing", "--snapshot-every", "off") as job:
         job.shut("end")
         workers = [job.workers()[worker] for worker in job.await_world(2)]
         job.await_steps(30)

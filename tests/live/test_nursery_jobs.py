@@ -54,7 +54,7 @@ def test_a_job_whose_nursery_is_killed_goes_on_with_the_same_bits(quiet: Quiet, 
 
 
 def test_the_death_of_the_only_agent_loses_every_copy_and_leaves_nothing_also_not_its_nursery(tmp_path: Path) -> None:
-    with Job(tmp_path, "--workers", "2", "--quiet", str(TRAINER)) as job:
+    with Job(tmp_path, "--workers", "2", "--quiet", "--snapshot-every", "off", str(TRAINER)) as job:
         job.pace(PACE_S)
         job.await_world(2)
         pid = nursery(job)

@@ -20,6 +20,11 @@ def series_of(job: Job) -> Series:
     return Series(storage_at(str(job.dir / "checkpoints")))
 
 
+def memory_of(job: Job) -> Path:
+    """Where its snapshots lie."""
+    return Path(json.loads((job.dir / "checkpoints.json").read_bytes())["memory"])
+
+
 def test_a_job_that_was_killed_goes_on_from_its_newest_checkpoint(tmp_path: Path, quiet: Quiet) -> None:
     with Job(tmp_path, *OPTIONS, str(TRAINER)) as job:
         job.pace(0.02)
@@ -28,6 +33,7 @@ def test_a_job_that_was_killed_goes_on_from_its_newest_checkpoint(tmp_path: Path
         job.command.process.kill()
         job.wait()
         assert job.left_behind() == {}
+        assert not memory_of(job).exists(), "a snapshot outlives its command"
     found, _ = series_of(job).newest()
     assert found is not None
     before = len(ledger.read(job.dir / "steps.jsonl"))
@@ -44,18 +50,29 @@ def test_a_job_that_was_killed_goes_on_from_its_newest_checkpoint(tmp_path: Path
     assert (job.dir / "runs" / "1" / "journal").is_dir()
 
 
-def test_a_job_that_loses_every_worker_goes_on_by_itself(tmp_path: Path, quiet: Quiet) -> None:
-    with Job(tmp_path, *OPTIONS, str(TRAINER)) as job:
+def kill_every_worker(job: Job) -> None:
+    """At once: none of them sees another one die."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in job.workers().values():
+            os.kill(pid, number)
+
+
+def test_a_job_that_loses_every_worker_goes_on_from_memory(tmp_path: Path, quiet: Quiet) -> None:
+    options = ("--workers", "2", "--quiet", "--checkpoint-every", "50 steps", "--snapshot-every", "2 steps")
+    with Job(tmp_path, *options, str(TRAINER)) as job:
+        job.await_event("checkpoint_complete", step=50)
         job.pace(0.02)
-        job.await_event("checkpoint_complete")
-        job.await_steps(7)
-        for pid in job.workers().values():
-            os.kill(pid, signal.SIGSTOP)
-        for pid in job.workers().values():
-            os.kill(pid, signal.SIGKILL)
+        job.until("a newer snapshot", lambda: max(e["step"] for e in job.events("snapshot_complete")) > 50)
+        kill_every_worker(job)
         job.until("it goes on", (job.dir / "resumes.jsonl").exists)
         job.pace(0)
         assert job.wait() == 0, job.story()
-        assert "every copy of the state is lost" in job.output
+        said = " ".join(job.output.split())
+        assert not memory_of(job).exists()
+    (resume,) = map(json.loads, (job.dir / "resumes.jsonl").read_text().splitlines())
+    assert resume["memory"] is True
+    assert 50 < resume["step"] < 100
+    assert resume["redone"] is None or resume["redone"][0] == resume["step"]
+    assert f"goes on from step {resume['step']}, snapshot in memory {resume['checkpoint']}" in said
     assert job.result["digest"] == quiet.digest
     assert ledger.compare(ledger.read(job.dir / "steps.jsonl"), quiet.steps) is None

@@ -362,6 +362,8 @@ def test_a_run_that_goes_on_knows_where_and_leaves_no_other_snapshot(
     job_dir = tmp_path / "job"
     assert resume.read_settings(job_dir).memory == str(memory)
     assert resume.has_advanced(job_dir) is False
+    complete(job_dir / "checkpoints", 3)
+    assert resume.has_advanced(job_dir)
     snapshots = complete(memory, 4)
     assert resume.has_advanced(job_dir)
     ahead = complete(tmp_path, 5)
