@@ -12,7 +12,7 @@ from elastic.journal import Journal, read
 from elastic.process import WorkerProcess
 from elastic.starter import Start, Starter
 
-PATIENCE_S = 120.0
+PATIENCE_S = 60.0
 
 
 class Worker:
@@ -67,7 +67,8 @@ class Node:
         return worker
 
     def events(self, event: str) -> list[dict[str, Any]]:
-        return [line for line in read(self.journal_path) if line["event"] == event]
+        lines = read(self.journal_path) if self.journal_path.exists() else []
+        return [line for line in lines if line["event"] == event]
 
     async def await_nurseries(self, count: int) -> int:
         """The pid of the newest, once so many have been ready."""
