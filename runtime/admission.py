@@ -1,25 +1,39 @@
-"""How a newcomer becomes a member: learn where the loop stands, rehearse, copy the state, take over one result."""
+"""How a newcomer becomes a member: learn where the loop stands, rehearse, copy the state, take over results.
+
+A copy made inside the donor's window needs one result, that of the operation whose state it is. A copy of a snapshot
+is older: the results from there on are taken over one by one, each through the script's own code, without computing a
+shard, until this worker stands before the operation that is in progress. Then it counts as a holder of its state, as
+after a copy in the window, and the handshake is the same.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
 from typing import cast
 
+import torch
+
 from elastic import position
 from elastic.errors import JoinMissed
 from elastic.journal import Journal
+from elastic.messages import Generation, Member
 from elastic.position import AskOutcome, CopyState, Phase, Position
+from runtime import guards
 from runtime.copy import CopyConnection, CopyFailed
-from runtime.newcomer import Asker, parse_op, parse_result
+from runtime.newcomer import Asker, parse_op, parse_result, parse_results
 from runtime.orders import Orders
 from runtime.partial import Json, Partial
-from runtime.session import JoinMeta, Op
+from runtime.resultlog import Entry
+from runtime.session import JoinMeta, Op, OpKind
 from runtime.standing import Standing
 from runtime.state import Carrier
 
 RETRY_S = 0.05
 """Pause before a question that nobody could answer is asked again."""
+
+MEMBERS = "the members"
 
 ANSWER_S = 20.0
 """A member that answers nothing at all for so long is not asked any further; it answers "later" much earlier."""
@@ -34,7 +48,17 @@ class Admission:
         self._asker = asker
         self._journal = journal
         self._epoch = 0
-        self._copied: Op | None = None
+        self._number = -1
+        """The operation whose state the carrier holds, or, while the script applies a result, will hold; -1: none."""
+        self._op = Op(OpKind.SYNC, 0)
+        """That operation; between `join`s only its number is known."""
+        self._counted_in: Generation | None = None
+        """In this generation the donor of that operation counts this worker as a holder of its state, so it may be a
+        member after it; a loss voids that."""
+        self._copied_here = False
+        """The state was copied in this `join`, so what the script told before says nothing of it."""
+        self._results: deque[Entry] = deque()
+        self._behind = False
         self._turn = 0
         """Whom to ask: it goes on when one could not say."""
 
@@ -59,29 +83,55 @@ class Admission:
                 return meta
             self._pause()
 
-    def join(self, carrier: Carrier) -> tuple[Op, Partial | None]:
+    @property
+    def behind(self) -> bool:
+        """Session.behind."""
+        return self._behind
+
+    def join(self, here: Op, fingerprint: dict[str, str], carrier: Carrier) -> tuple[Op, Partial | None]:
         """Session.join."""
+        self._epoch, self._op, self._copied_here = here.epoch, here, False
         while True:
             step = self._next()
             if step is None:
-                assert self._copied is not None
-                return self._copied, None
+                self._caught_up()
+                return self._op, None
             p, todo = step
+            result: Partial | None = None
             try:
                 match todo:
                     case CopyState(of):
                         answered = self._copy_state(p, of, carrier)
-                    case AskOutcome(op, of):
+                    case AskOutcome(op, of) if self._counted_in is p.record:
                         answered, result = self._ask_outcome(p, op, of)
-                        if result is not None:
-                            assert self._copied is not None
-                            return self._copied, result
+                    case AskOutcome(_, of):
+                        answered, result = self._go_on(p, of, fingerprint)
             except CopyFailed as failed:
                 self._journal.write("copy_failed", generation=p.entered, because=str(failed))
+                if self._counted_in is not p.record:
+                    self._asker.unfollow()
                 answered = False
+            if result is not None:
+                return self._op, result
             if not answered:
                 self._turn += 1
                 self._pause()
+
+    def take_over(self, here: Op, fingerprint: dict[str, str]) -> Partial:
+        """The result of an operation that the members have been through, while behind.
+
+        Raises JoinMissed if it is not to be had any more: between two passes there is no way back to a copy.
+        """
+        if here.kind is OpKind.LEAVE:
+            raise JoinMissed("the loop ended before this newcomer had caught up")
+        while True:
+            self._orders.leave_if_over()
+            try:
+                if self._results or self._fetch_results():
+                    return self._take(here, fingerprint)
+            except CopyFailed as failed:
+                raise JoinMissed(f"the results that this newcomer was taking over ended: {failed}") from failed
+            self._pause()
 
     def _pause(self) -> None:
         with self._standing.changed:
@@ -95,6 +145,8 @@ class Admission:
                 p = self._standing.position
                 if p.phase is not Phase.FRESH:
                     return None
+                if p.copied != self._number:
+                    p = self._standing.post(position.Copied(self._number))  # refused while quiesced
                 todo = position.seek(p)
                 if not isinstance(todo, position.Wait):
                     return p, todo
@@ -102,32 +154,98 @@ class Admission:
                     self._standing.changed.wait()
 
     def _call(self, p: Position, of: Sequence[str]) -> AbstractContextManager[CopyConnection]:
+        """Raises CopyFailed."""
+        return closing(self._asker.connect(*self._whom(p, of)))
+
+    def _whom(self, p: Position, of: Sequence[str]) -> tuple[Member, Generation]:
         """Another one of those each time that the one before did not know. Raises CopyFailed."""
         if not of:
             raise CopyFailed("nobody is known who could be asked")
         member, record = p.known(of[self._turn % len(of)]), p.newest_pending or p.record
         assert member is not None and record is not None
-        return closing(self._asker.connect(member, record))
+        return member, record
+
+    def _follow(self, p: Position, of: Sequence[str]) -> CopyConnection:
+        """The lasting connection to the donor, or a new one to who may be it. Raises CopyFailed."""
+        return self._asker.following or self._asker.follow(*self._whom(p, of))
 
     def _copy_state(self, p: Position, of: Sequence[str], carrier: Carrier) -> bool:
-        """Copy inside the donor's window. False: not now, or not from this one. Raises CopyFailed."""
-        with self._call(p, of) as connection:
-            connection.send({"want": "state"})
-            answer, blobs = connection.receive(within_s=ANSWER_S)
-            if "op" not in answer:
-                return False
-            number, op = cast(int, answer["op"]), parse_op(answer["about"])
-            if op.epoch != self._epoch:
-                raise JoinMissed(f"epoch {self._epoch} ended before this newcomer had copied the state")
-            if self._standing.post(position.Copied(-1)).copied != -1:
-                return False  # a report has promised the copy that this one would overwrite
-            carrier.load(cast(dict[str, Json], answer["state"]), blobs)
-            self._copied = op
-            if self._standing.post(position.Copied(number)).copied != number:
-                return False
-            self._journal.write("state_copied", generation=p.entered, op=number)
-            connection.send({"complete": number})
-            return True
+        """Inside the donor's window, or from its snapshot. False: not now, or not from this one. Raises CopyFailed."""
+        connection = self._follow(p, of)
+        connection.send({"want": "state"})
+        answer, blobs = connection.receive(within_s=ANSWER_S)
+        if "op" not in answer:
+            self._asker.unfollow()
+            return False
+        number, op = cast(int, answer["op"]), parse_op(answer["about"])
+        if op.epoch != self._epoch:
+            raise JoinMissed(f"epoch {self._epoch} ended before this newcomer had copied the state")
+        carrier.load(cast(dict[str, Json], answer["state"]), blobs)
+        self._number, self._op = number, op
+        follows = answer.get("follows") is True
+        self._journal.write("state_copied", generation=p.entered, op=number, snapshot=follows)
+        self._copied_here = True
+        if not follows:
+            promised = self._standing.post(position.Copied(number)).copied == number
+            connection.send({"complete": number if promised else -1})
+            self._counted_in = p.record if promised else None
+        return True
+
+    def _go_on(self, p: Position, of: Sequence[str], fingerprint: dict[str, str]) -> tuple[bool, Partial | None]:
+        """The result of the operation whose state is held here, if it is over; else to count as a holder of its state.
+
+        As _ask_outcome. Raises CopyFailed, and what disagreeing members raise.
+        """
+        if not self._results:
+            answer, blobs = self._ask_next(self._follow(p, of), join=True)
+            if answer.get("now") == self._number:
+                self._counted_in = p.record
+                return True, None
+            if "refused" in answer:
+                self._journal.write("copy_outdated", generation=p.entered, op=self._number, because=answer["refused"])
+                self._number = -1
+                return True, None
+            if "results" not in answer:
+                self._asker.unfollow()
+                return False, None
+            self._results.extend(parse_results(self._number, answer, blobs))
+        if self._standing.post(position.Copied(-1)).copied != -1:
+            return False, None  # a report has promised the state that the script would change now
+        return True, self._take(self._op, None if self._copied_here else fingerprint)
+
+    def _ask_next(self, connection: CopyConnection, *, join: bool) -> tuple[dict[str, Json], list[torch.Tensor]]:
+        connection.send({"want": "next", "op": self._number, "join": join})
+        return connection.receive(within_s=ANSWER_S)
+
+    def _fetch_results(self) -> bool:
+        """Whether there are any now. Raises CopyFailed."""
+        connection = self._asker.following
+        if connection is None:
+            raise CopyFailed("the connection to the donor is gone")
+        answer, blobs = self._ask_next(connection, join=False)
+        if "refused" in answer:
+            raise CopyFailed(str(answer["refused"]))
+        if "results" in answer:
+            self._results.extend(parse_results(self._number, answer, blobs))
+        return bool(self._results)
+
+    def _take(self, here: Op, fingerprint: dict[str, str] | None) -> Partial:
+        """The next result goes to the script, which is at this operation with these marks, where they are known.
+
+        Raises what disagreeing members raise: this worker came to another place than the members, or drifted apart.
+        """
+        entry, me = self._results.popleft(), self._asker.worker_id
+        if entry.op != here:
+            raise guards.disagreement({MEMBERS: entry.op, me: here}, MEMBERS)
+        if fingerprint not in (None, entry.fingerprint):
+            raise guards.disagree({MEMBERS: entry.fingerprint, me: fingerprint}, here)
+        self._number, self._counted_in, self._behind = entry.number + 1, None, True
+        return entry.result
+
+    def _caught_up(self) -> None:
+        self._behind = False
+        self._results.clear()
+        self._asker.unfollow()
 
     def _ask_outcome(self, p: Position, op: int, of: Sequence[str]) -> tuple[bool, Partial | None]:
         """What became of the operation whose state is held here: whether somebody knew, and, if a generation with
@@ -143,12 +261,13 @@ class Admission:
             return False, None
         number = cast(int, answer["outcome"])
         if "result" not in answer:
-            self._standing.post(position.Copied(-1))
+            self._counted_in = None
             return True, None
         result = parse_result(answer, blobs)
         with self._standing.changed:
             if self._standing.post(position.Joined(number, op)).entered != number:
                 return False, None  # its plan is still on its way to this worker, or a loss came first
             self._standing.keep(result)
+        self._caught_up()
         self._journal.write("joined", generation=number, op=op)
         return True, result

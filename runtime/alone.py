@@ -30,6 +30,7 @@ class Alone:
     pauses = False
     going = None
     joining = False
+    behind = False
 
     def __init__(self) -> None:
         self._op: Op | None = None
@@ -61,7 +62,7 @@ class Alone:
     def meta(self) -> JoinMeta:
         raise RuntimeError("a job of one has no newcomer")
 
-    def join(self) -> tuple[Op, Partial | None]:
+    def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial | None]:
         raise RuntimeError("a job of one has no newcomer")
 
     def begin(

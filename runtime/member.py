@@ -82,7 +82,7 @@ class Member:
         self._rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s)
         self._standing = Standing(self.worker_id, self._rings, self._send, self._journal)
         self._standing.position = replace(self._standing.position, phase=Phase.FRESH)
-        self._donor = Donor(self._standing)
+        self._donor = Donor(self._standing, self._journal)
         self._asker = Asker(self.job, self.worker_id)
         self._orders = Orders(self._standing, self._asker, self._send, self._journal)
         self._admission = Admission(self._standing, self._orders, self._asker, self._journal)
@@ -93,7 +93,7 @@ class Member:
         self._applied = 0
         self._begun_s = 0.0
         self._step_s = 0.0
-        """How long the last step took: what a newcomer's copy may cost."""
+        """How long the last step took, without waiting for the end of a copy."""
         self._phase = "starting"
         self._fresh_generation = 0
         self._stopping = threading.Event()
@@ -123,7 +123,11 @@ class Member:
 
     @property
     def joining(self) -> bool:
-        return self._standing.position.phase is Phase.FRESH
+        return self._standing.position.phase is Phase.FRESH and not self._admission.behind
+
+    @property
+    def behind(self) -> bool:
+        return self._standing.position.phase is Phase.FRESH and self._admission.behind
 
     @property
     def rank(self) -> int:
@@ -209,12 +213,15 @@ class Member:
     def meta(self) -> JoinMeta:
         return self._admission.meta()
 
-    def join(self) -> tuple[Op, Partial | None]:
+    def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial | None]:
         assert self._donor.carrier is not None
-        with self._standing.changed:
-            self._orders.ready = True
-            self._client.send(Ready(self.worker_id, self._orders.newest.number))
-        self._op, result = self._admission.join(self._donor.carrier)
+        if not self.behind:
+            with self._standing.changed:
+                self._orders.ready = True
+                self._client.send(Ready(self.worker_id, self._orders.newest.number))
+        self._op, result = self._admission.join(here, fingerprint, self._donor.carrier)
+        if self.behind:
+            return self._op, result
         if result is not None:
             self._fresh_generation = self.generation
         self._say_progress()
@@ -230,12 +237,14 @@ class Member:
         if joinable:
             now_s = time.monotonic()
             self._step_s, self._begun_s = (now_s - self._begun_s if self._begun_s else 0.0), now_s
+        if self.behind:
+            return
         self._leave_unless_leaving()
         with self._standing.changed:
             self._phase = f"step {op.step}" if op.kind is OpKind.PASS else str(op.kind)
             self._standing.post(position.Begin(op.units, joinable))
             if joinable:
-                self._donor.open_window(op)
+                self._donor.open_window(op, self._step_s + self._grace_s)
 
     def _leave_unless_leaving(self) -> None:
         """Close is what a worker in its LEAVE operation waits for; everywhere else it ends the process."""
@@ -259,6 +268,8 @@ class Member:
         self._standing.unit_done(leaf)
 
     def finish(self) -> Partial | None:
+        if self.behind:
+            return self._admission.take_over(self._op, self._fingerprint)
         result = self._finish()
         if result is None:
             return None
@@ -336,7 +347,8 @@ class Member:
             self._standing.post(position.Acknowledged())
 
     def _linger(self, newcomers: tuple[str, ...]) -> None:
-        deadline = time.monotonic() + max(self._timing.join_grace_s, self._step_s)
+        begun_s = time.monotonic()
+        deadline = begun_s + self._grace_s
         with self._standing.changed:
             while isinstance(position.move(self._standing.position), position.Linger):
                 left = deadline - time.monotonic()
@@ -344,13 +356,19 @@ class Member:
                     self._standing.post(position.GraceOver())
                 else:
                     self._standing.changed.wait(left)
+        self._begun_s += time.monotonic() - begun_s
+
+    @property
+    def _grace_s(self) -> float:
+        """How long the end of a copy is waited for."""
+        return max(self._timing.join_grace_s, self._step_s / 2)
 
     def _complete(self, event: position.Event, result: Partial) -> bool:
         """Post what completes the operation; False if a quiesce came first. Called under the lock."""
         before = self._standing.position.reduced
         if self._standing.post(event).reduced == before:
             return False
-        self._standing.keep(result)
+        self._donor.keep(before, self._op, self._fingerprint, result)
         return True
 
     def _exchange(self, generation: int) -> Partial | None:
@@ -459,6 +477,8 @@ class Member:
     # ---------------------------------------------------------------------------------------------- the end
 
     def applied(self, record: StepRecord) -> None:
+        if self.behind:  # the members have told it
+            return
         self._applied = record.step + 1
         self._client.record({**asdict(record), "lr": list(record.lr)})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import cast
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from elastic.messages import Generation, Member
 from runtime.copy import CopyConnection, CopyFailed, open_copy
 from runtime.partial import Json, Partial, Scalars
+from runtime.resultlog import Entry
 from runtime.ring import Peer
 from runtime.session import JoinMeta, Op, OpKind
 from runtime.state import Carrier
@@ -18,24 +19,53 @@ CONNECT_S = 5.0
 
 
 class Asker:
-    """Who asks, and for which job. One question at a time, by the user's thread; any thread may abort it."""
+    """Who asks, and for which job. One question at a time, by the user's thread; any thread may abort it.
+
+    Most questions have a connection each. That to the donor of a newcomer lasts from the copy until it has caught up,
+    also while generations end that this donor survives.
+    """
 
     def __init__(self, job: str, worker_id: str) -> None:
         self.job = job
         self.worker_id = worker_id
         self._asking: CopyConnection | None = None
+        self._following: tuple[str, CopyConnection] | None = None
         self._received_before = 0
 
     def abort(self) -> None:
-        """Make a question that is under way raise CopyFailed: its generation is over, its donor may be frozen."""
+        """Make a question that is under way raise CopyFailed: its generation is over, its member may be frozen."""
         asking = self._asking
         if asking is not None:
             asking.abort()
 
+    def abort_following(self, unless: Collection[str] = ()) -> None:
+        """The same for a donor that is none of these."""
+        following = self._following
+        if following is not None and following[0] not in unless:
+            following[1].abort()
+
     @property
     def received(self) -> int:
         """Bytes of all answers so far. Any thread."""
-        return self._received_before + (self._asking.received if self._asking else 0)
+        following = self._following[1].received if self._following else 0
+        return self._received_before + following + (self._asking.received if self._asking else 0)
+
+    @property
+    def following(self) -> CopyConnection | None:
+        return self._following[1] if self._following else None
+
+    def follow(self, member: Member, generation: Generation) -> CopyConnection:
+        """A lasting connection to this donor. Raises CopyFailed."""
+        connection = self.connect(member, generation)
+        self._following = (member.worker_id, connection)
+        self._asking = None
+        return connection
+
+    def unfollow(self) -> None:
+        if self._following is not None:
+            self._following[1].close()
+            self._received_before += self._following[1].received
+            self._following = None
 
     def connect(self, member: Member, generation: Generation) -> CopyConnection:
         """Raises CopyFailed."""
@@ -48,7 +78,8 @@ class Asker:
             token=generation.token,
             deadline_s=CONNECT_S,
         )
-        self._received_before, self._asking = self.received, connection
+        self._received_before += self._asking.received if self._asking else 0
+        self._asking = connection
         return connection
 
     def meta(self, generation: Generation) -> JoinMeta | None:
@@ -120,6 +151,19 @@ def parse_result(answer: dict[str, Json], blobs: Sequence[torch.Tensor]) -> Part
     }
     has_grad, weight = int(cast(str, meta["has_grad"]), 16), float(cast(float, meta["weight"]))
     return Partial(lo, hi, flats, has_grad, weight, scalars, meta["note"])
+
+
+def parse_results(first: int, answer: dict[str, Json], blobs: Sequence[torch.Tensor]) -> list[Entry]:
+    """The results of operations ``first``, ``first + 1``, ... Raises CopyFailed as parse_result does."""
+    entries: list[Entry] = []
+    at = 0
+    for part in cast(list[dict[str, Json]], answer["results"]):
+        count = len(cast(dict[str, Json], part["groups"]))
+        result = parse_result(part, blobs[at : at + count])
+        fingerprint = cast(dict[str, str], part["fingerprint"])
+        entries.append(Entry(first + len(entries), parse_op(part["about"]), fingerprint, result))
+        at += count
+    return entries
 
 
 def parse_op(about: Json) -> Op:

@@ -73,11 +73,13 @@ class Orders:
                     if self._over is None or isinstance(order, Close):
                         self._over = order
                     self._asker.abort()
+                    self._asker.abort_following()
                     self._standing.changed.notify_all()
 
     def _published(self, order: Publish, generation: Generation, newer_leader: bool) -> None:
         if generation.kind is not Kind.PLANNED:
             self._asker.abort()
+            self._asker.abort_following(unless=generation.ids)
         self._generations[generation.number] = generation
         for number in sorted(self._generations)[:-GENERATIONS_KEPT]:
             del self._generations[number]

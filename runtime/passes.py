@@ -177,9 +177,9 @@ class Pass(Iterator[Any]):
         training.cleanup.close()
         if self._number == 0:
             self._running.cached.clear()
-        if training.session.joining:
+        if training.session.joining or (training.session.behind and self._number == 0):
             self._check_unchanged()
-            op, result = training.session.join()
+            op, result = training.session.join(self._op(place), training.fingerprint())
             self._running.place = place = self._running.locate(op.step)
             training.adopt(place.index, place.epoch)
             training.harvest().begin_pass(training.seed, place.index, self._number)
@@ -187,9 +187,11 @@ class Pass(Iterator[Any]):
                 self._end(result)
                 return
             self._snapshot, self._checksums = training.carrier.watch(), training.carrier.watch(full=True)
-        op = Op(OpKind.PASS, self._running.work.shards, training.epoch_of_op, place.index, self._number)
-        training.session.begin(op, training.fingerprint(), training.harvest().groups())
+        training.session.begin(self._op(place), training.fingerprint(), training.harvest().groups())
         self._phase = "collecting"
+
+    def _op(self, place: Place) -> Op:
+        return Op(OpKind.PASS, self._running.work.shards, self._training.epoch_of_op, place.index, self._number)
 
     def _begin_shard(self, shard: int) -> Any:
         training, running = self._training, self._running

@@ -156,6 +156,12 @@ class Session(Protocol):
         """A newcomer that has not copied the state yet."""
         ...
 
+    @property
+    def behind(self) -> bool:
+        """A newcomer whose copy is older than the step in progress: `join` in the first pass of each step, and every
+        other operation, give it the result that the members have got, until it has caught up and is one of them."""
+        ...
+
     def attach(self, carrier: Carrier) -> None:
         """The registered state, once, before the first operation; served to newcomers, compared in SYNC."""
         ...
@@ -173,12 +179,18 @@ class Session(Protocol):
         """Newcomer only: ask a member. Blocks until one answers."""
         ...
 
-    def join(self) -> tuple[Op, Partial | None]:
-        """Newcomer only, inside its first pass, after its rehearsal: copy the state of the pass in progress into
-        the carrier, wait until the planned generation takes effect, and return that pass with its result. None:
-        every member was lost and this copy is the state; this worker goes on by beginning that pass.
+    def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial | None]:
+        """Newcomer only, inside the first pass of a step: hold the state of a pass, and return it with its result.
 
-        Raises JoinMissed if the epoch of `meta` is over: this process must be replaced.
+        The first time, after the rehearsal, the state is copied into the carrier. It is that of the pass in progress,
+        and the result comes when the planned generation takes effect; or it is older, and this worker is `behind`
+        afterwards, and in its next step calls this again. None instead of the result: every member was lost and this
+        copy is the state; this worker goes on by beginning that pass.
+
+        here, fingerprint: as in `begin`, what this worker is at; the pass returned is another one if the state was
+        copied, also when a worker that was behind has to copy anew.
+        Raises JoinMissed if the epoch is over of which `here` is part, or `meta` told: this process must be replaced;
+        and what disagreeing members raise, if it was behind.
         """
         ...
 

@@ -43,6 +43,7 @@ class Standing:
         self.position = Position(me)
         self.result: Partial | None = None
         """The result of operation ``position.kept``."""
+        self._shared = False
         self.served = 0
         """Threads that are sending the result's tensors just now: then they are not reused."""
         self.acknowledgements: AwaitAcknowledgements | None = None
@@ -147,10 +148,11 @@ class Standing:
                     return flats
         return {name: torch.empty(size, dtype=getattr(torch, name)) for name, size in groups.items()}
 
-    def keep(self, result: Partial) -> None:
+    def keep(self, result: Partial, *, shared: bool = False) -> None:
+        """shared: somebody else holds its tensors too, for longer; then they are not reused."""
         with self.changed:
             self._free_result()
-            self.result = result
+            self.result, self._shared = result, shared
             self.drop_all()
 
     def give_back(self, flats: dict[str, torch.Tensor]) -> None:
@@ -160,6 +162,6 @@ class Standing:
                 self._pool.append(flats)
 
     def _free_result(self) -> None:
-        if self.result is not None and not self.served:
+        if self.result is not None and not self.served and not self._shared:
             self.give_back(self.result.flats)
         self.result = None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 import torch
 
 from elastic import position
+from elastic.errors import Disagree, JoinMissed
 from elastic.journal import Journal
-from elastic.messages import Generation, Kind, Member, Order, Plan, Publish, Word
+from elastic.messages import Generation, Kind, Member, Order, Plan, Publish, Quiesce, Word
 from elastic.position import Phase
 from runtime.admission import Admission
 from runtime.copy import CopyConnection
@@ -33,6 +35,7 @@ from tests.unit.rings import GENEROUS_S
 
 JOB = "job"
 TOKEN = "token"
+STEP = Op(OpKind.PASS, 1, epoch=0, step=0)
 
 
 class RingsOnPaper(Rings):
@@ -56,27 +59,43 @@ class Breaking(CopyConnection):
         return header, blobs
 
 
+class SlowCarrier(Carrier):
+    """Calls `before` before it becomes a copy."""
+
+    def __init__(self, values: Values, before: Callable[[], object]) -> None:
+        super().__init__(values)
+        self._before = before
+
+    def load(self, header: dict[str, Json], blobs: Sequence[torch.Tensor]) -> None:
+        self._before()
+        super().load(header, blobs)
+
+
 class Worker:
     """The threads of one worker, without its ring and its agent."""
 
-    def __init__(self, name: str, weight: float, journal: Journal) -> None:
+    def __init__(self, name: str, weight: float, journal: Journal, journal_path: Path) -> None:
         self.name = name
+        self.journal = journal_path
+        self.requests: set[tuple[Json, Json]] = set()
+        self.before_load: Callable[[], object] = lambda: None
         self.breaks: Callable[[dict[str, Json]], bool] = lambda header: False
         self.words: list[Word] = []
+        self.op = STEP
         self.listener = Listener("127.0.0.1", job=JOB, me=name, token_of=lambda _: TOKEN, serve_copy=self._serve)
         self.standing = Standing(name, RingsOnPaper(self.listener, JOB, name, 1.0), self.words.append, journal)
         self.model = torch.nn.Linear(2, 1)
         torch.nn.init.constant_(self.model.weight, weight)
-        self.donor = Donor(self.standing)
-        self.donor.carrier = Carrier(Values())
-        self.donor.carrier.register(model=self.model)
-        self.donor.carrier.freeze()
+        self.donor = Donor(self.standing, journal)
+        self.carrier = self.donor.carrier = SlowCarrier(Values(), lambda: self.before_load())
+        self.carrier.register(model=self.model)
+        self.carrier.freeze()
         self.asker = Asker(JOB, name)
         self.orders = Orders(self.standing, self.asker, self.words.append, journal)
         self.admission = Admission(self.standing, self.orders, self.asker, journal)
 
     def _serve(self, sock: socket.socket, hello: Hello) -> None:
-        self.donor.serve(Breaking(sock, lambda header: self.breaks(header)), hello.worker_id)
+        self.donor.serve(Breaking(sock, self._note), hello.worker_id)
 
     def member(self, seniority: int) -> Member:
         return Member(self.name, self.name, *self.listener.address, seniority)
@@ -85,8 +104,34 @@ class Worker:
         self.orders.deliver(order)
 
     def begin(self, op: Op) -> None:
-        self.standing.post(position.Begin(op.units, joinable=True))
-        self.donor.open_window(op)
+        self.op = op
+        joinable = op.kind is OpKind.PASS
+        self.standing.post(position.Begin(op.units, joinable))
+        if joinable:
+            self.donor.open_window(op, GENEROUS_S)
+
+    def go_through(self, op: Op, carried: tuple[int, ...], result: Partial) -> None:
+        """An operation, the one in progress or the next one."""
+        if self.standing.position.phase is not Phase.COLLECTING:
+            self.begin(op)
+        self.complete(carried, result)
+
+    def weigh(self, weight: float) -> None:
+        with torch.no_grad():
+            self.model.weight.fill_(weight)
+
+    def events(self, event: str) -> int:
+        return sum(json.loads(line)["event"] == event for line in self.journal.read_text().splitlines())
+
+    def await_request(self, want: str, op: int) -> None:
+        with self.standing.changed:
+            assert self.standing.changed.wait_for(lambda: (want, op) in self.requests, GENEROUS_S)
+
+    def _note(self, header: dict[str, Json]) -> bool:
+        with self.standing.changed:
+            self.requests.add((header.get("want"), header.get("op")))
+            self.standing.changed.notify_all()
+        return self.breaks(header)
 
     def complete(self, carried: tuple[int, ...], result: Partial) -> None:
         """The ring's part: headers of all, then the result."""
@@ -94,7 +139,7 @@ class Worker:
         with self.standing.changed:
             self.standing.post(position.ReadHeader())
             self.standing.post(position.Obtained(generation, carried))
-            self.standing.keep(result)
+            self.donor.keep(self.standing.position.kept, self.op, {}, result)
         self.donor.close_window()
 
     def await_position(self, holds: Callable[[position.Position], bool]) -> None:
@@ -103,7 +148,6 @@ class Worker:
 
 
 Make = Callable[..., Worker]
-STEP = Op(OpKind.PASS, 1, epoch=0, step=0)
 RESULT = Partial(0, 1, {"float32": torch.tensor([1.0, 2.0])})
 
 
@@ -112,12 +156,19 @@ def make(tmp_path: Path) -> Iterator[Make]:
     with ExitStack() as stack:
 
         def new(name: str, weight: float = 0.0) -> Worker:
-            journal = stack.enter_context(Journal(tmp_path / f"{name}.jsonl", JOB, name, name))
-            worker = Worker(name, weight, journal)
+            path = tmp_path / f"{name}.jsonl"
+            worker = Worker(name, weight, stack.enter_context(Journal(path, JOB, name, name)), path)
             stack.callback(worker.listener.close)
+            stack.callback(worker.asker.unfollow)
             return worker
 
         yield new
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every state is too large for a window."""
+    monkeypatch.setattr("runtime.donor.CERTAINLY_BYTES_PER_S", 0)
 
 
 def generation(number: int, kind: Kind, *workers: Worker) -> Generation:
@@ -125,14 +176,54 @@ def generation(number: int, kind: Kind, *workers: Worker) -> Generation:
     return Generation(number, kind, 1, members, Plan(), "", token=TOKEN)
 
 
-def joining(newcomer: Worker) -> tuple[threading.Thread, list[tuple[Op, Partial | None]]]:
+def joining(newcomer: Worker, here: Op = STEP) -> tuple[threading.Thread, list[tuple[Op, Partial | None]]]:
     """Its user's thread, in the library after its rehearsal."""
     newcomer.standing.position = replace(newcomer.standing.position, phase=Phase.FRESH)
-    carrier, joined = newcomer.donor.carrier, list[tuple[Op, Partial | None]]()
-    assert carrier is not None
-    thread = threading.Thread(target=lambda: joined.append(newcomer.admission.join(carrier)), daemon=True)
+    joined = list[tuple[Op, Partial | None]]()
+    join = newcomer.admission.join
+    thread = threading.Thread(target=lambda: joined.append(join(here, {}, newcomer.carrier)), daemon=True)
     thread.start()
     return thread, joined
+
+
+def joined_with(thread: threading.Thread, joined: list[tuple[Op, Partial | None]]) -> tuple[Op, list[float]]:
+    thread.join(GENEROUS_S)
+    assert joined, "it is still joining"
+    op, result = joined[0]
+    assert result is not None
+    return op, values(result)
+
+
+def values(result: Partial) -> list[float]:
+    return result.flats["float32"].tolist()
+
+
+def at_step(step: int) -> Op:
+    return replace(STEP, step=step)
+
+
+def other(number: int) -> Partial:
+    return Partial(0, 1, {"float32": torch.full((2,), float(number))})
+
+
+def follow(donor: Worker, newcomer: Worker, *others: Worker) -> None:
+    """A job of these, and a plan that the newcomer joins it."""
+    members = (donor, *others)
+    for order in (generation(1, Kind.FORM, *members), generation(2, Kind.PLANNED, *members, newcomer)):
+        for worker in (*members, newcomer):
+            worker.hear(Publish(1, order))
+
+
+def die(worker: Worker, survivors: tuple[Worker, Worker], op: int) -> None:
+    """The members lose it in this operation; the newcomer, the second survivor, is planned again."""
+    worker.listener.close()
+    member, newcomer = survivors
+    for other in survivors:
+        other.hear(Quiesce(1, 1, 2))
+    loss = replace(generation(3, Kind.LOSS, member), plan=Plan(op=op))
+    for order in (loss, generation(4, Kind.PLANNED, member, newcomer)):
+        for other in survivors:
+            other.hear(Publish(1, order))
 
 
 def test_a_newcomer_whose_connection_breaks_while_its_generation_takes_effect_asks_again(make: Make) -> None:
@@ -214,3 +305,149 @@ def test_a_copy_is_given_up_only_when_a_member_says_that_no_generation_took_effe
     a.complete((2,), RESULT)
     thread.join(GENEROUS_S)
     assert joined and joined[0][0].step == 1
+
+
+def test_a_newcomer_takes_over_results_from_a_snapshot_on_until_it_has_caught_up(make: Make, large: None) -> None:
+    a, c = make("a", 7.0), make("c")
+    follow(a, c)
+    thread, joined = joining(c)
+    a.begin(STEP)
+    a.await_request("next", 0)
+    evaluation = Op(OpKind.EVALUATE, 1, step=1, label="score")
+    for op, result in ((STEP, RESULT), (at_step(1), other(1)), (evaluation, other(2))):
+        a.go_through(op, (0,), result)
+        a.weigh(9.0)  # the script goes on
+    assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
+    assert c.admission.behind and c.standing.position.phase is Phase.FRESH
+    assert c.model.weight.tolist() == [[7.0, 7.0]]
+    assert joined_with(*joining(c, at_step(1))) == (at_step(1), [1.0, 1.0])
+    assert values(c.admission.take_over(evaluation, {})) == [2.0, 2.0]
+    thread, joined = joining(c, at_step(2))
+    a.begin(at_step(2))
+    a.await_position(lambda p: p.holders == ("c",))
+    a.complete((2,), other(3))
+    assert joined_with(thread, joined) == (at_step(2), [3.0, 3.0])
+    assert (c.standing.position.entered, c.admission.behind) == (2, False)
+    assert c.events("state_copied") == 1
+
+
+def test_a_copy_that_was_cut_off_is_followed_by_a_snapshot(make: Make) -> None:
+    a, c = make("a", 7.0), make("c")
+    follow(a, c)
+    over = threading.Event()
+    c.before_load = lambda: over.wait(GENEROUS_S)
+    thread, joined = joining(c)
+    a.begin(STEP)
+    a.await_position(lambda p: p.copying == ("c",))
+    a.complete((0,), RESULT)
+    over.set()
+    a.begin(at_step(1))
+    a.await_request("next", 1)
+    a.complete((0,), other(1))
+    assert joined_with(thread, joined) == (at_step(1), [1.0, 1.0])
+
+
+def test_a_donor_goes_on_counting_a_newcomer_whose_generation_did_not_take_effect(make: Make, large: None) -> None:
+    a, c = make("a", 7.0), make("c")
+    follow(a, c)
+    thread, joined = joining(c)
+    a.begin(STEP)
+    a.await_request("next", 0)
+    a.complete((0,), RESULT)
+    joined_with(thread, joined)
+    thread, joined = joining(c, at_step(1))
+    a.begin(at_step(1))
+    a.await_position(lambda p: p.holders == ("c",))
+    a.complete((0,), other(1))
+    assert joined_with(thread, joined) == (at_step(1), [1.0, 1.0])
+    assert c.admission.behind and c.events("state_copied") == 1
+
+
+def test_a_newcomer_that_has_caught_up_survives_the_death_of_its_donor(make: Make, large: None) -> None:
+    a, b, c = make("a", 7.0), make("b", 7.0), make("c")
+    follow(a, c, b)
+    thread, joined = joining(c)
+    for worker in (a, b):
+        worker.begin(STEP)
+    a.await_request("next", 0)
+    for worker in (a, b):
+        worker.complete((0, 0), RESULT)
+    joined_with(thread, joined)
+    thread, joined = joining(c, at_step(1))
+    for worker in (a, b):
+        worker.begin(at_step(1))
+    a.await_position(lambda p: p.holders == ("c",))
+    die(a, survivors=(b, c), op=1)
+    b.await_position(lambda p: p.holders == ("c",))
+    b.complete((4,), other(1))
+    assert joined_with(thread, joined) == (at_step(1), [1.0, 1.0])
+    assert (c.standing.position.entered, c.events("state_copied")) == (4, 1)
+
+
+def test_a_newcomer_whose_donor_died_copies_anew_where_nobody_has_its_results(make: Make, large: None) -> None:
+    a, b, c = make("a", 7.0), make("b", 7.0), make("c")
+    follow(a, c, b)
+    thread, joined = joining(c)
+    for worker in (a, b):
+        worker.begin(STEP)
+    a.await_request("next", 0)
+    for worker in (a, b):
+        worker.complete((0, 0), RESULT)
+    joined_with(thread, joined)
+    for step in (1, 2):
+        for worker in (a, b):
+            worker.go_through(at_step(step), (0, 0), other(step))
+    b.weigh(8.0)
+    b.begin(at_step(3))
+    die(a, survivors=(b, c), op=3)
+    thread, joined = joining(c, at_step(1))
+    b.await_position(lambda p: p.holders == ("c",))
+    b.complete((4,), other(3))
+    assert joined_with(thread, joined) == (at_step(3), [3.0, 3.0])
+    assert (c.events("state_copied"), c.model.weight.tolist()) == (2, [[8.0, 8.0]])
+
+
+def test_a_newcomer_is_told_when_the_results_it_needs_were_too_many(
+    make: Make, large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.donor.LOG_BYTES_MIN", 0)
+    a, c = make("a", 7.0), make("c")
+    follow(a, c)
+    thread, joined = joining(c)
+    a.begin(STEP)
+    a.await_request("next", 0)
+    a.complete((0,), RESULT)
+    a.begin(at_step(1))
+    a.await_position(lambda p: p.holders == ("c",))
+    a.complete((2,), other(1))
+    assert joined_with(thread, joined) == (at_step(1), [1.0, 1.0])
+    assert c.events("copy_outdated") == 1
+
+
+def test_between_passes_a_newcomer_without_results_gives_way_to_a_new_process(make: Make, large: None) -> None:
+    a, c = make("a", 7.0), make("c")
+    follow(a, c)
+    thread, joined = joining(c)
+    a.begin(STEP)
+    a.await_request("next", 0)
+    a.complete((0,), RESULT)
+    joined_with(thread, joined)
+    a.listener.close()
+    with pytest.raises(JoinMissed, match="results"):
+        c.admission.take_over(Op(OpKind.EVALUATE, 1, label="score"), {})
+
+
+@pytest.mark.parametrize(("here", "marks"), [(Op(OpKind.EVALUATE, 1), {}), (STEP, {"learning rates": "0.2"})])
+def test_a_newcomer_that_came_to_another_place_or_drifted_says_so(
+    make: Make, large: None, here: Op, marks: dict[str, str]
+) -> None:
+    a, c = make("a", 7.0), make("c")
+    follow(a, c)
+    thread, joined = joining(c)
+    a.begin(STEP)
+    a.await_request("next", 0)
+    a.complete((0,), RESULT)
+    joined_with(thread, joined)
+    a.go_through(STEP, (0,), other(1))
+    with pytest.raises(Disagree, match="the members"):
+        c.admission.take_over(here, marks)

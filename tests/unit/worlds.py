@@ -47,9 +47,11 @@ class World:
         self.sessions: dict[str, FakeMember] = {}
         self.open: dict[str, Contribution] = {}
         self.results: dict[int, Partial] = {}
+        self.ops: dict[int, Op] = {}
+        self.fingerprints: dict[int, dict[str, str]] = {}
         self.number = 0
         self.newcomers: list[str] = []
-        self.asked_at = self.admit_at = 0
+        self.asked_at = self.copy_at = self.admit_at = 0
         self.asked: JoinMeta | None = None
         self.errors: dict[str, BaseException] = {}
         self.digests: dict[str, str] = {}
@@ -58,10 +60,17 @@ class World:
         """What all members raise: they disagree."""
 
     def run(
-        self, script: Callable[[FakeMember], str], newcomers: int = 0, asked_at: int = 0, admit_at: int = 0
+        self,
+        script: Callable[[FakeMember], str],
+        newcomers: int = 0,
+        asked_at: int = 0,
+        admit_at: int = 0,
+        copy_at: int | None = None,
     ) -> None:
-        """Run the script in every worker. Newcomers learn of step asked_at, and enter in step admit_at."""
+        """Run the script in every worker. Newcomers learn of step asked_at, and enter in step admit_at; they copy the
+        state of that step, or of an earlier one, copy_at, and take over results from there on."""
         self.asked_at, self.admit_at = asked_at, admit_at
+        self.copy_at = admit_at if copy_at is None else copy_at
         names = self.members + [f"n{i}" for i in range(newcomers)]
         self.newcomers = names[len(self.members) :]
         threads = []
@@ -115,18 +124,22 @@ class World:
         fingerprints = {name: part.fingerprint for name, part in self.open.items()}
         if len({tuple(sorted(values.items())) for values in fingerprints.values()}) > 1:
             self.fail(guards.disagree(fingerprints, op))
-        enters = op.kind is OpKind.PASS and op.step == self.admit_at
-        if enters and not all(self.sessions[name].ready for name in self.newcomers):
+        first = op.kind is OpKind.PASS and op.pass_no == 0
+        awaited = first and op.step in (self.copy_at, self.admit_at)
+        if awaited and not all(self.sessions[name].ready for name in self.newcomers):
             return False
         held = {node: copied(partial) for part in self.open.values() for node, partial in part.held.items()}
         while (pair := next_fold(held, op.units)) is not None:
             left, right, above = pair
             held[above] = fold(held.pop(left), held.pop(right))
         self.results[self.number] = result = held.pop((0, op.units))
+        self.ops[self.number], self.fingerprints[self.number] = op, fingerprints[self.members[0]]
         if op.kind is OpKind.ALLREDUCE:
             result.note = {name: part.own for name, part in self.open.items()}
         assert not held, "a unit was computed twice"
-        if op.kind is OpKind.PASS and op.pass_no == 0 and op.step == self.admit_at:
+        if first and op.step == self.copy_at:
+            self.send_state(op)
+        if first and op.step == self.admit_at:
             self.admit(op)
         self.number += 1
         self.open.clear()
@@ -138,14 +151,20 @@ class World:
         self.lock.notify_all()
         raise error
 
+    def send_state(self, op: Op) -> None:
+        donor = self.sessions[self.members[0]].carrier
+        for newcomer in (self.sessions[name] for name in self.newcomers):
+            header, blobs = donor.capture()
+            newcomer.carrier.load(header, [blob.clone() for blob in blobs])
+            newcomer.copied, newcomer.number = op, self.number
+
     def admit(self, op: Op) -> None:
         donor = self.sessions[self.members[0]].carrier
         for name in list(self.newcomers):
             newcomer = self.sessions[name]
-            header, blobs = donor.capture()
-            newcomer.carrier.load(header, [blob.clone() for blob in blobs])
-            newcomer.entered = (op, self.results[self.number])
-            newcomer.number = self.number + 1
+            assert newcomer.number == self.number
+            assert newcomer.carrier.digest() == donor.digest()
+            newcomer.joining = newcomer.behind = False
             self.newcomers.remove(name)
             self.members.append(name)
             self.joined_at[name] = op.step
@@ -162,14 +181,21 @@ class FakeMember:
         self.world = world
         self.worker_id = name
         self.joining = joining
-        self.ready = False
-        self.entered: tuple[Op, Partial] | None = None
+        self.behind = False
+        self.waiting = False
+        self.copied: Op | None = None
         self.number = 0
+        self.begun: tuple[Op, dict[str, str]] | None = None
         self.carrier: Carrier
         self.records: list[StepRecord] = []
         self.notes: list[tuple[str, dict[str, object]]] = []
         self.failures: list[tuple[BaseException, int, int | None]] = []
         self.computed = 0
+
+    @property
+    def ready(self) -> bool:
+        """It waits in `join`, at the state of the operation in progress or with none."""
+        return self.waiting and (self.copied is None or self.number == self.world.number)
 
     @property
     def rank(self) -> int:
@@ -213,18 +239,36 @@ class FakeMember:
         assert world.asked is not None
         return world.asked
 
-    def join(self) -> tuple[Op, Partial]:
-        self.ready = True
+    def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial]:
+        if self.behind:
+            self.copied = here
+        self.waiting = True
         self.world.lock.notify_all()
-        assert self.world.lock.wait_for(lambda: self.entered is not None or not self.world.members, WAIT_S)
-        if self.entered is None:
+        result = self._take_over((here, fingerprint) if self.behind else None)
+        assert self.copied is not None
+        return self.copied, result
+
+    def _has_next(self) -> bool:
+        return self.copied is not None and self.number in self.world.results
+
+    def _take_over(self, here: tuple[Op, dict[str, str]] | None) -> Partial:
+        """The result of the operation that this newcomer is at; here: what it would tell in `begin`, if it knows."""
+        world = self.world
+        assert world.lock.wait_for(lambda: self._has_next() or not world.members, WAIT_S)
+        if not self._has_next():
             raise JoinMissed("the job is over")
-        self.joining = False
-        return self.entered
+        assert here in (None, (world.ops[self.number], world.fingerprints[self.number]))
+        self.waiting = False
+        if self.worker_id not in world.members:
+            self.joining, self.behind = False, True
+        return self._take()
 
     def begin(
         self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None
     ) -> None:
+        self.begun = (op, fingerprint)
+        if self.behind:
+            return
         world = self.world
         rank, size = self.rank, len(world.members)
         todo = [unit for unit in range(op.units) if unit * size // op.units == rank] if op.units >= size else []
@@ -238,6 +282,8 @@ class FakeMember:
         self.computed = 0
 
     def next_unit(self) -> int | None:
+        if self.behind:
+            return None
         world, part = self.world, self.world.open[self.worker_id]
         if world.kills.get(self.worker_id) == (self.number, self.computed):
             raise Killed(self.worker_id)
@@ -254,6 +300,8 @@ class FakeMember:
         self.computed += 1
 
     def finish(self) -> Partial | None:
+        if self.behind:
+            return self._take_over(self.begun)
         world = self.world
         if self.number in world.results:
             return self._take()
@@ -277,7 +325,8 @@ class FakeMember:
         return result
 
     def applied(self, record: StepRecord) -> None:
-        self.records.append(record)
+        if not self.behind:
+            self.records.append(record)
 
     def history(self, first: int, end: int) -> list[StepRecord]:
         """What the oldest member has applied stands for the ledger."""

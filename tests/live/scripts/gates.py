@@ -33,3 +33,8 @@ def pace() -> None:
     except FileNotFoundError:
         return
     time.sleep(float(text or 0))
+
+
+def shut(name: str) -> bool:
+    """Whether the gate is shut just now; does not wait."""
+    return _DIRECTORY is not None and (Path(_DIRECTORY) / name).exists()
