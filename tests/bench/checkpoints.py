@@ -43,9 +43,11 @@ class Figures:
         return statistics.median(self.extra_s) / INTERVAL_S
 
 
-def figures(ended_s: Sequence[float], journal: Sequence[dict[str, Any]], block: int) -> Figures:
+def figures(
+    ended_s: Sequence[float], journal: Sequence[dict[str, Any]], block: int, kind: str = "checkpoint"
+) -> Figures:
     """From a run that takes a checkpoint before every second block. Raises RuntimeError for one that was not complete
-    in its block.
+    in its block. kind: what the events of the journal begin with.
 
     ended_s: when each step ended, from step 0 on, in seconds of the clock of the journal's t_mono_ns. The first
     checkpoint is left out: its memory is new.
@@ -57,15 +59,15 @@ def figures(ended_s: Sequence[float], journal: Sequence[dict[str, Any]], block: 
 
     written: dict[str, list[dict[str, Any]]] = {}
     for line in journal:
-        if line["event"] == "checkpoint_part_written":
+        if line["event"] == f"{kind}_part_written":
             written.setdefault(line["entry"], []).append(line)
-    complete = {line["entry"]: line for line in journal if line["event"] == "checkpoint_complete"}
+    complete = {line["entry"]: line for line in journal if line["event"] == f"{kind}_complete"}
     taken = sorted((line["step"], entry, line["t_mono_ns"] / 1e9) for entry, line in complete.items())
     taken = [one for one in taken if one[0] + 2 * block <= len(ended_s)][1:]
     stalls_ms, extra_s, seconds_s, quiet_s = [], [], [], []
     for step, entry, complete_s in taken:
         if complete_s > ended_s[step + block - 1]:
-            raise RuntimeError(f"the checkpoint before step {step} was not complete {block} steps later: try more")
+            raise RuntimeError(f"the {kind} before step {step} was not complete {block} steps later: try more")
         beside_s = [length_s(step - block), length_s(step + block)]
         extra_s.append(length_s(step) - statistics.fmean(beside_s))
         quiet_s += beside_s
@@ -77,7 +79,7 @@ def figures(ended_s: Sequence[float], journal: Sequence[dict[str, Any]], block: 
 
 def measure(home: Path, megabytes: int, checkpoints: int, block: int, say: Callable[[str], None]) -> Figures:
     """home: on the file system that is measured. So many checkpoints, and one before them."""
-    options = ["--checkpoint-every", f"{2 * block} steps", "--keep", "last 1"]
+    options = ["--checkpoint-every", f"{2 * block} steps", "--keep", "last 1", "--snapshot-every", "off"]
     with contenders.ballast("checkpoints", home, WORKERS, megabytes, 0.0, *options) as job:
         steps = (2 * checkpoints + 4) * block
         say(f"checkpoints: {steps} steps with {checkpoints + 1} of {megabytes} MB")
