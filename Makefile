@@ -38,7 +38,7 @@ $(ETCD): | $(VENV)/.stamp
 
 # Two parts at a time, because most of a live test is a wait; what a part says comes when it has ended.
 test: setup etcd ## lint, unit, simulated and live tests
-	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit sim live-a-k live-l-z
+	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target lint unit sim live-a-k live-l-z
 
 unit: setup ## unit tests
 	$(BOUND) 10m $(PYTEST) tests/unit
