@@ -387,6 +387,8 @@ def _status_text(document: dict[str, Any]) -> str:
         f"{document['job']}: {document['state']}, generation {document['generation']}, {document['applied']} steps",
         f"because {document['because']}",
     ]
+    if document.get("checkpoint"):
+        lines.append(f"newest checkpoint {document['checkpoint']}")
     lines += [
         f"  rank {member['rank']}  {member['worker_id']}  on {member['node']}  pid {member['pid']}  "
         f"{member['applied']} steps"

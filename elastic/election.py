@@ -3,6 +3,7 @@
     /elastic/<job>/leader            address of the leader, on its lease; its create revision is the *term*
     /elastic/<job>/top               number of the highest committed generation
     /elastic/<job>/generations/<n>   the record, written once
+    /elastic/<job>/checkpoints/<series>  the pointer to its newest complete checkpoint
     /elastic/<job>/result            how the job ended
 
 Election by lease and create revision, as in etcd's own recipe. Every write of a leader is one transaction compared
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic import codec
+from elastic.checkpoints.pointer import Pointer
 from elastic.errors import CompareFailed, ElasticError
 from elastic.messages import Generation, Kind
 from elastic.store import Compare, CreateRevision, Item, Lease, ModRevision, Put, Store, TxnResult, Watch, WatchEvent
@@ -65,6 +67,7 @@ class Candidate:
         self._leader_key = f"{root}/leader"
         self._top_key = f"{root}/top"
         self._generation_keys = f"{root}/generations/"
+        self._pointer_keys = f"{root}/checkpoints/"
         self._result_key = f"{root}/result"
         self._lease: Lease | None = None
         self._held_until_s = 0.0
@@ -163,6 +166,28 @@ class Candidate:
             highest = top.value.decode() if top else "none"
             raise CompareFailed(f"generation {generation.number} is taken; the highest committed is {highest}")
         self._top_revision = top.mod_revision
+
+    def pointer(self, series: str) -> Pointer | None:
+        """Where the pointer of a series is. Raises CheckpointCorrupt for what nobody here has written."""
+        item = self._store.get(f"{self._pointer_keys}{series}", timeout_s=CALL_S)
+        return Pointer.from_json(item.value) if item is not None else None
+
+    def point(self, series: str, pointer: Pointer) -> Pointer:
+        """Move the pointer if that is newer, under this term and in the highest committed generation. Returns where it
+        is then. After StoreUnavailable it may be called again with the same one.
+
+        Raises LeadershipLost, and CheckpointCorrupt for what nobody here has written.
+        """
+        key = f"{self._pointer_keys}{series}"
+        item = self._store.get(key, timeout_s=CALL_S)
+        before = Pointer.from_json(item.value) if item is not None else None
+        if before is not None and not pointer.is_newer_than(before):
+            return before
+        unmoved = ModRevision(key, item.mod_revision if item is not None else 0)
+        result = self._write((ModRevision(self._top_key, self._top_revision), unmoved), (Put(key, pointer.to_json()),))
+        if not result.succeeded:
+            raise CompareFailed(f"the pointer of {series}, or the highest generation, has changed meanwhile")
+        return pointer
 
     def finish(self, result: dict[str, object]) -> None:
         """Write how the job ended; no leader after this one runs it again."""

@@ -232,6 +232,15 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointComplete:
+    """The manifest of this entry is durable, written by this worker: it asks for the pointer to it."""
+
+    worker_id: str
+    series: str
+    entry: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The script raised. place: "type file:line step shard", the same for the same mistake in another worker."""
 
@@ -284,6 +293,7 @@ Word: TypeAlias = (
     | WorkerDead
     | WorkerFrozen
     | SlotGivenUp
+    | CheckpointComplete
 )
 
 
@@ -357,7 +367,19 @@ class Invite:
     worker_id: str
 
 
-Order: TypeAlias = Quiesce | Publish | Fence | Kill | Release | Close | Drain | Invite
+@dataclass(frozen=True, slots=True)
+class Pointed:
+    """Answer to CheckpointComplete. holds: the pointer is at that entry and this worker's, so it may remove what is
+    older; else a newer checkpoint is known, or another worker has completed this one."""
+
+    term: int
+    worker_id: str
+    series: str
+    entry: str
+    holds: bool
+
+
+Order: TypeAlias = Quiesce | Publish | Fence | Kill | Release | Close | Drain | Invite | Pointed
 
 
 def node_of(worker_id: str) -> str:

@@ -16,13 +16,27 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from elastic import codec, membership
+from elastic.checkpoints.naming import PERIODIC
+from elastic.checkpoints.pointer import Pointer
 from elastic.config import JobSpec
 from elastic.detector import Detector, Health
 from elastic.election import Candidate, LeadershipLost
-from elastic.errors import CompareFailed, StoreError, StoreUnavailable
+from elastic.errors import CheckpointCorrupt, CompareFailed, StoreError, StoreUnavailable
 from elastic.journal import Journal
-from elastic.membership import AgentDown, AgentUp, Commit, CommitRefused, Committed, Elected, End, Note, Tell, Tick
-from elastic.messages import Generation, node_of
+from elastic.membership import (
+    AgentDown,
+    AgentUp,
+    Commit,
+    CommitRefused,
+    Committed,
+    Elected,
+    End,
+    Note,
+    Point,
+    Tell,
+    Tick,
+)
+from elastic.messages import Generation, Pointed, node_of
 from elastic.wire import elastic_pb2 as pb
 
 RETRY_S = 0.1
@@ -70,15 +84,27 @@ class AgentSession:
 
 
 class Reign:
-    """One term of this replica as leader: the group, its mailbox, and the agents that attend."""
+    """One term of this replica as leader: the group, its mailbox, and the agents that attend.
 
-    def __init__(self, spec: JobSpec, candidate: Candidate, term: int, journal: Journal, store: StoreThread) -> None:
+    resumed: the checkpoint from which this run of the job goes on, or "".
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        candidate: Candidate,
+        term: int,
+        journal: Journal,
+        store: StoreThread,
+        resumed: str = "",
+    ) -> None:
         self.term = term
         self.group = membership.new(spec, seed=secrets.token_hex(16))
         self._spec = spec
         self._candidate = candidate
         self._journal = journal
         self._store = store
+        self._resumed = resumed
         self._mailbox: asyncio.Queue[Letter] = asyncio.Queue(MAILBOX_LIMIT)
         self._agents: dict[str, AgentSession] = {}
         self._silent: set[str] = set()
@@ -87,6 +113,8 @@ class Reign:
         self._held_until_s = candidate.held_until_s
         self._last_tick_s = -math.inf
         self._letter: asyncio.Task[Letter] | None = None
+        self.checkpoint = ""
+        """The newest complete one of those taken by themselves, as far as this leader knows."""
 
     # ------------------------------------------------------------------------------------------- the owner
 
@@ -94,6 +122,7 @@ class Reign:
         """Step the group until the job is over or this replica must not lead any more."""
         self._start(self._keep_lease())
         self._start(self._watch_agents())
+        self._start(self._find_pointer())
         try:
             event: Letter = Elected(self.term, chain)
             while not isinstance(event, Deposed):
@@ -131,7 +160,7 @@ class Reign:
             event, self._letter = self._letter.result(), None
         return event
 
-    def _perform(self, action: Commit | Tell | Note) -> None:
+    def _perform(self, action: Commit | Point | Tell | Note) -> None:
         match action:
             case Note(event, fields):
                 known: dict[str, Any] = fields
@@ -140,6 +169,8 @@ class Reign:
                 self._tell(to, codec.order_to_wire(order))
             case Commit(generation):
                 self._start(self._commit(generation))
+            case Point(series, pointer):
+                self._start(self._point(series, pointer))
 
     def _tell(self, to: tuple[str, ...], order: pb.Order) -> None:
         by_node: dict[str, list[str]] = {}
@@ -170,6 +201,35 @@ class Reign:
                 return await self.post(Deposed(str(error)))
             else:
                 return await self.post(Committed(generation.number))
+
+    async def _find_pointer(self) -> None:
+        """A store that knows no checkpoint learns of the one that was found on the storage."""
+        try:
+            known = await self._store.call(self._candidate.pointer, PERIODIC)
+        except (StoreError, CheckpointCorrupt) as error:
+            self._journal.write("pointer_unknown", because=str(error))
+            return
+        if known is not None:
+            self.checkpoint = known.entry
+        elif self._resumed:
+            await self._point(PERIODIC, Pointer(self._resumed, "", 0))
+
+    async def _point(self, series: str, pointer: Pointer) -> None:
+        """Tried once: the next checkpoint moves it all the same, and nothing is removed meanwhile."""
+        try:
+            now = await self._store.call(self._candidate.point, series, pointer)
+        except (StoreUnavailable, CompareFailed, CheckpointCorrupt) as error:
+            self._journal.write("pointer_not_moved", series=series, entry=pointer.entry, because=str(error))
+            return
+        except (LeadershipLost, StoreError) as error:
+            return await self.post(Deposed(str(error)))
+        holds = now == pointer
+        if series == PERIODIC:
+            self.checkpoint = now.entry
+        self._journal.write("pointer_moved" if holds else "pointer_stays", series=series, entry=now.entry)
+        if pointer.holder:
+            order = Pointed(self.term, pointer.holder, series, pointer.entry, holds)
+            self._tell((pointer.holder,), codec.order_to_wire(order))
 
     async def _finish(self, end: End) -> Deposed | None:
         """Make the end of the job durable before anybody hears of it. Deposed: another leader decides."""

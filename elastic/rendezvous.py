@@ -38,6 +38,7 @@ from elastic.files import read_job, write_atomically
 from elastic.journal import Journal, journal_path
 from elastic.membership import End
 from elastic.reign import RETRY_S, Reign, StoreThread
+from elastic.resume import read_settings
 from elastic.service import SERVER_OPTIONS, Service
 from elastic.wire.elastic_pb2_grpc import add_RendezvousServicer_to_server
 
@@ -113,7 +114,9 @@ class Replica:
                 journal.write("job_was_over", term=term)
                 self._write_result(ended)  # the leader that stored it may have died before it could
                 return ExitCode.DONE
-            reign = Reign(self._spec, candidate, term, journal, store)
+            settings = read_settings(self._job_dir)
+            resumed = settings.resume if not settings.resume_from else ""  # a snapshot in memory is no checkpoint
+            reign = Reign(self._spec, candidate, term, journal, store, resumed)
             service.reign, service.leader = reign, address
             self._write_address(address)
             journal.write("leading", term=term, highest=chain[-1].number if chain else 0)

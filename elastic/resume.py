@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,7 @@ def begin(spec: JobSpec, job_dir: Path, *, again: bool, memory: Path | None = No
             **{
                 **asdict(settings),
                 "resume": resumption.checkpoint,
+                "skipped": tuple(name for name, _ in resumption.skipped),
                 "resume_from": settings.memory if resumption.memory else "",
                 "interruptions": len(earlier) + 1,
                 "observed_s": max(0.0, time.time() - created_s),
@@ -106,14 +107,14 @@ def has_advanced(job_dir: Path) -> bool:
     settings = read_settings(job_dir)
     began = EntryName.parse(settings.resume)
     both = (Series(storage_at(settings.root)), _snapshots(settings))
-    newest = max(_newest_step(series, settings.job_id) for series in both if series is not None)
+    newest = max(_newest_step(series, settings.job_id, settings.skipped) for series in both if series is not None)
     return newest > (began.step if began is not None else 0)
 
 
 def read_settings(job_dir: Path) -> Settings:
     """What `begin` has left; of a job that was not started by `elastic run`, no checkpoints but the script's own."""
     try:
-        return Settings(**json.loads((job_dir / "checkpoints.json").read_bytes()))
+        return Settings.from_json((job_dir / "checkpoints.json").read_bytes())
     except FileNotFoundError:
         return Settings(root=str(job_dir / "checkpoints"))
 
@@ -150,9 +151,10 @@ def _snapshots(settings: Settings) -> Series | None:
     return Series(MemoryStorage(settings.memory)) if settings.memory else None
 
 
-def _newest_step(series: Series, job_id: str) -> int:
-    """Of those that look complete; -1: of none."""
-    return next((found.name.step for found in series.all(job_id) if not found.problem), -1)
+def _newest_step(series: Series, job_id: str, skipped: Collection[str] = ()) -> int:
+    """Of those that look complete, but for those that were found not to be; -1: of none."""
+    whole = (found.name for found in series.all(job_id) if not found.problem)
+    return next((name.step for name in whole if str(name) not in skipped), -1)
 
 
 def _own(storage: Storage, name: str, identity: str) -> None:

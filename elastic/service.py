@@ -46,7 +46,8 @@ class Service(RendezvousServicer):
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
         if self.reign is None:
             return pb.StatusReply(leading=False, leader=self.leader)
-        document = {**membership.status(self.reign.group), "term": self.reign.term}
+        known = {"term": self.reign.term, "checkpoint": self.reign.checkpoint}
+        document = {**membership.status(self.reign.group), **known}
         return pb.StatusReply(leading=True, leader=self.leader, document=json.dumps(document))
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:

@@ -10,6 +10,7 @@ import secrets
 import sys
 from collections.abc import Callable
 
+from elastic.checkpoints.naming import EntryName
 from elastic.tree import next_fold
 from runtime.partial import Json, Partial, fold
 from runtime.session import JoinMeta, Op, OpKind, Place, StepRecord
@@ -46,6 +47,10 @@ class Alone:
         """A job of one keeps no journal; what went wrong is said at once."""
         if event.endswith("failed"):
             print(f"elastic: {event}: {fields.get('because', '')}", file=sys.stderr, flush=True)
+
+    def point(self, series: str, name: EntryName, answer: Callable[[bool], None]) -> None:
+        """There is nobody else who could have a newer one."""
+        answer(True)
 
     def before_leaving(self, call: Callable[[], None]) -> None:
         """Nobody would be left."""

@@ -22,12 +22,14 @@ from typing import cast
 import torch
 
 from elastic import ledger, lifeline, position
+from elastic.checkpoints.naming import EntryName
 from elastic.client import AgentClient
 from elastic.config import Timing
 from elastic.errors import Disagree, ExitCode, JoinMissed, LeaderOnly, LeftAlone, RingBroken, StateLost
 from elastic.journal import Journal
 from elastic.messages import (
     Announce,
+    CheckpointComplete,
     Failed,
     Finished,
     Generation,
@@ -168,6 +170,13 @@ class Member:
 
     def note(self, event: str, **fields: object) -> None:
         self._journal.write(event, generation=self.generation, **fields)
+
+    def point(self, series: str, name: EntryName, answer: Callable[[bool], None]) -> None:
+        with self._standing.changed:
+            for known in [key for key in self._orders.pointed if key[0] == series]:
+                del self._orders.pointed[known]  # a leader that was lost has not answered, and will not
+            self._orders.pointed[series, str(name)] = answer
+        self._client.send(CheckpointComplete(self.worker_id, series, str(name)))
 
     # --------------------------------------------------------------------------------------------- its agent
 

@@ -18,6 +18,7 @@ from elastic.messages import (
     Invite,
     Kind,
     Order,
+    Pointed,
     Publish,
     Quiesce,
     Ready,
@@ -42,6 +43,8 @@ class Orders:
         self.ready = False
         """A newcomer that has rehearsed: it says so again to every leader, and after every loss."""
         self.going: Going | None = None
+        self.pointed: dict[tuple[str, str], Callable[[bool], None]] = {}
+        """(series, entry) of a checkpoint -> who wants to hear whether the pointer is there."""
         self.close_client: Callable[[], None] = lambda: None
         self._standing = standing
         self._asker = asker
@@ -53,6 +56,7 @@ class Orders:
 
     def deliver(self, order: Order) -> None:
         """Orders of an older leader's term are refused."""
+        answer, holds = None, False
         with self._standing.changed:
             if order.term < self._term:
                 return
@@ -67,6 +71,8 @@ class Orders:
                 case Invite():
                     self.invited = True
                     self._standing.changed.notify_all()
+                case Pointed(_, _, series, entry, holds):
+                    answer = self.pointed.pop((series, entry), None)
                 case Drain(_, _, left_ms, because):
                     self.going = Going(time.monotonic() + left_ms / 1000, because)
                 case Fence() | Release() | Close():
@@ -75,6 +81,8 @@ class Orders:
                     self._asker.abort()
                     self._asker.abort_following()
                     self._standing.changed.notify_all()
+        if answer is not None:
+            answer(holds)
 
     def _published(self, order: Publish, generation: Generation, newer_leader: bool) -> None:
         if generation.kind is not Kind.PLANNED:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from elastic.checkpoints.naming import EntryName
 from runtime.partial import Json, Partial
 from runtime.state import Carrier
 
@@ -139,6 +140,14 @@ class Session(Protocol):
 
     def note(self, event: str, **fields: object) -> None:
         """A line of the journal. Any thread; never waits."""
+        ...
+
+    def point(self, series: str, name: EntryName, answer: Callable[[bool], None]) -> None:
+        """A checkpoint of that series is complete: ask for the pointer to it. Any thread; never waits.
+
+        answer: called, on any thread, with whether it is the newest that the job knows and this worker may remove
+        older ones; never called if nobody leads the job now.
+        """
         ...
 
     @property

@@ -34,6 +34,11 @@ def check_series(name: str) -> str:
     return name
 
 
+def is_series(name: str) -> bool:
+    """Whether a directory of checkpoints can have this name."""
+    return name == PERIODIC or _SERIES.fullmatch(name) is not None
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class EntryName:
     """Which moment an entry holds. They sort by age.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from elastic.checkpoints.choose import Found, assess, newest_first
@@ -68,16 +69,27 @@ class Series:
         """From now on it is a checkpoint. Its files must be durable. Twice with the same content is as good as once."""
         put(self.storage, self.path(manifest.entry, MANIFEST), manifest.to_json())
 
-    def prune(self, keep: Keep, job_id: str, *, thorough: bool = False) -> list[EntryName]:
+    def prune(
+        self,
+        keep: Keep,
+        job_id: str,
+        *,
+        newest: EntryName | None = None,
+        skipped: Collection[str] = (),
+        thorough: bool = False,
+    ) -> list[EntryName]:
         """Remove what the rule does not keep, of this job only; returns the names.
 
-        thorough: read every byte first, so that a damaged one is not taken for one that may replace others. Whoever
-        has just written the newest one knows it.
+        newest: nothing that is newer is looked at; whoever has just completed it knows nothing of that. skipped: names
+        of those that were found not to be usable: they replace no others, and go when there are newer ones. thorough:
+        read every byte first, so that a damaged one is not taken for one that may replace others.
         """
-        found = [self.verify(entry) if thorough else entry for entry in self.all(job_id)]
-        complete = [entry.name for entry in found if not entry.problem]
+        found = [entry for entry in self.all(job_id) if newest is None or entry.name <= newest]
+        found = [self.verify(entry) if thorough else entry for entry in found]
+        complete = [entry.name for entry in found if not entry.problem and str(entry.name) not in skipped]
+        unusable = [entry.name for entry in found if not entry.problem and str(entry.name) in skipped]
         unfinished = [entry.name for entry in found if entry.unfinished]
-        gone = superfluous(keep, complete, unfinished)
+        gone = superfluous(keep, complete, unusable + unfinished)
         for name in gone:
             self.remove(name)
         return gone

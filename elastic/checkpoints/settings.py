@@ -30,6 +30,8 @@ class Settings:
     """A directory in this machine's memory (elastic/hostmemory.py) for snapshots; "": there is none."""
     snapshot_every: str = "off"
     """As `every`."""
+    skipped: tuple[str, ...] = ()
+    """Entries of that series of which this run, or one before, did not go on because something is wrong with them."""
     interruptions: int = 0
     """How often the job was started again."""
     observed_s: float = 0.0
@@ -40,4 +42,9 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        return cls(**json.loads(environment.get(VARIABLE, "{}")))
+        return cls.from_json(environment.get(VARIABLE, "{}"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        fields = json.loads(text)
+        return cls(**{**fields, "skipped": tuple(fields.get("skipped", ()))})

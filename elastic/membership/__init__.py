@@ -14,10 +14,11 @@ anything.
     arrivals.py   announcements, formation      changes.py    joins and drains
     rings.py      up, broken, not built         losses.py     deaths, reports, what follows
     commits.py    a record is durable           ending.py     finished, failed
+    checkpoints.py  who may move the pointer
     fencing.py    those left out                deadlines.py  time is over
 """
 
-from elastic.membership.actions import Action, Commit, End, Note, Tell
+from elastic.membership.actions import Action, Commit, End, Note, Point, Tell
 from elastic.membership.events import AgentDown, AgentUp, CommitRefused, Committed, Elected, Event, Tick
 from elastic.membership.group import Group, Seen, State, new
 from elastic.membership.machine import step
@@ -35,6 +36,7 @@ __all__ = [
     "Event",
     "Group",
     "Note",
+    "Point",
     "Seen",
     "State",
     "Tell",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from elastic.checkpoints.pointer import Pointer
 from elastic.messages import Generation, Order
 
 
@@ -13,6 +14,15 @@ class Commit:
     """One transaction: compared with the election key and the highest committed number."""
 
     generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Move the pointer of a series there if it is newer than where the pointer is, and tell its holder what came of
+    it."""
+
+    series: str
+    pointer: Pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +48,4 @@ class End:
     digest: str = ""
 
 
-Action: TypeAlias = Commit | Tell | Note | End
+Action: TypeAlias = Commit | Point | Tell | Note | End

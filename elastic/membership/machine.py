@@ -8,6 +8,7 @@ from dataclasses import replace
 from elastic.membership.actions import Action, Note
 from elastic.membership.arrivals import announced, elected
 from elastic.membership.changes import drain_is_over, invite_spares, left, plan_change, progressed, wished_to_drain
+from elastic.membership.checkpoints import checkpointed
 from elastic.membership.commits import committed
 from elastic.membership.deadlines import ticked
 from elastic.membership.ending import failed, finished, slot_given_up
@@ -18,6 +19,7 @@ from elastic.membership.rings import heard_of_ring
 from elastic.messages import (
     Announce,
     BuildFailed,
+    CheckpointComplete,
     DrainOver,
     DrainWish,
     Failed,
@@ -94,5 +96,7 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
             finished(g, event, now_s, do)
         case SlotGivenUp():
             slot_given_up(g, event, now_s, do)
+        case CheckpointComplete():
+            checkpointed(g, event, do)
         case Tick():
             ticked(g, now_s, do)

@@ -247,7 +247,7 @@ class Generation(_message.Message):
     def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[Generation.Kind, str]] = ..., base: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., because: _Optional[str] = ..., hold: bool = ..., token: _Optional[str] = ...) -> None: ...
 
 class Word(_message.Message):
-    __slots__ = ("announce", "report", "ring_up", "ring_broken", "build_failed", "progress", "ready", "drain_wish", "left", "finished", "failed", "worker_dead", "worker_frozen", "slot_given_up", "drain_over")
+    __slots__ = ("announce", "report", "ring_up", "ring_broken", "build_failed", "progress", "ready", "drain_wish", "left", "finished", "failed", "worker_dead", "worker_frozen", "slot_given_up", "drain_over", "checkpoint_complete")
     ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     RING_UP_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +263,7 @@ class Word(_message.Message):
     WORKER_FROZEN_FIELD_NUMBER: _ClassVar[int]
     SLOT_GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
     DRAIN_OVER_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     announce: Announce
     report: Report
     ring_up: RingUp
@@ -278,7 +279,8 @@ class Word(_message.Message):
     worker_frozen: WorkerFrozen
     slot_given_up: SlotGivenUp
     drain_over: DrainOver
-    def __init__(self, announce: _Optional[_Union[Announce, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., ring_up: _Optional[_Union[RingUp, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., build_failed: _Optional[_Union[BuildFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., drain_wish: _Optional[_Union[DrainWish, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., worker_dead: _Optional[_Union[WorkerDead, _Mapping]] = ..., worker_frozen: _Optional[_Union[WorkerFrozen, _Mapping]] = ..., slot_given_up: _Optional[_Union[SlotGivenUp, _Mapping]] = ..., drain_over: _Optional[_Union[DrainOver, _Mapping]] = ...) -> None: ...
+    checkpoint_complete: CheckpointComplete
+    def __init__(self, announce: _Optional[_Union[Announce, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., ring_up: _Optional[_Union[RingUp, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., build_failed: _Optional[_Union[BuildFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., drain_wish: _Optional[_Union[DrainWish, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., worker_dead: _Optional[_Union[WorkerDead, _Mapping]] = ..., worker_frozen: _Optional[_Union[WorkerFrozen, _Mapping]] = ..., slot_given_up: _Optional[_Union[SlotGivenUp, _Mapping]] = ..., drain_over: _Optional[_Union[DrainOver, _Mapping]] = ..., checkpoint_complete: _Optional[_Union[CheckpointComplete, _Mapping]] = ...) -> None: ...
 
 class Announce(_message.Message):
     __slots__ = ("worker_id", "node", "slot", "pid", "host", "port", "numerics", "entered", "ring", "reduced", "ready", "invited")
@@ -472,8 +474,18 @@ class SlotGivenUp(_message.Message):
     exit_code: int
     def __init__(self, node: _Optional[str] = ..., slot: _Optional[int] = ..., because: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
+class CheckpointComplete(_message.Message):
+    __slots__ = ("worker_id", "series", "entry")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SERIES_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    series: str
+    entry: str
+    def __init__(self, worker_id: _Optional[str] = ..., series: _Optional[str] = ..., entry: _Optional[str] = ...) -> None: ...
+
 class Order(_message.Message):
-    __slots__ = ("quiesce", "publish", "fence", "kill", "release", "close", "drain", "invite")
+    __slots__ = ("quiesce", "publish", "fence", "kill", "release", "close", "drain", "invite", "pointed")
     QUIESCE_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
@@ -482,6 +494,7 @@ class Order(_message.Message):
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     INVITE_FIELD_NUMBER: _ClassVar[int]
+    POINTED_FIELD_NUMBER: _ClassVar[int]
     quiesce: Quiesce
     publish: Publish
     fence: Fence
@@ -490,7 +503,8 @@ class Order(_message.Message):
     close: Close
     drain: Drain
     invite: Invite
-    def __init__(self, quiesce: _Optional[_Union[Quiesce, _Mapping]] = ..., publish: _Optional[_Union[Publish, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., kill: _Optional[_Union[Kill, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ...) -> None: ...
+    pointed: Pointed
+    def __init__(self, quiesce: _Optional[_Union[Quiesce, _Mapping]] = ..., publish: _Optional[_Union[Publish, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., kill: _Optional[_Union[Kill, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., pointed: _Optional[_Union[Pointed, _Mapping]] = ...) -> None: ...
 
 class Quiesce(_message.Message):
     __slots__ = ("term", "round", "up_to")
@@ -565,3 +579,17 @@ class Invite(_message.Message):
     term: int
     worker_id: str
     def __init__(self, term: _Optional[int] = ..., worker_id: _Optional[str] = ...) -> None: ...
+
+class Pointed(_message.Message):
+    __slots__ = ("term", "worker_id", "series", "entry", "holds")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SERIES_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    worker_id: str
+    series: str
+    entry: str
+    holds: bool
+    def __init__(self, term: _Optional[int] = ..., worker_id: _Optional[str] = ..., series: _Optional[str] = ..., entry: _Optional[str] = ..., holds: bool = ...) -> None: ...

@@ -38,6 +38,8 @@ LOOK_S = 0.2
 LOOK_MAX_S = 5.0
 OTHERS_S = 60.0
 """How long the end of the script waits for the parts of others in a save that it has asked for."""
+POINTER_S = 2.0
+"""How long the end of the script waits to hear whether it may remove older checkpoints."""
 LEDGER_S = 60.0
 """How long the manifest waits for the ledger to hold the steps before it."""
 CHUNK_BYTES = 4 << 20
@@ -46,6 +48,11 @@ T = TypeVar("T")
 
 Note = Callable[..., None]
 """note(event, **fields): a line of the journal."""
+
+Answer = Callable[[bool], None]
+Point = Callable[[str, EntryName, Answer], None]
+"""point(series, name, answer): ask for the pointer of the series to be moved to an entry that is complete now; answer
+is called, on any thread, with whether it is there and this worker's, or never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +79,14 @@ class Task:
     """How long the loop stood still for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """The pointer of the series is at this entry and this worker's: what is older may go."""
+
+    series: str
+    name: EntryName
+
+
 @dataclass(slots=True)
 class Standing:
     """What has become of the newest periodic checkpoint that this member has taken part in."""
@@ -88,13 +103,18 @@ class Standing:
 class Saver:
     """`put` and `finish` are the user's thread's; everything else happens on the side thread, started when needed."""
 
-    def __init__(self, settings: Settings, storage: Storage, place: Callable[[], Place], note: Note) -> None:
+    def __init__(
+        self, settings: Settings, storage: Storage, place: Callable[[], Place], note: Note, point: Point
+    ) -> None:
         self._settings = settings
         self._storage = storage
         self._place = place
         self._note = note
+        self._point = point
+        self._asked: dict[str, EntryName] = {}
+        """Series -> the entry for which it is not known yet whether the pointer is there."""
         self._keep = Keep.parse(settings.keep)
-        self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Task | Prune] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._pending = 0
         self._unfinished: dict[str, Task] = {}
@@ -129,6 +149,7 @@ class Saver:
                 for series in self._asked_for:
                     late = f"the parts of other workers were not there after {OTHERS_S:g} s"
                     self.standing.failures[series] = f"save({series!r}): {late}"
+            self._idle.wait_for(lambda: not self._asked and self._pending == 0, POINTER_S)
             self._finishing = False
 
     @property
@@ -150,8 +171,11 @@ class Saver:
                     self._idle.notify_all()
                 continue
             look_s = LOOK_S
-            self._unfinished.pop(task.series, None)
-            self._guarded(task, self._write)
+            if isinstance(task, Prune):
+                self._prune(task)
+            else:
+                self._unfinished.pop(task.series, None)
+                self._guarded(task, self._write)
             del task
             with self._idle:
                 self._pending -= 1
@@ -275,12 +299,25 @@ class Saver:
             step=task.moment.step,
             bytes=manifest.size,
         )
-        self._prune(series)
+        with self._idle:
+            self._asked[series.name] = task.name
+        self._point(series.name, task.name, lambda holds: self._answered(Prune(series.name, task.name), holds))
 
-    def _prune(self, series: Series) -> None:
+    def _answered(self, prune: Prune, holds: bool) -> None:
+        with self._idle:
+            if self._asked.get(prune.series) == prune.name:
+                del self._asked[prune.series]
+            self._pending += holds
+            self._idle.notify_all()
+        if holds:
+            self._tasks.put(prune)
+
+    def _prune(self, granted: Prune) -> None:
         """What cannot be removed now is tried again after the next checkpoint; this one is complete all the same."""
+        series = Series(self._storage, granted.series)
+        keep, skipped = (self._keep, self._settings.skipped) if series.name == PERIODIC else (Keep(1), ())
         try:
-            gone = series.prune(self._keep if series.name == PERIODIC else Keep(1), self._settings.job_id)
+            gone = series.prune(keep, self._settings.job_id, newest=granted.name, skipped=skipped)
         except OSError as error:
             self._note("checkpoints_not_pruned", series=series.name, because=str(error))
             return

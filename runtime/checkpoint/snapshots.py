@@ -23,7 +23,7 @@ from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import MemoryStorage
 from runtime.checkpoint import room
 from runtime.checkpoint.content import Content, now
-from runtime.checkpoint.saver import Saver, Task
+from runtime.checkpoint.saver import Answer, Saver, Task
 from runtime.checkpoint.stager import Stager
 from runtime.session import Place, Session
 
@@ -43,7 +43,7 @@ class Snapshots:
         self._carrier = carrier
         self._every = Every.parse(settings.snapshot_every if settings.memory else "off")
         self._storage = MemoryStorage(settings.memory)
-        self._saver = _MemorySaver(replace(settings, keep=KEEP), self._storage, self._place, self._note)
+        self._saver = _MemorySaver(replace(settings, keep=KEEP), self._storage, self._place, self._note, _alone)
         self._stager = Stager()
         self._last_s = time.monotonic()
         self._wishing = False
@@ -135,6 +135,11 @@ class Snapshots:
         """The saver speaks of checkpoints. Each snapshot removes the one before, which is no news."""
         if event != "checkpoints_pruned":
             self._session.note(event.replace("checkpoint", "snapshot", 1), **fields)
+
+
+def _alone(series: str, name: EntryName, answer: Answer) -> None:
+    """This machine's snapshots are nobody else's."""
+    answer(True)
 
 
 class _MemorySaver(Saver):

@@ -44,7 +44,7 @@ class Taking:
         self._settings = settings
         self._every = Every.parse(settings.every)
         self._storage = storage_at(settings.root)
-        self._saver = Saver(settings, self._storage, session.place, session.note)
+        self._saver = Saver(settings, self._storage, session.place, session.note, session.point)
         self._stager = Stager()
         self._began_s = self._last_s = time.monotonic()
         self._wishing = False

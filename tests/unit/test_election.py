@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from elastic.checkpoints.pointer import Pointer
 from elastic.election import LEASE_S, Candidate, LeadershipLost, Taken, Won
-from elastic.errors import CompareFailed, StoreUnavailable
+from elastic.errors import CheckpointCorrupt, CompareFailed, StoreUnavailable
 from elastic.messages import Generation, Kind, Plan
 from elastic.store import Compare, Item, MemoryStore, Put, TxnResult
 
@@ -201,3 +203,89 @@ def test_the_vacant_key_is_announced() -> None:
     waiting.watch_leader(taken.revision, heard.append)
     leader.resign()
     assert len(heard) == 1
+
+
+# The pointer to the newest checkpoint
+
+FIRST = Pointer("step-000000000100.0.g1-00000000", "a.0.0", 1)
+SECOND = Pointer("step-000000000200.0.g1-00000000", "b.0.0", 1)
+
+
+def test_the_pointer_only_moves_to_what_is_newer() -> None:
+    leader = candidate(MemoryStore(), "one:1")
+    leader.stand()
+    assert leader.pointer("_periodic") is None
+    assert leader.point("_periodic", SECOND) == SECOND
+    assert leader.point("_periodic", FIRST) == SECOND
+    assert leader.point("_periodic", SECOND) == SECOND, "asked again after an answer that was lost"
+    assert leader.point("_periodic", replace(SECOND, holder="a.0.0")) == SECOND, "one worker holds it"
+    assert leader.point("best", FIRST) == FIRST, "each series has its own"
+    assert leader.pointer("_periodic") == SECOND
+
+
+def test_a_later_generation_that_went_back_to_an_older_checkpoint_moves_it_to_a_lower_step() -> None:
+    leader = candidate(MemoryStore(), "one:1")
+    leader.stand()
+    leader.point("_periodic", SECOND)
+    back = Pointer("step-000000000104.0.g3-00000000", "a.0.1", 3)
+    assert leader.point("_periodic", back) == back
+    assert leader.point("_periodic", SECOND) == back
+
+
+def test_a_pointer_made_anew_from_the_storage_is_older_than_whatever_is_taken_then() -> None:
+    leader = candidate(MemoryStore(), "one:1")
+    leader.stand()
+    found = Pointer("step-000000000100.0.g9-00000000", "", 0)
+    assert leader.point("_periodic", found) == found
+    taken = Pointer("step-000000000104.0.g1-11111111", "a.0.0", 1)
+    assert leader.point("_periodic", taken) == taken
+    assert leader.point("_periodic", found) == taken
+
+
+def test_a_leader_that_was_replaced_moves_no_pointer() -> None:
+    store = MemoryStore()
+    old, new = candidate(store, "one:1"), candidate(store, "two:2")
+    old.stand()
+    old.point("_periodic", FIRST)
+    store.advance(LEASE_S + 1)
+    assert isinstance(new.stand(), Won)
+    with pytest.raises(LeadershipLost):
+        old.point("_periodic", SECOND)
+    assert new.pointer("_periodic") == FIRST
+
+
+def test_a_leader_that_has_not_read_the_highest_generation_moves_no_pointer() -> None:
+    store = MemoryStore()
+    leader = candidate(store, "one:1")
+    leader.stand()
+    store.put("/elastic/job/top", b"7", timeout_s=1.0)
+    with pytest.raises(CompareFailed):
+        leader.point("_periodic", FIRST)
+    assert leader.pointer("_periodic") is None
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("lost", range(3))
+def test_whatever_call_is_lost_the_pointer_is_moved_by_asking_again(lost: int, after: bool) -> None:
+    store = LossyStore()
+    leader = candidate(store, "one:1")
+    leader.stand()
+    leader.point("_periodic", FIRST)
+    store.fail_in, store.after = lost, after
+    try:
+        leader.point("_periodic", SECOND)
+    except StoreUnavailable:
+        store.fail_in = None
+        assert leader.point("_periodic", SECOND) == SECOND
+    store.fail_in = None
+    assert leader.pointer("_periodic") == SECOND
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"entry": "best", "holder": "", "since": 0}'])
+def test_a_damaged_pointer_is_named(content: bytes) -> None:
+    store = MemoryStore()
+    leader = candidate(store, "one:1")
+    leader.stand()
+    store.put("/elastic/job/checkpoints/_periodic", content, timeout_s=1.0)
+    with pytest.raises(CheckpointCorrupt):
+        leader.pointer("_periodic")

@@ -28,6 +28,7 @@ PURE_ROOMS = [
     "elastic/checkpoints/keep.py",
     "elastic/checkpoints/manifest.py",
     "elastic/checkpoints/naming.py",
+    "elastic/checkpoints/pointer.py",
     "elastic/checkpoints/ranges.py",
     "elastic/config.py",
     "elastic/detector.py",

@@ -20,12 +20,14 @@ from elastic.membership import (
     Event,
     Group,
     Note,
+    Point,
     Tell,
     Tick,
 )
 from elastic.messages import (
     Announce,
     BuildFailed,
+    CheckpointComplete,
     Close,
     DrainOver,
     DrainWish,
@@ -158,6 +160,8 @@ class Job:
                 return WorkerDead(worker, "signal 9")
             case "frozen":
                 return WorkerFrozen(worker, "silent and using no CPU")
+            case "complete":
+                return CheckpointComplete(worker, options.get("series", "_periodic"), plain[1])
             case "givenup":
                 return SlotGivenUp(f"n{worker}", 0, "too many restarts")
         raise ValueError(f"unknown event {name}")
@@ -177,6 +181,8 @@ def tell(action: Action) -> str:
     match action:
         case Note():
             return ""
+        case Point(series, pointer):
+            return f"point {series} {pointer.entry} of {pointer.holder}"
         case Commit(record):
             return f"commit {describe(record)}"
         case End(exit_code, because, digest):

@@ -15,7 +15,7 @@ from elastic.election import LEASE_S, SAFETY, Candidate, Won
 from elastic.errors import StoreUnavailable
 from elastic.journal import Journal
 from elastic.membership import End
-from elastic.messages import SlotGivenUp
+from elastic.messages import CheckpointComplete, Generation, Kind, Member, Plan, SlotGivenUp, Word
 from elastic.reign import Deposed, Reign, StoreThread
 from elastic.store import Compare, Lease, MemoryStore, Put, TxnResult
 
@@ -105,3 +105,50 @@ def test_a_leader_whose_lease_ran_out_meanwhile_ends_nothing(journal: Journal) -
     store = DeafStore()
     outcome, told = lead_to_the_end(store, journal, deaf=10**6, slow_s=SAFETY * LEASE_S - 0.2)
     assert isinstance(outcome, Deposed) and told == ["welcome"]
+
+
+def lead_until_pointed(store: DeafStore, journal: Journal, *, resumed: str, words: Sequence[Word] = ()) -> list[str]:
+    """A reign over the member a.0.0, up to its answers to these words. Returns what its agent was told of pointers, and
+    at last what `elastic status` shows."""
+    candidate = Candidate(store, "job", "first", time.monotonic)
+    won = candidate.stand()
+    assert isinstance(won, Won)
+    record = Generation(1, Kind.FORM, 1, (Member("a.0.0", "a", "host", 1, 0),), Plan(), "here")
+    candidate.chain()
+    candidate.commit(record)
+
+    async def lead() -> list[str]:
+        thread = StoreThread()
+        reign = Reign(SPEC, candidate, won.term, journal, thread, resumed)
+        session = reign.attach("a")
+        leading = asyncio.create_task(reign.lead((record,)))
+        told = []
+        async with asyncio.timeout(30):
+            while resumed and not reign.checkpoint:
+                await asyncio.sleep(0.01)  # a thread answers, and tells nobody
+            for word in words:
+                await reign.post(word)
+                while (order := await session.outbox.get()).addressed.order.WhichOneof("content") != "pointed":
+                    continue
+                pointed = order.addressed.order.pointed
+                told.append(f"{pointed.series} {pointed.entry} {pointed.holds}")
+            await reign.post(HOPELESS)
+            await leading
+        thread.close()
+        return [*told, reign.checkpoint]
+
+    return asyncio.run(lead())
+
+
+OLD, NEW = "step-000000000100.0.g9-0123abcd", "step-000000000104.0.g1-4567cdef"
+
+
+def test_a_store_that_knows_no_checkpoint_learns_of_the_one_that_the_run_goes_on_from(journal: Journal) -> None:
+    assert lead_until_pointed(DeafStore(), journal, resumed=OLD) == [OLD]
+    assert lead_until_pointed(DeafStore(), journal, resumed="") == [""]
+
+
+def test_whoever_completes_a_newer_checkpoint_is_told_that_the_pointer_is_there(journal: Journal) -> None:
+    words = [CheckpointComplete("a.0.0", "_periodic", entry) for entry in (NEW, OLD.replace("g9", "g0"))]
+    told = lead_until_pointed(DeafStore(), journal, resumed=OLD, words=words)
+    assert told == [f"_periodic {NEW} True", "_periodic step-000000000100.0.g0-0123abcd False", NEW]
