@@ -116,7 +116,7 @@ def soak(home: Path, rounds: int, seed: int) -> Outcome:
         before, after = job.run()
         seconds = time.monotonic() - begun_s
         job.end()
-        leftovers = left(job.mark, job.ports, temporary, segments)
+        leftovers = left(job.mark, job.doors, temporary, segments)
         steps = job.steps()
     return Outcome(rounds, before, after, leftovers, steps, seconds)
 
@@ -129,8 +129,8 @@ class Soak:
         self._dice = random.Random(seed)
         self._world = World()
         self._until = home / "enough"
-        self.ports: set[int] = set()
-        """All TCP ports on which the job's processes were seen to listen."""
+        self.doors: set[resources.Door] = set()
+        """All on which the job's processes were seen to listen."""
         options = ["--workers", str(WORKERS), "--name", JOB]
         command = [str(SCRIPT), "--until", str(self._until)]
         # torch keeps a cache among the temporary files for the next process, on purpose.
@@ -198,7 +198,7 @@ class Soak:
 
     def _look(self, lasting: dict[str, int]) -> Look:
         """What they hold while the job steps and nothing else happens. Raises JobFailed if one of them is gone."""
-        self.ports |= resources.listening_ports(processes.living(self.mark))
+        self.doors |= resources.doors(processes.living(self.mark))
         seen: list[Look] = []
         for _ in range(MEASURED_STEPS):
             self._await_step(len(self._job.steps()))

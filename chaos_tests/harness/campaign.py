@@ -108,7 +108,7 @@ class _Faulty:
         self._world = World()
         self._recorder: Recorder | None = None
         self._breaker: Breaker | None = None
-        self._ports: set[int] = set()
+        self._doors: set[resources.Door] = set()
         self._looked_s = 0.0
         self._stepped_s = math.inf
         """When the ledger grew last."""
@@ -134,7 +134,7 @@ class _Faulty:
                         self._narrator.say(f"no step was applied for {STALLED_S:.0f} s, so the job is stopped")
                         job.stop()
                 self._breaker.heal("the run is over")
-                left = leftovers.left(job.mark, self._ports, self._temporary, self._segments)
+                left = leftovers.left(job.mark, self._doors, self._temporary, self._segments)
                 self._recorder.journal.write("left_behind", left=list(left))
 
     def _turn(self, job: LocalJob) -> None:
@@ -149,7 +149,7 @@ class _Faulty:
             self._breaker.poll(lines)
         if time.monotonic() - self._looked_s > 1.0:
             self._looked_s = time.monotonic()
-            self._ports |= resources.listening_ports(processes.living(job.mark))
+            self._doors |= resources.doors(processes.living(job.mark))
 
 
 @contextmanager

@@ -24,6 +24,14 @@ class Held:
         return Held(self.fds - earlier.fds, self.threads - earlier.threads, self.rss_mb - earlier.rss_mb)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Door:
+    """A listening TCP socket. inode: the kernel's name for it, never used again."""
+
+    port: int
+    inode: str
+
+
 def held(pid: int) -> Held:
     """Raises OSError if the process is gone."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
@@ -37,15 +45,15 @@ def least(samples: Iterable[Held]) -> Held:
     return Held(min(s.fds for s in seen), min(s.threads for s in seen), min(s.rss_mb for s in seen))
 
 
-def listening_ports(pids: Iterable[int]) -> set[int]:
-    """TCP ports on which these processes listen; of a process that ended meanwhile, none."""
+def doors(pids: Iterable[int]) -> set[Door]:
+    """On which these processes listen; of a process that ended meanwhile, none."""
     sockets = {inode for pid in pids for inode in _sockets(pid)}
-    return {port for port, inode in _listening() if inode in sockets}
+    return {door for door in _listening() if door.inode in sockets}
 
 
-def still_listening(ports: set[int]) -> set[int]:
-    """Those of the ports on which anybody listens."""
-    return ports & {port for port, _ in _listening()}
+def still_open(doors: set[Door]) -> set[Door]:
+    """Those of them that are still there. The same port may have become somebody else's since."""
+    return doors & set(_listening())
 
 
 def shared_memory() -> set[str]:
@@ -54,7 +62,8 @@ def shared_memory() -> set[str]:
 
 
 def abandoned(segments: Iterable[str]) -> set[str]:
-    """Those of the segments that no process has mapped: their makers ended without removing them."""
+    """Those of the segments, and of the directories among them, that are there and that no process has mapped or
+    open: their makers ended without removing them."""
     left = set(segments)
     for directory in Path("/proc").iterdir():
         if left and directory.name.isdigit():
@@ -62,29 +71,32 @@ def abandoned(segments: Iterable[str]) -> set[str]:
                 maps = (directory / "maps").read_text()
             except OSError:  # it ended meanwhile, or belongs to another user
                 continue
-            left = {name for name in left if f"{SHARED_MEMORY}/{name}\n" not in maps}
-    return left
+            opened = _opened(int(directory.name))
+            left = {n for n in left if f"{SHARED_MEMORY}/{n}\n" not in maps and f"{SHARED_MEMORY}/{n}" not in opened}
+    return left & shared_memory()
 
 
 def _sockets(pid: int) -> set[str]:
+    return {link[len("socket:[") : -1] for link in _opened(pid) if link.startswith("socket:[")}
+
+
+def _opened(pid: int) -> set[str]:
+    """What the descriptors of a process stand for, as /proc says it."""
     found = set()
     try:
         with os.scandir(f"/proc/{pid}/fd") as entries:  # closed also if the process ends meanwhile
             for entry in entries:
-                link = os.readlink(entry.path)
-                if link.startswith("socket:["):
-                    found.add(link[len("socket:[") : -1])
+                found.add(os.readlink(entry.path))
     except OSError:
         return found
     return found
 
 
-def _listening() -> list[tuple[int, str]]:
-    """(port, inode) of all listening TCP sockets."""
+def _listening() -> list[Door]:
     rows = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == LISTEN:
-                rows.append((int(fields[1].rsplit(":", 1)[1], 16), fields[9]))
+                rows.append(Door(int(fields[1].rsplit(":", 1)[1], 16), fields[9]))
     return rows

@@ -83,23 +83,33 @@ def test_the_least_of_several_looks_leaves_short_lived_needs_out() -> None:
     assert resources.least([Held(9, 2, 5.0), Held(8, 3, 4.0)]) == Held(8, 2, 4.0)
 
 
-def test_a_port_is_seen_while_it_is_listened_on() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+def test_a_door_is_seen_while_it_is_listened_on() -> None:
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as server:
         port = server.getsockname()[1]
-        assert port in resources.listening_ports([os.getpid()])
-        assert resources.still_listening({port}) == {port}
-    assert resources.still_listening({port}) == set()
+        seen = {door for door in resources.doors([os.getpid()]) if door.port == port}
+        assert len(seen) == 1
+        another = socket.create_server(("127.0.0.1", port), reuse_port=True)
+        assert resources.still_open(seen) == seen
+    with another:
+        assert resources.still_open(seen) == set(), "the port is somebody else's now"
 
 
-def test_a_segment_that_nobody_has_mapped_is_abandoned() -> None:
-    name = f"soak-test-{os.getpid()}"
-    path = Path("/dev/shm") / name
-    path.write_bytes(b"x")
+def test_a_segment_or_directory_that_nobody_uses_is_abandoned() -> None:
+    made = [Path("/dev/shm") / f"soak-test-{os.getpid()}-{kind}" for kind in ("file", "directory")]
+    names = {path.name for path in made}
+    made[0].write_bytes(b"x")
+    made[1].mkdir()
     try:
-        assert name in resources.shared_memory()
-        assert resources.abandoned({name, "never-there"}) == {name, "never-there"}
+        assert names <= resources.shared_memory()
+        assert resources.abandoned({*names, "never-there"}) == names
+        held = [os.open(path, os.O_RDONLY) for path in made]
+        assert resources.abandoned(names) == set(), "another job's, which is still running"
+        for descriptor in held:
+            os.close(descriptor)
+        assert resources.abandoned(names) == names
     finally:
-        path.unlink()
+        made[0].unlink()
+        made[1].rmdir()
 
 
 def test_a_process_is_found_by_its_mark_until_it_ends() -> None:
