@@ -66,6 +66,9 @@ from elastic.stdout import Stdout
 from elastic.supervision import Slot
 from elastic.switchboard import Switchboard
 
+GRACE_S = 30.0
+"""From SIGTERM until this process is killed, where nobody has said otherwise: Kubernetes' default."""
+
 SPAWN_PAUSE_S = 0.2
 """A successor starts when the survivors have had this machine's time for their recovery."""
 
@@ -75,11 +78,19 @@ class Agent:
 
     slots: how many workers this node brings. Its spares are started besides, and nothing here tells them from the
     rest: the leader gives places to whoever is there, and who gets none is a spare.
-    grace_s: from SIGTERM until this process may be killed; time for leaving in order, where others go on.
+    grace_s: from SIGTERM until this process may be killed: time for leaving in order. None: GRACE_S where others go on,
+    and where they do not, SIGTERM stops the workers at once.
     """
 
     def __init__(
-        self, spec: JobSpec, job_dir: Path, node: str, slots: int, grace_s: float, journal: Journal, ledger: Ledger
+        self,
+        spec: JobSpec,
+        job_dir: Path,
+        node: str,
+        slots: int,
+        grace_s: float | None,
+        journal: Journal,
+        ledger: Ledger,
     ) -> None:
         self._grace_s = grace_s
         self._spec = spec
@@ -151,12 +162,13 @@ class Agent:
         return ExitCode.SCRIPT_FAILED if self._late_failure else ExitCode.DONE
 
     def _on_signal(self, number: signal.Signals) -> None:
-        """The first asks the workers to stop, or, of SIGTERM where others go on, to leave in order; another one stops
+        """The first asks the workers to stop, or, of SIGTERM where there is time, to leave in order; another one stops
         and then kills them."""
         self._journal.write("agent_signalled", signal=signal.Signals(number).name)
-        if number == signal.SIGTERM and self.has_others and not self._stops_when_empty and self._stop_status is None:
+        in_order = number == signal.SIGTERM and (self.has_others or self._grace_s is not None)
+        if in_order and not self._stops_when_empty and self._stop_status is None:
             self._stops_when_empty = True
-            self._departure.asked(self._grace_s, "its agent was asked to stop (SIGTERM)", source="SIGTERM")
+            self._departure.asked(self._grace_s or GRACE_S, "it was asked to stop (SIGTERM)", source="SIGTERM")
             return
         if self._stop_status is not None:
             for worker in self._processes.values():
@@ -449,17 +461,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--grace",
         type=float,
-        default=30.0,
         metavar="S",
-        help="seconds from SIGTERM until this process is killed (terminationGracePeriodSeconds); default 30",
+        help="seconds from SIGTERM until this process is killed (terminationGracePeriodSeconds); default: "
+        f"{GRACE_S:g} where the job goes on elsewhere, and none where it does not",
     )
     options = parser.parse_args(argv)
     try:
         check_name("--node", options.node)
         if options.slots < 1:
             raise ConfigError(f"--slots={options.slots} must be >= 1")
-        if not 0 < options.grace < math.inf:
-            raise ConfigError(f"--grace={options.grace} must be a positive number of seconds")
+        choose.check_grace(options.grace)
         notices = choose.sources(choose.check(options.notices), os.environ)
         job_dir = options.job_dir.resolve()
         spec = read_job(job_dir)

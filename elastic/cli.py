@@ -188,6 +188,13 @@ def _add_run(verbs: Any) -> None:
         "%(default)g)",
     )
     choose.add_option(run)
+    run.add_argument(
+        "--grace",
+        type=float,
+        metavar="S",
+        help="SIGTERM is a notice too: S seconds later this command may be killed (terminationGracePeriodSeconds); "
+        "without it SIGTERM stops everything within 5 s",
+    )
     run.add_argument("--quiet", action="store_true", help="only the script's output and errors")
     run.add_argument("--json", action="store_true", help="progress and summary as JSON lines on stdout")
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in python -m")
@@ -237,6 +244,7 @@ def _run(options: argparse.Namespace) -> int:
     from elastic import embedded, hostmemory, jobdir, resume, run
 
     notices = choose.check(options.notices)
+    choose.check_grace(options.grace)
     program, command = _command(options.script, options.module)
     if options.max_workers not in (None, options.workers):
         raise ConfigError(
@@ -274,7 +282,14 @@ def _run(options: argparse.Namespace) -> int:
             resumption = resume.begin(spec, claim.path, again=again, memory=memory)
             for sentence in resumption.sentences() if resumption is not None else ():
                 print(f"elastic: {sentence}", file=sys.stderr, flush=True)
-            code = run.run(spec, claim.path, notices=notices, quiet=options.quiet, as_json=options.json)
+            code = run.run(
+                spec,
+                claim.path,
+                notices=notices,
+                grace_s=options.grace,
+                quiet=options.quiet,
+                as_json=options.json,
+            )
             if code != ExitCode.STATE_LOST or not resume.has_advanced(claim.path):
                 return code
             again = True

@@ -134,10 +134,11 @@ class Signals:
             raise Interrupted
 
 
-def run(spec: JobSpec, job_dir: Path, *, notices: str, quiet: bool, as_json: bool) -> int:
+def run(spec: JobSpec, job_dir: Path, *, notices: str, grace_s: float | None, quiet: bool, as_json: bool) -> int:
     """Run the job of a claimed directory to its end. Returns the exit code of the command.
 
-    notices: who tells that this machine is about to go, as elastic.spot.choose has checked it.
+    notices: who tells that this machine is about to go, as elastic.spot.choose has checked it. grace_s: SIGTERM tells
+    it too, and the machine goes so many seconds later; None: SIGTERM stops everything, as Ctrl-C does.
     """
     begun_s = time.monotonic()
     with Signals() as signals:
@@ -147,7 +148,7 @@ def run(spec: JobSpec, job_dir: Path, *, notices: str, quiet: bool, as_json: boo
             with (
                 etcd,
                 _display(quiet, as_json) as display,
-                _Children(spec, job_dir, notices, etcd, signals, display) as children,
+                _Children(spec, job_dir, notices, grace_s, etcd, signals, display) as children,
             ):
                 outcome = children.wait()
         except (ConfigError, StoreUnavailable) as error:
@@ -167,11 +168,20 @@ class _Children:
     """The rendezvous service and the agent, from start to end."""
 
     def __init__(
-        self, spec: JobSpec, job_dir: Path, notices: str, etcd: EmbeddedEtcd, signals: Signals, display: Display
+        self,
+        spec: JobSpec,
+        job_dir: Path,
+        notices: str,
+        grace_s: float | None,
+        etcd: EmbeddedEtcd,
+        signals: Signals,
+        display: Display,
     ) -> None:
         self._spec = spec
         self._dir = job_dir
         self._notices_from = notices
+        self._grace_s = grace_s
+        self._leaving = False
         self._etcd = etcd
         self._signals = signals
         self._display = display
@@ -186,7 +196,8 @@ class _Children:
         self._watch_exit(self._etcd.process, self._etcd_ended)
         self._start_rendezvous()
         slots = ("--job-dir", str(self._dir), "--node", NODE, "--slots", str(self._spec.workers))
-        self._agent = self._spawn_keeper(*slots, "--notices", self._notices_from)
+        grace = () if self._grace_s is None else ("--grace", str(self._grace_s))
+        self._agent = self._spawn_keeper(*slots, "--notices", self._notices_from, *grace)
         for source in choose.sources(self._notices_from, os.environ):
             for number in source.signals:
                 signal.signal(number, lambda number, _: self._agent.send_signal(number))
@@ -214,7 +225,7 @@ class _Children:
         """Until the agent has ended or a signal asks to stop."""
         while self._agent.poll() is None:
             self._turn(None if self._restart_s is None else self._restart_s - time.monotonic())
-            if self._signals.received:
+            if self._signals.received and not self._leave():
                 return self._stop()
             if self._restart_s is not None and time.monotonic() >= self._restart_s:
                 self._restart_s = None
@@ -342,6 +353,15 @@ class _Children:
         self._display.notice(f"the rendezvous service ended ({how}); training goes on, and it is started again")
 
     # The end
+
+    def _leave(self) -> bool:
+        """Whether the signal leaves time to end in order: the agent uses it, and the job ends by itself."""
+        if self._grace_s is None or self._leaving or self._signals.received != [signal.SIGTERM]:
+            return False
+        self._leaving = True
+        self._signals.received.clear()
+        self._agent.send_signal(signal.SIGTERM)
+        return True
 
     def _stop(self) -> Outcome:
         first = self._signals.received[0]

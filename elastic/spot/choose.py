@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Mapping
 from enum import StrEnum
@@ -50,6 +51,12 @@ def check(choice: str) -> str:
         hint = "; the path must be absolute" if choice.startswith("file:") else ""
         raise ConfigError(f"--notices {choice} is none of: {CHOICES}{hint}")
     return choice
+
+
+def check_grace(seconds: float | None) -> None:
+    """Raises ConfigError unless it is a time in which a node can leave, or None."""
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ConfigError(f"--grace {seconds:g} must be a positive number of seconds, the time from SIGTERM to SIGKILL")
 
 
 def sources(choice: str, environment: Mapping[str, str], vendor: Path = VENDOR) -> list[Source]:

@@ -10,7 +10,8 @@ from elastic.spot.notice import Notice
 from elastic.spot.source import Source, Unanswered
 
 FIRST_RETRY_S = 1.0
-LONGEST_RETRY_S = 60.0
+LONGEST_RETRY_S = 10.0
+"""A service that is back may give a notice of 30 s, which must not be slept through."""
 EARLIER_S = 1.0
 """An end that comes nearer by less is not news."""
 

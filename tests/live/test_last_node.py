@@ -51,6 +51,20 @@ def test_all_stop_after_the_same_step(tmp_path: Path) -> None:
         assert job.left_behind() == {}
 
 
+def test_sigterm_with_a_grace_is_a_notice_and_another_one_stops_at_once(tmp_path: Path) -> None:
+    for grace, again, code in (("2", False, ExitCode.DRAINED), ("300", True, ExitCode.TERMINATED)):
+        with Job(tmp_path, "--workers", "2", "--grace", grace, str(DRAINED), name=f"job-{grace}") as job:
+            job.pace(0.01)
+            job.await_world(2)
+            job.command.process.terminate()
+            job.await_event("node_leaves", because="it was asked to stop (SIGTERM)")
+            if again:
+                job.command.process.terminate()
+            assert job.wait() == code
+            assert job.left_behind() == {}
+            assert ("every node had to go" in job.output) is not again
+
+
 def test_a_notice_that_is_taken_back_in_time_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIVE_STEPS", "400")
     with start(tmp_path) as job:

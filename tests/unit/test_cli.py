@@ -62,6 +62,8 @@ def code_of(arguments: list[str]) -> int:
         (["run", "--spares", "-1", "train.py"], "spares=-1 must be >= 0"),
         (["run", "--spares", "1", "--no-replace", "train.py"], "replace=False forbids it"),
         (["run", "--threads", "0", "train.py"], "threads=0"),
+        (["run", "--grace", "0", "train.py"], "--grace 0 must be a positive number"),
+        (["run", "--grace", "inf", "train.py"], "--grace inf must be a positive number"),
         (["run", "--workers", "many", "train.py"], "invalid int value: 'many'"),
         (["run", "--reduction", "fast", "train.py"], "invalid choice: 'fast'"),
         (["run", "--name", "My Job", "train.py"], "'my-job'"),
