@@ -202,6 +202,11 @@ class Plan:
         return samples
 
 
+def hash_of(indices: list[int]) -> str:
+    """SHA-256, in hex, of the indices as little-endian int64: how the ledger names the samples of a large shard."""
+    return hashlib.sha256(np.array(indices, dtype="<i8").tobytes()).hexdigest()
+
+
 @lru_cache(maxsize=4)
 def _batch(plan: Plan, epoch: int, step: int) -> Indices:
     """All samples of a step. Kept for the next shard, because a network pass costs per call, not per sample."""

@@ -1,6 +1,6 @@
 """``steps.jsonl``: one line for every applied step of a job, in order, each exactly once.
 
-    {"step", "epoch", "generation", "world_size", "lr", "scalars", "samples"}
+    {"step", "epoch", "generation", "world_size", "lr", "scalars", "samples", "data"}
 
 Every member of a step sends the same line. The process that holds the lock of the job directory owns the one
 `Ledger` on the file; it takes the first line of a step and compares the others with it. Numbers that JSON does not

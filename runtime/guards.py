@@ -105,6 +105,21 @@ def second_loop(what: str) -> SecondLoop:
     )
 
 
+def other_data(here: Mapping[str, Any] | None, there: Mapping[str, Any] | None, *, resumed: bool) -> ConfigError:
+    """This worker's epoch would have other samples than the one it goes on with. here, there: as Plan.about."""
+    mine, theirs = dict(here or {}), dict(there or {})
+    differing = [name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name)]
+    shown = "; ".join(f"{name}: {mine.get(name)} here, {theirs.get(name)} there" for name in differing)
+    if resumed:
+        return ConfigError(
+            f"this job was begun with other data ({shown}), so an epoch would use samples twice and leave out others. "
+            "Go on with the data and the arguments of job.loader() as they were, or start anew with --fresh."
+        )
+    return ConfigError(
+        f"this worker would have other samples than the members ({shown}). Is its dataset complete, and the same files?"
+    )
+
+
 def state_changed(where: str, changed: Sequence[str]) -> UsageError:
     """Registered state moved between the beginning of a pass and its end.
 

@@ -35,10 +35,11 @@ from runtime.loop import Epochs, Extent, Steps, shards_of, steps_of
 from runtime.nodelock import node_lock
 from runtime.noted import noted, value_noted
 from runtime.partial import Json, Partial
-from runtime.passes import Gradients, Work
+from runtime.passes import Gradients, Source, Work
 from runtime.randomness import randomness_kept
 from runtime.scalars import Number
 from runtime.session import Op, OpKind, Session
+from runtime.stream import Open, Stream
 from runtime.training import Loop, Training, empty_leaf
 from runtime.values import Values
 
@@ -112,7 +113,7 @@ class Job:
         self._session = session
         checkpoints = Settings.from_environment(os.environ)
         self._training = Training(session, seed=seed, threads=threads, device=device, checkpoints=checkpoints)
-        self._loaders: list[Loader] = []
+        self._sources: list[Source] = []
         self._epochs = 0
         self._closed = False
         self._outer_hook: Callable[[type[BaseException], BaseException, TracebackType | None], Any] | None = None
@@ -220,9 +221,24 @@ class Job:
             device=self.device,
         )
         self._training.claim_shards(shards)
-        self._loaders.append(loader)
+        self._sources.append(loader)
         self.print(loader.describe())
         return loader
+
+    def stream(self, open: Open, *, shards: int) -> Stream:
+        """Data that is read from front to back, one stream a shard; give it to steps() like a loader.
+
+        open: `open(shard, epoch, skip)` returns an iterator over the batches of that shard in that epoch behind the
+        first `skip`, which are used up. Any worker may call it at any step, and must find the same batches each time.
+        Random numbers drawn while a batch is read belong to that batch. An iterator that is not needed any more is
+        closed, if it has close(). An epoch ends for all shards with the last batch of the shortest one. Raises
+        ConfigError.
+        """
+        stream = Stream(open, shards=shards, seed=self._training.seed, device=self.device)
+        self._training.claim_shards(shards)
+        self._sources.append(stream)
+        self.print(stream.describe())
+        return stream
 
     def epochs(self, n: int) -> Epochs:
         """The outer loop, `for epoch in job.epochs(n)`. A newcomer starts in the epoch that is in progress."""
@@ -231,7 +247,7 @@ class Job:
 
     def steps(
         self,
-        data: Loader | None = None,
+        data: Source | None = None,
         *,
         shards: int | None = None,
         total: int | None = None,
@@ -241,8 +257,9 @@ class Job:
     ) -> Steps:
         """The loop over optimizer steps, `for step in job.steps(train)`.
 
-        Inside epochs(): one epoch of the data. Alone: `total=` steps or `epochs=` epochs. Without data: `shards=` and
-        `total=` (inside epochs(): of each epoch), and the body draws its own batches from the seeded RNGs.
+        Inside epochs(): one epoch of the data. Alone: `total=` steps or `epochs=` epochs; of a stream at most `total=`
+        steps of its epoch 0. Without data: `shards=` and `total=` (inside epochs(): of each epoch), and the body draws
+        its own batches from the seeded RNGs.
         gradients: "mean" over the shards by weight, or their "sum". allow: guards to turn off, by name.
         Raises ConfigError for arguments that do not go together, SecondLoop for a loop after another.
         """
@@ -254,13 +271,14 @@ class Job:
         inside = training.loop is Loop.EPOCHS
         per_epoch, count = steps_of(data, total, epochs, inside)
         training.claim_shards(shards)
-        first = training.begin_steps()
+        first = training.begin_steps(data.about() if data is not None else None)
         if first == 0 and self.world_size > shards:
             idle = self.world_size - shards
             self.print(f"{self.world_size} workers for {shards} shards: {idle} are idle, without a shard")
         if inside:
             left = self._epochs - training.epoch
-            return Steps(training, work, Extent(first, training.epoch, per_epoch, per_epoch, first + left * per_epoch))
+            last = None if per_epoch is None else first + left * per_epoch
+            return Steps(training, work, Extent(first, training.epoch, per_epoch, per_epoch, last))
         return Steps(training, work, Extent(first, 0, per_epoch, count, count))
 
     def stop(self, because: str) -> None:
@@ -455,8 +473,8 @@ class Job:
     def _detach(self) -> None:
         global _current
         self._closed = True
-        for loader in self._loaders:
-            loader.close()
+        for source in self._sources:
+            source.close()
         self._training.close()
         atexit.unregister(self._at_exit)
         if self._outer_hook is not None and sys.excepthook == self._on_uncaught:

@@ -16,9 +16,12 @@ import torch
 from numpy.typing import ArrayLike
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from elastic.data import Plan, Tail, Weights
+from elastic.data import Plan, Tail, Weights, hash_of
 from elastic.errors import ConfigError
 from runtime.prefetch import Habit, Prefetcher, Wanted
+
+SAMPLES_LISTED_MAX = 4096
+"""A step's record lists its samples up to this number, and hashes of them above."""
 
 
 class Loader:
@@ -63,10 +66,33 @@ class Loader:
     def shards(self) -> int:
         return self.plan.shards
 
-    @property
-    def even(self) -> bool:
-        """Whether all shards of a step have the same number of samples."""
-        return self.plan.batch_size % self.plan.shards == 0
+    def about(self) -> dict[str, Any]:
+        """All that decides which samples a step has, as JSON."""
+        return self.plan.about()
+
+    def weight(self, shard: int) -> float:
+        """Of a shard that was not weighed: its samples, or 1 if all shards of a step have as many."""
+        if self.plan.batch_size % self.plan.shards == 0:
+            return 1.0
+        first, end = self.plan.share(shard)
+        return float(end - first)
+
+    def samples(self, epoch: int, step: int) -> list[Any]:
+        """Per shard the dataset indices it is given, or {"n", "sha256"} (of little-endian int64) in large steps."""
+        given = [self.plan.indices(epoch, step, shard) for shard in range(self.shards)]
+        if self.plan.batch_size <= SAMPLES_LISTED_MAX:
+            return given
+        return [{"n": len(indices), "sha256": hash_of(indices)} for indices in given]
+
+    def begin_step(self, epoch: int, step: int) -> None:
+        """A loader keeps nothing from step to step."""
+
+    def ends(self, shard: int) -> bool:
+        """Never said by a batch: all know from the start how many steps an epoch has."""
+        return False
+
+    def end_epoch(self) -> None:
+        """What was fetched ahead for the next epoch stays."""
 
     def describe(self) -> str:
         """One line for the user: how the batch is split."""

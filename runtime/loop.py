@@ -8,9 +8,10 @@ from typing import cast
 
 from elastic.errors import ConfigError
 from runtime.loader import Loader, check_count
-from runtime.passes import Place, Running, Work
+from runtime.passes import Place, Running, Source, Work
 from runtime.step import Step
 from runtime.strays import caller
+from runtime.stream import Stream
 from runtime.training import Loop, Training
 
 
@@ -45,19 +46,22 @@ class Epochs(Iterator[int]):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Which steps a loop has. first: job index of its first step, which lies in `epoch`; total: of the whole job."""
+    """Which steps a loop has. first: job index of its first step, which lies in `epoch`; total: of the whole job.
+
+    None for what a stream decides: it ends the epoch, and with it the loop, when it is used up.
+    """
 
     first: int
     epoch: int
-    per_epoch: int
-    length: int
-    total: int
+    per_epoch: int | None
+    length: int | None
+    total: int | None
 
     def locate(self, index: int) -> Place:
         """Where the step of this job index lies."""
         offset = index - self.first
-        epochs, position = divmod(offset, self.per_epoch)
-        last = position == self.per_epoch - 1 or offset == self.length - 1
+        epochs, position = divmod(offset, self.per_epoch) if self.per_epoch is not None else (0, offset)
+        last = position + 1 == self.per_epoch or offset + 1 == self.length
         return Place(index, self.epoch + epochs, position, self.total, last)
 
 
@@ -70,10 +74,13 @@ class Steps(Iterator[Step]):
         self._extent = extent
         self.initial = training.next_step - extent.first
         """Steps of this loop that were done before this worker came: `tqdm(steps, initial=steps.initial)`."""
+        self._running: Running | None = None
         self._over = False
 
     def __len__(self) -> int:
-        """All steps of this loop, those before `initial` too."""
+        """All steps of this loop, those before `initial` too. Raises TypeError where a stream decides."""
+        if self._extent.length is None:
+            raise TypeError("the steps of a stream have no length: the epoch ends when the first shard is used up")
         return self._extent.length
 
     def __next__(self) -> Step:
@@ -81,27 +88,33 @@ class Steps(Iterator[Step]):
         if self._over:
             raise StopIteration
         training.leave_step()
-        if training.stopped is not None or training.next_step - extent.first >= extent.length:
+        if training.stopped is not None or self._is_complete():
             self._over = True
+            if self._work.loader is not None:
+                self._work.loader.end_epoch()
             if training.loop is Loop.BARE:
                 training.end_loop()
             raise StopIteration
         place = extent.locate(training.next_step)
-        running = Running(self._work, place, extent.locate)
+        self._running = running = Running(self._work, place, extent.locate)
         step = Step(training, running)
         if "Unregistered" not in self._work.allow:
             training.watch_strays(caller)
         training.hand_out(step, place.index, place.epoch)
         return step
 
+    def _is_complete(self) -> bool:
+        extent, used_up = self._extent, self._running is not None and self._running.ended
+        return used_up or (extent.length is not None and self._training.next_step - extent.first >= extent.length)
 
-def shards_of(data: Loader | None, shards: int | None) -> int:
+
+def shards_of(data: Source | None, shards: int | None) -> int:
     """How many there are, by the arguments of job.steps(). Raises ConfigError."""
     if data is None:
         if shards is None:
             raise ConfigError("job.steps() needs data, job.steps(train), or shards=, job.steps(shards=8, total=1000)")
         return check_count("shards", shards)
-    if not isinstance(data, Loader):
+    if not isinstance(data, Loader | Stream):
         raise ConfigError(
             f"job.steps() was given a {type(data).__name__}; wrap the dataset, job.loader(dataset, 256, shards=8)"
         )
@@ -110,8 +123,11 @@ def shards_of(data: Loader | None, shards: int | None) -> int:
     return data.shards
 
 
-def steps_of(data: Loader | None, total: int | None, epochs: int | None, inside: bool) -> tuple[int, int]:
-    """(steps of an epoch, steps of this loop), by the arguments of job.steps(). Raises ConfigError."""
+def steps_of(data: Source | None, total: int | None, epochs: int | None, inside: bool) -> tuple[int | None, int | None]:
+    """(steps of an epoch, steps of this loop), by the arguments of job.steps(); None: a stream decides.
+
+    Raises ConfigError.
+    """
     if total is not None:
         check_count("total", total)
     if epochs is not None:
@@ -121,8 +137,17 @@ def steps_of(data: Loader | None, total: int | None, epochs: int | None, inside:
             raise ConfigError(
                 "inside job.epochs(), write job.steps(train), or without data job.steps(shards=8, total=100)"
             )
+        if isinstance(data, Stream):
+            return None, None
         steps = len(data) if data is not None else cast(int, total)
         return steps, steps
+    if isinstance(data, Stream):
+        if epochs is not None:
+            raise ConfigError(
+                "job.steps(stream, epochs=...): outside job.epochs() a stream is one epoch; write "
+                "`for epoch in job.epochs(n): for step in job.steps(stream):`"
+            )
+        return None, total
     if data is None:
         if total is None or epochs is not None:
             raise ConfigError("job.steps(shards=...) without data needs total=, the number of steps, and no epochs=")

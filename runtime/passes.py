@@ -5,9 +5,8 @@ The iterator is a class and not a generator, because a generator left by `break`
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -20,16 +19,18 @@ from runtime.partial import Json, Partial, Scalars
 from runtime.prefetch import Wanted
 from runtime.session import Op, OpKind, StepRecord
 from runtime.state import Snapshot
-from runtime.training import Training
+from runtime.stream import Stream
+from runtime.training import RESERVED, Training
 
 Gradients: TypeAlias = Literal["mean", "sum"]
+Source: TypeAlias = Loader | Stream
 
 REHEARSALS = 2
 """Shards run and thrown away at the start, where there are as many: the second one meets what the first left."""
 CHECKSUM_STEPS = 256
 """Every so many steps a pass also compares checksums of all weights; runtime/watch.py says what only they see."""
-SAMPLES_LISTED_MAX = 4096
-"""A step's record lists its samples up to this number, and hashes of them above."""
+ENDS = RESERVED + "epoch ends"
+"""Travels with the reduction of an epoch's last step, where only who reads the data knows that it is the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class Place:
     index: int
     epoch: int
     position: int
-    total: int
+    total: int | None
+    """None: nobody knows."""
     last_in_epoch: bool
 
 
@@ -48,29 +50,17 @@ class Work:
     """What a loop does in each of its steps: whose data, how gradients are reduced, which guards are off."""
 
     shards: int
-    loader: Loader | None
+    loader: Source | None
     gradients: Gradients
     allow: frozenset[str]
 
     def weight(self, shard: int) -> float:
-        """Of a shard that was not weighed: its samples, or 1 where all have as many."""
-        if self.loader is None or self.loader.even:
-            return 1.0
-        first, end = self.loader.plan.share(shard)
-        return float(end - first)
+        """Of a shard that was not weighed: its samples, or 1 where all have as many or nobody knows."""
+        return 1.0 if self.loader is None else self.loader.weight(shard)
 
     def samples(self, place: Place) -> list[Json]:
-        """Per shard the dataset indices it was given, or {"n", "sha256"} (of little-endian int64) in large steps."""
-        if self.loader is None:
-            return []
-        plan = self.loader.plan
-        given = [plan.indices(place.epoch, place.position, shard) for shard in range(self.shards)]
-        if plan.batch_size <= SAMPLES_LISTED_MAX:
-            return [list(indices) for indices in given]
-        return [
-            {"n": len(indices), "sha256": hashlib.sha256(np.array(indices, dtype="<i8").tobytes()).hexdigest()}
-            for indices in given
-        ]
+        """Per shard what it was given, as Loader.samples or Stream.samples says it; [] if the script draws it."""
+        return [] if self.loader is None else self.loader.samples(place.epoch, place.position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +106,8 @@ class Running:
     shard: Shard | None = None
     contribution: Contribution = field(default_factory=Contribution)
     passes: int = 0
+    ended: bool = False
+    """The data of the epoch is used up."""
     cached: Cached = field(default_factory=Cached)
     record: StepRecord | None = None
     """Of the passes so far; None until the first is reduced."""
@@ -160,6 +152,8 @@ class Pass(Iterator[Any]):
     def _open(self) -> None:
         training, place = self._training, self._running.place
         training.begin_pass(self._where, self._running.work.allow)
+        if self._running.work.loader is not None:
+            self._running.work.loader.begin_step(place.epoch, place.position)
         first = place.index == 0 or training.session.joining
         self._snapshot = training.carrier.watch()
         if first or place.index % CHECKSUM_STEPS == 0:
@@ -218,6 +212,8 @@ class Pass(Iterator[Any]):
             return
         weight = work.weight(shard.index) if said.weight is None else said.weight
         scalars = {} if said.skipped else said.scalars(weight)
+        if work.loader is not None and work.loader.ends(shard.index):
+            scalars[ENDS] = ("sum", 1.0, 0.0)
         counted = 0.0 if said.skipped else weight if work.gradients == "mean" else 1.0
         training.session.unit_done(training.harvest().leaf(shard.index, counted, training.travel(scalars)))
         training.running = None
@@ -236,6 +232,8 @@ class Pass(Iterator[Any]):
         training.harvest().install(result, running.work.gradients)
         running.metrics.update(training.arrive(result.scalars))
         running.passes += 1
+        if ENDS in result.scalars:
+            running.ended, running.place = True, replace(running.place, last_in_epoch=True)
         running.record = StepRecord(
             step=running.place.index,
             epoch=running.place.epoch,
@@ -244,6 +242,7 @@ class Pass(Iterator[Any]):
             lr=training.carrier.learning_rates(),
             scalars=dict(running.metrics),
             samples=running.work.samples(running.place),
+            data=training.data,
         )
         training.end_pass()
         self._phase = "done"

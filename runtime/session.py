@@ -52,7 +52,11 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One line of steps.jsonl: an applied step. samples: per shard in shard order, the dataset indices."""
+    """One line of steps.jsonl: an applied step.
+
+    samples: per shard in shard order, the dataset indices, or what else says what it was given. data: what the epoch's
+    samples are planned from (Plan.about); None if the script draws its own.
+    """
 
     step: int
     epoch: int
@@ -61,6 +65,7 @@ class StepRecord:
     lr: tuple[float, ...]
     scalars: dict[str, float]
     samples: list[Json]
+    data: dict[str, Json] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,8 @@ class JoinMeta:
     """Results of the evaluations and `once` blocks of this epoch that came before its steps, by their label."""
     shared: dict[str, Json] = field(default_factory=dict)
     """What `shared` calls before the loop gave, by name."""
+    data: dict[str, Json] | None = None
+    """What the samples of this epoch are planned from, as in StepRecord."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,12 +36,15 @@ class Step:
 
     @property
     def total(self) -> int:
-        """Steps of the whole job."""
-        return self._running.place.total
+        """Steps of the whole job. Raises UsageError where a stream decides how many there are."""
+        total = self._running.place.total
+        if total is None:
+            raise UsageError("step.total: the epochs of a stream end with their data, so nobody knows their steps yet")
+        return total
 
     @property
     def last_in_epoch(self) -> bool:
-        """Whether the epoch ends with this step."""
+        """Whether the epoch ends with this step. Of a stream it is known when the first pass is over."""
         return self._running.place.last_in_epoch
 
     @property

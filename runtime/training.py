@@ -94,6 +94,10 @@ class Training:
         self.epoch = 0
         self.epoch_start = 0
         self.next_step = 0
+        self.data: dict[str, Json] | None = None
+        """What the samples of this epoch are planned from; None: the script draws its own."""
+        self._data_elsewhere: dict[str, Json] | None = None
+        """The same, of the members, or of the run that this one goes on from."""
         self.looped = False
         """This epoch has had its steps() loop."""
         self.open_step: OpenStep | None = None
@@ -149,6 +153,7 @@ class Training:
         if meta is not None:
             self.values.update_from_json(meta.state)
             self._replies, self._shared = dict(meta.once), dict(meta.shared)
+            self._data_elsewhere = meta.data
             self._entry = Entry(meta.epoch, meta.step, meta.epoch_start)
         else:
             self._entry = self._resume(manifest) if manifest is not None else Entry()
@@ -169,6 +174,7 @@ class Training:
             self.claim_shards(moment.shards)
         self.checkpoints.load(manifest)
         self._replies, self._resuming = dict(moment.once), True
+        self._data_elsewhere = moment.data
         return Entry(moment.epoch, moment.step, moment.epoch_start)
 
     def enter_loop(self, loop: Loop) -> Entry:
@@ -194,12 +200,18 @@ class Training:
         """An epoch is handed out."""
         self.epoch, self.looped, self._calls = epoch, False, 0
 
-    def begin_steps(self) -> int:
-        """The steps() loop of this epoch begins; returns the job index of its first step. Raises SecondLoop."""
+    def begin_steps(self, data: dict[str, Json] | None) -> int:
+        """The steps() loop of this epoch begins; returns the job index of its first step.
+
+        data: see the attribute. Raises SecondLoop; ConfigError if the epoch was begun elsewhere with other data.
+        """
         if self.loop is Loop.EPOCHS and self.looped:
             raise guards.second_loop(f"a second job.steps() in epoch {self.epoch}")
         entry = self.enter_loop(Loop.BARE) if self.loop is not Loop.EPOCHS else self.enter()
         self.looped = True
+        if self.elsewhere and self._data_elsewhere not in (None, data):
+            raise guards.other_data(data, self._data_elsewhere, resumed=self._resuming)
+        self.data = data
         self.epoch_start = entry.epoch_start if self.elsewhere else self.next_step
         self._resuming = False
         return self.epoch_start
@@ -304,8 +316,9 @@ class Training:
         return self._replies[key]
 
     def fingerprint(self) -> dict[str, str]:
-        """What all workers must have in common now: two readable parts, and a hash over those and some weights."""
+        """What all workers must have in common now: three readable parts, and a hash over some weights."""
         return {
+            "data": json.dumps(self.data, sort_keys=True),
             "learning rates": ", ".join(map(repr, self.carrier.learning_rates())),
             "job.state": _shown(json.dumps(self.values.to_json(), sort_keys=True)),
             "weights, rates and job.state": self.carrier.fingerprint(self.next_step),
@@ -327,7 +340,8 @@ class Training:
             if self.changes.take_wish():
                 self.checkpoints.wish()
         once = dict(self._replies)
-        meta = JoinMeta(self.epoch_of_op, index, self.epoch_start, self.values.to_json(), once, dict(self._shared))
+        state, shared = self.values.to_json(), dict(self._shared)
+        meta = JoinMeta(self.epoch_of_op, index, self.epoch_start, state, once, shared, self.data)
         self.session.publish(meta)
 
     def lead(self) -> None:
@@ -349,6 +363,7 @@ class Training:
             seed=self.seed,
             shards=self.shards or 0,
             once=dict(self._replies),
+            data=self.data,
         )
 
     def plan_save(self) -> Json:

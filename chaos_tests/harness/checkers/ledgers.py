@@ -140,7 +140,7 @@ def _resized(history: History) -> Iterator[Verdict]:
 
 
 def _batch(step: Step) -> int:
-    return sum(len(shard) if isinstance(shard, list) else int(shard["n"]) for shard in step.line["samples"])
+    return sum(len(shard) if isinstance(shard, list) else int(shard.get("n", 1)) for shard in step.line["samples"])
 
 
 def same_maths(history: History) -> Verdict:
