@@ -345,11 +345,12 @@ class Job:
         self._training.checkpoints.restore_hooks.append(hook)
 
     def shared(self, name: str, fn: Callable[[], T]) -> T:
-        """`fn()` run by the leader once in this run of the job; all workers, and all newcomers later, get its value.
+        """`fn()` run by the leader once in a job; all workers, all newcomers, and later runs of the job get its value.
 
-        Belongs before the loop, where no other call is allowed: a run's id, a path that was prepared. The value must
-        be JSON. If the leader dies the next one repeats it, so it must be idempotent. Raises NotCarried for another
-        value, UsageError for a new name once the loop has begun.
+        A run that goes on from a checkpoint takes it from there; one that was interrupted before the first checkpoint
+        begins anew, and with it this. Belongs before the loop, where no other call is allowed: a run's id, a path that
+        was prepared. The value must be JSON. If the leader dies the next one repeats it, so it must be idempotent.
+        Raises NotCarried for another value, UsageError for a new name once the loop has begun.
         """
         label = f"shared({name})"
         with randomness_kept():

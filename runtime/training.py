@@ -276,7 +276,8 @@ class Training:
         return value
 
     def shared(self, name: str, compute: Callable[[int], Partial], reply: Callable[[Partial], Json]) -> Json:
-        """Something that all workers have in common from before the loop; a newcomer gets it from a member."""
+        """Something that all workers have in common from before the loop; a newcomer gets it from a member, and a
+        resumed run from the checkpoint."""
         label = f"shared({name})"
         if name in self._shared:
             return self._shared[name]
@@ -295,6 +296,8 @@ class Training:
                     f"this newcomer called job.{label}, and the others have {sorted(self._shared)}. Make such calls "
                     "the same in every process: not under `if job.restarted` or `if job.is_leader`."
                 )
+        elif (found := self.checkpoints.found) is not None and name in found.moment.shared:
+            self._shared[name] = found.moment.shared[name]
         else:
             self._leaders = "job.shared()"
             self._shared[name] = reply(self.run(Op(OpKind.ONCE, 1, label=label), {}, compute))
@@ -363,6 +366,7 @@ class Training:
             seed=self.seed,
             shards=self.shards or 0,
             once=dict(self._replies),
+            shared=dict(self._shared),
             data=self.data,
         )
 

@@ -42,6 +42,8 @@ class Moment:
     """0: the script has not said yet."""
     once: dict[str, Any] = field(default_factory=dict)
     """Results of the collective calls of this epoch before its steps, which a resumed run does not make again."""
+    shared: dict[str, Any] = field(default_factory=dict)
+    """What `shared` calls before the loop gave, by name."""
     data: dict[str, Any] | None = None
     """What the samples of this epoch are planned from (Plan.about); None if the script draws its own."""
 

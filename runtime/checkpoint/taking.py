@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +162,14 @@ class Taking:
 
         Calls the on_restore hooks. Raises CheckpointCorrupt if it is not what `elastic run` found.
         """
+        if (manifest := self.found) is not None:
+            moment = manifest.moment
+            self.restored({"step": moment.step, "epoch": moment.epoch, "state": manifest.header["state"]})
+        return manifest
+
+    @cached_property
+    def found(self) -> Manifest | None:
+        """The same, and no hook is called."""
         if not self._settings.resume:
             return None
         name = EntryName.parse(self._settings.resume)
@@ -168,8 +177,6 @@ class Taking:
         if found is None or found.manifest is None or found.problem:
             because = found.problem if found is not None else "no such name"
             raise CheckpointCorrupt(f"{self._settings.resume} cannot be used any more: {because}; start the job again")
-        moment = found.manifest.moment
-        self.restored({"step": moment.step, "epoch": moment.epoch, "state": found.manifest.header["state"]})
         return found.manifest
 
     @property

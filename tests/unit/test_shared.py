@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 
 from elastic.errors import ConfigError, Disagree, LeaderOnly, NotCarried, UsageError
+from runtime.job import Job
 from runtime.nodelock import node_lock
 from runtime.session import Session
 from tests.unit.jobs import make_job, one_thread, set_up, train
+from tests.unit.test_checkpoints import Configure, Dies, configure, dying_at
 from tests.unit.worlds import FakeMember, Killed, World
+
+__all__ = ["configure"]
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +100,28 @@ def test_in_the_loop_known_values_are_given_and_new_names_refused() -> None:
         with pytest.raises(UsageError, match=r"Move it before the loop, or use job\.once"):
             job.shared("b", lambda: 2)
     job.close()
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_gets_the_value_of_the_run_before(configure: Configure) -> None:
+    def script(job: Job, value: int, stop_at: int) -> tuple[int, int]:
+        run, new = job.shared("run", lambda: value), -1
+        if value > 1:
+            new = job.shared("new", lambda: value)
+        with pytest.raises(Dies):
+            train(set_up(job), epochs=4, body=dying_at(stop_at))
+        job._training.checkpoints.finish()
+        job._detach()
+        return run, new
+
+    series = configure(every="4 steps")
+    assert script(make_job(), 1, 6) == (1, -1)
+    configure(every="4 steps", resume=str(series.names()[-1]))
+    assert script(make_job(), 2, 9) == (1, 2), "and a name that the run before had not"
+    assert series.names()[-1].step == 8
+    configure(resume=str(series.names()[-1]))
+    assert script(make_job(), 3, 9) == (1, 2)
+    configure()
+    assert script(make_job(), 4, 3) == (4, 4), "another job"
 
 
 def test_what_json_cannot_carry_and_calls_inside_it_are_refused() -> None:
