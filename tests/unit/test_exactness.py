@@ -56,6 +56,7 @@ def test_a_run_with_kills_and_a_newcomer_has_the_bits_of_the_quiet_run(name: str
     assert len(quiet.records) == STEPS
 
 
+@pytest.mark.timeout(280)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and there is none")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_model_has_the_bits_of_the_quiet_run() -> None:

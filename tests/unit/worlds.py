@@ -21,7 +21,8 @@ from runtime.partial import Json, Partial, fold
 from runtime.session import Going, JoinMeta, Op, OpKind, Place, StepRecord
 from runtime.state import Carrier
 
-WAIT_S = 30.0
+WAIT_S = 100.0
+"""For what takes seconds on a quiet machine, and on a loaded one while a model is compiled."""
 
 
 class Killed(BaseException):
