@@ -3,7 +3,7 @@
     message = magic, bytes of head, bytes of all blobs; head (JSON: the caller's header, the size of each blob);
               then of each blob its bytes and their checksum (see checksum.py)
 
-Bytes are sent and received in pieces small enough to be summed in a core's cache; the checksum goes from piece to piece.
+Bytes are sent and received in pieces that can be summed in a core's cache; the checksum goes from piece to piece.
 """
 
 from __future__ import annotations
