@@ -1,9 +1,9 @@
 """How a newcomer becomes a member: learn where the loop stands, rehearse, copy the state, take over results.
 
-A copy made inside the donor's window needs one result, that of the operation whose state it is. A copy of a snapshot
-is older: the results from there on are taken over one by one, each through the script's own code, without computing a
-shard, until this worker stands before the operation that is in progress. Then it counts as a holder of its state, as
-after a copy in the window, and the handshake is the same.
+A copy made inside the donor's window needs one result, that of the operation whose state it is. A copy that the donor
+has held for it is older: the results from there on are taken over one by one, each through the script's own code,
+without computing a shard, until this worker stands before the operation that is in progress. Then it counts as a
+holder of its state, as after a copy in the window, and the handshake is the same.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Admission:
         return self._asker.following or self._asker.follow(*self._whom(p, of))
 
     def _copy_state(self, p: Position, of: Sequence[str], carrier: Carrier) -> bool:
-        """Inside the donor's window, or from its snapshot. False: not now, or not from this one. Raises CopyFailed."""
+        """Inside the donor's window, or one that it holds. False: not now, or not from this one. Raises CopyFailed."""
         connection = self._follow(p, of)
         connection.send({"want": "state"})
         answer, blobs = connection.receive(within_s=ANSWER_S)
@@ -183,7 +183,7 @@ class Admission:
         carrier.load(cast(dict[str, Json], answer["state"]), blobs)
         self._number, self._op = number, op
         follows = answer.get("follows") is True
-        self._journal.write("state_copied", generation=p.entered, op=number, snapshot=follows)
+        self._journal.write("state_copied", generation=p.entered, op=number, held=follows)
         self._copied_here = True
         if not follows:
             promised = self._standing.post(position.Copied(number)).copied == number

@@ -32,8 +32,8 @@ class Changes:
 
     def before_step(self) -> None:
         """Everybody is between two steps: call the hooks of what has changed since the last one."""
-        before, self._world = self._world, self._session.world_size
-        if before and before != self._world:
+        before, self._world = self._world, 0 if self._session.behind else self._session.world_size
+        if before and self._world not in (0, before):
             for hook in self.resize_hooks:
                 hook(before, self._world, self._session.because)
         self.tell_drain()

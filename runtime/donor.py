@@ -4,13 +4,13 @@ Each connection has a thread of the listener, and brings one request after anoth
 
 * Inside the window of a joinable operation it is sent straight from the registered tensors, which do not change in
   it. A copy that is not through when the window closes is cut off.
-* A newcomer whose copy was cut off, or would certainly be, gets a snapshot that is taken inside the next window and
+* For a newcomer whose copy was cut off, or would certainly be, a copy is held: it is made inside the next window, and
   sent while training goes on. From its operation on the results are kept; the newcomer takes them over until it has
   caught up with the operation in progress. Both are freed when it is through, or its connection ends.
 
     {"want": "meta"}                        -> {"meta": ...} or {"later": why}
     {"want": "state"}                       -> {"op", "about", "state"} + tensors, or {"later": why}
-      then {"complete": op}                    from a newcomer that holds it all; not with "follows": a snapshot
+      then {"complete": op}                    from a newcomer that has it all; not with "follows": a held one
     {"want": "next", "op": k, "join": j}    -> {"results": [...]} + tensors: of k, k + 1, ...; {"now": k}, with join:
        from one that holds the state of k      k is in progress, and this newcomer counts as a holder of its state;
                                                {"later": why}; {"refused": why}: k is over, its result is not held
@@ -33,20 +33,20 @@ import torch
 from elastic.journal import Journal
 from elastic.position import CopyBegun, CopyEnded, Phase, outcome
 from runtime.copy import CopyConnection, CopyFailed
+from runtime.held import HeldState, Room
 from runtime.partial import Json, Partial
 from runtime.resultlog import Entry, ResultLog
 from runtime.session import JoinMeta, Op
-from runtime.snapshot import Room, StateSnapshot
 from runtime.standing import Standing
 from runtime.state import Carrier
 
 LATER_S = 5.0
 """How long a newcomer's question waits here for its answer; then it is asked again, here or elsewhere."""
 
-CERTAINLY_BYTES_PER_S = 4 << 30
-"""No copy is faster: its checksums alone take that long (see copy.py)."""
+CERTAINLY_BYTES_PER_S = 8 << 30
+"""No copy is faster: the kernel alone takes that long."""
 
-SNAPSHOT_BYTES_PER_S = 1 << 30
+HOLD_BYTES_PER_S = 1 << 30
 """A slow machine's copying within its memory."""
 
 LOG_BYTES_MIN = 64 << 20
@@ -78,8 +78,8 @@ class Donor:
         self._too_slow: set[str] = set()
         """Newcomers whose copy was cut off."""
         self._taking = False
-        """A thread is about to take a snapshot; there is one at a time, as long as somebody reads it."""
-        self._snapshot: StateSnapshot | None = None
+        """A thread is about to make a copy to hold; there is one at a time, as long as somebody reads it."""
+        self._held: HeldState | None = None
         self._readers = 0
         self._log = ResultLog()
         self._close_behind: dict[str, int] = {}
@@ -167,23 +167,23 @@ class Donor:
         standing = self._standing
         with standing.changed:
             standing.changed.wait_for(lambda: not self._taking, LATER_S)
-            directly = newcomer not in self._too_slow
-            snapshot = self._shared_snapshot(connection)
-        if snapshot is None and directly and self._send_state(connection, newcomer):
+            directly = newcomer not in self._too_slow or self._stands_still
+            held = self._state_held(connection)
+        if held is None and directly and self._send_state(connection, newcomer):
             return
-        if snapshot is None:
-            snapshot = self._take_snapshot(connection, newcomer)
-        if snapshot is None:
+        if held is None:
+            held = self._hold_state(connection, newcomer)
+        if held is None:
             connection.send({"later": "no window here"})
             return
-        header: dict[str, Json] = {"op": snapshot.number, "about": op_json(snapshot.op), "state": snapshot.header}
+        header: dict[str, Json] = {"op": held.number, "about": op_json(held.op), "state": held.header}
         try:
-            connection.send(header | {"follows": True}, snapshot.blobs)
+            connection.send(header | {"follows": True}, held.blobs)
         finally:
             with standing.changed:
                 self._readers -= 1
                 if not self._readers:
-                    self._snapshot = None
+                    self._held = None
 
     def _send_state(self, connection: CopyConnection, newcomer: str) -> bool:
         """Straight from the tensors, inside the window. False: the state is certainly too large for that."""
@@ -193,7 +193,7 @@ class Donor:
                 connection.send({"later": "no window here"})
                 return True
             op, header, blobs = self._capture()
-            if _nbytes(blobs) > self._patience_s * CERTAINLY_BYTES_PER_S:
+            if _nbytes(blobs) > self._patience_s * CERTAINLY_BYTES_PER_S and not self._stands_still:
                 return False
             with standing.changed:
                 self._cut_off.add(connection)
@@ -213,33 +213,34 @@ class Donor:
                     standing.post(CopyEnded(newcomer, number, complete))
         return True
 
-    def _shared_snapshot(self, follower: CopyConnection) -> StateSnapshot | None:
+    def _state_held(self, follower: CopyConnection) -> HeldState | None:
         """The one that is being sent to somebody else, if all results from there on are held. Under the lock."""
-        if self._snapshot is not None and self._log.holds_all_since(self._snapshot.number):
-            self._log.follow(follower, self._snapshot.number, _log_limit(_nbytes(self._snapshot.blobs)))
+        if self._held is not None and self._log.holds_all_since(self._held.number):
+            self._log.follow(follower, self._held.number, _log_limit(_nbytes(self._held.blobs)))
             self._readers += 1
-            return self._snapshot
+            return self._held
         return None
 
-    def _take_snapshot(self, follower: CopyConnection, newcomer: str) -> StateSnapshot | None:
+    def _hold_state(self, follower: CopyConnection, newcomer: str) -> HeldState | None:
         """Inside a window, whose end waits for it; so not at its end, unless windows are shorter than that anyway.
 
-        The first window tells how much memory it takes. None: there was none in time, or another snapshot exists.
+        The first window tells how much memory it takes. None: there was none in time, or another copy is held.
         """
         standing = self._standing
         with standing.changed:
-            if self._taking or self._snapshot is not None:
+            if self._taking or self._held is not None:
                 return None
             self._taking = True
         room = Room([])
         try:
             while True:
                 seen = self._opened
-                needed_s = sum(room.sizes) / SNAPSHOT_BYTES_PER_S
+                needed_s = sum(room.sizes) / HOLD_BYTES_PER_S
 
                 def ready(seen: int = seen, needed_s: float = needed_s) -> bool:
                     fits = time.monotonic() - self._opened_s + needed_s < self._patience_s
-                    return self._may_copy(newcomer) and (not needed_s or seen < self._opened or fits)
+                    good = not needed_s or seen < self._opened or fits or self._stands_still
+                    return good and self._may_copy(newcomer)
 
                 with self._window(ready, follower if room.sizes else None, _log_limit(sum(room.sizes))) as number:
                     if number is None:
@@ -249,12 +250,12 @@ class Donor:
                     op, header, blobs = self._capture()
                     sizes = [blob.numel() for blob in blobs]
                     if sizes == room.sizes:
-                        snapshot = StateSnapshot(number, op, header, room.fill(blobs))
+                        held = HeldState(number, op, header, room.fill(blobs))
                         ms = round(1000 * (time.monotonic() - begun_s), 1)
-                        self._journal.write("snapshot_taken", op=number, bytes=_nbytes(blobs), ms=ms)
+                        self._journal.write("state_held", op=number, bytes=_nbytes(blobs), ms=ms)
                         with standing.changed:
-                            self._snapshot, self._readers = snapshot, 1
-                        return snapshot
+                            self._held, self._readers = held, 1
+                        return held
                 room = Room(sizes)
         finally:
             with standing.changed:
@@ -285,6 +286,12 @@ class Donor:
     def _capture(self) -> tuple[Op, dict[str, Json], list[torch.Tensor]]:
         assert self.op is not None and self.carrier is not None
         return (self.op, *self.carrier.capture())
+
+    @property
+    def _stands_still(self) -> bool:
+        """The operation in progress waits for newcomers, as long as they take."""
+        record = self._standing.position.record
+        return record is not None and record.hold
 
     def _may_copy(self, newcomer: str) -> bool:
         """Only the donor's header waits for the copy, so no other copy would count."""

@@ -68,7 +68,7 @@ class Leading:
 
     def applied(self, record: StepRecord) -> None:
         """A step counts; to be followed by `check`."""
-        if self._feeds:
+        if self._feeds and not self._session.behind:
             self._recent.append(replace(record, samples=[]))
 
     def check(self) -> None:

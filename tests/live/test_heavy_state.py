@@ -16,12 +16,12 @@ def test_a_replacement_whose_copy_takes_many_steps_catches_up_and_has_the_same_b
             job.shut(gate)
         _, second = job.await_world(2)
         job.send(second)
-        for gate in ("load 1", "load 2"):  # the copy in the window, which is cut off, and that of the snapshot
+        for gate in ("load 1", "load 2"):  # the copy in the window, which is cut off, and the one that is held
             job.await_held(gate)
             job.await_steps(len(job.steps()) + 10)
             job.open(gate)
         joined = job.await_event("joined")
-        (taken,) = job.events("snapshot_taken")
+        (taken,) = job.events("state_held")
         assert joined["op"] >= taken["op"] + 20
         job.await_world(2)
         job.open("on")

@@ -101,7 +101,7 @@ def late_copy(module: Any) -> None:
             standing.post(module.CopyEnded(newcomer, number, True))
             standing.changed.wait_for(lambda: self.op is not op and self._open, 10.0)
         header, blobs = carrier.capture()
-        connection.send({"op": number, "about": module._op_json(op), "state": header}, blobs)
+        connection.send({"op": number, "about": module.op_json(op), "state": header}, blobs)
         connection.receive()
 
     module.Donor._serve_state = serve_state

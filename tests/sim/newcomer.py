@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from elastic import position
-from elastic.messages import Progress, Ready
+from elastic.messages import Generation, Progress, Ready
 from elastic.position import AskOutcome, Copied, CopyState, Joined, Phase, Wait
-from tests.sim.script import Sum
+from tests.sim.script import Sum, apply
 
 if TYPE_CHECKING:
     from tests.sim.worker import Worker
@@ -29,6 +29,11 @@ class Newcomer:
         self._said_ready = 0
         self._candidate = 0
         self._answers = 0
+        self._number = -1
+        """The operation whose state this worker holds; -1: none."""
+        self._donor = ""
+        """Who has the results from there on."""
+        self._counted_in: Generation | None = None
 
     def learn(self) -> None:
         """Which epoch the members are in: this one will take part in it, or in none. A spare has not asked yet."""
@@ -41,7 +46,7 @@ class Newcomer:
         self.w.after(0.03, 0.2, self.seek)  # after its rehearsal
 
     def seek(self) -> None:
-        """Inside `join`."""
+        """Inside `join`, or, while it takes over what came between two steps, in any operation."""
         p = self.w.p
         if p.phase is not Phase.FRESH:
             self.w.wake()
@@ -53,16 +58,53 @@ class Newcomer:
         if self.stuck:  # its control thread goes on
             self.w.after(0.1, 0.5, self.seek)
             return
+        if self._number == self.w.world.script.last:
+            self.w.world.reach("the loop ended before a newcomer had caught up")
+            self.w.die("exit 75")
+            return
+        if self._donor and not self.w.world.script.operations[self._number].joinable:
+            self._ask_next(self._donor, join=False)
+            return
+        if p.copied != self._number:
+            p = self.w.post(Copied(self._number))
         match position.seek(p):
             case CopyState(of):
-                self.w.post(Copied(-1))
                 whom = of[self._candidate % len(of)]
                 self.w.ask(whom, lambda other, reply: other.serve(self.w, reply), self._copied)
-            case AskOutcome(op, of):
+            case AskOutcome(op, of) if self._counted_in is p.record:
                 whom = of[self._candidate % len(of)]
                 self.w.ask(whom, lambda other, reply: reply(other.outcome(op)), self._outcome)
+            case AskOutcome(_, of):
+                self._ask_next(self._donor or of[self._candidate % len(of)], join=True)
             case Wait():
                 self.w.after(0.01, 0.03, self.seek)
+
+    def _ask_next(self, whom: str, *, join: bool) -> None:
+        number = self._number
+        self.w.ask(whom, lambda other, reply: reply(other.next_result(self.w.me, number, join)),
+                   lambda reply: self._went_on(cast(tuple[str, Sum | None] | None, reply), whom, join))  # fmt: skip
+
+    def _went_on(self, reply: tuple[str, Sum | None] | None, whom: str, join: bool) -> None:
+        self._answered()
+        match reply:
+            case ("now", _):
+                self._counted_in, self._donor = self.w.p.record, whom
+            case ("result", result) if result is not None and (not join or self.w.post(Copied(-1)).copied == -1):
+                self.w.world.reach("a newcomer took over a result")
+                self._epoch = self.w.world.script.operations[self._number].epoch
+                self.w.state, self.w.applied = apply(self.w.state, result), self._number + 1
+                self._number, self._donor, self._counted_in = self._number + 1, whom, None
+            case ("refused", _) if join:
+                self.w.world.reach("a newcomer copies anew")
+                self._number, self._donor = -1, ""
+            case ("refused", _) | None if not join:
+                self.w.world.reach("a newcomer had no way back to a copy")
+                self.w.die("exit 75")
+                return
+            case ("later", _) | None:
+                self._candidate += 1
+                self._donor = ""
+        self.w.after(0.002, 0.02, self.seek)
 
     def _answered(self) -> None:
         self._answers += 1
@@ -71,13 +113,15 @@ class Newcomer:
     def _copied(self, reply: object) -> None:
         self._answered()
         if isinstance(reply, tuple):
-            op, state, source = reply
+            op, state, source, held = reply
             if self.w.world.script.operations[op].epoch != self._epoch:
                 self.w.world.reach("a newcomer was too late for its epoch")
                 self.w.die("exit 75")
                 return
-            if self.w.post(Copied(op)).copied == op:
-                self.w.state, self.w.applied = state, op
+            self._number, self._donor = op, source if held else ""
+            self.w.state, self.w.applied = state, op
+            if not held and self.w.post(Copied(op)).copied == op:
+                self._counted_in = self.w.p.record
                 self.w.world.hook("copied", self.w)
                 self.w.ask(source, lambda other, _: other.verified(self.w.me, op), lambda _: None)
         else:
@@ -93,7 +137,7 @@ class Newcomer:
         else:
             number, result = cast(tuple[int, Sum | None], reply)
             if not any(g.number == number and g.member(self.w.me) for g in before.pending):
-                self.w.post(Copied(-1))
+                self._counted_in = None
             elif result is None:
                 self._candidate += 1
             elif self.w.post(Joined(number, op)).phase is Phase.READY:
@@ -101,6 +145,8 @@ class Newcomer:
                 self.w.world.obtained(self.w, op, result, before)
                 self.w.world.hook("joined", self.w)
                 self.w.world.reach("a newcomer joined")
+                if self._donor:
+                    self.w.world.reach("a newcomer joined after it had taken over results")
                 if self._waited_s and self.w.world.clock.now_s > self._waited_s + SPARE_S:
                     self.w.world.reach("a spare joined")
                 leader = self.w.world.leader

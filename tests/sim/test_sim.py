@@ -17,9 +17,12 @@ MUST_REACH = (
     "a leader resigned",
     "a loss right after a loss",
     "a new leader",
+    "a newcomer copies anew",
     "a newcomer joined",
+    "a newcomer joined after it had taken over results",
     "a newcomer joined a ring that waited for it",
     "a newcomer was too late for its epoch",
+    "a newcomer took over a result",
     "a planned change was voided by a loss",
     "a ring could not be built",
     "a spare joined",
@@ -35,7 +38,8 @@ MUST_REACH = (
     "redo rule: the operation is redone",
     "redo rule: the result is copied",
 )
-"""Not here, because a few hundred seeds may miss it: a laggard that computes alone, newcomers as the only holders."""
+"""Not here, because a few hundred seeds may miss it: a laggard that computes alone, newcomers as the only holders, one
+whose donor dies while it takes over an evaluation."""
 
 _reached: Counter[str] = Counter()
 _batches: set[int] = set()

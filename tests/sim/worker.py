@@ -77,6 +77,9 @@ class Worker:
         self.applied = 0
         """Operations whose result the user's code has applied; ``state`` is the parameters after them."""
         self.results: dict[int, Sum] = {}
+        self.log: dict[int, Sum] = {}
+        self.followers: dict[str, int] = {}
+        """Newcomer -> the first operation whose result it needs."""
         self.last_report: Report | None = None
         self.sums: dict[Node, Sum] = {}
         self._asleep: list[Callable[[], None]] = []
@@ -318,6 +321,8 @@ class Worker:
         self.post(event)
         if self.p.reduced == op + 1:
             self.results = {op: result}
+            if self.followers:
+                self.log[op] = result
             self.world.obtained(self, op, result, before)
 
     def obtained(self, event: Obtained, result: Sum) -> None:
@@ -368,25 +373,47 @@ class Worker:
 
     def serve(self, newcomer: Worker, reply: Callable[[object], None]) -> None:
         """A donor's window is from the beginning of a joinable operation to the end of its collecting phase."""
-        p = self.p
-        pending = p.newest_pending
-        if not (p.donor and p.joinable and p.phase is Phase.COLLECTING and pending and pending.member(newcomer.me)):
+        if not self._may_copy(newcomer.me):
             reply(None)
             return
-        op = p.reduced
-        self.post(CopyBegun(newcomer.me))
-        self.world.hook("copy_begun", self)
+        op, state, held = self.p.reduced, self.state, self.world.clock.chance(0.5)
+        if held:  # the window waits until the copy to be held is made
+            self.followers[newcomer.me] = op
+        else:
+            self.post(CopyBegun(newcomer.me))
+            self.world.hook("copy_begun", self)
 
         def sent() -> None:
             in_window = self.p.phase is Phase.COLLECTING and self.p.reduced == op and self.applied == op
-            if newcomer.alive and in_window and not self.world.clock.chance(self.world.copy_trouble):
-                reply((op, self.state, self.me))
+            if newcomer.alive and (held or in_window) and not self.world.clock.chance(self.world.copy_trouble):
+                reply((op, state, self.me, held))
                 return
             self.world.reach("a state copy failed")
-            self.post(CopyEnded(newcomer.me, op, False))
+            if not held:
+                self.post(CopyEnded(newcomer.me, op, False))
             reply(None)
 
-        self.after(0.005, 0.15, sent)
+        self.after(0.005, 0.15 if not held else 0.6, sent)
+
+    def _may_copy(self, newcomer: str) -> bool:
+        p = self.p
+        wanted = p.newest_pending is not None and p.newest_pending.member(newcomer) is not None
+        collecting = p.joinable and p.phase is Phase.COLLECTING and p.carry is None
+        return p.donor and wanted and collecting and not p.quiesced
+
+    def next_result(self, newcomer: str, op: int, join: bool) -> tuple[str, Sum | None]:
+        """As {"want": "next"} of runtime/donor.py."""
+        p = self.p
+        if join and op == p.reduced and self._may_copy(newcomer):
+            self.followers[newcomer] = op
+            self.post(CopyBegun(newcomer))
+            self.post(CopyEnded(newcomer, op, True))
+            return "now", None
+        if not p.donor or op >= p.reduced:
+            return "later", None
+        if newcomer in self.followers and op in self.log:
+            return "result", self.log[op]
+        return "refused", None
 
     def verified(self, newcomer: str, op: int) -> None:
         self.post(CopyEnded(newcomer, op, True))

@@ -307,7 +307,7 @@ def test_a_copy_is_given_up_only_when_a_member_says_that_no_generation_took_effe
     assert joined and joined[0][0].step == 1
 
 
-def test_a_newcomer_takes_over_results_from_a_snapshot_on_until_it_has_caught_up(make: Make, large: None) -> None:
+def test_a_newcomer_takes_over_results_from_a_held_copy_on_until_it_has_caught_up(make: Make, large: None) -> None:
     a, c = make("a", 7.0), make("c")
     follow(a, c)
     thread, joined = joining(c)
@@ -331,7 +331,7 @@ def test_a_newcomer_takes_over_results_from_a_snapshot_on_until_it_has_caught_up
     assert c.events("state_copied") == 1
 
 
-def test_a_copy_that_was_cut_off_is_followed_by_a_snapshot(make: Make) -> None:
+def test_a_copy_that_was_cut_off_is_followed_by_a_held_one(make: Make) -> None:
     a, c = make("a", 7.0), make("c")
     follow(a, c)
     over = threading.Event()

@@ -1,4 +1,4 @@
-"""A private copy of the state of one operation: sent to newcomers while training changes the state itself."""
+"""A copy of the state that its donor holds, to send it to newcomers while training changes the state itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.session import Op
 
 
 class Room:
-    """Memory for a snapshot, taken before it is needed: new pages cost more than the copy itself."""
+    """Memory for one, taken before it is needed: new pages cost more than the copy itself."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         """sizes: of every tensor, in bytes."""
@@ -28,7 +28,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class StateSnapshot:
+class HeldState:
     """What a donor sends: the state as it was when operation ``number`` was handed out."""
 
     number: int
