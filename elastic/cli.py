@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos_tests import cli as chaos
+from elastic import samples
 from elastic.checkpoints import commands
 from elastic.config import JobSpec, Reduction, RingKind, Timing
 from elastic.errors import ConfigError, ElasticError, ExitCode
@@ -79,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     _add_status(verbs)
     chaos.add(verbs)
     commands.add(verbs)
+    samples.add(verbs)
     _add_drain(verbs)
     return top
 

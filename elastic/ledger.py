@@ -17,7 +17,7 @@ import json
 import math
 import os
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -169,8 +169,15 @@ class Ledger:
 
 def read(path: Path, first: int = 0, end: int | None = None) -> list[Line]:
     """The complete lines of steps first..end-1 (default: to the last), in order; a torn last one is left out."""
+    return list(lines(path, first, end))
+
+
+def lines(path: Path, first: int = 0, end: int | None = None) -> Iterator[Line]:
+    """The same, one by one."""
     with path.open("rb") as file:
-        return [json.loads(text) for text in islice(file, first, end) if text.endswith(b"\n")]
+        for text in islice(file, first, end):
+            if text.endswith(b"\n"):
+                yield json.loads(text)
 
 
 def compare(a: Sequence[Line], b: Sequence[Line]) -> str | None:
