@@ -29,6 +29,8 @@ class Alone:
     reduction = "exact"
     because = "a job of one"
     pauses = False
+    parting = False
+    may_part = True
     going = None
     joining = False
     behind = False

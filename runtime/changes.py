@@ -17,6 +17,10 @@ LAST_CHECKPOINT_AT = 0.4
 take over, wishes for one more checkpoint: a little before the job's last call, so that it is written by then."""
 
 
+PARTING_S = 5.0
+"""How long all wait with the end until their state is on its way to the storage."""
+
+
 class Changes:
     """Used by the user's thread only."""
 
@@ -27,6 +31,8 @@ class Changes:
         self._paused_in = 0
         self._wished_for = ""
         self._wishes_at_s = math.inf
+        self._parting_since_s = math.inf
+        self._saved = False
         self.resize_hooks: list[ResizeHook] = []
         self.drain_hooks: list[DrainHook] = []
 
@@ -54,6 +60,18 @@ class Changes:
         """
         before, self._paused_in = self._paused_in, self._session.generation if self._session.pauses else 0
         return self._paused_in not in (0, before)
+
+    def may_part(self, taken: bool) -> bool:
+        """Whether all may stop for good after the step that begins. taken: its state is on its way to the storage.
+
+        Else once one has been that was taken for this end, or when there is no more time to wait for one.
+        """
+        if not self._session.parting:
+            self._parting_since_s, self._saved = math.inf, taken
+        else:
+            self._parting_since_s = min(self._parting_since_s, time.monotonic())
+            self._saved = self._saved or taken
+        return self._saved or time.monotonic() >= self._parting_since_s + PARTING_S
 
     def take_wish(self) -> bool:
         """Whether to take a checkpoint soon: true once when a notice comes, and once more shortly before its end."""

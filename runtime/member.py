@@ -98,6 +98,7 @@ class Member:
         """How long the last step took, without waiting for the end of a copy."""
         self._phase = "starting"
         self._fresh_generation = 0
+        self.may_part = True
         self._stopping = threading.Event()
         self._before_leaving: Callable[[], None] = lambda: None
         host, port = self._listener.address
@@ -151,6 +152,12 @@ class Member:
     @property
     def pauses(self) -> bool:
         return self._record.hold
+
+    @property
+    def parting(self) -> bool:
+        with self._standing.changed:
+            pending = self._standing.position.newest_pending
+        return pending is not None and not pending.ids
 
     @property
     def going(self) -> Going | None:
@@ -251,7 +258,7 @@ class Member:
         self._leave_unless_leaving()
         with self._standing.changed:
             self._phase = f"step {op.step}" if op.kind is OpKind.PASS else str(op.kind)
-            self._standing.post(position.Begin(op.units, joinable))
+            self._standing.post(position.Begin(op.units, joinable, self.may_part))
             if joinable:
                 self._donor.open_window(op, self._step_s + self._grace_s)
 

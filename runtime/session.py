@@ -133,6 +133,14 @@ class Session(Protocol):
         ...
 
     @property
+    def parting(self) -> bool:
+        """A generation without anybody is planned: all stop after a step, as soon as each of them may."""
+        ...
+
+    may_part: bool
+    """Set before an operation begins: whether all may stop after it."""
+
+    @property
     def going(self) -> Going | None:
         """What was last said of this worker's node having to go."""
         ...

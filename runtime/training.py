@@ -336,12 +336,14 @@ class Training:
         self.lead()
         if not self.session.joining:
             self.changes.before_step()
-            if self.changes.take_pause() and self.checkpoints.takes_any:
-                self.checkpoints.ask()
-            self.checkpoints.before_step(self.moment, index)
+            if self.changes.take_pause():
+                self.checkpoints.before_pause()
+            taken = self.checkpoints.before_step(self.moment, index)
             self.snapshots.before_step(self.moment, index)
-            if self.changes.take_wish():
+            may_part = self.changes.may_part(taken) or not self.checkpoints.takes_any
+            if self.changes.take_wish() or (self.session.parting and not may_part):
                 self.checkpoints.wish()
+            self.session.may_part = may_part
         once = dict(self._replies)
         state, shared = self.values.to_json(), dict(self._shared)
         meta = JoinMeta(self.epoch_of_op, index, self.epoch_start, state, once, shared, self.data)
@@ -434,6 +436,7 @@ class Training:
     def end_pass(self) -> None:
         """The result is installed; the user's code may change everything again."""
         self._guard.end_pass()
+        self.session.may_part = self.session.may_part and not self.checkpoints.takes_any
         self.values.unlock()
         self.open_pass = None
 

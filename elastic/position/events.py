@@ -11,10 +11,15 @@ from elastic.tree import Node
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The user's thread enters its next operation of ``units`` leaves."""
+    """The user's thread enters its next operation of ``units`` leaves.
+
+    parts: everybody may leave for good after it, because the state with which it begins is on its way to the disk, or
+    need not be.
+    """
 
     units: int
     joinable: bool = False
+    parts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

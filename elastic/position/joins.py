@@ -1,4 +1,5 @@
-"""Which pending generation a header carries, none before every newcomer of it holds the state; which took effect."""
+"""Which pending generation a header carries, none before every newcomer of it holds the state, or, if nobody stays,
+before the state is on its way to the disk; which took effect."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ def to_carry(p: Position) -> int:
     """The pending generation for this attempt's header, or 0: the newest, if its plan is held and its ring is up."""
     pending = p.newest_pending
     if pending is None or p.record is None:
+        return 0
+    if not pending.ids and not p.parts:
         return 0
     if newcomers_in(pending, p.record) and (not p.joinable or missing(p)):
         return 0

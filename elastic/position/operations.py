@@ -29,6 +29,7 @@ def begin(p: Position, event: Begin) -> Outcome:
         phase=Phase.COLLECTING,
         units=event.units,
         joinable=event.joinable,
+        parts=event.parts,
         running=None,
         roots=(),
         todo=() if p.quiesced else _owned(p, p.record, event.units),

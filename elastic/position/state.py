@@ -30,6 +30,8 @@ class Position:
     """Of the operation in progress; 0 when none is."""
     joinable: bool = False
     """The operation in progress is the first pass of a step: newcomers may enter after it."""
+    parts: bool = True
+    """A generation without anybody may take effect after the operation in progress."""
     todo: tuple[int, ...] = ()
     running: int | None = None
     roots: tuple[Node, ...] = ()

@@ -139,11 +139,16 @@ class Saver:
             self._thread.start()
         self._tasks.put(task)
 
+    def await_written(self, within_s: float) -> bool:
+        """Wait until this member's parts are written or have failed; whether they are."""
+        with self._idle:
+            return self._idle.wait_for(lambda: self._pending == 0, within_s)
+
     def finish(self, within_s: float) -> None:
         """Wait until this member's parts are written or have failed, then for those of others in the script's saves."""
+        if not self.await_written(within_s):
+            self.standing.failures[""] = f"a checkpoint was still being written after {within_s:g} s"
         with self._idle:
-            if not self._idle.wait_for(lambda: self._pending == 0, within_s):
-                self.standing.failures[""] = f"a checkpoint was still being written after {within_s:g} s"
             self._finishing = True
             if not self._idle.wait_for(lambda: not self._asked_for, OTHERS_S):
                 for series in self._asked_for:

@@ -29,6 +29,8 @@ from runtime.session import Place, Session
 if TYPE_CHECKING:
     from runtime.state import Carrier
 
+PAUSE_S = 60.0
+"""How long a job that is about to wait below quorum waits for a checkpoint that is still being written."""
 FINISH_S = 600.0
 """How long the end of the script waits for what is still being written."""
 
@@ -80,9 +82,10 @@ class Taking:
         self._asked = True
         self._wishing = False
 
-    def before_step(self, moment: Callable[[], Moment], step: int) -> None:
-        """A step is about to begin: everybody's state is the same now, and nobody changes it."""
-        place = self._session.place()
+    def before_step(self, moment: Callable[[], Moment], step: int) -> bool:
+        """A step is about to begin: everybody's state is the same now, and nobody changes it. Whether its state is on
+        its way to the storage now."""
+        place, taken = self._session.place(), False
         if self._asked or (self._every.at_step(step) and step != self._resumed):
             self._asked = False
             self._last_s = time.monotonic()
@@ -91,7 +94,15 @@ class Taking:
                 self._session.note("checkpoint_skipped", step=step, because="the one before is still being written")
             else:
                 self._take(PERIODIC, name, place, moment(), self._stager)
+                taken = True
         self._wishing = place.rank == 0 and self._wants(place)
+        return taken
+
+    def before_pause(self) -> None:
+        """The next step will wait for others, so this one can: nothing must keep its state from being written."""
+        if self.takes_any:
+            self._saver.await_written(PAUSE_S)
+            self.ask()
 
     def _wants(self, place: Place) -> bool:
         if self._every.unit is Unit.OFF or self._saver.pending:

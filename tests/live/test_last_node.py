@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.storage import storage_at
 from elastic.errors import ExitCode
 from tests.live.jobs import SCRIPTS, Job
 
@@ -48,6 +50,8 @@ def test_all_stop_after_the_same_step(tmp_path: Path) -> None:
         assert job.events("quiesce_started") == []
         applied = [line["step"] for line in job.steps()]
         assert applied == list(range(len(applied)))
+        found, _ = Series(storage_at(str(job.dir / "checkpoints"))).newest()
+        assert found is not None and found.name.step == len(applied), "something would be done again"
         assert job.left_behind() == {}
 
 

@@ -102,7 +102,7 @@ class Worker:
         spans = nodes(",".join(word for word in words if word[0].isdigit() and "-" in word))
         match name:
             case "begin":
-                return Begin(numbers[0], joinable="joinable" in words)
+                return Begin(numbers[0], joinable="joinable" in words, parts="unsaved" not in words)
             case "started":
                 return Started(numbers[0])
             case "done":
@@ -143,7 +143,7 @@ class Worker:
 
 
 def record(words: list[str]) -> Generation:
-    number, kind, ids = int(words[0]), Kind(words[1]), words[2].split(",")
+    number, kind, ids = int(words[0]), Kind(words[1]), [] if words[2] == "-" else words[2].split(",")
     options = arguments(words)
     op, units = (int(n) for n in options.get("redo", "0/0").split("/"))
     shares = []
@@ -420,3 +420,13 @@ class Survivor(RuleBasedStateMachine):
 
 Survivor.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestSurvivor = Survivor.TestCase
+
+
+def test_a_generation_without_anybody_waits_for_a_step_whose_begin_is_saved() -> None:
+    worker = Worker()
+    for line in ("publish 1 form a,b", "built 1", "begin 2 joinable unsaved", "publish 2 planned - base=1", "header"):
+        worker.feed(line)
+    assert worker.p.carry == 0
+    for line in ("started 1", "done 1 1-2", "obtained 1 0,0", "begin 2 joinable", "header"):
+        worker.feed(line)
+    assert worker.p.carry == 2

@@ -213,6 +213,8 @@ class FakeMember:
 
     because = ""
     pauses = False
+    parting = False
+    may_part = True
     going: Going | None = None
 
     def before_leaving(self, call: Callable[[], None]) -> None:
