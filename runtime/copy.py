@@ -24,6 +24,7 @@ from elastic.errors import ElasticError
 from runtime.checksum import checksum
 from runtime.dial import Dial
 from runtime.hello import Hello, HelloRefused
+from runtime.memory import room_for
 from runtime.partial import Json
 from runtime.ring import Peer
 
@@ -127,7 +128,7 @@ class CopyConnection:
             if magic != _MAGIC or head_size > MAX_HEAD_BYTES or total > MAX_TOTAL_BYTES:
                 raise CopyFailed(f"no message of this protocol, or too large: {head_size} and {total} bytes")
             header, sizes = _parse_head(self._take(head_size, STALL_S), total)
-            blobs = list(into(header, sizes)) if into else [torch.empty(size, dtype=torch.uint8) for size in sizes]
+            blobs = list(into(header, sizes)) if into else room_for(sizes)
             if [blob.numel() for blob in blobs] != sizes:
                 raise ValueError(f"destinations of {[blob.numel() for blob in blobs]} bytes for blobs of {sizes}")
             for number, blob in enumerate(blobs):

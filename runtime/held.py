@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from runtime.memory import room_for
 from runtime.partial import Json
 from runtime.session import Op
 
@@ -17,14 +18,15 @@ class Room:
     def __init__(self, sizes: Sequence[int]) -> None:
         """sizes: of every tensor, in bytes."""
         self.sizes = list(sizes)
-        self._memory = torch.empty(sum(sizes), dtype=torch.uint8).fill_(0)
+        self._tensors = room_for(sizes)
+        for tensor in self._tensors:
+            tensor.zero_()
 
     def fill(self, blobs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies of the blobs (uint8, 1-D, of these sizes) as views of this memory."""
-        copies = list(self._memory.split(self.sizes)) if self.sizes else []
-        for copy, blob in zip(copies, blobs, strict=True):
-            copy.copy_(blob)
-        return copies
+        """Copies of the blobs (uint8, 1-D, of these sizes) in this memory."""
+        for tensor, blob in zip(self._tensors, blobs, strict=True):
+            tensor.copy_(blob)
+        return self._tensors
 
 
 @dataclass(frozen=True, slots=True)
