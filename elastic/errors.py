@@ -23,6 +23,7 @@ ElasticError
     ├── StateChanged          change registered state only between passes
     ├── LossDivided           drop the division by the number of shards
     ├── StrayGradient         call zero_grad() before the pass
+    ├── NonFinite             look at the loss of that step, or let steps(nonfinite=...) leave it out
     ├── Unregistered          add the object to job.register()
     ├── BufferChanged         declare the buffer in job.register(buffers=...)
     ├── Disagree              make every worker compute the same values
@@ -160,6 +161,10 @@ class LossDivided(UsageError):
 
 class StrayGradient(UsageError):
     """Call optimizer.zero_grad() before the pass; a gradient from before it would be counted."""
+
+
+class NonFinite(UsageError):
+    """Look at the loss and the samples of the step named, or leave such steps out: job.steps(nonfinite="skip")."""
 
 
 class Unregistered(UsageError):

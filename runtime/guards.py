@@ -22,6 +22,7 @@ from elastic.errors import (
     LeftAlone,
     LossDivided,
     NoGradient,
+    NonFinite,
     NotCarried,
     NotUnderElastic,
     SecondLoop,
@@ -120,12 +121,24 @@ def other_data(here: Mapping[str, Any] | None, there: Mapping[str, Any] | None, 
     )
 
 
+def nonfinite(where: str, parameters: Sequence[str]) -> NonFinite:
+    """The reduced gradient of a pass is infinite or undefined somewhere."""
+    return NonFinite(
+        f"the gradient of {_first(parameters)} is infinite or undefined in {where}: look at the loss of that step "
+        '(steps.jsonl has its samples). job.steps(..., nonfinite="skip") leaves such a step out on all workers.'
+    )
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 def state_changed(where: str, changed: Sequence[str]) -> UsageError:
     """Registered state moved between the beginning of a pass and its end.
 
     changed: what moved, in the words of Carrier.changed. Returns BufferChanged if it is buffers only.
     """
-    names = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+    names = _first(changed)
     if all(name.startswith("buffer ") for name in changed):
         return BufferChanged(
             f"{names} changed in {where}. Each worker runs other shards, so their buffers would part. Say how to merge "

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, cast, get_args, overload
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from runtime.loop import Epochs, Extent, Steps, shards_of, steps_of
 from runtime.nodelock import node_lock
 from runtime.noted import noted, value_noted
 from runtime.partial import Json, Partial
-from runtime.passes import Gradients, Source, Work
+from runtime.passes import Gradients, Nonfinite, Source, Work
 from runtime.randomness import randomness_kept
 from runtime.scalars import Number
 from runtime.session import Op, OpKind, Session
@@ -253,6 +253,7 @@ class Job:
         total: int | None = None,
         epochs: int | None = None,
         gradients: Gradients = "mean",
+        nonfinite: Nonfinite = "pass",
         allow: Collection[str] = (),
     ) -> Steps:
         """The loop over optimizer steps, `for step in job.steps(train)`.
@@ -260,14 +261,19 @@ class Job:
         Inside epochs(): one epoch of the data. Alone: `total=` steps or `epochs=` epochs; of a stream at most `total=`
         steps of its epoch 0. Without data: `shards=` and `total=` (inside epochs(): of each epoch), and the body draws
         its own batches from the seeded RNGs.
-        gradients: "mean" over the shards by weight, or their "sum". allow: guards to turn off, by name.
+        gradients: "mean" over the shards by weight, or their "sum". nonfinite: what becomes of a pass whose reduced
+        gradient is infinite or undefined somewhere: "pass" it on, as GradScaler needs it; "skip" it, so that parameters
+        have no gradient and buffers stay; or "stop" the job with NonFinite. All workers decide alike, and the step's
+        metrics count it as "elastic.nonfinite". allow: guards to turn off, by name.
         Raises ConfigError for arguments that do not go together, SecondLoop for a loop after another.
         """
         training = self._training
         shards = shards_of(data, shards)
         if gradients not in ("mean", "sum"):
             raise ConfigError(f'gradients={gradients!r} must be "mean" or "sum"')
-        work = Work(shards, data, gradients, guards.check_allow(allow))
+        if nonfinite not in get_args(Nonfinite):
+            raise ConfigError(f'nonfinite={nonfinite!r} must be "pass", "skip" or "stop"')
+        work = Work(shards, data, gradients, guards.check_allow(allow), nonfinite)
         inside = training.loop is Loop.EPOCHS
         per_epoch, count = steps_of(data, total, epochs, inside)
         training.claim_shards(shards)

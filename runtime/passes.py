@@ -23,6 +23,7 @@ from runtime.stream import Stream
 from runtime.training import RESERVED, Training
 
 Gradients: TypeAlias = Literal["mean", "sum"]
+Nonfinite: TypeAlias = Literal["pass", "skip", "stop"]
 Source: TypeAlias = Loader | Stream
 
 REHEARSALS = 2
@@ -31,6 +32,9 @@ CHECKSUM_STEPS = 256
 """Every so many steps a pass also compares checksums of all weights; runtime/watch.py says what only they see."""
 ENDS = RESERVED + "epoch ends"
 """Travels with the reduction of an epoch's last step, where only who reads the data knows that it is the last."""
+
+NONFINITE = RESERVED + "nonfinite"
+"""Among the metrics of a step: its passes whose gradient was infinite or undefined, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +51,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a loop does in each of its steps: whose data, how gradients are reduced, which guards are off."""
+    """What a loop does in each of its steps: whose data, how gradients are reduced, what becomes of those that are not
+    finite, which guards are off."""
 
     shards: int
     loader: Source | None
     gradients: Gradients
     allow: frozenset[str]
+    nonfinite: Nonfinite = "pass"
 
     def weight(self, shard: int) -> float:
         """Of a shard that was not weighed: its samples, or 1 where all have as many or nobody knows."""
@@ -229,8 +235,8 @@ class Pass(Iterator[Any]):
 
     def _end(self, result: Partial) -> None:
         training, running = self._training, self._running
-        training.harvest().install(result, running.work.gradients)
         running.metrics.update(training.arrive(result.scalars))
+        self._install(result)
         running.passes += 1
         if ENDS in result.scalars:
             running.ended, running.place = True, replace(running.place, last_in_epoch=True)
@@ -246,3 +252,16 @@ class Pass(Iterator[Any]):
         )
         training.end_pass()
         self._phase = "done"
+
+    def _install(self, result: Partial) -> None:
+        """Raises NonFinite. All workers have the same result, so all decide alike."""
+        training, running = self._training, self._running
+        harvest, policy = training.harvest(), running.work.nonfinite
+        if parameters := harvest.nonfinite(result):
+            if policy == "stop":
+                raise guards.nonfinite(self._where, parameters)
+            running.metrics[NONFINITE] = running.metrics.get(NONFINITE, 0.0) + 1.0
+            if policy == "skip":
+                harvest.leave_out()
+                return
+        harvest.install(result, running.work.gradients)

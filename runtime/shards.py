@@ -39,10 +39,14 @@ class _Group:
     buffers: list[Buffer] = field(default_factory=list)
 
     @property
+    def gradients(self) -> int:
+        """Elements that are gradients; they come first."""
+        return sum(parameter.numel() for _, parameter in self.parameters)
+
+    @property
     def weighted(self) -> int:
-        """Elements that are multiplied by the weight; they come first."""
-        means = sum(buffer.live.numel() for buffer in self.buffers if buffer.merge == "mean")
-        return sum(parameter.numel() for _, parameter in self.parameters) + means
+        """Elements that are multiplied by the weight: behind the gradients the "mean" buffers."""
+        return self.gradients + sum(buffer.live.numel() for buffer in self.buffers if buffer.merge == "mean")
 
     @property
     def elements(self) -> int:
@@ -71,6 +75,7 @@ class Harvest:
         int_buffers: Sequence[Buffer] = (),
     ) -> None:
         """parameters: those that get gradients, the same on every worker. Raises NotCarried for a complex one."""
+        self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
         self._floats = list(float_buffers)
         self._integers = list(int_buffers)
@@ -134,6 +139,19 @@ class Harvest:
         self._clear_gradients()
         return Partial(shard, shard + 1, flats, has_grad, weight, scalars, note)
 
+    def nonfinite(self, result: Partial) -> list[str]:
+        """The parameters whose reduced gradient has an infinite or undefined element; nearly always none.
+
+        The sum of all elements is not finite then. It may also overflow, so only then each is looked at.
+        """
+        found: list[str] = []
+        for name, group in self._groups.items():
+            flat = result.flats[name]
+            if not bool(flat[: group.gradients].sum().isfinite()):
+                parts = zip(group.parameters, group.parts(flat)[0], strict=True)
+                found += [self._names[i] for (i, _), part in parts if not bool(part.isfinite().all())]
+        return found
+
     def install(self, result: Partial, gradients: Literal["mean", "sum"]) -> None:
         """Write the reduced gradients, None where no shard had one, and merged buffers; seed the random numbers.
 
@@ -144,6 +162,14 @@ class Harvest:
                 self._install_gradients(name, result, gradients)
                 self._install_buffers(name, result)
             self._install_integers(result.note)
+        for buffer in (*self._floats, *self._integers):
+            buffer.base = None
+        seed_all(*self._at, "end")
+
+    def leave_out(self) -> None:
+        """Instead of `install`: no gradients, and the buffers with which the pass began."""
+        self._restore_buffers()
+        self._clear_gradients()
         for buffer in (*self._floats, *self._integers):
             buffer.base = None
         seed_all(*self._at, "end")

@@ -48,6 +48,8 @@ class Carrier:
         self._declared: dict[str, str] = {}
         self._frozen = False
         self._parameters: list[NamedParameter] = []
+        self._kinds: list[tuple[torch.dtype, torch.Size]] = []
+        self._owned: set[int] = set()
         self._floats: list[Buffer] = []
         self._integers: list[Buffer] = []
 
@@ -90,18 +92,36 @@ class Carrier:
                 raise ConfigError(f"{name} has no shape yet; run one batch through the model before the first step")
             if type(parameter.data).__name__ == "DTensor" or parameter.is_complex():
                 raise NotCarried(f"{name} is a {type(parameter.data).__name__} of {parameter.dtype}: use a real tensor")
-        owned = {id(parameter) for _, parameter in parameters}
-        for name, optimizer in self.optimizers().items():
-            for i, group in enumerate(optimizer.param_groups):
-                if any(id(parameter) not in owned for parameter in group["params"]):
-                    raise Unregistered(
-                        f"parameter group {i} of {name} holds a parameter of no registered module; register the module "
-                        "it belongs to, or put it into a torch.nn.ParameterList and register that"
-                    )
+        self._owned = {id(parameter) for _, parameter in parameters}
+        self._check_groups()
         self._floats, self._integers = self._find_buffers()
         self._parameters = parameters
+        self._kinds = [(parameter.dtype, parameter.shape) for _, parameter in parameters]
         self._frozen = True
         self.capture()
+
+    def check_kinds(self) -> None:
+        """Raise NotCarried if a parameter's dtype or shape has changed since the first step, and Unregistered if an
+        optimizer has got a parameter that was not there then."""
+        for (name, parameter), (dtype, shape) in zip(self._parameters, self._kinds, strict=True):
+            if parameter.dtype != dtype or parameter.shape != shape:
+                before = f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+                raise NotCarried(
+                    f"{name} is {_kind(parameter)}, and was {before} when the loop began; gradients are summed, and "
+                    "newcomers copy, as it was then. Change dtypes and shapes before the loop; for mixed precision use "
+                    "torch.autocast"
+                )
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        for name, optimizer in self.optimizers().items():
+            for i, group in enumerate(optimizer.param_groups):
+                if not self._owned.issuperset(map(id, group["params"])):
+                    raise Unregistered(
+                        f"parameter group {i} of {name} holds a parameter of no registered module, or one that its "
+                        "module got after the first step; make it before the loop, and register the module it belongs "
+                        "to, or put it into a torch.nn.ParameterList and register that"
+                    )
 
     @property
     def frozen(self) -> bool:

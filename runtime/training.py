@@ -429,6 +429,7 @@ class Training:
         if self._leaders is not None:
             raise guards.inside_leaders("steps()", self._leaders)
         guards.check_threads(self.threads)
+        self.carrier.check_kinds()
         self._guard.begin_pass(where, self.carrier.parameters(), allow)
         self.open_pass = where
         self.values.lock()

@@ -1,0 +1,186 @@
+"""What goes wrong in the middle of a run: each mistake as a user makes it, and the same error on all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elastic.errors import ConfigError, NonFinite, NotCarried, Unregistered
+from runtime.job import Job
+from runtime.session import Session
+from runtime.step import Step
+from tests.unit.features import mlp
+from tests.unit.jobs import SHARDS, Recorded, cross_entropy, dataset, make_job, one_thread
+from tests.unit.worlds import Killed, World
+
+BAD = 2
+"""The step in which it happens."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def script(
+    session: Session,
+    *,
+    body: Callable[[Step, Any], Any] = lambda step, loss: loss,
+    after: Callable[[Step, nn.Sequential, torch.optim.Optimizer], object] = lambda step, model, optimizer: None,
+    data: Any = None,
+    **arguments: Any,
+) -> tuple[Job, nn.Sequential]:
+    """Five steps. body: loss -> loss; after: called behind optimizer.step()."""
+    job = make_job(session)
+    model = mlp(nn.BatchNorm1d(8), nn.ReLU())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=0.1)
+    job.register(model=model, optimizer=optimizer)
+    for step in job.steps(job.loader(data or dataset(), 16, shards=SHARDS), total=5, **arguments):
+        for x, y in step:
+            loss = body(step, cross_entropy(model(x), y))
+            loss.backward()
+            step.log(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        after(step, model, optimizer)
+    return job, model
+
+
+def digest(session: Session, **arguments: Any) -> str:
+    job, _ = script(session, **arguments)
+    found = job.digest()
+    job.close()
+    return found
+
+
+def raised_by_all(kind: type[Exception], **arguments: Any) -> str:
+    """In a world of three, all raise the same; returns what they say."""
+    world = World(3)
+    world.run(lambda session: digest(session, **arguments))
+    assert {type(error) for error in world.errors.values()} == {kind}, world.errors
+    (said,) = {str(error) for error in world.errors.values()}
+    return said
+
+
+# Parameters that become something else
+
+
+def in_step(change: Callable[[nn.Sequential, torch.optim.Optimizer], object]) -> Any:
+    return lambda step, model, optimizer: change(model, optimizer) if step.index == BAD else None
+
+
+def widen(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    first = model.get_submodule("0")
+    assert isinstance(first, nn.Linear)
+    first.weight.data = torch.zeros(16, 6)
+
+
+def grow(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    model.append(nn.Linear(2, 2))
+    optimizer.add_param_group({"params": list(model[-1].parameters())})
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        (lambda model, _: model.double(), NotCarried, "model.0.weight is float64 [8, 6], and was float32 [8, 6] when"),
+        (lambda model, _: model.bfloat16(), NotCarried, "use torch.autocast"),
+        (widen, NotCarried, "model.0.weight is float32 [16, 6], and was float32 [8, 6] when the loop began"),
+        (grow, Unregistered, "parameter group 1 of optimizer holds a parameter of no registered module, or one that"),
+    ],
+)
+def test_parameters_that_change_their_kind_are_named(change: Any, kind: type[Exception], words: str) -> None:
+    assert words in raised_by_all(kind, after=in_step(change))
+
+
+# Gradients that are not finite
+
+
+def overflows(step: Step, loss: Any) -> Any:
+    """In one shard only."""
+    return loss * float("inf") if step.index == BAD and step.shard.index == 1 else loss
+
+
+def test_they_are_passed_on_and_counted_where_nothing_else_is_said() -> None:
+    session = Recorded()
+    _, model = script(session, body=overflows)
+    assert [record.scalars.get("elastic.nonfinite") for record in session.records] == [None, None, 1.0, 1.0, 1.0]
+    assert not all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), -float("inf")])
+def test_a_skipped_step_changes_neither_parameters_nor_buffers(factor: float) -> None:
+    before: list[dict[str, torch.Tensor]] = []
+
+    def after(step: Step, model: nn.Module, optimizer: object) -> None:
+        before.append({name: value.clone() for name, value in model.state_dict().items()})
+
+    session = Recorded()
+    script(session, body=lambda step, loss: loss * factor if step.index == BAD else loss, after=after, nonfinite="skip")
+    assert all(torch.equal(before[BAD - 1][name], before[BAD][name]) for name in before[0])
+    assert not torch.equal(before[BAD]["0.weight"], before[BAD + 1]["0.weight"])
+    assert [record.scalars.get("elastic.nonfinite") for record in session.records] == [None, None, 1.0, None, None]
+
+
+@pytest.mark.parametrize("policy", ["pass", "skip"])
+def test_all_workers_decide_alike_whoever_dies_or_joins(policy: str) -> None:
+    """Also the one who dies is the one who had the bad shard; a newcomer enters with the bad step's result."""
+    quiet = digest(Recorded(), body=overflows, nonfinite=policy)
+    world = World(3, kills={"w1": (BAD + 1, 1)})
+    world.run(
+        lambda session: digest(session, body=overflows, nonfinite=policy), newcomers=1, asked_at=BAD, admit_at=BAD
+    )
+    assert {type(error) for error in world.errors.values()} == {Killed}
+    assert world.digests == dict.fromkeys(("w0", "w2", "n0"), quiet)
+
+
+def test_stopping_names_the_step_and_the_parameters_on_all_workers() -> None:
+    said = raised_by_all(NonFinite, body=overflows, nonfinite="stop")
+    assert "the gradient of model.0.weight, model.0.bias" in said
+    assert "in pass 0 of step 2" in said and 'nonfinite="skip"' in said
+
+
+def test_large_but_finite_gradients_are_none() -> None:
+    """Their sum overflows."""
+    session = Recorded()
+    model = nn.Linear(2, 1, bias=False)
+    job = make_job(session)
+    job.register(model=model)
+    for step in job.steps(shards=1, total=1, nonfinite="stop"):
+        for _ in step:
+            model(torch.full((2,), 3e38)).sum().backward()
+    assert model.weight.grad is not None and "elastic.nonfinite" not in step.metrics
+    job.close()
+
+
+def test_another_policy_is_refused() -> None:
+    with pytest.raises(ConfigError, match='nonfinite=\'ignore\' must be "pass", "skip" or "stop"'):
+        script(Recorded(), nonfinite="ignore")
+
+
+# A dataset that raises
+
+
+class Damaged:
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index == 37:
+            raise OSError("cannot read it")
+        x, y = dataset()[index]
+        return x, y
+
+
+def test_a_damaged_sample_ends_all_workers_with_its_number() -> None:
+    """Whoever has the shard raises, and so do its heirs, one after the other."""
+    world = World(3)
+    world.run(lambda session: digest(session, data=Damaged()))
+    assert {type(error) for error in world.errors.values()} == {OSError}
+    for error in world.errors.values():
+        assert error.__notes__ == ["job.loader: dataset[37] raised, for shard 1 of step 2 in epoch 0"]
