@@ -148,8 +148,8 @@ def await_newcomer(g: Group, worker: str, now_s: float, do: list[Action]) -> Non
     """
     missed = g.missed.get(slot_of(worker), 0)
     if g.awaited:
-        coming = {slot_of(other) for other in g.newcomers - g.spares if other != worker}
-        g.awaited = g.awaited if g.awaited in coming else slot_of(worker)  # whom the ring waited for is gone
+        if g.awaited not in {slot_of(other) for other in g.coming}:
+            g.awaited = slot_of(worker)  # whom the ring waited for is gone
     elif missed >= MISSES and g.state is State.RUNNING:
         g.awaited, g.awaited_until_s = slot_of(worker), now_s + g.spec.timing.progress_s
         do.append(Note("newcomer_awaited", {"worker_id": worker, "missed": missed}))

@@ -141,10 +141,14 @@ class Group:
         """For how many more newcomers the world has a place."""
         if self.top is None:
             return 0
-        lost = {*self.dead, *self.given_up, *self.drains}
-        settled = set((self.committing or self.top).ids) - lost
-        coming = {worker for worker in self.newcomers - lost if self.workers[worker].invited}
-        return max(0, self.wanted_workers - len(settled | coming))
+        settled = set((self.committing or self.top).ids) - {*self.dead, *self.given_up, *self.drains}
+        return max(0, self.wanted_workers - len(settled | self.coming))
+
+    @property
+    def coming(self) -> set[str]:
+        """Newcomers on their way to a place."""
+        invited = {worker for worker in self.newcomers if self.workers[worker].invited}
+        return invited - {*self.dead, *self.given_up, *self.drains}
 
     @property
     def starting(self) -> dict[str, int]:

@@ -29,6 +29,7 @@ from elastic.position.events import (
 )
 from elastic.position.generations import enter_loss, joined, planned, quiesce
 from elastic.position.joins import to_carry
+from elastic.position.moves import Exchange, move
 from elastic.position.operations import begin, done, fetch_failed, fetched, headers_held, obtained
 from elastic.position.rings import ring_changed
 from elastic.position.state import Phase, Position
@@ -46,7 +47,8 @@ def step(p: Position, event: Event) -> Outcome:
         case Done():
             return done(p, event)
         case ReadHeader():
-            return replace(p, carry=to_carry(p)), ()
+            # It leaves now, or is not read: newcomers may copy only as long as it is not.
+            return (replace(p, carry=to_carry(p)) if isinstance(move(p), Exchange) else p), ()
         case Obtained(generation, carried):
             return obtained(p, generation, carried)
         case Fetched(op):

@@ -115,11 +115,14 @@ def seek(p: Position) -> CopyState | AskOutcome | Wait:
 
 
 def _held_back(p: Position) -> bool:
-    """Below quorum a new step starts only together with the newcomers that end the shortage, or to let one leave."""
+    """Below quorum a new step starts only together with the newcomers that end the shortage, or to let one leave.
+
+    One whose header has left is under way, whatever is planned since.
+    """
     record, pending = p.record, p.newest_pending
     assert record is not None
     interrupted = p.reduced == record.plan.op and record.plan.units > 0
-    if not (record.hold and p.joinable) or interrupted:
+    if not (record.hold and p.joinable) or interrupted or p.carry is not None:
         return False
     if pending is None or (pending.hold and newcomers_in(pending, record)):
         return True

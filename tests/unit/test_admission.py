@@ -16,7 +16,7 @@ import torch
 from elastic import position
 from elastic.errors import Disagree, JoinMissed
 from elastic.journal import Journal
-from elastic.messages import Generation, Kind, Member, Order, Plan, Publish, Quiesce, Word
+from elastic.messages import Generation, Invite, Kind, Member, Order, Plan, Publish, Quiesce, Report, Word
 from elastic.position import Phase
 from runtime.admission import Admission
 from runtime.copy import CopyConnection
@@ -224,6 +224,20 @@ def die(worker: Worker, survivors: tuple[Worker, Worker], op: int) -> None:
     for order in (loss, generation(4, Kind.PLANNED, member, newcomer)):
         for other in survivors:
             other.hear(Publish(1, order))
+
+
+def test_a_spare_waits_until_there_is_a_place_for_it_whatever_happens_meanwhile(make: Make) -> None:
+    a, b, c = make("a"), make("b"), make("c")
+    c.standing.position = replace(c.standing.position, phase=Phase.FRESH)
+    waiting = threading.Thread(target=c.admission.await_invitation, daemon=True)
+    waiting.start()
+    c.hear(Publish(1, generation(1, Kind.FORM, a, b)))
+    c.hear(Quiesce(1, 1, 1))
+    c.hear(Publish(1, generation(2, Kind.LOSS, a)))
+    assert waiting.is_alive() and isinstance(c.words[-1], Report)
+    c.hear(Invite(1, "c"))
+    waiting.join(GENEROUS_S)
+    assert not waiting.is_alive()
 
 
 def test_a_newcomer_whose_connection_breaks_while_its_generation_takes_effect_asks_again(make: Make) -> None:

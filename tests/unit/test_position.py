@@ -251,6 +251,17 @@ def test_a_plan_two_operations_away_is_a_bug_not_a_wait() -> None:
         worker.feed("publish 2 loss b redo=2/4 b:+0,1,2,3")
 
 
+def test_a_header_that_may_not_leave_yet_is_not_read() -> None:
+    """A donor lets newcomers copy only before it has read its header; what holds it back may be that one is to copy."""
+    worker = Worker()
+    for line in ("publish 1 form b hold", "built 1", "begin 1 joinable", "started 0", "done 0 0-1", "header"):
+        worker.feed(line)
+    assert position.move(worker.p) == Wait("below quorum") and worker.p.carry is None
+    for line in ("publish 2 planned b,c base=1", "built 2", "copying c", "copy-ended c 0 complete", "header"):
+        worker.feed(line)
+    assert position.move(worker.p) == Exchange(1) and worker.p.carry == 2
+
+
 def test_a_newcomer_asks_until_it_knows_what_became_of_its_copy() -> None:
     """Also when it has been planned out again meanwhile: the earlier plan may be the one that took effect."""
     worker = Worker()
