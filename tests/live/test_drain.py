@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from elastic import cli
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.storage import storage_at
+from elastic.config import Timing
 from elastic.embedded import EmbeddedEtcd
 from elastic.errors import ExitCode
 from tests.live.conftest import Quiet
@@ -163,3 +166,18 @@ def test_below_quorum_the_state_waits_in_memory_for_the_node_to_return(spread: M
     job.pace(0.0)
     assert_as_quiet(job, quiet)
     assert losses(job) == []
+
+
+def test_a_job_that_lost_its_quorum_gives_up_with_its_state_on_disk(spread: Make) -> None:
+    job = spread(min_workers=2, timing=Timing(pause_limit_s=5.0))
+    job.agent("a")
+    lost = job.agent("b")
+    job.await_members("a.0.0", "b.0.0")
+    lost.kill()
+    paused = job.await_members("a.0.0", state="paused")
+    assert "below quorum: 1 of at least 2 workers" in paused["because"]
+    result = job.await_result()
+    assert result["exit_code"] == ExitCode.BELOW_QUORUM
+    assert "nobody came for 5 s" in result["because"]
+    found, _ = Series(storage_at(str(job.home / "checkpoints"))).newest()
+    assert found is not None and found.name.step == len(job.steps()) > 0, "something would be done again"
