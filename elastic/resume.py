@@ -76,8 +76,19 @@ def begin(spec: JobSpec, job_dir: Path, *, again: bool, memory: Path | None = No
     """Prepare a claimed directory for a run. again: an earlier run has ended without completing the job. memory: where
     snapshots lie, those that this command has seen taken and no others (elastic/hostmemory.py); None: there are none.
 
-    Raises ConfigError if the job cannot go on: no usable checkpoint although there were some, or a foreign directory.
+    Raises ConfigError if the job cannot go on: no usable checkpoint although there were some, a foreign directory, or
+    no room.
     """
+    try:
+        return _begin(spec, job_dir, again=again, memory=memory)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot prepare {error.filename or job_dir} for a run: {error.strerror}; start the job again when that is "
+            "mended"
+        ) from error
+
+
+def _begin(spec: JobSpec, job_dir: Path, *, again: bool, memory: Path | None) -> Resumption | None:
     settings, resumption = settings_of(spec, job_dir, memory), None
     if again:
         snapshots = _snapshots(settings)
@@ -160,10 +171,11 @@ def _newest_step(series: Series, job_id: str, skipped: Collection[str] = ()) -> 
 def _own(storage: Storage, name: str, identity: str) -> None:
     try:
         try:
-            owner: dict[str, Any] = json.loads(storage.read(OWNER))
+            content = storage.read(OWNER)
         except FileNotFoundError:
             put(storage, OWNER, json.dumps({"job": name, "job_id": identity}).encode())
-            return
+            content = storage.read(OWNER)  # of two jobs that found nobody, the later one owns it
+        owner: dict[str, Any] = json.loads(content)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"the checkpoint directory {storage.url} cannot be used: {error}; give another --checkpoint-dir, or "

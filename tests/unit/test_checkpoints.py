@@ -7,7 +7,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -495,6 +495,32 @@ def test_a_full_disk_costs_the_checkpoint_and_leaves_the_one_before(
     assert found is not None and found.name.step == 4
     assert [entry.unfinished for entry in skipped] == [True]
     assert series.storage.files(series.path(skipped[0].name)) == {}, "half a file was left behind"
+
+
+def test_a_disk_that_has_room_again_gets_the_next_checkpoint(
+    configure: Configure, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is full while the checkpoint of step 6 is written; those of 3 and 9 are there."""
+    series = configure(every="3 steps", keep="last 9")
+    quiet = resumable(make_job())
+    with ExitStack() as full:
+
+        def body(setup: Setup) -> None:
+            settle(setup)
+            if setup.job._training.next_step == 6:
+                full.enter_context(disk_of(1024))
+            else:
+                full.close()
+
+        configure(root=f"{series.storage.url}2", every="3 steps", keep="last 9")
+        assert train(set_up(make_job()), epochs=4, body=body) == quiet
+    found, skipped = Series(storage_at(f"{series.storage.url}2")).newest("feed")
+    assert found is not None and (found.name.step, skipped) == (9, [])
+    assert [entry.name.step for entry in Series(storage_at(f"{series.storage.url}2")).all() if not entry.problem] == [
+        9,
+        3,
+    ]
+    assert capfd.readouterr().err.count("checkpoint_failed") == 1
 
 
 def test_training_goes_on_while_a_slow_storage_takes_its_time(

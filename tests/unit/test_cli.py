@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from elastic import cli, embedded, jobdir, run
+from elastic.checkpoints.storage import Storage, put
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ElasticError, ExitCode
 
@@ -190,6 +191,31 @@ def test_a_checkpoint_directory_that_cannot_be_written_is_said_at_the_start(
     arguments = ["run", "--checkpoint-dir", "/sys/checkpoints", "train.py"]
     assert cli.main(arguments) == ExitCode.BAD_INPUT
     assert "/sys/checkpoints cannot be used" in " ".join(capsys.readouterr().err.split())
+    assert started == []
+
+
+def test_a_full_disk_is_said_at_the_start(
+    here: Path, started: list[tuple[JobSpec, Path]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("elastic.resume.write_atomically", full)
+    assert cli.main(["run", "--job-dir", "job", "train.py"]) == ExitCode.BAD_INPUT
+    assert "checkpoints.json for a run: No space left on device" in " ".join(capsys.readouterr().err.split())
+    assert started == []
+
+
+def test_of_two_jobs_that_found_a_checkpoint_directory_without_an_owner_one_is_refused(
+    here: Path, started: list[tuple[JobSpec, Path]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put_and_lose(storage: Storage, path: str, content: bytes) -> None:
+        put(storage, path, content)
+        put(storage, path, json.dumps({"job": "other", "job_id": "beef"}).encode())
+
+    monkeypatch.setattr("elastic.resume.put", put_and_lose)
+    assert cli.main(["run", "--job-dir", "a", "--checkpoint-dir", "shared", "train.py"]) == ExitCode.BAD_INPUT
+    assert "holds the checkpoints of another job, other (beef)" in " ".join(capsys.readouterr().err.split())
     assert started == []
 
 
