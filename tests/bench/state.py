@@ -20,7 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from chaos_tests.harness.processes import exit_on_sigterm
-from tests.bench import checkpoints, contenders, nodes, replacements, report
+from tests.bench import checkpoints, contenders, copying, hostmem, nodes, replacements, report
+from tests.bench.checkpoints import Figures
+from tests.bench.copying import Copies
 from tests.bench.intervals import median_interval, ratios
 from tests.bench.nodes import Change, Nodes
 from tests.bench.recovery import say, seconds_row, shown_ratio
@@ -33,8 +35,10 @@ JSON_FILE = contenders.ROOT / "build" / "bench" / "state.json"
 
 JOIN_GAP_STEPS = 1.5
 LEAVE_GAP_STEPS = 2.0
+COPY_SHARE = 0.5
 STALL_MS = 50.0
 COST = 0.035
+SNAPSHOT_STALL_MS = 20.0
 SOONER = 5.0
 
 
@@ -47,13 +51,28 @@ class Sizes:
     shard_s: float = 0.25
     waiting: int = 5
     busy: int = 2
+    copies: int = 10
     replacements: int = 6
     checkpoint_mb: int = 500
     checkpoints: int = 8
     block: int = 24
+    snapshot_mb: int = 100
+    snapshots: int = 8
 
 
-SMALL = Sizes(join_mb=20, shard_s=0.05, waiting=1, busy=1, replacements=1, checkpoint_mb=20, checkpoints=1, block=12)
+SMALL = Sizes(
+    join_mb=20,
+    shard_s=0.05,
+    waiting=1,
+    busy=1,
+    copies=2,
+    replacements=1,
+    checkpoint_mb=20,
+    checkpoints=1,
+    block=12,
+    snapshot_mb=20,
+    snapshots=1,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +80,10 @@ class Measured:
     sizes: Sizes
     waiting: Nodes
     busy: Nodes
+    copies: Copies
     replacements: Replacements
-    checkpoints: checkpoints.Figures
+    checkpoints: Figures
+    snapshots: Figures
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,9 +132,13 @@ def measure(sizes: Sizes, seed: int) -> Measured:
             sizes=sizes,
             waiting=nodes.measure(directory / "waiting", sizes.join_mb, sizes.shard_s, sizes.waiting, say),
             busy=nodes.measure(directory / "busy", sizes.join_mb, 0.0, sizes.busy, say),
+            copies=copying.measure(sizes.join_mb, sizes.copies, say),
             replacements=replacements.measure(directory / "replacements", sizes.replacements, seed, say),
             checkpoints=checkpoints.measure(
                 directory / "checkpoints", sizes.checkpoint_mb, sizes.checkpoints, sizes.block, say
+            ),
+            snapshots=hostmem.measure(
+                directory / "snapshots", sizes.snapshot_mb, sizes.snapshots, sizes.block // 2, say
             ),
         )
     finally:
@@ -137,8 +162,19 @@ def rows_of(found: Measured) -> list[Row]:
             f"in {len(found.waiting.leaves) + len(found.busy.leaves)} leaves and as many returns",
             target(redone(found) == 0, "0"),
         ),
+        *copy_rows(found.copies),
         *replacement_rows(found.replacements),
-        *checkpoint_rows(found.checkpoints, sizes.checkpoint_mb),
+        stall_row(
+            f"checkpoint of {sizes.checkpoint_mb} MB, {checkpoints.WORKERS} workers: the loop stands still",
+            found.checkpoints,
+            STALL_MS,
+        ),
+        *cost_rows(found.checkpoints),
+        stall_row(
+            f"snapshot of {sizes.snapshot_mb} MB in memory, {hostmem.WORKERS} workers: the loop stands still",
+            found.snapshots,
+            SNAPSHOT_STALL_MS,
+        ),
     ]
 
 
@@ -166,17 +202,36 @@ def replacement_rows(found: Replacements) -> list[Row]:
     ]
 
 
-def checkpoint_rows(found: checkpoints.Figures, megabytes: int) -> list[Row]:
-    stall_ms = statistics.median(found.stalls_ms)
+def copy_rows(found: Copies) -> list[Row]:
+    share = median_interval(found.shares)
+    shown, spread = shown_ratio(share)
+    rates = (("copy between two workers", found.copied), ("plain TCP beside it", found.raw))
+    return [
+        *(rate_row(name, of) for name, of in rates),
+        Row("copy / plain TCP", shown, spread, target(share.median >= COPY_SHARE, f">= {COPY_SHARE:g}")),
+        rate_row("copy between two workers, into new memory", found.into_new),
+    ]
+
+
+def rate_row(what: str, rates: Sequence[float]) -> Row:
+    spread = f"{min(rates):.2f} to {max(rates):.2f} GB/s, {len(rates)} times"
+    return Row(what, f"{statistics.median(rates):.2f} GB/s", spread)
+
+
+def stall_row(what: str, found: Figures, at_most_ms: float) -> Row:
+    stalls_ms, median_ms = found.stalls_ms, statistics.median(found.stalls_ms)
+    return Row(
+        what,
+        f"{median_ms:.1f} ms",
+        f"{min(stalls_ms):.1f} to {max(stalls_ms):.1f} ms, {len(stalls_ms)} times",
+        target(median_ms <= at_most_ms, f"<= {at_most_ms:g} ms"),
+    )
+
+
+def cost_rows(found: Figures) -> list[Row]:
     extra = median_interval(found.extra_s)
     low, high = (f"{value / checkpoints.INTERVAL_S:.2%}" for value in (extra.low, extra.high))
     return [
-        Row(
-            f"checkpoint of {megabytes} MB, {checkpoints.WORKERS} workers: the loop stands still",
-            f"{stall_ms:.1f} ms",
-            f"{min(found.stalls_ms):.1f} to {max(found.stalls_ms):.1f} ms, {len(found.stalls_ms)} times",
-            target(stall_ms <= STALL_MS, f"<= {STALL_MS:g} ms"),
-        ),
         Row(
             f"throughput that one every {checkpoints.INTERVAL_S:g} s costs",
             f"{found.cost:.2%}",
@@ -211,12 +266,15 @@ def notes(sizes: Sizes) -> list[str]:
         "difference. Where processors compute, three workers do so on 2 cores, and a newcomer, which would have a "
         "machine of its own, takes from them.",
         "Shards are counted in the training script, without rehearsals.",
+        "Copies and plain TCP take turns, between the same two processes, in the same memory. Plain TCP is the best of "
+        "three sizes of its pieces. Into new memory: the kernel's page faults included, as a newcomer has them.",
         "Replacements: the same job of three workers twice, one with `--cold-start`, killed in turns. Its steps take "
         "about 20 ms, so that the start is measured and not the steps it waits for.",
         "Checkpoints are taken on three workers that keep both cores busy. The cost: blocks of "
         f"{sizes.block} steps with a checkpoint at their beginning take turns with blocks without one, and each is "
         "compared with the mean of the two beside it; the median difference is divided by 30 s. So the run need not "
         "last 30 s a checkpoint, and a drift of the machine falls out.",
+        "Snapshots in memory are measured like checkpoints, on two workers.",
     ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import checkpoints, nodes, report, stamps, state
+from tests.bench.copying import Copies
 from tests.bench.intervals import median_interval, ratios
 from tests.bench.kills import STEADY_STEPS, first_full, judge
 from tests.bench.nodes import Change, Nodes
@@ -232,8 +233,10 @@ def test_the_last_line_tells_the_worst_gap_and_all_shards() -> None:
         sizes=state.SMALL,
         waiting=Nodes([one], [one, other], 1),
         busy=Nodes([one], [Change(9.0, 1.0, 9.0)], 2),
+        copies=Copies([4.0, 8.0], [2.0, 4.8], [1.0, 1.0]),
         replacements=Replacements([0.5, 1.0], [2.0, 6.0]),
         checkpoints=checkpoints.Figures([30.0, 20.0, 70.0], [0.6, 0.9], [1.0, 2.0], 0.1),
+        snapshots=checkpoints.Figures([19.0], [0.1], [0.5], 0.1),
     )
     assert state.summary(found) == "state: join_gap=1.40 drain_redone=3 ckpt_stall_ms=30.0 ckpt_cost=0.0250"
     assert [row.target for row in report.missed(state.rows_of(found))] == ["0: MISSED"]
