@@ -35,10 +35,11 @@ REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
 
 
 def interruption(document: Mapping[str, Any], now: datetime) -> Notice:
-    """The notice in a spot/instance-action document. Raises ValueError, KeyError or TypeError for another one."""
+    """The notice in a spot/instance-action document. Raises ValueError, KeyError or TypeError for another one.
+
+    An action that is none of terminate, stop and hibernate ends the instance all the same.
+    """
     action, time = document["action"], document["time"]
-    if action not in ("terminate", "stop", "hibernate"):
-        raise ValueError(f"unknown action {action!r}")
     left_s = 0.0 if action == "hibernate" else seconds_until(utc(time), now, WARNING_S)
     return Notice(Kind.RECLAIM, left_s, f"EC2 will {action} this spot instance at {time}")
 

@@ -57,10 +57,8 @@ def _notice(event: Mapping[str, Any], now: datetime) -> Notice:
     kind, not_before = event["EventType"], event["NotBefore"]
     when = f"not before {not_before}" if not_before else "now"
     because = f"Azure event {event['EventId']}: {kind} of this machine, {when}"
-    if kind == "Freeze":
+    if kind not in WARNING_S:  # Freeze, or a type that is newer than this list: it must not hide the others
         return Notice(Kind.ADVICE, math.inf, because)
-    if kind not in WARNING_S:
-        raise ValueError(f"unknown event type {kind!r}")
     left_s = 0.0
     if not_before:
         left_s = seconds_until(parsedate_to_datetime(not_before).astimezone(UTC), now, WARNING_S[kind])

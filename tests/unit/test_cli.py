@@ -256,6 +256,13 @@ def test_no_etcd_is_said_before_anything_is_made(
     assert not (here / "elastic-jobs").exists()
 
 
+def test_status_counts_spares_apart_from_members() -> None:
+    member = {"worker_id": "local.0.0", "node": "local", "pid": 7, "rank": 0, "applied": 9}
+    facts = {"job": "train", "state": "running", "generation": 3, "because": "fine", "applied": 9, "members": [member]}
+    assert "spare" not in cli._status_text(facts)
+    assert cli._status_text({**facts, "spares": ["local.2.0"]}).splitlines()[-1].split() == ["spare", "local.2.0"]
+
+
 def test_status_of_an_ended_job_comes_from_its_directory(here: Path, started: list[tuple[JobSpec, Path]]) -> None:
     assert cli.main(["run", "--job-dir", "job", "train.py"]) == 0
     result = {"exit_code": 0, "because": "all members have finished", "digest": "ab", "generation": 3}

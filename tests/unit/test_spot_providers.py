@@ -70,6 +70,12 @@ def test_ec2_counts_the_time_left_by_the_services_own_clock(ec2: Ec2) -> None:
     assert of_ec2(ec2).look() == Notice(Kind.RECLAIM, 90.0, because)
 
 
+def test_an_action_of_ec2_that_nobody_has_heard_of_ends_the_instance_too(ec2: Ec2) -> None:
+    ec2.documents[ACTION] = '{"action": "melt", "time": "2026-01-31T08:22:00Z"}'
+    notice = of_ec2(ec2).look()
+    assert notice and (notice.kind, notice.seconds_left) == (Kind.RECLAIM, 90.0)
+
+
 def test_ec2_hibernates_at_once(ec2: Ec2) -> None:
     ec2.documents[ACTION] = '{"action": "hibernate", "time": "2026-01-31T08:22:00Z"}'
     notice = of_ec2(ec2).look()
@@ -157,6 +163,7 @@ def test_azure_events_of_other_machines_are_theirs(host: AzureHost) -> None:
         ("Redeploy", "Sat, 31 Jan 2026 08:19:00 GMT", (Kind.MAINTENANCE, 0.0)),
         ("Terminate", "", (Kind.MAINTENANCE, 0.0)),
         ("Freeze", "Sat, 31 Jan 2026 08:21:00 GMT", (Kind.ADVICE, math.inf)),
+        ("Repaint", "", (Kind.ADVICE, math.inf)),
     ],
 )
 def test_azure_event_types(host: AzureHost, kind: str, not_before: str, expected: tuple[Kind, float]) -> None:
@@ -166,6 +173,7 @@ def test_azure_event_types(host: AzureHost, kind: str, not_before: str, expected
 
 
 def test_the_azure_event_that_comes_first_counts_and_a_pause_counts_last(host: AzureHost) -> None:
+    host.schedule("new", "Repaint", "Sat, 31 Jan 2026 08:20:31 GMT", "train_3")
     host.schedule("freeze", "Freeze", "Sat, 31 Jan 2026 08:20:31 GMT", "train_3")
     host.schedule("late", "Reboot", "Sat, 31 Jan 2026 08:25:00 GMT", "train_3")
     host.schedule("soon", "Preempt", "Sat, 31 Jan 2026 08:20:50 GMT", "train_4", "train_3")
