@@ -20,6 +20,7 @@ import pytest
 
 from chaos_tests.harness.processes import kill_if_there, living
 from elastic import ledger
+from elastic.checkpoints.naming import EntryName
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import storage_at
 from elastic.resume import decide
@@ -167,3 +168,33 @@ def test_everything_is_killed_at_random_moments(tmp_path: Path, part: int) -> No
     moments = [*MOMENTS, *random_.choices(MOMENTS, k=10 - len(MOMENTS))]
     random_.shuffle(moments)
     survive(tmp_path, 60, moments, seed)
+
+
+@pytest.mark.long
+def test_a_writer_that_was_frozen_in_a_checkpoint_replaces_and_removes_nothing(tmp_path: Path) -> None:
+    epochs = 20
+    printed = run_alone(tmp_path, SCRIPT, str(epochs))
+    with run(tmp_path, epochs) as job:
+        job.pace(PACE_S)
+        job.await_world(2)
+        checkpointing(job, random.Random(0))
+        job.send("local.1.0", signal.SIGSTOP)
+        job.await_event("expelled", worker_id="local.1.0")
+        after = int(job.events("committed", kind="loss")[-1]["generation"])
+        newer = job.until("a later generation's checkpoint", lambda: completed(job, after))
+        job.pace(0.05)  # the next ones come slowly, so that none of them hides a loss of this one
+        job.send("local.1.0", signal.SIGCONT)
+        job.await_event("worker_exited", worker_id="local.1.0")
+        assert newer[-1] <= completed(job, after)[-1]
+        assert max(int(Path(path).parent.name[5:17]) for path in manifests(job)) >= newer[-1]
+        job.pace(0.0)
+        assert job.wait() == 0
+        assert job.result["digest"] == printed.splitlines()[-1].removeprefix("digest ")
+        assert job.left_behind() == {}
+
+
+def completed(job: Job, generation: int) -> list[int]:
+    """Steps of the periodic checkpoints taken in that generation or later to which the pointer was moved."""
+    moved = [line["entry"] for line in job.events("pointer_moved", series="_periodic")]
+    names = [name for entry in moved if (name := EntryName.parse(entry)) is not None]
+    return [name.step for name in names if name.generation >= generation]
