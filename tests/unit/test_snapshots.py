@@ -177,7 +177,7 @@ class Shifting(Noting):
     number = 1
 
     def place(self) -> Place:
-        return Place(self.number, 0, (self.worker_id, *self.others), f"{self.number:032x}")
+        return Place(self.number, 0, (self.worker_id, *self.others), f"{self.number:08x}{0:024x}")
 
 
 def test_a_snapshot_that_lost_a_member_is_made_again_at_once_and_leaves_nothing(memory: Path) -> None:
@@ -185,19 +185,19 @@ def test_a_snapshot_that_lost_a_member_is_made_again_at_once_and_leaves_nothing(
     job = job_with(memory, session, "1000 s")
     model = set_up(job)
     job._training.snapshots.ask()
-    for step in job.steps(shards=2, total=5):
+    seen = []
+    for step in job.steps(shards=2, total=6):
         for _ in step:
             (model.model(torch.randn(4, 6)).square().mean()).backward()
         model.optimizer.step()
         model.optimizer.zero_grad()
         settle(job)
-        if step.index == 1:
-            assert [entry.unfinished for entry in series_in(memory).all()] == [True]
-            session.others, session.number = (), 2
+        seen.append([(entry.name.step, entry.name.generation, entry.unfinished) for entry in series_in(memory).all()])
+        session.number = 1 + (step.index >= 1) + (step.index >= 3)
+        session.others = () if session.number == 3 else session.others
     job.close()
-    (entry,) = series_in(memory).all("feed")
-    assert (entry.problem, entry.name.generation) == ("", 2)
-    assert entry.name.step == 3, "the wish travels with step 2, which is the first that knows"
+    wishing = "the wish travels with the first step that knows"
+    assert seen == [*[[(0, 1, True)]] * 3, *[[(3, 2, True)]] * 2, [(5, 3, False)]], wishing
 
 
 def test_a_directory_that_is_gone_stays_gone(memory: Path) -> None:
@@ -256,6 +256,13 @@ def test_without_room_it_is_said_once_and_training_goes_on(memory: Path, monkeyp
     said = [event for member in world.sessions.values() for event, _ in member.notes if event == "snapshots_off"]
     assert said == ["snapshots_off"]
     assert series_in(memory).names() == []
+
+
+def test_of_two_that_find_no_room_at_once_one_says_so(memory: Path) -> None:
+    session = Noting()
+    for _ in range(2):
+        job_with(memory, session)._training.snapshots._turn_off("no room")
+    assert session.said("snapshots_off") == [{"because": "no room"}]
 
 
 def test_memory_that_is_full_meanwhile_costs_the_snapshot_only(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,9 +332,18 @@ def test_a_job_goes_on_from_the_newest_of_memory_and_disk(
     assert f"goes on from step {chosen}, {kind} {found.checkpoint}" in next(found.sentences())
 
 
-def test_a_snapshot_serves_where_the_newer_checkpoint_is_damaged(memory: Path, disk: Path, complete: Complete) -> None:
+def move(one: Series, to: Series) -> None:
+    """Its only entry."""
+    (name,) = one.names()
+    os.rename(f"{one.storage.url}/{one.path(name)}", f"{to.storage.url}/{to.path(name)}")
+
+
+def test_a_snapshot_serves_where_the_newer_checkpoint_is_damaged(
+    tmp_path: Path, memory: Path, disk: Path, complete: Complete
+) -> None:
     series, snapshots = complete(disk, 5), complete(memory, 4)
     (name,) = series.names()
+    move(complete(tmp_path, 3), series)
     part = disk / series.path(name, "part-00000-of-00001.safetensors")
     content = bytearray(part.read_bytes())
     content[-1] ^= 1
@@ -362,12 +378,9 @@ def test_a_run_that_goes_on_knows_where_and_leaves_no_other_snapshot(
     job_dir = tmp_path / "job"
     assert resume.read_settings(job_dir).memory == str(memory)
     assert resume.has_advanced(job_dir) is False
-    complete(job_dir / "checkpoints", 3)
-    assert resume.has_advanced(job_dir)
     snapshots = complete(memory, 4)
     assert resume.has_advanced(job_dir)
-    ahead = complete(tmp_path, 5)
-    os.rename(tmp_path / ahead.path(ahead.names()[0]), memory / snapshots.path(ahead.names()[0]))
+    move(complete(tmp_path, 5), snapshots)
     lines = [{"step": step} for step in range(4)]
     (job_dir / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = begun(tmp_path, memory, again=True)
@@ -378,6 +391,9 @@ def test_a_run_that_goes_on_knows_where_and_leaves_no_other_snapshot(
     assert resume.has_advanced(job_dir) is False
     (line,) = map(json.loads, (job_dir / "resumes.jsonl").read_text().splitlines())
     assert line["memory"] is True
+    (job_dir / "checkpoints").mkdir(exist_ok=True)
+    complete(job_dir / "checkpoints", 5)
+    assert resume.has_advanced(job_dir)
 
 
 # The directory
