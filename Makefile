@@ -41,17 +41,17 @@ test: setup etcd ## lint, unit, simulated and live tests
 	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target lint unit sim live-a-k live-l-z
 
 unit: setup ## unit tests
-	$(BOUND) 10m $(PYTEST) tests/unit
+	$(BOUND) 20m $(PYTEST) tests/unit
 
 sim: setup ## simulated tests: whole jobs in virtual time
-	$(BOUND) 10m $(PYTEST) tests/sim
+	$(BOUND) 20m $(PYTEST) tests/sim
 
 # By the first letter of the file, so that each new file is in one of them.
 live-%: setup etcd
-	$(BOUND) 20m $(PYTEST) -m 'not long' tests/live/test_[$*]*.py
+	$(BOUND) 30m $(PYTEST) -m 'not long' tests/live/test_[$*]*.py
 
 live: setup etcd ## live tests alone: real processes, real etcd
-	$(BOUND) 20m $(PYTEST) -m 'not long' tests/live
+	$(BOUND) 30m $(PYTEST) -m 'not long' tests/live
 
 test-exact: setup ## 200 random trainings and fates, other ones each time, against the quiet run
 	EXACT_EXAMPLES=200 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/test_random_worlds.py

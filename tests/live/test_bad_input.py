@@ -55,8 +55,10 @@ def test_a_script_that_fails_before_join_is_tried_once_more(tmp_path: Path) -> N
 
 def test_exits_by_the_script_are_counted_and_end_the_slot_while_the_others_go_on(tmp_path: Path) -> None:
     with run(tmp_path, "each time another mistake", "--max-restarts", "0") as job:
-        assert job.wait() == ExitCode.DONE
+        job.shut("end")
         given_up = job.await_event("slot_given_up", slot=1)
+        job.open("end")
+        assert job.wait() == ExitCode.DONE
         assert "max_restarts=0" in given_up["because"]
         assert "ValueError: at step" in given_up["because"]
         assert "slot local.1 gets no worker any more: local.1.0 exited with 1" in job.output
@@ -102,11 +104,13 @@ def test_different_numerics_at_formation_are_an_error(tmp_path: Path) -> None:
 def test_a_newcomer_with_other_numerics_is_refused_by_name_and_the_job_goes_on(tmp_path: Path) -> None:
     with run(tmp_path, "a newcomer's threads differ", "--max-restarts", "0") as job:
         job.pace(0.1)
+        job.shut("end")
         job.await_world(2)
         job.send("local.1.0")
         refused = job.await_event("refused", worker_id="local.1.1")
         assert "differ from those of local.0.0" in refused["because"]
         job.await_event("worker_exited", worker_id="local.1.1")
+        job.open("end")
         steps = len(job.steps())
         job.until("the job goes on", lambda: len(job.steps()) > steps)
         job.pace(0)

@@ -41,7 +41,7 @@ def spread(tmp_path: Path, etcd: EmbeddedEtcd, request: pytest.FixtureRequest) -
         def make(**spec: object) -> Spread:
             name = f"job-{abs(hash(request.node.nodeid)) % 10**9}"
             job = stack.enter_context(Spread(tmp_path, etcd, name, **spec))
-            job.pace(0.01)
+            job.pace(0.03)
             job.rendezvous()
             return job
 

@@ -72,7 +72,7 @@ def test_sigterm_with_a_grace_is_a_notice_and_another_one_stops_at_once(tmp_path
 def test_a_notice_that_is_taken_back_in_time_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIVE_STEPS", "400")
     with start(tmp_path) as job:
-        job.pace(0.01)
+        job.pace(0.03)
         job.await_world(2)
         notice = give_notice(job, 300.0)
         job.until("the script to have heard it", lambda: told(job, "drain", "local.0.0"))
@@ -122,7 +122,7 @@ def test_the_only_copy_of_the_state_is_not_ended_for_a_notice(tmp_path: Path, mo
 def test_the_script_hears_of_every_size_of_its_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIVE_STEPS", "600")
     with Job(tmp_path, "--workers", "2", "--no-replace", str(DRAINED)) as job:
-        job.pace(0.01)
+        job.pace(0.03)
         job.await_world(2)
         job.send("local.1.0")
         job.until("the survivor to hear it", lambda: told(job, "resize", "local.0.0"))

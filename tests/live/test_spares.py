@@ -10,7 +10,7 @@ from tests.live.jobs import TRAINER, Job
 
 def test_a_spare_takes_the_place_of_a_killed_member(quiet: Quiet, tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "2", "--spares", "1", "--quiet", str(TRAINER)) as job:
-        job.pace(0.02)
+        job.pace(0.05)
         job.shut("end")
         first, killed = job.await_world(2)
         (spare,) = job.until("a spare", lambda: job.status().get("spares"))
