@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
-from typing import cast
+from typing import NoReturn, cast
 
 import torch
 
@@ -123,7 +123,7 @@ class Admission:
         Raises JoinMissed if it is not to be had any more: between two passes there is no way back to a copy.
         """
         if here.kind is OpKind.LEAVE:
-            raise JoinMissed("the loop ended before this newcomer had caught up")
+            self._await_end()
         while True:
             self._orders.leave_if_over()
             try:
@@ -132,6 +132,13 @@ class Admission:
             except CopyFailed as failed:
                 raise JoinMissed(f"the results that this newcomer was taking over ended: {failed}") from failed
             self._pause()
+
+    def _await_end(self) -> NoReturn:
+        """The members are about to leave; this worker is none, and is told to go when they are through."""
+        with self._standing.changed:
+            self._standing.changed.wait_for(lambda: self._orders.over)
+        self._orders.leave_if_over()
+        raise AssertionError("a worker without a part in the job goes on")
 
     def _pause(self) -> None:
         with self._standing.changed:

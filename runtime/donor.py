@@ -22,9 +22,6 @@ Each connection has a thread of the listener, and brings one request after anoth
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import cast
 
@@ -33,26 +30,16 @@ import torch
 from elastic.journal import Journal
 from elastic.position import CopyBegun, CopyEnded, Phase, outcome
 from runtime.copy import CopyConnection, CopyFailed
-from runtime.held import HeldState, Room
+from runtime.held import LOG_BYTES_MIN, Holder
 from runtime.partial import Json, Partial
 from runtime.resultlog import Entry, ResultLog
 from runtime.session import JoinMeta, Op
 from runtime.standing import Standing
 from runtime.state import Carrier
-
-LATER_S = 5.0
-"""How long a newcomer's question waits here for its answer; then it is asked again, here or elsewhere."""
+from runtime.window import LATER_S, Window
 
 CERTAINLY_BYTES_PER_S = 8 << 30
 """No copy is faster: the kernel alone takes that long."""
-
-HOLD_BYTES_PER_S = 1 << 30
-"""A slow machine's copying within its memory."""
-
-LOG_BYTES_MIN = 64 << 20
-LOG_STATES = 2
-"""The log of results may take so many times the state's bytes. A step exchanges its gradients at about the speed of the
-copy, so while the state is copied results of about its own size arrive."""
 
 RESULTS_BYTES = 64 << 20
 """Results in one answer, if there are several."""
@@ -61,27 +48,13 @@ RESULTS_BYTES = 64 << 20
 class Donor:
     def __init__(self, standing: Standing, journal: Journal) -> None:
         self._standing = standing
-        self._journal = journal
         self.carrier: Carrier | None = None
         self.meta: JoinMeta | None = None
-        self.op: Op | None = None
-        """The operation in progress, set by the user's thread before it begins."""
-        self._open = False
-        self._opened = 0
-        """Windows so far."""
-        self._opened_s = 0.0
-        self._patience_s = 0.0
-        self._reading = 0
-        """Threads that read the registered tensors just now."""
-        self._cut_off: set[CopyConnection] = set()
-        """Connections to abort when the window closes."""
+        self._window = Window(standing)
+        self._log = ResultLog()
+        self._holder = Holder(standing, self._window, self._log, journal)
         self._too_slow: set[str] = set()
         """Newcomers whose copy was cut off."""
-        self._taking = False
-        """A thread is about to make a copy to hold; there is one at a time, as long as somebody reads it."""
-        self._held: HeldState | None = None
-        self._readers = 0
-        self._log = ResultLog()
         self._close_behind: dict[str, int] = {}
         """Newcomer -> the last operation whose result it was given."""
 
@@ -89,24 +62,15 @@ class Donor:
 
     def open_window(self, op: Op, patience_s: float) -> None:
         """A joinable operation has begun. patience_s: about how long from now until a copy would be cut off."""
-        changed = self._standing.changed
-        with changed:
-            self.op, self._open, self._patience_s = op, True, patience_s
-            self._opened, self._opened_s = self._opened + 1, time.monotonic()
+        with self._standing.changed:
             for newcomer, number in self._close_behind.items():
                 if number == self._standing.position.reduced - 1:
                     self._standing.post(CopyBegun(newcomer))
-            changed.notify_all()
+            self._window.open(op, patience_s)
 
     def close_window(self) -> None:
         """Cut off whoever still sends the state, and wait until nobody reads it."""
-        changed = self._standing.changed
-        with changed:
-            self._open = False
-            for connection in self._cut_off:
-                connection.abort()
-            while self._reading:
-                changed.wait()
+        self._window.close()
 
     def keep(self, number: int, op: Op, fingerprint: dict[str, str], result: Partial) -> None:
         """An operation is complete here. Called under the lock."""
@@ -164,140 +128,57 @@ class Donor:
     # ---------------------------------------------------------------------------------------- the state
 
     def _serve_state(self, connection: CopyConnection, newcomer: str) -> None:
-        standing = self._standing
-        with standing.changed:
-            standing.changed.wait_for(lambda: not self._taking, LATER_S)
-            directly = newcomer not in self._too_slow or self._stands_still
-            held = self._state_held(connection)
-        if held is None and directly and self._send_state(connection, newcomer):
+        with self._standing.changed:
+            directly = newcomer not in self._too_slow or self._window.stands_still
+        if directly and self._send_state(connection, newcomer):
             return
-        if held is None:
-            held = self._hold_state(connection, newcomer)
-        if held is None:
-            connection.send({"later": "no window here"})
-            return
-        header: dict[str, Json] = {"op": held.number, "about": op_json(held.op), "state": held.header}
-        try:
+        with self._holder.copy(connection, lambda: self._may_copy(newcomer), self._capture) as held:
+            if held is None:
+                connection.send({"later": "no copy of the state can be held here now"})
+                return
+            header: dict[str, Json] = {"op": held.number, "about": op_json(held.op), "state": held.header}
             connection.send(header | {"follows": True}, held.blobs)
-        finally:
-            with standing.changed:
-                self._readers -= 1
-                if not self._readers:
-                    self._held = None
 
     def _send_state(self, connection: CopyConnection, newcomer: str) -> bool:
         """Straight from the tensors, inside the window. False: the state is certainly too large for that."""
-        standing = self._standing
-        with self._window(lambda: self._may_copy(newcomer)) as number:
+        standing, window = self._standing, self._window
+        with window.reading(lambda: self._may_copy(newcomer), lambda number: None) as number:
             if number is None:
                 connection.send({"later": "no window here"})
                 return True
             op, header, blobs = self._capture()
-            if _nbytes(blobs) > self._patience_s * CERTAINLY_BYTES_PER_S and not self._stands_still:
+            if not window.lasts(sum(blob.numel() for blob in blobs) / CERTAINLY_BYTES_PER_S):
                 return False
-            with standing.changed:
-                self._cut_off.add(connection)
-                standing.post(CopyBegun(newcomer))
-                if not self._open:
-                    connection.abort()
+            standing.post(CopyBegun(newcomer))
             complete = False
             try:
-                connection.send({"op": number, "about": op_json(op), "state": header}, blobs)
-                answer, _ = connection.receive()
+                with window.sending(connection):
+                    connection.send({"op": number, "about": op_json(op), "state": header}, blobs)
+                    answer, _ = connection.receive()
                 complete = answer.get("complete") == number
             finally:
                 with standing.changed:
-                    self._cut_off.discard(connection)
-                    if not complete and not self._open:
+                    if not complete and not window.is_open:
                         self._too_slow.add(newcomer)
                     standing.post(CopyEnded(newcomer, number, complete))
         return True
 
-    def _state_held(self, follower: CopyConnection) -> HeldState | None:
-        """The one that is being sent to somebody else, if all results from there on are held. Under the lock."""
-        if self._held is not None and self._log.holds_all_since(self._held.number):
-            self._log.follow(follower, self._held.number, _log_limit(_nbytes(self._held.blobs)))
-            self._readers += 1
-            return self._held
-        return None
-
-    def _hold_state(self, follower: CopyConnection, newcomer: str) -> HeldState | None:
-        """Inside a window, whose end waits for it; so not at its end, unless windows are shorter than that anyway.
-
-        The first window tells how much memory it takes. None: there was none in time, or another copy is held.
-        """
-        standing = self._standing
-        with standing.changed:
-            if self._taking or self._held is not None:
-                return None
-            self._taking = True
-        room = Room([])
-        try:
-            while True:
-                seen = self._opened
-                needed_s = sum(room.sizes) / HOLD_BYTES_PER_S
-
-                def ready(seen: int = seen, needed_s: float = needed_s) -> bool:
-                    fits = time.monotonic() - self._opened_s + needed_s < self._patience_s
-                    good = not needed_s or seen < self._opened or fits or self._stands_still
-                    return good and self._may_copy(newcomer)
-
-                with self._window(ready, follower if room.sizes else None, _log_limit(sum(room.sizes))) as number:
-                    if number is None:
-                        self._log.leave(follower)
-                        return None
-                    begun_s = time.monotonic()
-                    op, header, blobs = self._capture()
-                    sizes = [blob.numel() for blob in blobs]
-                    if sizes == room.sizes:
-                        held = HeldState(number, op, header, room.fill(blobs))
-                        ms = round(1000 * (time.monotonic() - begun_s), 1)
-                        self._journal.write("state_held", op=number, bytes=_nbytes(blobs), ms=ms)
-                        with standing.changed:
-                            self._held, self._readers = held, 1
-                        return held
-                room = Room(sizes)
-        finally:
-            with standing.changed:
-                self._taking = False
-                standing.changed.notify_all()
-
-    @contextmanager
-    def _window(
-        self, ready: Callable[[], bool], follower: CopyConnection | None = None, limit_bytes: int = 0
-    ) -> Iterator[int | None]:
-        """The number of an operation whose window does not close before the block ends; None if none was ready in
-        time. follower: from this operation on results are kept for it."""
-        standing = self._standing
-        with standing.changed:
-            standing.changed.wait_for(lambda: ready() or not standing.position.donor, LATER_S)
-            number = standing.position.reduced if ready() else None
-            if number is not None:
-                self._reading += 1
-                if follower is not None:
-                    self._log.follow(follower, number, limit_bytes)
-        try:
-            yield number
-        finally:
-            with standing.changed:
-                self._reading -= number is not None
-                standing.changed.notify_all()
-
     def _capture(self) -> tuple[Op, dict[str, Json], list[torch.Tensor]]:
-        assert self.op is not None and self.carrier is not None
-        return (self.op, *self.carrier.capture())
-
-    @property
-    def _stands_still(self) -> bool:
-        """The operation in progress waits for newcomers, as long as they take."""
-        record = self._standing.position.record
-        return record is not None and record.hold
+        assert self._window.op is not None and self.carrier is not None
+        return (self._window.op, *self.carrier.capture())
 
     def _may_copy(self, newcomer: str) -> bool:
         """Only the donor's header waits for the copy, so no other copy would count."""
         p = self._standing.position
         wanted = p.newest_pending is not None and p.newest_pending.member(newcomer) is not None
-        return p.donor and wanted and self._open and p.phase is Phase.COLLECTING and p.carry is None and not p.quiesced
+        return (
+            p.donor
+            and wanted
+            and self._window.is_open
+            and p.phase is Phase.COLLECTING
+            and p.carry is None
+            and not p.quiesced
+        )
 
     # ------------------------------------------------------------------------------------------ results
 
@@ -391,11 +272,3 @@ def result_json(result: Partial) -> tuple[dict[str, Json], list[torch.Tensor]]:
     names = sorted(result.flats)
     groups: dict[str, Json] = {name: result.flats[name].numel() for name in names}
     return {"result": result.meta(), "groups": groups}, [result.flats[name].view(torch.uint8) for name in names]
-
-
-def _nbytes(blobs: Iterable[torch.Tensor]) -> int:
-    return sum(blob.numel() for blob in blobs)
-
-
-def _log_limit(state_bytes: int) -> int:
-    return max(LOG_BYTES_MIN, LOG_STATES * state_bytes)

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
+from elastic.journal import Journal
+from runtime.checkpoint.room import available_bytes
+from runtime.copy import CopyConnection
 from runtime.memory import room_for
 from runtime.partial import Json
+from runtime.resultlog import ResultLog
 from runtime.session import Op
+from runtime.standing import Standing
+from runtime.window import LATER_S, Window
+
+HOLD_BYTES_PER_S = 1 << 30
+"""A slow machine's copying within its memory."""
+
+PART = 0.5
+"""How much of the memory that is left a copy may take; the script needs some, and so do the results."""
+
+LOG_BYTES_MIN = 64 << 20
+LOG_STATES = 2
+"""The log of results may take so many times the state's bytes. A step exchanges its gradients at about the speed of the
+copy, so while the state is copied results of about its own size arrive."""
+
+Capture = Callable[[], tuple[Op, dict[str, Json], list[torch.Tensor]]]
+"""The operation in progress, and header and bytes of its state, as Carrier.capture gives them."""
 
 
 class Room:
@@ -18,6 +40,7 @@ class Room:
     def __init__(self, sizes: Sequence[int]) -> None:
         """sizes: of every tensor, in bytes."""
         self.sizes = list(sizes)
+        self.nbytes = sum(sizes)
         self._tensors = room_for(sizes)
         for tensor in self._tensors:
             tensor.zero_()
@@ -37,3 +60,96 @@ class HeldState:
     op: Op
     header: dict[str, Json]
     blobs: list[torch.Tensor]
+
+
+class Holder:
+    """Holds one copy at a time, as long as somebody reads it. Called by the threads of requests."""
+
+    def __init__(self, standing: Standing, window: Window, log: ResultLog, journal: Journal) -> None:
+        self._standing = standing
+        self._window = window
+        self._log = log
+        self._journal = journal
+        self._making = False
+        self._held: HeldState | None = None
+        self._readers = 0
+        self._told = ""
+
+    @contextmanager
+    def copy(self, reader: CopyConnection, wanted: Callable[[], bool], capture: Capture) -> Iterator[HeldState | None]:
+        """A copy to send: the one that others read, or a new one. The reader follows the log from its operation on.
+
+        wanted: whether the state of the operation in progress is. None: there was no window in time, no memory, or the
+        copy that is held is too old by now.
+        """
+        changed = self._standing.changed
+        with changed:
+            changed.wait_for(lambda: not self._making, LATER_S)
+            held = self._share(reader)
+            make = self._making = held is None and self._held is None and not self._making
+        if make:
+            try:
+                held = self._make(reader, wanted, capture)
+            finally:
+                with changed:
+                    self._held, self._readers, self._making = held, int(held is not None), False
+                    changed.notify_all()
+        try:
+            yield held
+        finally:
+            with changed:
+                self._readers -= held is not None
+                if not self._readers:
+                    self._held = None
+
+    def _share(self, reader: CopyConnection) -> HeldState | None:
+        held = self._held
+        if held is not None and self._log.holds_all_since(held.number):
+            self._log.follow(reader, held.number, LOG_BYTES_MIN)
+            self._readers += 1
+            return held
+        return None
+
+    def _make(self, reader: CopyConnection, wanted: Callable[[], bool], capture: Capture) -> HeldState | None:
+        """Inside a window, whose end waits for it; so not at its end, unless windows are shorter than that anyway.
+
+        The first window tells how much memory it takes.
+        """
+        room = Room([])
+        while True:
+            seen = self._window.opened
+
+            def ready(seen: int = seen, room: Room = room) -> bool:
+                good = not room.sizes or seen < self._window.opened
+                return wanted() and (good or self._window.lasts_from_now(room.nbytes / HOLD_BYTES_PER_S))
+
+            def begin(number: int, room: Room = room) -> None:
+                if room.sizes:
+                    self._log.follow(reader, number, max(LOG_BYTES_MIN, LOG_STATES * room.nbytes))
+
+            with self._window.reading(ready, begin) as number:
+                if number is None:
+                    return None
+                begun_s = time.monotonic()
+                op, header, blobs = capture()
+                sizes = [blob.numel() for blob in blobs]
+                if sizes == room.sizes:
+                    held = HeldState(number, op, header, room.fill(blobs))
+                    ms = round(1000 * (time.monotonic() - begun_s), 1)
+                    self._journal.write("state_held", op=number, bytes=room.nbytes, ms=ms)
+                    return held
+            with self._standing.changed:
+                self._log.leave(reader)
+            if not self._affordable(sum(sizes)):
+                return None
+            room = Room(sizes)
+
+    def _affordable(self, nbytes: int) -> bool:
+        available = available_bytes()
+        if nbytes <= PART * available:
+            return True
+        because = f"a copy of the state takes {nbytes} bytes, and {available} bytes of memory are left"
+        if self._told != because.partition(",")[0]:
+            self._told = because.partition(",")[0]
+            self._journal.write("state_not_held", because=because)
+        return False

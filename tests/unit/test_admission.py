@@ -31,7 +31,7 @@ from runtime.session import Op, OpKind
 from runtime.standing import Standing
 from runtime.state import Carrier
 from runtime.values import Values
-from tests.unit.rings import GENEROUS_S
+from tests.unit.rings import GENEROUS_S, wait_until
 
 JOB = "job"
 TOKEN = "token"
@@ -123,6 +123,9 @@ class Worker:
     def events(self, event: str) -> int:
         return sum(json.loads(line)["event"] == event for line in self.journal.read_text().splitlines())
 
+    def await_event(self, event: str) -> None:
+        wait_until(lambda: self.events(event) > 0)
+
     def await_request(self, want: str, op: int) -> None:
         with self.standing.changed:
             assert self.standing.changed.wait_for(lambda: (want, op) in self.requests, GENEROUS_S)
@@ -168,7 +171,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every state is too large for a window."""
-    monkeypatch.setattr("runtime.donor.CERTAINLY_BYTES_PER_S", 0)
+    monkeypatch.setattr("runtime.donor.CERTAINLY_BYTES_PER_S", 1e-9)
 
 
 def generation(number: int, kind: Kind, *workers: Worker) -> Generation:
@@ -424,7 +427,8 @@ def test_a_newcomer_whose_donor_died_copies_anew_where_nobody_has_its_results(ma
 def test_a_newcomer_is_told_when_the_results_it_needs_were_too_many(
     make: Make, large: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.donor.LOG_BYTES_MIN", 0)
+    for module in ("donor", "held"):
+        monkeypatch.setattr(f"runtime.{module}.LOG_BYTES_MIN", 0)
     a, c = make("a", 7.0), make("c")
     follow(a, c)
     thread, joined = joining(c)
@@ -436,6 +440,35 @@ def test_a_newcomer_is_told_when_the_results_it_needs_were_too_many(
     a.complete((2,), other(1))
     assert joined_with(thread, joined) == (at_step(1), [1.0, 1.0])
     assert c.events("copy_outdated") == 1
+
+
+def test_a_newcomer_waits_while_a_donor_has_no_memory_for_a_copy(
+    make: Make, large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [0]
+    monkeypatch.setattr("runtime.held.available_bytes", lambda: left[0])
+    a, c = make("a", 7.0), make("c")
+    follow(a, c)
+    thread, joined = joining(c)
+    a.begin(STEP)
+    a.await_event("state_not_held")
+    left[0] = 1 << 30
+    a.await_request("next", 0)
+    a.complete((0,), RESULT)
+    assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
+    assert a.events("state_not_held") == 1
+
+
+def test_two_newcomers_are_sent_one_copy_and_are_counted_together(make: Make, large: None) -> None:
+    a, c, d = make("a", 7.0), make("c"), make("d")
+    for order in (generation(1, Kind.FORM, a), generation(3, Kind.PLANNED, a, c, d)):
+        for worker in (a, c, d):
+            worker.hear(Publish(1, order))
+    both = [joining(c), joining(d)]
+    a.begin(STEP)
+    a.await_position(lambda p: p.holders == ("c", "d"))
+    a.complete((3,), RESULT)
+    assert [joined_with(*one) for one in both] == [(STEP, [1.0, 2.0])] * 2
 
 
 def test_between_passes_a_newcomer_without_results_gives_way_to_a_new_process(make: Make, large: None) -> None:
