@@ -16,6 +16,16 @@ from tests.live.jobs import TRAINER, Job, run_alone
 BROKEN: set[Path] = set()
 """Directories of jobs of which a test has failed."""
 
+BOUND_S = 240
+"""Of a live test: twice that of others, because it starts a dozen processes, and one test makes the run they are all
+compared with."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(BOUND_S))
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(

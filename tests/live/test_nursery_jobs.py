@@ -10,7 +10,7 @@ from elastic.errors import ExitCode
 from tests.live.conftest import Quiet
 from tests.live.jobs import TRAINER, Job
 
-PACE_S = 0.05
+PACE_S = 0.15
 
 
 def nursery(job: Job) -> int:

@@ -40,6 +40,7 @@ TENSORS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")  # says torch 2.11
 @pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS.keys())
 def test_a_tensor_has_the_same_bits_and_strides(tensor: torch.Tensor) -> None:
     got = sent(tensor)
