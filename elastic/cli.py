@@ -195,7 +195,7 @@ def _add_run(verbs: Any) -> None:
         type=float,
         metavar="S",
         help="SIGTERM is a notice too: S seconds later this command may be killed (terminationGracePeriodSeconds); "
-        "without it SIGTERM stops everything within 5 s",
+        "without it a job that trains has 5 s to stop after a step, with a checkpoint",
     )
     run.add_argument("--quiet", action="store_true", help="only the script's output and errors")
     run.add_argument("--json", action="store_true", help="progress and summary as JSON lines on stdout")

@@ -9,6 +9,7 @@ pidfds, the agent's output, signals, and the watcher that gathers what is displa
 from __future__ import annotations
 
 import json
+import math
 import os
 import selectors
 import shutil
@@ -45,6 +46,10 @@ from elastic.spot import choose
 
 NODE = "local"
 """The one node's name; its workers are local.0.0, local.1.0, ..."""
+
+LEAVE_S = 5.0
+"""What SIGTERM leaves a job that trains for stopping after a step, with a checkpoint, where no --grace says more: half
+of what Docker gives."""
 
 STOP_S = 4.0
 """From a signal until the agent is killed. It gives its workers timing.stop_grace_s; all must be gone in 5 s."""
@@ -138,7 +143,7 @@ def run(spec: JobSpec, job_dir: Path, *, notices: str, grace_s: float | None, qu
     """Run the job of a claimed directory to its end. Returns the exit code of the command.
 
     notices: who tells that this machine is about to go, as elastic.spot.choose has checked it. grace_s: SIGTERM tells
-    it too, and the machine goes so many seconds later; None: SIGTERM stops everything, as Ctrl-C does.
+    it too, and the machine goes so many seconds later; None: LEAVE_S later everything is stopped, as by Ctrl-C.
     """
     begun_s = time.monotonic()
     with Signals() as signals:
@@ -182,13 +187,15 @@ class _Children:
         self._notices_from = notices
         self._grace_s = grace_s
         self._leaving = False
+        self._leave_ends_s = math.inf
+        """When a job that was asked to end in order is stopped."""
         self._etcd = etcd
         self._signals = signals
         self._display = display
         self._selector = selectors.DefaultSelector()
         self._facts: dict[str, Any] | None = None
         self._notices = Notices(job_dir)
-        self._restart_s: float | None = None
+        self._restart_s = math.inf
         self._short_lives = 0
 
     def __enter__(self) -> Self:
@@ -196,8 +203,8 @@ class _Children:
         self._watch_exit(self._etcd.process, self._etcd_ended)
         self._start_rendezvous()
         slots = ("--job-dir", str(self._dir), "--node", NODE, "--slots", str(self._spec.workers))
-        grace = () if self._grace_s is None else ("--grace", str(self._grace_s))
-        self._agent = self._spawn_keeper(*slots, "--notices", self._notices_from, *grace)
+        grace_s = LEAVE_S if self._grace_s is None else self._grace_s
+        self._agent = self._spawn_keeper(*slots, "--notices", self._notices_from, "--grace", str(grace_s))
         for source in choose.sources(self._notices_from, os.environ):
             for number in source.signals:
                 signal.signal(number, lambda number, _: self._agent.send_signal(number))
@@ -224,11 +231,14 @@ class _Children:
     def wait(self) -> Outcome:
         """Until the agent has ended or a signal asks to stop."""
         while self._agent.poll() is None:
-            self._turn(None if self._restart_s is None else self._restart_s - time.monotonic())
+            due_s = min(self._restart_s, self._leave_ends_s)
+            self._turn(max(0.0, due_s - time.monotonic()) if due_s < math.inf else None)
+            if time.monotonic() >= self._leave_ends_s:
+                self._signals.received.append(signal.SIGTERM)
             if self._signals.received and not self._leave():
                 return self._stop()
-            if self._restart_s is not None and time.monotonic() >= self._restart_s:
-                self._restart_s = None
+            if time.monotonic() >= self._restart_s:
+                self._restart_s = math.inf
                 self._start_rendezvous()
         self._forward()
         self._end_rendezvous()
@@ -345,7 +355,7 @@ class _Children:
             self._display.notice(
                 f"the rendezvous service ended {SHORT_LIVES} times, the last time with {how}; giving up"
             )
-            self._agent.terminate()
+            self._agent.send_signal(signal.SIGINT)
             return
         timing = self._spec.timing
         wait_s = min(timing.backoff_max_s, timing.backoff_min_s * (2**self._short_lives - 2))
@@ -356,18 +366,22 @@ class _Children:
 
     def _leave(self) -> bool:
         """Whether the signal leaves time to end in order: the agent uses it, and the job ends by itself."""
-        if self._grace_s is None or self._leaving or self._signals.received != [signal.SIGTERM]:
+        if self._leaving or self._signals.received != [signal.SIGTERM]:
             return False
+        ledger = self._dir / "steps.jsonl"
+        if self._grace_s is None and not (ledger.exists() and ledger.stat().st_size):
+            return False  # there is nothing to keep
         self._leaving = True
+        if self._grace_s is None:
+            self._leave_ends_s = time.monotonic() + LEAVE_S
         self._signals.received.clear()
         self._agent.send_signal(signal.SIGTERM)
         return True
 
     def _stop(self) -> Outcome:
-        first = self._signals.received[0]
         deadline_s = time.monotonic() + STOP_S
         self._rendezvous.terminate()
-        self._agent.send_signal(signal.SIGINT if first is signal.SIGINT else signal.SIGTERM)
+        self._agent.send_signal(signal.SIGINT)  # SIGTERM asks it to leave in order
         while self._agent.poll() is None and (left_s := deadline_s - time.monotonic()) > 0:
             self._turn(left_s)
             if len(self._signals.received) > 1:

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from elastic import cli
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.storage import storage_at
 from elastic.errors import ExitCode
-from tests.live.jobs import SLACK_S, Job
+from elastic.run import LEAVE_S
+from tests.live.jobs import SCRIPTS, SLACK_S, Job
 
 STOPPED_S = 5.0
 
@@ -69,6 +72,29 @@ def test_a_stop_ends_stubborn_and_frozen_workers(
     )
     assert job.left_behind() == {}
     assert list(temporary.iterdir()) == []
+
+
+def test_sigterm_leaves_time_for_a_step_and_a_checkpoint(tmp_path: Path) -> None:
+    with Job(tmp_path, "--quiet", "--workers", "2", str(SCRIPTS / "drained.py")) as job:
+        job.pace(0.01)
+        job.await_steps(3)
+        job.command.process.terminate()
+        assert job.wait() == ExitCode.DRAINED
+        found, _ = Series(storage_at(str(job.dir / "checkpoints"))).newest()
+        assert found is not None and found.name.step == len(job.steps()), "something would be done again"
+        assert job.left_behind() == {}
+
+
+def test_sigterm_does_not_wait_for_a_step_that_does_not_end(tmp_path: Path) -> None:
+    with Job(tmp_path, "--quiet", "--workers", "2", str(SCRIPTS / "drained.py")) as job:
+        job.await_steps(3)
+        job.shut("shard")
+        job.await_held("shard")
+        began_s = time.monotonic()
+        job.command.process.terminate()
+        assert job.wait() == ExitCode.TERMINATED
+        assert time.monotonic() - began_s < LEAVE_S + STOPPED_S + SLACK_S
+        assert job.left_behind() == {}
 
 
 def test_a_stop_does_not_wait_for_frozen_services(job: Job, temporary: Path) -> None:
