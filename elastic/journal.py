@@ -27,6 +27,15 @@ Events from which `recoveries` is told (g: the line's generation, n: the new one
     worker   redo_started      n           op                goes on with the interrupted operation
     worker   op_complete       n           op                first operation completed in n
 
+Events of newcomers, all by workers (k: an operation):
+
+    state_held                  op, bytes, ms    the donor has copied the state of k within its memory, to send it
+    state_not_held              because          the donor has no memory for that; newcomers wait
+    state_copied                op, held         the newcomer has become the state of k; held: from such a copy
+    copy_failed                 because          a connection broke, or the window closed; it asks again
+    copy_outdated               op, because      the result of k is not held any more; it copies anew
+    joined                      op               its generation took effect after k
+
 Events of checkpoints, all by workers, with the series and the entry they speak of:
 
     checkpoint_part_written     bytes, stall_ms, seconds, cpu_s   its own part is durable

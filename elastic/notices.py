@@ -62,6 +62,8 @@ def notice(line: Line) -> str | None:
             return f"node {node} cannot read the notices of {source}, and goes on asking: {because}"
         case {"event": "checkpoint_failed", "who": str(who), "entry": str(entry), "because": str(because)}:
             return f"{who} could not make the checkpoint {entry}; training goes on: {because}"
+        case {"event": "state_not_held", "because": str(because)}:
+            return f"a replacement waits to copy the state, and training goes on without it: {because}"
         case {"event": "snapshots_off", "because": str(because)}:
             return (
                 f"the state is not kept in memory, and the job goes on without: {because}; if all workers die at once, "

@@ -73,7 +73,7 @@ class Holder:
         self._making = False
         self._held: HeldState | None = None
         self._readers = 0
-        self._told = ""
+        self._told = False
 
     @contextmanager
     def copy(self, reader: CopyConnection, wanted: Callable[[], bool], capture: Capture) -> Iterator[HeldState | None]:
@@ -146,10 +146,11 @@ class Holder:
 
     def _affordable(self, nbytes: int) -> bool:
         available = available_bytes()
-        if nbytes <= PART * available:
-            return True
-        because = f"a copy of the state takes {nbytes} bytes, and {available} bytes of memory are left"
-        if self._told != because.partition(",")[0]:
-            self._told = because.partition(",")[0]
+        if nbytes > PART * available and not self._told:
+            self._told = True
+            because = (
+                f"it takes longer than a step, a copy to send meanwhile takes {nbytes / 1e6:.0f} MB, and that is more "
+                f"than half of the {available / 1e6:.0f} MB of memory that are left here"
+            )
             self._journal.write("state_not_held", because=because)
-        return False
+        return nbytes <= PART * available
