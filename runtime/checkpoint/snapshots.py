@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from elastic.checkpoints.interval import Every
+from elastic.checkpoints.interval import Every, Unit
 from elastic.checkpoints.manifest import Moment
-from elastic.checkpoints.naming import PERIODIC, TOKEN_DIGITS, EntryName
+from elastic.checkpoints.naming import PERIODIC, EntryName
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import MemoryStorage
@@ -70,12 +70,15 @@ class Snapshots:
         self._wishing = self._session.rank == 0 and self._wants()
 
     def _wants(self) -> bool:
-        standing = self._saver.standing
-        if self._saver.pending:
+        if self._every.unit is Unit.OFF or self._saver.pending:
             return False
+        standing = self._saver.standing
+        wait_s = self._every.snapshot_wait_s(standing.cost_s)
         if not standing.complete and standing.place is not None:
-            return standing.place.token != self._session.place().token  # a member is gone that had its part to write
-        return time.monotonic() - self._last_s >= self._every.snapshot_wait_s(standing.cost_s)
+            if standing.place.token != self._session.place().token:
+                return True  # a member is gone that had its part to write
+            wait_s *= 2  # others are slow, or could not write theirs
+        return time.monotonic() - self._last_s >= wait_s
 
     def _take(self, moment: Moment, step: int) -> None:
         begun_s, place = time.monotonic(), self._place()
@@ -143,13 +146,12 @@ def _alone(series: str, name: EntryName, answer: Answer) -> None:
 
 
 class _MemorySaver(Saver):
-    """Memory is scarcer than disk: what an earlier generation has left unfinished goes before the next one is written,
-    not only after it."""
+    """Memory is scarcer than disk: what was left unfinished goes before the next one is written, not only after it."""
 
     def _write(self, task: Task) -> None:
         if task.place.rank == 0:
             series = Series(self._storage, task.series)
             for found in series.all():
-                if found.unfinished and found.name.token != task.name.token[:TOKEN_DIGITS]:
+                if found.unfinished and str(found.name) != str(task.name):
                     series.remove(found.name)
         super()._write(task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -198,6 +199,23 @@ def test_a_snapshot_that_lost_a_member_is_made_again_at_once_and_leaves_nothing(
     job.close()
     wishing = "the wish travels with the first step that knows"
     assert seen == [*[[(0, 1, True)]] * 3, *[[(3, 2, True)]] * 2, [(5, 3, False)]], wishing
+
+
+def test_what_others_could_not_write_is_tried_again_and_takes_no_more_memory(memory: Path) -> None:
+    session = Shifting()
+    job = job_with(memory, session, "1000 s")
+    model = set_up(job)
+    seen = []
+    for step in job.steps(shards=2, total=6):
+        for _ in step:
+            (model.model(torch.randn(4, 6)).square().mean()).backward()
+        model.optimizer.step()
+        model.optimizer.zero_grad()
+        settle(job)
+        seen += [(entry.name.step, entry.unfinished) for entry in series_in(memory).all()]
+        job._training.snapshots._last_s = -math.inf  # for ages none was complete
+    job.close()
+    assert seen == [(2, True), (2, True), (4, True), (4, True)]
 
 
 def test_a_directory_that_is_gone_stays_gone(memory: Path) -> None:
