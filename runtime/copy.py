@@ -35,7 +35,7 @@ ANSWER_S = 600.0
 """How long the other side may think before its next message begins; a host that is gone is found by keep-alive."""
 STALL_S = 30.0
 """How long a message that has begun may make no progress."""
-_CHUNK_BYTES = 1 << 19
+_CHUNK_BYTES = 1 << 18
 """The same on both sides, because the checksum depends on it."""
 _PREFIX = struct.Struct(">4sIQ")
 _SUM = struct.Struct(">I")
