@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from pathlib import Path
 
@@ -227,16 +228,46 @@ def test_rehearsed_shards_are_not_computed_again() -> None:
     assert nodes.redone({**shards, "d": [(1, 0), (1, 1), (1, 0), (1, 1), (1, 0)]}) == 3
 
 
-def test_the_last_line_tells_the_worst_gap_and_all_shards() -> None:
+def measured(redone: int) -> state.Measured:
+    """All targets are met, but shards were computed again."""
     one, other = Change(1.0, 1.0, 3.0), Change(2.8, 2.0, 4.0)
-    found = state.Measured(
+    return state.Measured(
         sizes=state.SMALL,
-        waiting=Nodes([one], [one, other], 1),
-        busy=Nodes([one], [Change(9.0, 1.0, 9.0)], 2),
+        waiting=Nodes([one], [one, other], redone),
+        busy=Nodes([one], [Change(9.0, 1.0, 9.0)], redone),
         copies=Copies([4.0, 8.0], [2.0, 4.8], [1.0, 1.0]),
         replacements=Replacements([0.5, 1.0], [2.0, 6.0]),
         checkpoints=checkpoints.Figures([30.0, 20.0, 70.0], [0.6, 0.9], [1.0, 2.0], 0.1),
         snapshots=checkpoints.Figures([19.0], [0.1], [0.5], 0.1),
     )
-    assert state.summary(found) == "state: join_gap=1.40 drain_redone=3 ckpt_stall_ms=30.0 ckpt_cost=0.0250"
+
+
+def test_the_last_line_tells_the_worst_gap_and_all_shards() -> None:
+    found = measured(redone=2)
+    assert state.summary(found) == "state: join_gap=1.40 drain_redone=4 ckpt_stall_ms=30.0 ckpt_cost=0.0250"
     assert [row.target for row in report.missed(state.rows_of(found))] == ["0: MISSED"]
+
+
+@pytest.mark.parametrize(
+    ("redone", "words", "code"),
+    [(0, [], 0), (1, [], 1), (1, ["--no-targets"], 0), (1, ["--small"], 0)],
+    ids=["met", "missed", "only measured", "smoke run"],
+)
+def test_a_missed_target_is_a_failure_unless_it_was_only_to_measure(
+    redone: int,
+    words: list[str],
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page, figures = tmp_path / "performance.md", tmp_path / "state.json"
+    empty = "\n".join(state.MARKERS)
+    page.write_text(empty)
+    monkeypatch.setattr(state, "DOCUMENT", page)
+    monkeypatch.setattr(state, "measure", lambda sizes, seed: measured(redone))
+    monkeypatch.setattr(state, "exit_on_sigterm", lambda: None)
+    assert state.main([*words, "--json", str(figures)]) == code
+    assert capsys.readouterr().out.splitlines()[-1] == state.summary(measured(redone))
+    assert json.loads(figures.read_text())["measured"]["waiting"]["redone"] == redone
+    assert (page.read_text() == empty) == ("--small" in words)
