@@ -46,12 +46,15 @@ def test_what_a_node_makes_of_its_notices_is_told(tmp_path: Path) -> None:
         agent.write("node_stays", because="the notice was taken back")
         agent.write("advised", because="EC2 recommends to leave")
         agent.write("notices_unreadable", source="EC2", because="GET ...: timed out")
+        agent.write("snapshots_off", because="no room")
     assert notices.poll() == [
         "node a has to go within 120 s: EC2 will stop it",
         "node a has not left yet; if others go on, its workers are ended now",
         "node a stays: the notice was taken back",
         "node a is told, and stays: EC2 recommends to leave",
         "node a cannot read the notices of EC2, and goes on asking: GET ...: timed out",
+        "the state is not kept in memory, and the job goes on without: no room; if all workers die at once, it goes on "
+        "from a checkpoint",
     ]
 
 

@@ -25,6 +25,7 @@ from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import LocalStorage, MemoryStorage, Sink
 from elastic.config import JobSpec
+from elastic.errors import ConfigError
 from runtime.checkpoint import room
 from runtime.checkpoint.snapshots import Snapshots
 from runtime.checkpoint.stager import Stager
@@ -245,6 +246,11 @@ def test_auto_bounds_what_snapshots_cost() -> None:
     assert auto.snapshot_wait_s(2.0) == 2.0 / SNAPSHOT_COST
     assert Every.parse("3 s").snapshot_wait_s(2.0) == 3
     assert Every.parse("off").snapshot_wait_s(0.0) == Every.parse("5 steps").snapshot_wait_s(0.0) == float("inf")
+
+
+def test_an_interval_that_is_none_is_refused_by_its_option() -> None:
+    with pytest.raises(ConfigError, match="snapshot every 'often'"):
+        JobSpec(name="job", command=("train",), workers=1, snapshot_every="often")
 
 
 # No room
