@@ -48,6 +48,19 @@ examples:
 """
 
 
+DOCTOR_EXAMPLES = """\
+examples:
+  elastic doctor --exact train.py --lr 3e-4
+  elastic doctor --exact --steps 20 --json -m mypackage.train | jq .exact
+
+The script's processes end when those steps are over; what comes behind its loop is not run. What it does before and
+between the steps is done, three times.
+
+exit codes:
+  0 exact    1 not exact    2 bad input, or the script fails
+"""
+
+
 DRAIN_EXAMPLES = """\
 examples:
   elastic drain --job-dir elastic-jobs/train-1 --node gpu-7              between two steps; nothing is computed twice
@@ -82,6 +95,7 @@ def parser() -> argparse.ArgumentParser:
     commands.add(verbs)
     samples.add(verbs)
     _add_drain(verbs)
+    _add_doctor(verbs)
     return top
 
 
@@ -239,6 +253,24 @@ def _add_drain(verbs: Any) -> None:
     drain.set_defaults(verb=_drain)
 
 
+def _add_doctor(verbs: Any) -> None:
+    doctor = verbs.add_parser(
+        "doctor",
+        help="examine a script: do its bits depend on anything but its seed?",
+        usage="elastic doctor --exact [options] SCRIPT [ARGS...]\n"
+        "       elastic doctor --exact [options] -m MODULE [ARGS...]",
+        description="Run the first steps of a script as a job of one, twice alike, and once with each shard in a "
+        "process of its own; name the first parameter that differs, and the likely reason.",
+        epilog=DOCTOR_EXAMPLES,
+    )
+    doctor.add_argument("--exact", action="store_true", required=True, help="what to examine: its bits")
+    doctor.add_argument("--steps", type=int, default=3, metavar="N", help="how many (default %(default)s)")
+    doctor.add_argument("--json", action="store_true", help="as one JSON object")
+    doctor.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in python -m")
+    doctor.add_argument("script", metavar="SCRIPT", nargs=argparse.REMAINDER, help="the script, and its arguments")
+    doctor.set_defaults(verb=_doctor)
+
+
 # ------------------------------------------------------------------------------------------------------------ run
 
 
@@ -379,6 +411,20 @@ def _drain(options: argparse.Namespace) -> int:
         return ExitCode.DONE
     print(drain.wait(options.job_dir, node, options.budget))
     return ExitCode.DONE
+
+
+# --------------------------------------------------------------------------------------------------------- doctor
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from elastic import doctor
+
+    if options.steps < 1:
+        raise ConfigError(f"--steps {options.steps} must be at least 1")
+    _, command = _command(options.script, options.module)
+    report = doctor.examine(command, options.steps)
+    print(json.dumps(report.document()) if options.json else "\n".join(report.text()))
+    return ExitCode.DONE if report.exact else ExitCode.SCRIPT_FAILED
 
 
 def _closed(job_dir: Path, result: dict[str, Any]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class Ledger:
         differs from the known one in epoch, lr, scalars or samples, or if more than WAITING_LIMIT lines wait for one
         that is missing; LedgerRefused if so many wait for the disk.
         """
-        line = _plain(line)
+        line = plain(line)
         step = line["step"]
         known = self._line_of(step) if step < self.next_step else self._waiting.get(step)
         if known is not None:
@@ -212,7 +212,7 @@ def _step_of(text: bytes) -> int | None:
     return step if isinstance(step, int) else None
 
 
-def _plain(line: Line) -> Line:
+def plain(line: Line) -> Line:
     """As it will be read back, so that a line can be compared with one on file."""
     plain: Line = json.loads(json.dumps(_finite(line)))
     return plain

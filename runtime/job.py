@@ -26,8 +26,10 @@ from elastic.checkpoints.naming import check_series
 from elastic.checkpoints.settings import Settings
 from elastic.data import Tail
 from elastic.errors import CheckpointError, ConfigError, ExitCode
+from elastic.examination import Examination
 from runtime import guards, small
 from runtime.alone import Alone
+from runtime.apart import Apart
 from runtime.evaluate import Score, evaluate
 from runtime.leading import Sink
 from runtime.loader import Loader, check_count, check_seed
@@ -89,7 +91,8 @@ def _session(threads: int, device: torch.device) -> Session:
 
         return connect(threads, device)
     guards.check_launcher(os.environ)
-    return Alone()
+    examination = Examination.from_environment(os.environ)
+    return Apart() if examination is not None and examination.apart else Alone()
 
 
 def _device(device: str | torch.device | None) -> torch.device:
@@ -217,7 +220,8 @@ class Job:
             transform=transform,
             tail=tail,
             weights=weights,
-            workers=workers,
+            # Under examination shards run in copies of this process, which cannot share the fetching ones.
+            workers=0 if self._training.examiner is not None else workers,
             device=self.device,
         )
         self._training.claim_shards(shards)

@@ -322,6 +322,22 @@ class Carrier:
 
         Plain values count as (name, value) with floats in their shortest repr. Tensors count in row-major order.
         """
+        sha = hashlib.sha256()
+        for path, description, payload in sorted(self._leaves(), key=lambda item: item[:2]):
+            _update(sha, path, description, payload)
+        return sha.hexdigest()
+
+    def digests(self) -> dict[str, str]:
+        """The same of each leaf for itself, cut short, by name, in the order of registration."""
+        found: dict[str, str] = {}
+        for path, description, payload in self._leaves():
+            sha = hashlib.sha256()
+            _update(sha, path, description, payload)
+            found[path] = sha.hexdigest()[:16]
+        return found
+
+    def _leaves(self) -> list[tuple[str, str, torch.Tensor | None]]:
+        """(name, dtype and shape, bytes) of tensors, (name, value, None) of the rest."""
         header, blobs = self.capture()
         found: list[tuple[str, str, torch.Tensor | None]] = []
         for entry, blob in zip(cast(list[dict[str, Any]], header["tensors"]), blobs, strict=True):
@@ -332,12 +348,7 @@ class Carrier:
         }
         for name, tree in (*trees.items(), ("job.state", header["state"])):
             found += [(path, json.dumps(value), None) for path, value in plain_leaves(tree, name)]
-        sha = hashlib.sha256()
-        for path, description, payload in sorted(found, key=lambda item: item[:2]):
-            sha.update(f"{path}\0{description}\0".encode())
-            if payload is not None:
-                sha.update(payload.numpy().data)
-        return sha.hexdigest()
+        return found
 
     def fingerprint(self, step: int) -> str:
         """A short hash, in hex, of a part of the parameters that rotates with the step, the rates and job.state.
@@ -379,6 +390,12 @@ class Carrier:
         """What differs from the snapshot, in words: "parameter model.fc.weight", "buffer model.queue",
         "learning rate of optimizer, group 0", "scheduler scheduler", "job.state.best"."""
         return differences(before, self.watch(full=before.full))
+
+
+def _update(sha: hashlib._Hash, path: str, description: str, payload: torch.Tensor | None) -> None:
+    sha.update(f"{path}\0{description}\0".encode())
+    if payload is not None:
+        sha.update(payload.numpy().data)
 
 
 def _plain_name(path: str) -> str:

@@ -7,6 +7,7 @@ before the loop, one open pass, a step applied when the next is asked for) and r
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,16 +21,18 @@ from elastic.checkpoints.manifest import Manifest, Moment
 from elastic.checkpoints.naming import EntryName
 from elastic.checkpoints.settings import Settings
 from elastic.errors import ConfigError, Disagree, JoinMissed, UsageError
+from elastic.examination import Examination
 from runtime import guards
 from runtime.changes import Changes
 from runtime.checkpoint.snapshots import Snapshots
 from runtime.checkpoint.taking import Taking
+from runtime.examiner import Examiner
 from runtime.leading import Leading
 from runtime.partial import Json, Partial, Scalars
 from runtime.session import JoinMeta, Op, OpKind, Place, Session, StepRecord
 from runtime.shards import Harvest
 from runtime.state import Carrier
-from runtime.strays import Strays
+from runtime.strays import Strays, caller
 from runtime.values import Values
 
 RESERVED = "elastic."
@@ -87,6 +90,8 @@ class Training:
         self.checkpoints = Taking(session, self.carrier, checkpoints)
         self.snapshots = Snapshots(session, self.carrier, checkpoints)
         self.leading = Leading(session)
+        examination = Examination.from_environment(os.environ)
+        self.examiner = Examiner(examination, self.carrier) if examination is not None else None
         self.changes = Changes(session)
         session.before_leaving(self._before_leaving)
         self.shards: int | None = None
@@ -219,6 +224,9 @@ class Training:
     def end_loop(self) -> None:
         """The script's loop is over; evaluating and saving are still possible."""
         self.leave_step()
+        if self.examiner is not None:
+            self.examiner.note(self.next_step, self.shards, caller())
+            self.examiner.end()
         self.loop = Loop.OVER
 
     # Operations
@@ -331,6 +339,8 @@ class Training:
 
     def hand_out(self, step: OpenStep, index: int, epoch: int) -> None:
         """A step begins: a newcomer may enter its first pass, and learns here where it will be."""
+        if self.examiner is not None:
+            self.examiner.note(index, self.shards, caller())
         self.open_step = step
         self.adopt(index, epoch)
         self.lead()
@@ -403,7 +413,10 @@ class Training:
     def leave_step(self) -> None:
         """The step in progress, if any, is over. Raises NoGradient when its pass is not."""
         if self.open_step is not None:
-            self.leading.applied(self.open_step.leave())
+            record = self.open_step.leave()
+            self.leading.applied(record)
+            if self.examiner is not None:
+                self.examiner.applied(record)
             self.open_step = None
             self.next_step += 1
             self._check_strays(self.next_step % STRAYS_STEPS == 0)
