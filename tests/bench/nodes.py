@@ -18,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from elastic.embedded import EmbeddedEtcd
+from runtime.passes import REHEARSALS
 from tests.bench import stamps
 from tests.bench.contenders import SCRIPTS
 from tests.bench.stamps import Stamp
@@ -31,8 +32,6 @@ STEADY_STEPS = 6
 """Steps of a world before a change, and after it."""
 BUDGET_S = 300.0
 """What the notice says: none of the copies below takes so long."""
-REHEARSALS = 2
-"""Shards that a worker computes and throws away before its first step."""
 
 
 @dataclass(frozen=True, slots=True)
