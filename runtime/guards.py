@@ -124,8 +124,9 @@ def other_data(here: Mapping[str, Any] | None, there: Mapping[str, Any] | None, 
 def nonfinite(where: str, parameters: Sequence[str]) -> NonFinite:
     """The reduced gradient of a pass is infinite or undefined somewhere."""
     return NonFinite(
-        f"the gradient of {_first(parameters)} is infinite or undefined in {where}: look at the loss of that step "
-        '(steps.jsonl has its samples). job.steps(..., nonfinite="skip") leaves such a step out on all workers.'
+        f"the gradient of {_first(parameters)} is infinite or undefined in {where}: look at the loss of that step. "
+        'job.steps(..., nonfinite="skip") leaves such a pass out on all workers, and the step\'s line in steps.jsonl '
+        "says which samples it had."
     )
 
 
@@ -332,7 +333,7 @@ def disagree(fingerprints: Mapping[str, Mapping[str, str]], op: Op) -> Disagree:
     )
     return Disagree(
         f"workers differ at {describe(op)}: {shown}. Training on would train two models. Something outside the inner "
-        "loop used a value that is not the same everywhere: rank, time, a file, unseeded random numbers, or a change "
+        "loop used a value that is not the same everywhere: rank, time, files, unseeded random numbers, or a change "
         "to weights, learning rate or job.state on one worker only."
     )
 

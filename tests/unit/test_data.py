@@ -83,6 +83,20 @@ def test_a_dataset_of_any_size_takes_the_memory_of_the_batch() -> None:
     assert peak_bytes < 2**20
 
 
+@pytest.mark.parametrize("n", [10**12, (1 << 62) - 1, 1 << 62])
+def test_places_of_an_order_too_long_to_hold_have_samples_of_their_own(n: int) -> None:
+    """At the start, around the middle and at the end; in memory of their own number."""
+    places = np.concatenate([np.arange(first, first + 50_000) for first in (0, n // 2, n - 50_000)])
+    tracemalloc.start()
+    samples = permute(3, 7, n, places)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(np.unique(samples)) == len(places)
+    assert samples.min() >= 0 and samples.max() < n
+    assert abs(samples.mean() / n - 0.5) < 0.01
+    assert peak_bytes < 12 * places.nbytes
+
+
 plans = st.builds(
     lambda length, shards, more, seed, shuffle, tail: Plan(
         max(length, shards + more) if tail == "drop" else length, shards + more, shards, seed, shuffle, tail
