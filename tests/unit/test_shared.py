@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
+import select
+import subprocess
+import sys
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from elastic.errors import ConfigError, Disagree, LeaderOnly, NotCarried, UsageE
 from runtime.job import Job
 from runtime.nodelock import node_lock
 from runtime.session import Session
+from tests.children import child
 from tests.unit.jobs import make_job, one_thread, set_up, train
 from tests.unit.test_checkpoints import Configure, Dies, configure, dying_at
 from tests.unit.worlds import FakeMember, Killed, World
@@ -135,13 +137,16 @@ def test_what_json_cannot_carry_and_calls_inside_it_are_refused() -> None:
 
 # node_lock
 
-
-def hold(directory: str, told: Connection) -> None:
-    os.environ["TMPDIR"] = directory
-    with node_lock("data"):
-        told.send("held")
-        told.recv()
-    told.send("released")
+PATIENCE_S = 60.0
+HOLD = """
+import sys, tempfile
+from runtime.nodelock import node_lock
+tempfile.tempdir = sys.argv[1]
+print("up", flush=True)
+with node_lock("data"):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
 
 
 @pytest.fixture
@@ -150,33 +155,47 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@contextmanager
+def holder(locks: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process of this machine that wants the lock, says when it has it, and keeps it until it is told."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with child(sys.executable, "-c", HOLD, str(locks), **pipes) as process:
+        assert said(process) == b"up\n"
+        yield process
+
+
+def said(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def release(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(PATIENCE_S) == 0
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_one_process_at_a_time_and_a_dead_one_holds_nothing(locks: Path, killed: bool) -> None:
-    context = multiprocessing.get_context("fork")
-    mine, theirs = context.Pipe()
-    other = context.Process(target=hold, args=(str(locks), theirs))
-    other.start()
-    assert mine.recv() == "held"
-    if killed:
-        assert other.pid is not None
-        os.kill(other.pid, signal.SIGKILL)
-    else:
-        mine.send("go on")
-    with node_lock("data"), node_lock("other"):
-        pass
-    other.join()
+    with holder(locks) as other:
+        assert said(other) == b"held\n"
+        if killed:
+            other.kill()
+        else:
+            release(other)
+        with node_lock("data"), node_lock("other"):
+            pass
 
 
 def test_a_held_lock_is_waited_for(locks: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    mine, theirs = context.Pipe()
-    with node_lock("data"):
-        other = context.Process(target=hold, args=(str(locks), theirs))
-        other.start()
-        assert not mine.poll(0.1)
-    assert mine.recv() == "held"
-    mine.send("go on")
-    other.join()
+    with ExitStack() as mine:
+        mine.enter_context(node_lock("data"))
+        with holder(locks) as other:
+            assert other.stdout is not None
+            assert not select.select([other.stdout], [], [], 0.1)[0]
+            mine.close()
+            assert said(other) == b"held\n"
+            release(other)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", ".a", "a" * 101, 7])
