@@ -435,9 +435,8 @@ TestSurvivor = Survivor.TestCase
 
 def test_a_generation_without_anybody_waits_for_a_step_whose_begin_is_saved() -> None:
     worker = Worker()
-    for line in ("publish 1 form a,b", "built 1", "begin 2 joinable unsaved", "publish 2 planned - base=1"):
-        worker.feed(line)
-    for line in ("started 1", "done 1 1-2", "header"):
+    unsaved = ("begin 2 joinable unsaved", "publish 2 planned - base=1", "started 1", "done 1 1-2", "header")
+    for line in ("publish 1 form a,b", "built 1", *unsaved):
         worker.feed(line)
     assert worker.p.carry == 0
     for line in ("obtained 1 0,0", "begin 2 joinable", "started 1", "done 1 1-2", "header"):
