@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
+from functools import partial
 from typing import NoReturn, cast
 
 import torch
@@ -22,6 +23,7 @@ from elastic.messages import Generation, Member
 from elastic.position import AskOutcome, CopyState, Phase, Position
 from runtime import guards
 from runtime.copy import CopyConnection, CopyFailed
+from runtime.gather import Gathering, Open
 from runtime.newcomer import Asker, parse_op, parse_result, parse_results
 from runtime.orders import Orders
 from runtime.partial import Json, Partial
@@ -180,23 +182,33 @@ class Admission:
         """Inside the donor's window, or one that it holds. False: not now, or not from this one. Raises CopyFailed."""
         connection = self._follow(p, of)
         connection.send({"want": "state"})
-        answer, blobs = connection.receive(within_s=ANSWER_S)
+        answer, _ = connection.receive(within_s=ANSWER_S)
         if "op" not in answer:
             self._asker.unfollow()
             return False
         number, op = cast(int, answer["op"]), parse_op(answer["about"])
         if op.epoch != self._epoch:
             raise JoinMissed(f"epoch {self._epoch} ended before this newcomer had copied the state")
-        carrier.load(cast(dict[str, Json], answer["state"]), blobs)
-        self._number, self._op = number, op
-        follows = answer.get("follows") is True
+        header, follows = cast(dict[str, Json], answer["state"]), answer.get("follows") is True
+        carrier.load(header, Gathering(connection, number, header).run(self._helpers(p, of)))
+        self._number, self._op, self._copied_here = number, op, True
         self._journal.write("state_copied", generation=p.entered, op=number, held=follows)
-        self._copied_here = True
-        if not follows:
-            promised = self._standing.post(position.Copied(number)).copied == number
-            connection.send({"complete": number if promised else -1})
-            self._counted_in = p.record if promised else None
+        promised = not follows and self._standing.post(position.Copied(number)).copied == number
+        connection.send({"complete": number if promised else -1})
+        self._counted_in = p.record if promised else None
         return True
+
+    def _helpers(self, p: Position, of: Sequence[str]) -> list[Open]:
+        """One member of each host that is not the donor's; there would be nothing to gain from a second one."""
+        donor, record = p.known(self._asker.donor), p.newest_pending or p.record
+        assert record is not None
+        hosts = {donor.host if donor else ""}
+        helpers: list[Open] = []
+        for member in filter(None, map(p.known, of)):
+            if member.host not in hosts:
+                hosts.add(member.host)
+                helpers.append(partial(self._asker.help, member, record))
+        return helpers
 
     def _go_on(self, p: Position, of: Sequence[str], fingerprint: dict[str, str]) -> tuple[bool, Partial | None]:
         """The result of the operation whose state is held here, if it is over; else to count as a holder of its state.

@@ -9,8 +9,11 @@ Each connection has a thread of the listener, and brings one request after anoth
   caught up with the operation in progress. Both are freed when it is through, or its connection ends.
 
     {"want": "meta"}                        -> {"meta": ...} or {"later": why}
-    {"want": "state"}                       -> {"op", "about", "state"} + tensors, or {"later": why}
-      then {"complete": op}                    from a newcomer that has it all; not with "follows": a held one
+    {"want": "state"}                       -> {"op", "about", "state"}, with "follows" if it is held; or {"later": why}
+      then {"part": [[blob, start, end], ...]} -> tensors, again and again
+      then {"complete": op}                    from a newcomer that has it all; -1: it counts as no holder of it
+    {"want": "part", "op": k, "digest": d}  -> {"ready": k} if that is the state in this member's window, or {"refused"}
+      then {"part": ...}                       as above, until the asker hangs up
     {"want": "next", "op": k, "join": j}    -> {"results": [...]} + tensors: of k, k + 1, ...; {"now": k}, with join:
        from one that holds the state of k      k is in progress, and this newcomer counts as a holder of its state;
                                                {"later": why}; {"refused": why}: k is over, its result is not held
@@ -30,6 +33,7 @@ import torch
 from elastic.journal import Journal
 from elastic.position import CopyBegun, CopyEnded, Phase, outcome
 from runtime.copy import CopyConnection, CopyFailed
+from runtime.gather import digest, send_parts
 from runtime.held import LOG_BYTES_MIN, Holder
 from runtime.partial import Json, Partial
 from runtime.resultlog import Entry, ResultLog
@@ -97,6 +101,8 @@ class Donor:
                 self._serve_meta(connection)
             case {"want": "state"}:
                 self._serve_state(connection, worker_id)
+            case {"want": "part", "op": int(op), "digest": str(wanted)}:
+                self._help_send(connection, op, wanted)
             case {"want": "next", "op": int(op), "join": bool(join)}:
                 self._serve_next(connection, worker_id, op, join)
             case {"want": "outcome", "op": int(op)}:
@@ -137,7 +143,8 @@ class Donor:
                 connection.send({"later": "no copy of the state can be held here now"})
                 return
             header: dict[str, Json] = {"op": held.number, "about": op_json(held.op), "state": held.header}
-            connection.send(header | {"follows": True}, held.blobs)
+            connection.send(header | {"follows": True})
+            send_parts(connection, held.blobs)
 
     def _send_state(self, connection: CopyConnection, newcomer: str) -> bool:
         """Straight from the tensors, inside the window. False: the state is certainly too large for that."""
@@ -153,15 +160,33 @@ class Donor:
             complete = False
             try:
                 with window.sending(connection):
-                    connection.send({"op": number, "about": op_json(op), "state": header}, blobs)
-                    answer, _ = connection.receive()
-                complete = answer.get("complete") == number
+                    connection.send({"op": number, "about": op_json(op), "state": header})
+                    complete = send_parts(connection, blobs).get("complete") == number
             finally:
                 with standing.changed:
                     if not complete and not window.is_open:
                         self._too_slow.add(newcomer)
                     standing.post(CopyEnded(newcomer, number, complete))
         return True
+
+    def _help_send(self, connection: CopyConnection, number: int, wanted: str) -> None:
+        """Parts of the state of the operation in progress, for a newcomer whose donor is another member."""
+        window = self._window
+        with window.reading(lambda: self._is_in(number), lambda _: None, wait=False) as in_progress:
+            if in_progress is None:
+                connection.send({"refused": f"operation {number} is not in progress here"})
+                return
+            _, header, blobs = self._capture()
+            if digest(header) != wanted:
+                connection.send({"refused": "another state"})
+                return
+            with window.sending(connection):
+                connection.send({"ready": number})
+                send_parts(connection, blobs)
+
+    def _is_in(self, number: int) -> bool:
+        p = self._standing.position
+        return self._window.is_open and p.phase is Phase.COLLECTING and p.reduced == number
 
     def _capture(self) -> tuple[Op, dict[str, Json], list[torch.Tensor]]:
         assert self._window.op is not None and self.carrier is not None

@@ -54,6 +54,11 @@ class Asker:
     def following(self) -> CopyConnection | None:
         return self._following[1] if self._following else None
 
+    @property
+    def donor(self) -> str:
+        """Worker id; empty: there is none now."""
+        return self._following[0] if self._following else ""
+
     def follow(self, member: Member, generation: Generation) -> CopyConnection:
         """A lasting connection to this donor. Raises CopyFailed."""
         connection = self.connect(member, generation)
@@ -69,7 +74,14 @@ class Asker:
 
     def connect(self, member: Member, generation: Generation) -> CopyConnection:
         """Raises CopyFailed."""
-        connection = open_copy(
+        connection = self.help(member, generation)
+        self._received_before += self._asking.received if self._asking else 0
+        self._asking = connection
+        return connection
+
+    def help(self, member: Member, generation: Generation) -> CopyConnection:
+        """A connection that its caller aborts. Any thread. Raises CopyFailed."""
+        return open_copy(
             Peer(member.worker_id, member.host, member.port),
             job=self.job,
             generation=generation.number,
@@ -78,9 +90,6 @@ class Asker:
             token=generation.token,
             deadline_s=CONNECT_S,
         )
-        self._received_before += self._asking.received if self._asking else 0
-        self._asking = connection
-        return connection
 
     def meta(self, generation: Generation) -> JoinMeta | None:
         """Ask the members in rank order; None if nobody can say yet."""

@@ -63,14 +63,17 @@ class Window:
         return self.lasts(time.monotonic() - self._opened_s + seconds)
 
     @contextmanager
-    def reading(self, ready: Callable[[], bool], begin: Callable[[int], None]) -> Iterator[int | None]:
+    def reading(
+        self, ready: Callable[[], bool], begin: Callable[[int], None], *, wait: bool = True
+    ) -> Iterator[int | None]:
         """The number of an operation whose window does not close before the block ends; None if there was none in time.
 
         ready: whether a window will do; begin: called with the number, under the same lock.
         """
         standing = self._standing
         with standing.changed:
-            standing.changed.wait_for(lambda: ready() or not standing.position.donor, LATER_S)
+            if wait:
+                standing.changed.wait_for(lambda: ready() or not standing.position.donor, LATER_S)
             number = standing.position.reduced if ready() else None
             if number is not None:
                 self._reading += 1

@@ -101,8 +101,8 @@ def late_copy(module: Any) -> None:
             standing.post(module.CopyEnded(newcomer, number, True))
             standing.changed.wait_for(lambda: self.op is not op and self._open, 10.0)
         header, blobs = carrier.capture()
-        connection.send({"op": number, "about": module.op_json(op), "state": header}, blobs)
-        connection.receive()
+        connection.send({"op": number, "about": module.op_json(op), "state": header})
+        module.send_parts(connection, blobs)
 
     module.Donor._serve_state = serve_state
 

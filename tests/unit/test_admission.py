@@ -74,7 +74,7 @@ class SlowCarrier(Carrier):
 class Worker:
     """The threads of one worker, without its ring and its agent."""
 
-    def __init__(self, name: str, weight: float, journal: Journal, journal_path: Path) -> None:
+    def __init__(self, name: str, weight: float, journal: Journal, journal_path: Path, host: str) -> None:
         self.name = name
         self.journal = journal_path
         self.requests: set[tuple[Json, Json]] = set()
@@ -82,7 +82,7 @@ class Worker:
         self.breaks: Callable[[dict[str, Json]], bool] = lambda header: False
         self.words: list[Word] = []
         self.op = STEP
-        self.listener = Listener("127.0.0.1", job=JOB, me=name, token_of=lambda _: TOKEN, serve_copy=self._serve)
+        self.listener = Listener(host, job=JOB, me=name, token_of=lambda _: TOKEN, serve_copy=self._serve)
         self.standing = Standing(name, RingsOnPaper(self.listener, JOB, name, 1.0), self.words.append, journal)
         self.model = torch.nn.Linear(2, 1)
         torch.nn.init.constant_(self.model.weight, weight)
@@ -158,9 +158,9 @@ RESULT = Partial(0, 1, {"float32": torch.tensor([1.0, 2.0])})
 def make(tmp_path: Path) -> Iterator[Make]:
     with ExitStack() as stack:
 
-        def new(name: str, weight: float = 0.0) -> Worker:
+        def new(name: str, weight: float = 0.0, host: str = "127.0.0.1") -> Worker:
             path = tmp_path / f"{name}.jsonl"
-            worker = Worker(name, weight, stack.enter_context(Journal(path, JOB, name, name)), path)
+            worker = Worker(name, weight, stack.enter_context(Journal(path, JOB, name, name)), path, host)
             stack.callback(worker.listener.close)
             stack.callback(worker.asker.unfollow)
             return worker
@@ -457,6 +457,47 @@ def test_a_newcomer_waits_while_a_donor_has_no_memory_for_a_copy(
     a.complete((0,), RESULT)
     assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
     assert a.events("state_not_held") == 1
+
+
+def test_members_on_other_hosts_send_parts_of_the_state_too(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.gather.PART_BYTES", 4)
+    a, b, c = make("a", 7.0), make("b", 7.0, "127.0.0.2"), make("c")
+    helped = threading.Event()
+
+    def wait_for_help(header: dict[str, Json]) -> bool:
+        if "part" in header:
+            helped.wait(GENEROUS_S)
+        return False
+
+    def help_now(header: dict[str, Json]) -> bool:
+        if "part" in header:
+            helped.set()
+        return False
+
+    a.breaks, b.breaks = wait_for_help, help_now
+    follow(a, c, b)
+    thread, joined = joining(c)
+    for worker in (a, b):
+        worker.begin(STEP)
+    a.await_position(lambda p: p.holders == ("c",))
+    assert helped.is_set()
+    for worker in (a, b):
+        worker.complete((2, 2), RESULT)
+    assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
+    assert c.model.weight.tolist() == [[7.0, 7.0]]
+
+
+def test_a_member_that_is_in_another_operation_or_has_drifted_sends_no_part(make: Make) -> None:
+    a, c = make("a", 7.0), make("c")
+    follow(a, c)
+    a.begin(STEP)
+    record = c.standing.position.record
+    assert record is not None
+    for op, digest in ((0, "another"), (1, "another")):
+        connection = c.asker.help(a.member(0), record)
+        connection.send({"want": "part", "op": op, "digest": digest})
+        assert "refused" in connection.receive()[0]
+        connection.close()
 
 
 def test_two_newcomers_are_sent_one_copy_and_are_counted_together(make: Make, large: None) -> None:
