@@ -126,9 +126,7 @@ def _one_thread() -> Iterator[None]:
 def test_any_fate_of_any_training_ends_in_the_bits_of_the_quiet_run(training: Training, fate: Fate) -> None:
     expected = quiet(training)
     world = World(fate.workers, kills=fate.kills)
-    world.run(
-        training, newcomers=fate.newcomers, asked_at=fate.copy_at, copy_at=fate.copy_at, admit_at=fate.admit_at
-    )
+    world.run(training, newcomers=fate.newcomers, asked_at=fate.copy_at, copy_at=fate.copy_at, admit_at=fate.admit_at)
     assert {type(error) for error in world.errors.values()} <= {Killed}, world.errors
     assert set(world.errors) <= set(fate.kills)
     assert set(world.digests.values()) == {expected.digest}
