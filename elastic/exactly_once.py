@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Any
+from itertools import chain, groupby
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -57,13 +57,13 @@ class Epoch:
 
 
 def prove(lines: Iterable[Line]) -> list[Epoch]:
-    """The epochs of a ledger, in order, with what is wrong in them. Holds the samples of one epoch at a time."""
+    """The epochs of a ledger, in order, with what is wrong in them. Takes 8 bytes for each sample of one epoch."""
     epochs: list[Epoch] = []
     step = 0
     for number, group in groupby(lines, key=lambda line: int(line["epoch"])):
         if epochs:
             _close(epochs[-1])
-        epoch = _examine(number, step, list(group))
+        epoch = _examine(number, step, group)
         before = epochs[-1].number if epochs else -1
         if number != before + 1:
             epoch.findings.insert(0, Finding(number, step, f"epoch {number} comes after epoch {before}"))
@@ -79,65 +79,102 @@ def _close(epoch: Epoch) -> None:
         epoch.findings.append(Finding(epoch.number, None, what))
 
 
-def _examine(number: int, first: int, lines: Sequence[Line]) -> Epoch:
-    data: dict[str, Any] | None = lines[0].get("data")
-    epoch = Epoch(number, "unknown" if data is None else data["order"], steps=len(lines))
-    for step, line in enumerate(lines, first):
-        if line["step"] != step:
-            epoch.findings.append(Finding(number, step, f"its line in the ledger is that of step {line['step']}"))
-        if line.get("data") != data:
-            epoch.findings.append(Finding(number, step, "it was planned from other data than the epoch's first step"))
-    if data is None or epoch.findings:
-        return epoch
-    if epoch.order == "stream":
-        epoch.findings += _examine_stream(epoch, first, lines, data["shards"])
-    else:
-        _examine_samples(epoch, first, lines, data)
+def _examine(number: int, first: int, lines: Iterator[Line]) -> Epoch:
+    """first: the job's number of the epoch's first step. What comes behind a line out of place is not judged."""
+    head = next(lines)
+    data: dict[str, Any] | None = head.get("data")
+    epoch = Epoch(number, "unknown" if data is None else data["order"])
+    contents = _contents(epoch, first, data)
+    for at, line in enumerate(chain([head], lines)):
+        epoch.steps += 1
+        if line["step"] != first + at:
+            epoch.findings.append(Finding(number, first + at, f"its line in the ledger is that of step {line['step']}"))
+            contents = None
+        elif line.get("data") != data:
+            what = "it was planned from other data than the epoch's first step"
+            epoch.findings.append(Finding(number, first + at, what))
+            contents = None
+        if contents is not None:
+            contents.take(at, line["samples"])
+    if contents is not None:
+        contents.end()
     return epoch
 
 
-def _examine_stream(epoch: Epoch, first: int, lines: Sequence[Line], shards: int) -> Iterator[Finding]:
-    for place, line in enumerate(lines):
-        given = [shard.get("batch") for shard in line["samples"]]
-        epoch.used += given.count(place)
-        if given != [place] * shards:
-            yield Finding(epoch.number, first + place, f"its shards had the batches {given}, each should be {place}")
+class _Contents(Protocol):
+    """Examines what the steps of an epoch had."""
+
+    def take(self, at: int, given: list[Any]) -> None:
+        """The next step. at: its number in the epoch. given: per shard, as the ledger has it."""
+
+    def end(self) -> None:
+        """That was the last one."""
 
 
-def _examine_samples(epoch: Epoch, first: int, lines: Sequence[Line], data: dict[str, Any]) -> None:
-    weighted = epoch.order == "weighted"
-    plan = Plan(
-        length=data["samples"],
-        batch_size=data["batch_size"],
-        shards=data["shards"],
-        seed=data.get("seed", 0),
-        shuffle=epoch.order == "shuffled",
-        tail=data["tail"],
-    )
-    epoch.planned_steps = plan.steps
-    places: list[int] = []
-    for at, line in enumerate(lines):
-        if at == plan.steps:
-            what = f"the epoch has {len(lines)} steps, and its plan {plan.steps}"
-            epoch.findings.append(Finding(epoch.number, first + at, what))
-            return
-        sizes = [end - start for start, end in map(plan.share, range(plan.shards))]
-        given = line["samples"]
-        if (counts := [_size(shard) for shard in given]) != sizes:
-            what = f"its shards had {counts} samples, planned {sizes}"
-            epoch.findings.append(Finding(epoch.number, first + at, what))
-        elif weighted:
+def _contents(epoch: Epoch, first: int, data: dict[str, Any] | None) -> _Contents | None:
+    if data is None:
+        return None
+    return _Batches(epoch, first, data["shards"]) if epoch.order == "stream" else _Samples(epoch, first, data)
+
+
+class _Batches:
+    """Of a stream: step after step each shard had its next batch."""
+
+    def __init__(self, epoch: Epoch, first: int, shards: int) -> None:
+        self._epoch, self._first, self._shards = epoch, first, shards
+
+    def take(self, at: int, given: list[Any]) -> None:
+        had = [shard.get("batch") for shard in given]
+        self._epoch.used += had.count(at)
+        if had != [at] * self._shards:
+            what = f"its shards had the batches {had}, each should be {at}"
+            self._epoch.findings.append(Finding(self._epoch.number, self._first + at, what))
+
+    def end(self) -> None:
+        """Nobody knows how many there are."""
+
+
+class _Samples:
+    """Of a dataset: each step had those of its plan, and no sample came twice."""
+
+    def __init__(self, epoch: Epoch, first: int, data: dict[str, Any]) -> None:
+        self._epoch, self._first = epoch, first
+        self._plan = Plan(
+            length=data["samples"],
+            batch_size=data["batch_size"],
+            shards=data["shards"],
+            seed=data.get("seed", 0),
+            shuffle=epoch.order == "shuffled",
+            tail=data["tail"],
+        )
+        epoch.planned_steps = self._plan.steps
+        self._sizes = [end - start for start, end in map(self._plan.share, range(self._plan.shards))]
+        self._places: list[Indices] = []
+
+    def take(self, at: int, given: list[Any]) -> None:
+        epoch = self._epoch
+        if at >= self._plan.steps:
+            self._find(at, f"the epoch's plan has only {self._plan.steps} steps")
+        elif (sizes := [_size(shard) for shard in given]) != self._sizes:
+            self._find(at, f"its shards had {sizes} samples, planned {self._sizes}")
+        elif epoch.order == "weighted":
             epoch.used += sum(sizes)
         else:
             for shard, had in enumerate(given):
-                planned = plan.indices(epoch.number, at, shard)
+                planned = self._plan.indices(epoch.number, at, shard)
                 if (deviation := _deviation(shard, had, planned)) is not None:
-                    epoch.findings.append(Finding(epoch.number, first + at, deviation))
-                places += had if isinstance(had, list) else planned
-    if not weighted:
-        _count(epoch, first, plan, np.array(places, dtype=np.int64))
-    elif epoch.finished:
-        epoch.left_out = max(0, plan.length - epoch.used)
+                    self._find(at, deviation)
+                self._places.append(np.array(had if isinstance(had, list) else planned, dtype=np.int64))
+
+    def end(self) -> None:
+        if self._epoch.order != "weighted":
+            places = np.concatenate(self._places) if self._places else np.zeros(0, dtype=np.int64)
+            _count(self._epoch, self._first, self._plan, places)
+        elif self._epoch.finished:
+            self._epoch.left_out = max(0, self._plan.length - self._epoch.used)
+
+    def _find(self, at: int, what: str) -> None:
+        self._epoch.findings.append(Finding(self._epoch.number, self._first + at, what))
 
 
 def _size(shard: object) -> int:

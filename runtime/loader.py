@@ -91,8 +91,8 @@ class Loader:
         """Never said by a batch: all know from the start how many steps an epoch has."""
         return False
 
-    def end_epoch(self) -> None:
-        """What was fetched ahead for the next epoch stays."""
+    def release(self) -> None:
+        """Nothing is open between two batches; what was fetched ahead stays."""
 
     def describe(self) -> str:
         """One line for the user: how the batch is split."""

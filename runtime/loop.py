@@ -91,7 +91,7 @@ class Steps(Iterator[Step]):
         if training.stopped is not None or self._is_complete():
             self._over = True
             if self._work.loader is not None:
-                self._work.loader.end_epoch()
+                self._work.loader.release()
             if training.loop is Loop.BARE:
                 training.end_loop()
             raise StopIteration

@@ -128,6 +128,7 @@ class Pass(Iterator[Any]):
         self._number = running.passes
         self._phase: Literal["new", "rehearsing", "collecting", "done"] = "new"
         self._rehearsals: list[int] = []
+        self._rehearsed = False
         self._snapshot: Snapshot | None = None
         self._checksums: Snapshot | None = None
 
@@ -169,6 +170,7 @@ class Pass(Iterator[Any]):
         if first:
             shards = self._running.work.shards
             self._rehearsals = list(range(min(REHEARSALS, shards)))
+            self._rehearsed = True
             if "LossDivided" not in self._running.work.allow:
                 training.watch_losses(lambda loss: guards.check_loss(loss, shards))
 
@@ -177,6 +179,8 @@ class Pass(Iterator[Any]):
         training.cleanup.close()
         if self._number == 0:
             self._running.cached.clear()
+        if self._rehearsed and self._running.work.loader is not None:
+            self._running.work.loader.release()
         if training.session.joining or (training.session.behind and self._number == 0):
             self._check_unchanged()
             op, result = training.session.join(self._op(place), training.fingerprint())

@@ -92,14 +92,14 @@ class Stream:
             if (reading.epoch, reading.number) not in ((epoch, step - 1), (epoch, step)):
                 self._close(shard)
 
-    def end_epoch(self) -> None:
-        """Close all iterators: the next epoch opens its own."""
+    def release(self) -> None:
+        """Close all iterators: an epoch is over, or a rehearsal, whose shards may be somebody else's."""
         for shard in list(self._readings):
             self._close(shard)
 
     def close(self) -> None:
-        """Close all iterators. The stream can be used again."""
-        self.end_epoch()
+        """The job is over. The stream can be used again."""
+        self.release()
 
     def _begin(self, wanted: Wanted) -> _Reading:
         shard, epoch, skip = wanted.shard, wanted.epoch, wanted.step

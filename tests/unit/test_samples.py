@@ -159,7 +159,7 @@ def test_an_epoch_that_was_left_early_did_not_use_all_its_samples() -> None:
 def test_an_epoch_with_too_many_steps_is_named() -> None:
     lines = ledger("shuffled")[:3]
     lines.append({**lines[2], "step": 3})
-    assert said(prove(lines)) == ["0 3 the epoch has 4 steps, and its plan 3"]
+    assert said(prove(lines)) == ["0 3 the epoch's plan has only 3 steps"]
 
 
 def write(directory: Path, lines: Lines) -> list[str]:
