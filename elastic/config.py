@@ -90,7 +90,7 @@ class Timing:
     """How long a job below quorum waits, with its state in memory, before it gives up."""
 
     join_grace_s: float = 0.1
-    """How long a donor waits for the end of a copy; the larger of this and half a step."""
+    """How long a donor waits for the end of a copy; the larger of this and a quarter of a step."""
 
     build_s: float = 5.0
     """Deadline of one attempt to build a ring."""

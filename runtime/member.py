@@ -377,7 +377,7 @@ class Member:
     @property
     def _grace_s(self) -> float:
         """How long the end of a copy is waited for."""
-        return max(self._timing.join_grace_s, self._step_s / 2)
+        return max(self._timing.join_grace_s, self._step_s / 4)
 
     def _complete(self, event: position.Event, result: Partial) -> bool:
         """Post what completes the operation; False if a quiesce came first. Called under the lock."""
