@@ -5,12 +5,13 @@ All of it goes to stderr; stdout belongs to the script.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol, cast
@@ -143,6 +144,18 @@ class Display(Protocol):
     def close(self) -> None: ...
 
 
+@contextlib.contextmanager
+def expendable() -> Iterator[None]:
+    """For what is only said: a full disk, where our output is a file on it, costs the words and not the job. Whoever
+    stops reading a pipe ends it all the same."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError:
+        return
+
+
 class PlainDisplay:
     """Lines only: for logs, pipes and machines. quiet: no progress. as_json: progress as JSON lines on stdout, and
     the script's output on stderr."""
@@ -153,17 +166,20 @@ class PlainDisplay:
         self._out = sys.stderr.buffer if as_json else sys.stdout.buffer
 
     def show(self, facts: dict[str, Any]) -> None:
-        if self._as_json:
-            print(json.dumps({"event": "progress", **facts}), flush=True)
-        elif not self._quiet:
-            print(plain_line(facts), file=sys.stderr, flush=True)
+        with expendable():
+            if self._as_json:
+                print(json.dumps({"event": "progress", **facts}), flush=True)
+            elif not self._quiet:
+                print(plain_line(facts), file=sys.stderr, flush=True)
 
     def output(self, data: bytes) -> None:
-        self._out.write(data)
-        self._out.flush()
+        with expendable():
+            self._out.write(data)
+            self._out.flush()
 
     def notice(self, text: str) -> None:
-        print(f"elastic: {text}", file=sys.stderr, flush=True)
+        with expendable():
+            print(f"elastic: {text}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -185,8 +201,9 @@ class TableDisplay:
             text = Text.from_ansi(data.decode(errors="replace").removesuffix("\n"))
             self._console.print(text, soft_wrap=True, highlight=False)
         else:
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
+            with expendable():
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
 
     def notice(self, text: str) -> None:
         self._console.print(f"elastic: {text}", style="yellow", markup=False, highlight=False)

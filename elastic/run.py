@@ -39,6 +39,7 @@ from elastic.live import (
     StepsTail,
     TableDisplay,
     Watcher,
+    expendable,
     summary_text,
 )
 from elastic.notices import Notices
@@ -161,11 +162,12 @@ def run(spec: JobSpec, job_dir: Path, *, notices: str, grace_s: float | None, qu
         except Interrupted:
             outcome = _interrupted(signals)
         summary = _summarize(spec.name, job_dir, outcome, time.monotonic() - begun_s)
-    _say_failure(outcome)
-    if as_json:
-        print(json.dumps({"event": "summary", **summary}), flush=True)
-    elif not quiet:
-        print(summary_text(summary), file=sys.stderr, flush=True)
+    with expendable():
+        _say_failure(outcome)
+        if as_json:
+            print(json.dumps({"event": "summary", **summary}), flush=True)
+        elif not quiet:
+            print(summary_text(summary), file=sys.stderr, flush=True)
     return outcome.exit_code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,22 @@ def test_json_keeps_stdout_to_itself(capfd: pytest.CaptureFixture[str]) -> None:
     out, err = capfd.readouterr()
     assert json.loads(out) == {"event": "progress", **FACTS}
     assert err == "hello\n"
+
+
+def test_a_full_disk_below_our_output_costs_words_and_not_the_job() -> None:
+    program = """if True:
+        import sys
+        from elastic.live import PlainDisplay
+        display = PlainDisplay()
+        for _ in range(3000):
+            display.output(b"hello\\n")
+            display.notice("something")
+        sys.stdout = sys.stderr = None
+        import os; os._exit(7)
+    """
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=full, timeout=60, check=False)
+    assert done.returncode == 7
 
 
 def test_the_summary_says_what_a_person_wants_to_know() -> None:
