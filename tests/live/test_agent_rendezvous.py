@@ -20,8 +20,10 @@ from elastic.config import JobSpec, Timing
 from elastic.election import Candidate
 from elastic.embedded import EmbeddedEtcd
 from elastic.errors import ElasticError
+from tests.live.jobs import SLACK_S
 
 PATIENCE_S = 40.0
+STOPPED_S = 5.0
 ROOT = Path(__file__).parents[2]
 PAPER = (sys.executable, "-m", "tests.live.programs.paper_worker")
 
@@ -198,7 +200,7 @@ def test_a_frozen_worker_is_expelled_in_time_and_comes_back_as_a_newcomer(cluste
     os.kill(frozen, signal.SIGSTOP)
     try:
         after = job.running(2, above=before["generation"])
-        assert time.monotonic() - stopped_s < 2.5 + PATIENCE_S / 10
+        assert time.monotonic() - stopped_s < Timing().evict_s + SLACK_S
         assert "a.2.0" not in pids(after)
     finally:
         os.kill(frozen, signal.SIGCONT)
@@ -274,7 +276,7 @@ def test_a_stopped_agent_stops_its_workers_within_five_seconds(cluster: Make) ->
     asked_s = time.monotonic()
     agent.terminate()
     assert agent.wait(PATIENCE_S) == 143
-    assert time.monotonic() - asked_s < 5
+    assert time.monotonic() - asked_s < STOPPED_S + SLACK_S
     assert not any(is_alive(pid) for pid in workers.values())
 
 
@@ -294,7 +296,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_within_five_seconds_with_its_ch
     asked_s = time.monotonic()
     agent.send_signal(signal.SIGINT)
     assert agent.wait(PATIENCE_S) == 130
-    assert time.monotonic() - asked_s < 5
+    assert time.monotonic() - asked_s < STOPPED_S + SLACK_S
     wait_for("the child to be gone", lambda: is_alive(child), lambda alive: not alive)
 
 

@@ -113,12 +113,12 @@ def test_a_watch_goes_on_through_many_idle_probes(
     store: EtcdStore, at: At, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answered probe is invisible; if etcd did not answer them, the watch would be declared lost."""
-    monkeypatch.setattr("elastic.etcd.PROBE_S", 0.5)
+    monkeypatch.setattr("elastic.etcd.PROBE_S", 1.0)
     inbox = Inbox()
     next_revision = store.prefix(at(""), timeout_s=CALL_S).revision + 1
     watch = store.watch(at(""), next_revision, inbox, timeout_s=CALL_S)
     start_s = time.monotonic()
-    surroundings.pass_time(until=lambda: time.monotonic() - start_s > 3)
+    surroundings.pass_time(until=lambda: time.monotonic() - start_s > 5)
     store.put(at("k"), b"", timeout_s=CALL_S)
     (event,) = inbox.take()
     watch.cancel()

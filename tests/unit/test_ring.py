@@ -99,7 +99,7 @@ def test_the_member_that_is_not_there_is_named_and_no_other() -> None:
 
         def attempt(me: str) -> tuple[str, ...]:
             with pytest.raises(BuildFailed) as failure:
-                build_one(opened[me], me, peers, deadline_s=0.5)
+                build_one(opened[me], me, peers, deadline_s=2.0)
             return failure.value.unreachable
 
         assert everyone([lambda: attempt("a"), lambda: attempt("c")]) == [("b",), ("b",)]
@@ -192,7 +192,7 @@ def test_abort_frees_a_blocked_member_whose_peer_does_nothing(hosts: list[str]) 
         ring.abort()
         with pytest.raises(RingBroken) as broken:
             future.result(GENEROUS_S)
-        assert time.monotonic() - begun_s < 1.0
+        assert time.monotonic() - begun_s < 5.0
         assert broken.value.peer is None
         with pytest.raises(RingBroken):
             meet(ring, 1)
