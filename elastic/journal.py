@@ -49,6 +49,13 @@ Events of checkpoints, all by workers, with the series and the entry they speak 
     snapshot_...                the same of snapshots, which lie in memory; those that are replaced are not mentioned
     snapshots_off               because                           there are none on this machine; shown to the user
     state_restored              step, seconds                     a resumed run has become the state of a checkpoint
+
+and by the leader:
+
+    pointer_moved               the newest complete one is this entry now; whoever wrote it may remove older ones
+    pointer_stays               it is this entry, and what was completed is not newer
+    pointer_refused             worker_id, because                whoever completed it is no member
+    pointer_not_moved           because                           the store did not answer; nothing is removed
 """
 
 from __future__ import annotations
