@@ -26,7 +26,7 @@ def line() -> Iterator[Lifeline]:
 
 def holder(line: Lifeline, then: str) -> subprocess.Popen[bytes]:
     """A process that holds the line, and does `then`."""
-    command = [sys.executable, "-c", HOLDER.format(then=then), line.path]
+    command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-c", HOLDER.format(then=then), line.path]
     started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert started.stdout is not None
     assert started.stdout.readline() == b"held\n"
@@ -98,5 +98,5 @@ def test_a_second_holder_is_refused(line: Lifeline) -> None:
 def test_a_thread_beside_the_main_one_holds_nothing(line: Lifeline) -> None:
     aside = threading.Thread(target=hold, args=(line.path,))
     aside.start()
-    aside.join()
+    aside.join(DEADLINE_S)
     assert not line.watch(lambda: pytest.fail("the process lives"))
