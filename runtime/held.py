@@ -113,7 +113,7 @@ class Holder:
     def _make(self, reader: CopyConnection, wanted: Callable[[], bool], capture: Capture) -> HeldState | None:
         """Inside a window, whose end waits for it; so not at its end, unless windows are shorter than that anyway.
 
-        The first window tells how much memory it takes.
+        A first window tells how much memory it takes.
         """
         room = Room([])
         while True:
@@ -133,7 +133,9 @@ class Holder:
                 begun_s = time.monotonic()
                 op, header, blobs = capture()
                 sizes = [blob.numel() for blob in blobs]
-                if sizes == room.sizes:
+                if room.sizes:
+                    if sizes != room.sizes:
+                        room = Room(sizes)  # what the script trains has grown since
                     held = HeldState(number, op, header, room.fill(blobs))
                     ms = round(1000 * (time.monotonic() - begun_s), 1)
                     self._journal.write("state_held", op=number, bytes=room.nbytes, ms=ms)

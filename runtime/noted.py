@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, cast
 
 from elastic.errors import NotCarried
@@ -15,22 +16,23 @@ def noted(label: str, fn: Callable[[], Any]) -> Callable[[int], Partial]:
 
     def compute(unit: int) -> Partial:
         value = fn()
-        if _through_json(value, label) != value:
+        carried = _through_json(value, label)
+        if carried != value:
             raise NotCarried(
                 f"job.{label} returned {value!r}, which JSON changes; return lists, dicts, strings, numbers"
             )
-        return Partial(unit, unit + 1, note={"value": value})
+        return Partial(unit, unit + 1, note={"value": carried})
 
     return compute
 
 
 def value_noted(result: Partial) -> Json:
-    """The value, on every worker."""
-    return cast(dict[str, Json], result.note)["value"]
+    """The value, on every worker: one of its own, because the script may change it, and the result is kept."""
+    return deepcopy(cast(dict[str, Json], result.note)["value"])
 
 
-def _through_json(value: object, label: str) -> object:
+def _through_json(value: object, label: str) -> Json:
     try:
-        return json.loads(json.dumps(value))
+        return cast(Json, json.loads(json.dumps(value)))
     except (TypeError, ValueError) as error:
         raise NotCarried(f"job.{label} returned a {type(value).__name__}, which JSON cannot carry: {error}") from error

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass
 from enum import StrEnum
 from types import FrameType
@@ -280,7 +281,7 @@ class Training:
         value = reply(self.run(op, self.fingerprint(), compute, own))
         self._leaders = None
         if before_steps:
-            self._replies[key] = value
+            self._replies[key] = deepcopy(value)  # the script may change its own
         return value
 
     def shared(self, name: str, compute: Callable[[int], Partial], reply: Callable[[Partial], Json]) -> Json:
@@ -288,7 +289,7 @@ class Training:
         resumed run from the checkpoint."""
         label = f"shared({name})"
         if name in self._shared:
-            return self._shared[name]
+            return deepcopy(self._shared[name])
         self.check_outside_pass(label)
         if self._leaders is not None:
             raise guards.inside_leaders(label, self._leaders)
@@ -310,7 +311,7 @@ class Training:
             self._leaders = "job.shared()"
             self._shared[name] = reply(self.run(Op(OpKind.ONCE, 1, label=label), {}, compute))
             self._leaders = None
-        return self._shared[name]
+        return deepcopy(self._shared[name])
 
     @property
     def elsewhere(self) -> bool:
@@ -324,7 +325,7 @@ class Training:
                 f"this newcomer called {key!r} (n-th call, name) before the steps of epoch {self.epoch}, the others "
                 f"{sorted(self._replies)}. Make such calls depend on the epoch and job.state only."
             )
-        return self._replies[key]
+        return deepcopy(self._replies[key])
 
     def fingerprint(self) -> dict[str, str]:
         """What all workers must have in common now: three readable parts, and a hash over some weights."""

@@ -117,6 +117,53 @@ def test_a_newcomer_takes_over_what_was_evaluated_before_the_steps_of_its_epoch(
     assert world.digests == dict.fromkeys(("w0", "w1", "n0"), alone)
 
 
+def test_a_newcomer_gets_what_once_gave_whatever_the_others_have_done_with_it_since() -> None:
+    """What came before the steps of its epoch, and what it takes over while it catches up."""
+
+    def changing(session: FakeMember | Recorded) -> str:
+        setup = set_up(make_job(session))
+        job = setup.job
+        run = job.shared("run", lambda: ["run"])
+        assert run == ["run"]
+        run.append("mine")
+        assert job.shared("run", lambda: ["other"]) == ["run"]
+        for epoch in job.epochs(1):
+            before = job.once(lambda number: [number], epoch)
+            assert before == [epoch]
+            for step in job.steps(shards=4, total=6):
+                for _ in step:
+                    setup.model(torch.randn(4, 6)).square().mean().backward()
+                setup.optimizer.step()
+                setup.optimizer.zero_grad()
+                between = job.once(lambda index: {"found": [index]}, step.index)
+                assert between == {"found": [step.index]}
+                between["found"].append(before)
+                before.append(step.index)
+        digest = job.digest()
+        job.close()
+        return digest
+
+    alone = changing(Recorded())
+    world = World(2)
+    world.run(changing, newcomers=1, asked_at=2, copy_at=2, admit_at=4)
+    assert world.errors == {}
+    assert world.digests == dict.fromkeys(("w0", "w1", "n0"), alone)
+
+
+def test_a_newcomer_is_told_of_no_resize_before_it_is_a_member() -> None:
+    told: dict[str, list[tuple[int, int]]] = {}
+
+    def script_of(session: FakeMember) -> str:
+        setup = set_up(make_job(session))
+        setup.job.on_resize(lambda old, new, because: told.setdefault(session.worker_id, []).append((old, new)))
+        return train(setup)
+
+    world = World(2)
+    world.run(script_of, newcomers=1, asked_at=1, copy_at=1, admit_at=4)
+    assert world.errors == {}
+    assert set(told) == {"w0", "w1"} and told["w0"][0] == (2, 3)
+
+
 def test_a_newcomer_enters_a_bare_loop_in_a_later_pass_over_the_data() -> None:
     def bare(session: FakeMember | Recorded) -> str:
         setup = set_up(make_job(session))
