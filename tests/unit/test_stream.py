@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -119,14 +120,19 @@ def fate() -> st.SearchStrategy[tuple[int, dict[str, tuple[int, int]], int, int,
     return st.composite(drawn)()
 
 
+@cache
+def quiet_run() -> tuple[str, Recorded]:
+    session = Recorded()
+    return run(session), session
+
+
 @settings(max_examples=15, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(fate())
 def test_any_fate_ends_in_the_bits_of_the_quiet_run(
     fate: tuple[int, dict[str, tuple[int, int]], int, int, int],
 ) -> None:
     workers, kills, newcomers, asked_at, admit_at = fate
-    quiet = Recorded()
-    digest, shelf = run(quiet), Shelf()
+    (digest, quiet), shelf = quiet_run(), Shelf()
     world = World(workers, kills=kills)
     world.run(lambda session: run(session, shelf), newcomers=newcomers, asked_at=asked_at, admit_at=admit_at)
     assert {type(error) for error in world.errors.values()} <= {Killed}, world.errors
