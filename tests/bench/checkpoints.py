@@ -94,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.checkpoints")
     parser.add_argument("--megabytes", type=int, default=500)
     parser.add_argument("--checkpoints", type=int, default=8)
-    parser.add_argument("--block", type=int, default=24, help="steps with a checkpoint, and steps without")
+    parser.add_argument("--block", type=int, default=32, help="steps with a checkpoint, and steps without")
     options = parser.parse_args()
     exit_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="elastic-checkpoints-", dir=os.environ.get("BENCH_DIR")) as home:

@@ -55,7 +55,7 @@ class Sizes:
     replacements: int = 6
     checkpoint_mb: int = 500
     checkpoints: int = 8
-    block: int = 24
+    block: int = 32
     snapshot_mb: int = 100
     snapshots: int = 8
 
