@@ -96,10 +96,11 @@ def late_copy(module: Any) -> None:
             if not self._may_copy(newcomer):
                 connection.send({"later": "no window here"})
                 return
-            number, op, carrier = standing.position.reduced, self.op, self.carrier
+            number, window, carrier = standing.position.reduced, self._window, self.carrier
+            op = window.op
             standing.post(module.CopyBegun(newcomer))
             standing.post(module.CopyEnded(newcomer, number, True))
-            standing.changed.wait_for(lambda: self.op is not op and self._open, 10.0)
+            standing.changed.wait_for(lambda: window.op is not op and window.is_open, 10.0)
         header, blobs = carrier.capture()
         connection.send({"op": number, "about": module.op_json(op), "state": header})
         module.send_parts(connection, blobs)
