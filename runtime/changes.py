@@ -18,7 +18,8 @@ take over, wishes for one more checkpoint: a little before the job's last call, 
 
 
 PARTING_S = 5.0
-"""How long all wait with the end until their state is on its way to the storage."""
+"""How long all wait with the end until their state is on its way to the storage. With steps longer than half of it
+nobody waits: the wish, the checkpoint and the end would take three steps, and there may be time for one."""
 
 
 class Changes:
@@ -33,6 +34,8 @@ class Changes:
         self._wishes_at_s = math.inf
         self._parting_since_s = math.inf
         self._saved = False
+        self._handed_out_s = math.inf
+        """When the last step began."""
         self.resize_hooks: list[ResizeHook] = []
         self.drain_hooks: list[DrainHook] = []
 
@@ -64,14 +67,16 @@ class Changes:
     def may_part(self, taken: bool) -> bool:
         """Whether all may stop for good after the step that begins. taken: its state is on its way to the storage.
 
-        Else once one has been that was taken for this end, or when there is no more time to wait for one.
+        Else once one has been that was taken for this end, or when there is no time to wait for one.
         """
+        before_s, self._handed_out_s = self._handed_out_s, time.monotonic()
         if not self._session.parting:
             self._parting_since_s, self._saved = math.inf, taken
         else:
-            self._parting_since_s = min(self._parting_since_s, time.monotonic())
+            self._parting_since_s = min(self._parting_since_s, self._handed_out_s)
             self._saved = self._saved or taken
-        return self._saved or time.monotonic() >= self._parting_since_s + PARTING_S
+        is_slow = self._handed_out_s - before_s > PARTING_S / 2
+        return self._saved or is_slow or self._handed_out_s >= self._parting_since_s + PARTING_S
 
     def take_wish(self) -> bool:
         """Whether to take a checkpoint soon: true once when a notice comes, and once more shortly before its end."""
