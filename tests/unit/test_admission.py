@@ -442,6 +442,21 @@ def test_a_newcomer_is_told_when_the_results_it_needs_were_too_many(
     assert c.events("copy_outdated") == 1
 
 
+def test_a_step_that_waits_for_a_newcomer_is_copied_from_directly_however_large_the_state(
+    make: Make, large: None
+) -> None:
+    a, c = make("a", 7.0), make("c")
+    thread, joined = joining(c)
+    for order in (generation(1, Kind.FORM, a), generation(2, Kind.PLANNED, a, c)):
+        for worker in (a, c):
+            worker.hear(Publish(1, replace(order, hold=True)))
+    a.begin(STEP)
+    a.await_position(lambda p: p.holders == ("c",))
+    a.complete((2,), RESULT)
+    assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
+    assert a.events("state_held") == 0
+
+
 def test_a_newcomer_waits_while_a_donor_has_no_memory_for_a_copy(
     make: Make, large: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
