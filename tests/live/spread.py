@@ -170,17 +170,15 @@ class Spread:
 
     # ------------------------------------------------------------------------------------------- holding it
 
-    def shut(self, gate: str) -> None:
-        """See scripts/gates.py."""
-        (self.gates / gate).touch()
+    def shut(self, gate: str, worker_id: str) -> None:
+        """For this worker, and wait until it stands there."""
+        temporary = self.gates / f"{gate}.tmp"
+        temporary.write_text(worker_id)
+        temporary.rename(self.gates / gate)
+        self.until(f"{worker_id} at gate {gate!r}", (self.gates / f"{gate}.{worker_id}").exists)
 
     def open(self, gate: str) -> None:
         (self.gates / gate).unlink()
-
-    def await_held(self, gate: str, *worker_ids: str) -> None:
-        self.until(
-            f"{worker_ids} at gate {gate!r}", lambda: all((self.gates / f"{gate}.{w}").exists() for w in worker_ids)
-        )
 
     def pace(self, seconds: float) -> None:
         """How long the script takes over a shard from now on."""

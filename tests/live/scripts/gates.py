@@ -1,6 +1,7 @@
 """Places in a script where a test can slow it down, hold it, or see that it got there.
 
-A gate is a file in the directory LIVE_GATES that the test makes and removes; without the directory nothing happens.
+A gate is a file in the directory LIVE_GATES that the test makes and removes; without the directory nothing happens. It
+holds the workers whose names it contains, or, empty, all who come to it: of those one may wait for another instead.
 """
 
 from __future__ import annotations
@@ -18,8 +19,13 @@ def hold(name: str) -> None:
     if _DIRECTORY is None:
         return
     gate = Path(_DIRECTORY) / name
-    if gate.exists():
-        gate.with_name(f"{name}.{_ME}").touch()
+    try:
+        names = gate.read_text().split()
+    except FileNotFoundError:
+        return
+    if names and _ME not in names:
+        return
+    gate.with_name(f"{name}.{_ME}").touch()
     while gate.exists():
         time.sleep(0.005)
 
