@@ -245,6 +245,10 @@ class _Children:
         self._forward()
         self._end_rendezvous()
         outcome = self._outcome()
+        if outcome.exit_code == ExitCode.STATE_LOST and (self._leaving or self._signals.received):
+            # Whoever asks a job to stop does not want it to go on from a snapshot, whatever became of its workers.
+            self._signals.received = self._signals.received or [signal.SIGTERM]
+            return _interrupted(self._signals)
         if outcome.exit_code in (ExitCode.DONE, ExitCode.DRAINED):  # otherwise the error itself is what has to be heard
             self._notify()
         return outcome

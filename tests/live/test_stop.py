@@ -97,6 +97,22 @@ def test_sigterm_does_not_wait_for_a_step_that_does_not_end(tmp_path: Path) -> N
         assert job.left_behind() == {}
 
 
+def test_a_job_that_loses_its_workers_while_it_stops_does_not_go_on_from_memory(tmp_path: Path) -> None:
+    """A service manager may send SIGTERM to every process at once."""
+    with Job(tmp_path, "--quiet", "--workers", "2", "--snapshot-every", "1 step", str(SCRIPTS / "drained.py")) as job:
+        job.await_steps(3)
+        job.until("a snapshot", lambda: any(line["step"] > 0 for line in job.events("snapshot_complete")))
+        job.shut("shard")
+        job.await_held("shard")
+        job.command.process.terminate()
+        job.await_event("agent_signalled", signal="SIGTERM")
+        for worker_id in ("local.0.0", "local.1.0"):
+            job.send(worker_id)
+        assert job.wait() == ExitCode.TERMINATED
+        assert job.result["exit_code"] == ExitCode.STATE_LOST
+        assert job.left_behind() == {}
+
+
 def test_a_stop_does_not_wait_for_frozen_services(job: Job, temporary: Path) -> None:
     for service in ("elastic.agent", "elastic.rendezvous"):
         os.kill(job.pid_of(service), signal.SIGSTOP)
