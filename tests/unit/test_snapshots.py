@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -286,6 +287,19 @@ def test_of_two_that_find_no_room_at_once_one_says_so(memory: Path) -> None:
     session = Noting()
     for _ in range(2):
         job_with(memory, session)._training.snapshots._turn_off("no room")
+    assert session.said("snapshots_off") == [{"because": "no room"}]
+
+
+def test_memory_without_room_for_a_byte_is_turned_off_all_the_same(memory: Path) -> None:
+    session = Noting()
+    snapshots = job_with(memory, session)._training.snapshots
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # a file can be made and not written, as where it is full
+    try:
+        snapshots._turn_off("no room")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert snapshots._is_off
     assert session.said("snapshots_off") == [{"because": "no room"}]
 
 
