@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -19,6 +20,8 @@ from pathlib import Path
 
 PARENT = Path("/dev/shm")
 PREFIX = "elastic-"
+_NAME = re.compile(rf"{PREFIX}[0-9a-f]{{16}}")
+"""Ours, and nobody else's whose names begin alike."""
 
 
 @contextlib.contextmanager
@@ -51,7 +54,7 @@ def directory(parent: Path = PARENT, *, wanted: bool) -> Iterator[Path | None]:
 def sweep(parent: Path = PARENT) -> None:
     """Remove the directories of this user whose processes are gone."""
     with contextlib.suppress(FileNotFoundError):
-        for path in parent.glob(f"{PREFIX}*"):
+        for path in filter(lambda path: _NAME.fullmatch(path.name), parent.iterdir()):
             with contextlib.suppress(OSError):  # somebody else's, or somebody else removes it too
                 if path.stat(follow_symlinks=False).st_uid == os.getuid() and (lock := _lock(path)) is not None:
                     shutil.rmtree(path, ignore_errors=True)

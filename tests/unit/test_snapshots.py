@@ -464,10 +464,11 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path: Path) -
         assert left.is_dir(), "its process lives"
         process.send_signal(signal.SIGKILL)
     (left / "state").write_text("state")
-    (tmp_path / "elastic-notes").write_text("no directory")
+    (tmp_path / f"elastic-{0:016x}").write_text("no directory")
+    (tmp_path / "elastic-notes").mkdir()  # another program's
     with hostmemory.directory(tmp_path, wanted=False) as none:
         assert none is None
-    assert [path.name for path in tmp_path.glob("elastic-*")] == ["elastic-notes"]
+    assert sorted(path.name for path in tmp_path.glob("elastic-*")) == [f"elastic-{0:016x}", "elastic-notes"]
 
 
 def test_a_machine_without_such_memory_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
