@@ -14,8 +14,6 @@ from contextlib import AbstractContextManager, closing
 from functools import partial
 from typing import NoReturn, cast
 
-import torch
-
 from elastic import position
 from elastic.errors import JoinMissed
 from elastic.journal import Journal
@@ -55,8 +53,8 @@ class Admission:
         self._op = Op(OpKind.SYNC, 0)
         """That operation; between `join`s only its number is known."""
         self._counted_in: Generation | None = None
-        """In this generation the donor of that operation counts this worker as a holder of its state, so it may be a
-        member after it; a loss voids that."""
+        """In this generation the donor of that operation counts this worker as a holder of its state, or may do so
+        because its answer was lost: then this worker may be a member after it. A loss voids that."""
         self._copied_here = False
         """The state was copied in this `join`, so what the script told before says nothing of it."""
         self._results: deque[Entry] = deque()
@@ -99,18 +97,19 @@ class Admission:
                 self._caught_up()
                 return self._op, None
             p, todo = step
+            counted = self._counted_in is p.record
             result: Partial | None = None
             try:
                 match todo:
                     case CopyState(of):
                         answered = self._copy_state(p, of, carrier)
-                    case AskOutcome(op, of) if self._counted_in is p.record:
+                    case AskOutcome(op, of) if counted:
                         answered, result = self._ask_outcome(p, op, of)
                     case AskOutcome(_, of):
                         answered, result = self._go_on(p, of, fingerprint)
             except CopyFailed as failed:
                 self._journal.write("copy_failed", generation=p.entered, because=str(failed))
-                if self._counted_in is not p.record:
+                if not counted:
                     self._asker.unfollow()
                 answered = False
             if result is not None:
@@ -216,10 +215,13 @@ class Admission:
         As _ask_outcome. Raises CopyFailed, and what disagreeing members raise.
         """
         if not self._results:
-            answer, blobs = self._ask_next(self._follow(p, of), join=True)
+            connection = self._follow(p, of)
+            self._send_next(connection, join=True)
+            self._counted_in = p.record
+            answer, blobs = connection.receive(within_s=ANSWER_S)
             if answer.get("now") == self._number:
-                self._counted_in = p.record
                 return True, None
+            self._counted_in = None
             if "refused" in answer:
                 self._journal.write("copy_outdated", generation=p.entered, op=self._number, because=answer["refused"])
                 self._number = -1
@@ -228,20 +230,21 @@ class Admission:
                 self._asker.unfollow()
                 return False, None
             self._results.extend(parse_results(self._number, answer, blobs))
-        if self._standing.post(position.Copied(-1)).copied != -1:
-            return False, None  # a report has promised the state that the script would change now
+        p = self._standing.post(position.Copied(-1))
+        if p.copied != -1 or p.phase is not Phase.FRESH:
+            return False, None  # a report has promised the state that the script would change now, or it is the job's
         return True, self._take(self._op, None if self._copied_here else fingerprint)
 
-    def _ask_next(self, connection: CopyConnection, *, join: bool) -> tuple[dict[str, Json], list[torch.Tensor]]:
+    def _send_next(self, connection: CopyConnection, *, join: bool) -> None:
         connection.send({"want": "next", "op": self._number, "join": join})
-        return connection.receive(within_s=ANSWER_S)
 
     def _fetch_results(self) -> bool:
         """Whether there are any now. Raises CopyFailed."""
         connection = self._asker.following
         if connection is None:
             raise CopyFailed("the connection to the donor is gone")
-        answer, blobs = self._ask_next(connection, join=False)
+        self._send_next(connection, join=False)
+        answer, blobs = connection.receive(within_s=ANSWER_S)
         if "refused" in answer:
             raise CopyFailed(str(answer["refused"]))
         if "results" in answer:

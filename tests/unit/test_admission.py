@@ -23,9 +23,10 @@ from runtime.copy import CopyConnection
 from runtime.donor import Donor
 from runtime.hello import Hello
 from runtime.listener import Listener
-from runtime.newcomer import Asker
+from runtime.newcomer import Asker, parse_results
 from runtime.orders import Orders
 from runtime.partial import Json, Partial
+from runtime.resultlog import Entry
 from runtime.rings import Rings
 from runtime.session import Op, OpKind
 from runtime.standing import Standing
@@ -422,6 +423,54 @@ def test_a_newcomer_whose_donor_died_copies_anew_where_nobody_has_its_results(ma
     b.complete((4,), other(3))
     assert joined_with(thread, joined) == (at_step(3), [3.0, 3.0])
     assert (c.events("state_copied"), c.model.weight.tolist()) == (2, [[8.0, 8.0]])
+
+
+def test_a_newcomer_that_does_not_hear_that_it_counts_asks_what_became_of_the_operation(
+    make: Make, large: None
+) -> None:
+    a, c = make("a", 7.0), make("c")
+    follow(a, c)
+    broken, over = threading.Event(), threading.Event()
+
+    def lose_first_answer(header: dict[str, Json]) -> bool:
+        if header.get("want") != "next":
+            return False
+        if broken.is_set():
+            over.wait(GENEROUS_S)
+            return False
+        broken.set()
+        return True
+
+    a.breaks = lose_first_answer
+    thread, joined = joining(c)
+    a.begin(STEP)
+    a.await_position(lambda p: p.holders == ("c",))
+    assert broken.is_set()
+    a.complete((2,), RESULT)
+    over.set()
+    assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
+    assert (c.standing.position.entered, c.events("state_copied")) == (2, 1)
+
+
+def test_results_that_come_when_a_copy_has_become_the_state_change_nothing(
+    make: Make, large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, c = make("a", 7.0), make("c")
+    follow(a, c)
+
+    def lose_all(number: int, answer: dict[str, Json], blobs: list[torch.Tensor]) -> list[Entry]:
+        c.hear(Quiesce(1, 1, 2))
+        c.hear(Publish(1, replace(generation(3, Kind.LOSS, c), plan=Plan(op=0))))
+        return parse_results(number, answer, blobs)
+
+    monkeypatch.setattr("runtime.admission.parse_results", lose_all)
+    thread, joined = joining(c)
+    a.begin(STEP)
+    a.await_request("next", 0)
+    a.complete((0,), RESULT)
+    thread.join(GENEROUS_S)
+    assert joined == [(STEP, None)]
+    assert (c.standing.position.entered, c.standing.position.reduced) == (3, 0)
 
 
 def test_a_newcomer_is_told_when_the_results_it_needs_were_too_many(
