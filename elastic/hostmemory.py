@@ -53,7 +53,7 @@ def directory(parent: Path = PARENT, *, wanted: bool) -> Iterator[Path | None]:
 
 def sweep(parent: Path = PARENT) -> None:
     """Remove the directories of this user whose processes are gone."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # this machine has no such memory, or not for us
         for path in filter(lambda path: _NAME.fullmatch(path.name), parent.iterdir()):
             with contextlib.suppress(OSError):  # somebody else's, or somebody else removes it too
                 if path.stat(follow_symlinks=False).st_uid == os.getuid() and (lock := _lock(path)) is not None:

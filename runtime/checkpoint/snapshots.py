@@ -21,6 +21,7 @@ from elastic.checkpoints.naming import PERIODIC, EntryName
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import MemoryStorage
+from elastic.messages import node_of
 from runtime.checkpoint import room
 from runtime.checkpoint.content import Content, now
 from runtime.checkpoint.saver import Answer, Saver, Task
@@ -109,8 +110,7 @@ class Snapshots:
     def _place(self) -> Place:
         """Among the members on this machine, in the order of their ranks."""
         place, me = self._session.place(), self._session.worker_id
-        node = me.partition(".")[0]
-        here = tuple(member for member in place.members if member.partition(".")[0] == node)
+        here = tuple(member for member in place.members if node_of(member) == node_of(me))
         return replace(place, members=here, rank=here.index(me) if me in here else len(here))
 
     @property

@@ -472,9 +472,11 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path: Path) -
 
 
 def test_a_machine_without_such_memory_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with hostmemory.directory(tmp_path / "none", wanted=True) as none:
-        assert none is None
-    assert "cannot be used (No such file or directory)" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    for parent, because in (("none", "No such file or directory"), ("file", "Not a directory")):
+        with hostmemory.directory(tmp_path / parent, wanted=True) as none:
+            assert none is None
+        assert f"cannot be used ({because})" in capsys.readouterr().err
 
 
 # On a GPU
