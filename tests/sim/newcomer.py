@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from elastic import position
@@ -79,20 +80,29 @@ class Newcomer:
                 self.w.after(0.01, 0.03, self.seek)
 
     def _ask_next(self, whom: str, *, join: bool) -> None:
-        number = self._number
-        self.w.ask(whom, lambda other, reply: reply(other.next_result(self.w.me, number, join)),
-                   lambda reply: self._went_on(cast(tuple[str, Sum | None] | None, reply), whom, join))  # fmt: skip
+        number, donor = self._number, self.w.world.workers.get(whom)
+        lost = self.w.world.clock.chance(self.w.world.copy_trouble)
+
+        def ask(other: Worker, reply: Callable[[object], None]) -> None:
+            answer = other.next_result(self.w.me, number, join)
+            reply(None if lost else answer)
+
+        if join and donor and donor.alive:
+            self._counted_in = self.w.p.record  # until an answer says otherwise
+        self.w.ask(whom, ask, lambda reply: self._went_on(cast(tuple[str, Sum | None] | None, reply), whom, join))
 
     def _went_on(self, reply: tuple[str, Sum | None] | None, whom: str, join: bool) -> None:
         self._answered()
+        if reply is not None and reply[0] != "now":
+            self._counted_in = None
         match reply:
             case ("now", _):
-                self._counted_in, self._donor = self.w.p.record, whom
-            case ("result", result) if result is not None and (not join or self.w.post(Copied(-1)).copied == -1):
+                self._donor = whom
+            case ("result", result) if result is not None and (not join or self._may_change()):
                 self.w.world.reach("a newcomer took over a result")
                 self._epoch = self.w.world.script.operations[self._number].epoch
                 self.w.state, self.w.applied = apply(self.w.state, result), self._number + 1
-                self._number, self._donor, self._counted_in = self._number + 1, whom, None
+                self._number, self._donor = self._number + 1, whom
             case ("refused", _) if join:
                 self.w.world.reach("a newcomer copies anew")
                 self._number, self._donor = -1, ""
@@ -104,6 +114,11 @@ class Newcomer:
                 self._candidate += 1
                 self._donor = ""
         self.w.after(0.002, 0.02, self.seek)
+
+    def _may_change(self) -> bool:
+        """No report has promised the state held here, and it has not become the job's."""
+        p = self.w.post(Copied(-1))
+        return p.copied == -1 and p.phase is Phase.FRESH
 
     def _answered(self) -> None:
         self._answers += 1
