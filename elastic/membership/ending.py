@@ -28,7 +28,8 @@ def slot_given_up(g: Group, word: SlotGivenUp, now_s: float, do: list[Action]) -
     g.slots_given_up[slot] = word.because
     do.append(Note("slot_given_up", {"slot": slot, "because": word.because}))
     stop_waiting(g, slot, now_s, do)
-    below = g.running is None or len(g.running.ids) < g.spec.min_workers
+    here = {*(g.running.ids if g.running is not None else ()), *g.coming}
+    below = len(here) < g.spec.min_workers  # also with those that are on their way
     alive = [worker for worker, seen in g.workers.items() if worker not in g.dead and not seen.refused]
     if word.exit_code == 2 or not alive or (below and g.state in (State.FORMING, State.PAUSED)):
         become_closed(g, word.exit_code, word.because, now_s, do)
