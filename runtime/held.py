@@ -23,7 +23,7 @@ HOLD_BYTES_PER_S = 1 << 30
 """A slow machine's copying within its memory."""
 
 PART = 0.5
-"""How much of the memory that is left a copy may take; the script needs some, and so do the results."""
+"""How much of the memory that is left a copy may take, and how much of the rest the results; the script needs some."""
 
 LOG_BYTES_MIN = 64 << 20
 LOG_STATES = 2
@@ -44,6 +44,8 @@ class Room:
         self._tensors = room_for(sizes)
         for tensor in self._tensors:
             tensor.zero_()
+        self.log_bytes = max(LOG_BYTES_MIN, min(LOG_STATES * self.nbytes, int(PART * available_bytes())))
+        """What is left beside it for results."""
 
     def fill(self, blobs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies of the blobs (uint8, 1-D, of these sizes) in this memory."""
@@ -125,7 +127,7 @@ class Holder:
 
             def begin(number: int, room: Room = room) -> None:
                 if room.sizes:
-                    self._log.follow(reader, number, max(LOG_BYTES_MIN, LOG_STATES * room.nbytes))
+                    self._log.follow(reader, number, room.log_bytes)
 
             with self._window.reading(ready, begin) as number:
                 if number is None:

@@ -473,11 +473,14 @@ def test_results_that_come_when_a_copy_has_become_the_state_change_nothing(
     assert (c.standing.position.entered, c.standing.position.reduced) == (3, 0)
 
 
+@pytest.mark.parametrize(("states", "available_bytes"), [(2, 1 << 30), (1 << 20, 64)])
 def test_a_newcomer_is_told_when_the_results_it_needs_were_too_many(
-    make: Make, large: None, monkeypatch: pytest.MonkeyPatch
+    make: Make, large: None, monkeypatch: pytest.MonkeyPatch, states: int, available_bytes: int
 ) -> None:
     for module in ("donor", "held"):
         monkeypatch.setattr(f"runtime.{module}.LOG_BYTES_MIN", 0)
+    monkeypatch.setattr("runtime.held.LOG_STATES", states)
+    monkeypatch.setattr("runtime.held.available_bytes", lambda: available_bytes)
     a, c = make("a", 7.0), make("c")
     follow(a, c)
     thread, joined = joining(c)

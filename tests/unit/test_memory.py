@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import mmap
 import weakref
 
 import pytest
@@ -30,3 +32,13 @@ def test_the_last_tensor_keeps_the_memory() -> None:
     del kept
     gc.collect()
     assert gone() is None
+
+
+def test_a_kernel_without_huge_pages_gives_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Small(mmap.mmap):
+        def madvise(self, *args: int) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("mmap.mmap", Small)
+    (tensor,) = room_for([HUGE_BYTES])
+    assert tensor.fill_(7)[-1].item() == 7
