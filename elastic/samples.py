@@ -56,7 +56,7 @@ def _run(options: argparse.Namespace) -> int:
         epochs = prove(ledger.lines(path))
     except FileNotFoundError:
         epochs = []
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is damaged: {type(error).__name__} {error}") from error
     if not epochs:
         raise ConfigError(f"{options.job_dir} has no applied step yet, so there is nothing to prove")

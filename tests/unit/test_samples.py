@@ -207,6 +207,7 @@ def test_a_script_that_draws_its_own_samples_is_not_proved(tmp_path: Path, capsy
         (lambda directory: (directory / "steps.jsonl").write_text(""), "no applied step yet"),
         (lambda directory: (directory / "steps.jsonl").write_text("{\n"), "steps.jsonl is damaged"),
         (lambda directory: (directory / "steps.jsonl").write_text('{"step": 0}\n'), "is damaged: KeyError"),
+        (lambda directory: write(directory, [{**ledger("stream")[0], "samples": [[1]]}]), "is damaged: AttributeError"),
     ],
 )
 def test_a_directory_without_a_job_or_a_readable_ledger_is_bad_input(
