@@ -59,15 +59,15 @@ class Donor:
         self._holder = Holder(standing, self._window, self._log, journal)
         self._too_slow: set[str] = set()
         """Newcomers whose copy was cut off."""
-        self._close_behind: dict[str, int] = {}
-        """Newcomer -> the last operation whose result it was given."""
+        self._close_behind: dict[CopyConnection, tuple[str, int]] = {}
+        """Over which a newcomer takes over results -> it, and the last operation whose result it was given."""
 
     # ------------------------------------------------------------------------------- the user's thread
 
     def open_window(self, op: Op, patience_s: float) -> None:
         """A joinable operation has begun. patience_s: about how long from now until a copy would be cut off."""
         with self._standing.changed:
-            for newcomer, number in self._close_behind.items():
+            for newcomer, number in self._close_behind.values():
                 if number == self._standing.position.reduced - 1:
                     self._standing.post(CopyBegun(newcomer))
             self._window.open(op, patience_s)
@@ -119,8 +119,8 @@ class Donor:
         standing = self._standing
         with standing.changed:
             self._log.leave(connection)
-            self._close_behind.pop(newcomer, None)
-            if newcomer in standing.position.copying:
+            followed = self._close_behind.pop(connection, None) is not None
+            if followed and newcomer in standing.position.copying:
                 standing.post(CopyEnded(newcomer, standing.position.reduced, False))
 
     def _serve_meta(self, connection: CopyConnection) -> None:
@@ -220,7 +220,7 @@ class Donor:
                 standing.post(CopyBegun(newcomer))
                 standing.post(CopyEnded(newcomer, number, True))
             elif p.donor and number < p.reduced and (entries := self._log.since(connection, number, RESULTS_BYTES)):
-                self._close_behind[newcomer] = entries[-1].number
+                self._close_behind[connection] = newcomer, entries[-1].number
                 if entries[-1].number == p.reduced - 1 and self._may_copy(newcomer):
                     standing.post(CopyBegun(newcomer))
         if now:

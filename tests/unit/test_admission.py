@@ -381,6 +381,26 @@ def test_a_donor_goes_on_counting_a_newcomer_whose_generation_did_not_take_effec
     assert c.admission.behind and c.events("state_copied") == 1
 
 
+def test_another_question_of_a_newcomer_does_not_end_the_wait_for_it(make: Make, large: None) -> None:
+    a, c = make("a", 7.0), make("c")
+    follow(a, c)
+    thread, joined = joining(c)
+    a.begin(STEP)
+    a.await_request("next", 0)
+    a.complete((0,), RESULT)
+    joined_with(thread, joined)
+    a.begin(at_step(1))
+    assert a.standing.position.copying == ("c",)
+    record = c.standing.position.record
+    assert record is not None
+    connection = c.asker.help(a.member(0), record)
+    connection.send({"want": "meta"})
+    connection.receive()
+    connection.close()
+    wait_until(lambda: sum(thread.name == "copy-c" for thread in threading.enumerate()) == 1)
+    assert a.standing.position.copying == ("c",)
+
+
 def test_a_newcomer_that_has_caught_up_survives_the_death_of_its_donor(make: Make, large: None) -> None:
     a, b, c = make("a", 7.0), make("b", 7.0), make("c")
     follow(a, c, b)
