@@ -204,7 +204,10 @@ class Pass(Iterator[Any]):
         batch = None
         if loader is not None:
             wanted = Wanted(place.epoch, place.position, self._number, shard)
-            batch = loader.batch(wanted, training.session.rank, training.session.world_size)
+            try:
+                batch = loader.batch(wanted, training.session.rank, training.session.world_size)
+            except StopIteration as error:  # from here it would end the inner loop as if all shards were done
+                raise RuntimeError(f"the data raised StopIteration for shard {shard} in {self._where}") from error
         random = training.harvest().before(shard)
         running.shard = Shard(shard, random.seed, random.generator, random.numpy)
         running.contribution = Contribution()

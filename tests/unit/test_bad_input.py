@@ -184,3 +184,19 @@ def test_a_damaged_sample_ends_all_workers_with_its_number() -> None:
     assert {type(error) for error in world.errors.values()} == {OSError}
     for error in world.errors.values():
         assert error.__notes__ == ["job.loader: dataset[37] raised, for shard 1 of step 2 in epoch 0"]
+
+
+class Exhausted:
+    """Takes its samples from an iterator that has none."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        return next(iter(()))
+
+
+def test_data_that_raises_stop_iteration_does_not_look_like_the_end_of_a_pass() -> None:
+    with pytest.raises(RuntimeError, match="the data raised StopIteration for shard 0 in pass 0 of step 0") as raised:
+        digest(Recorded(), data=Exhausted())
+    assert "dataset[0] raised" in raised.value.__cause__.__notes__[0]  # type: ignore[union-attr]
