@@ -47,6 +47,7 @@ from runtime.hello import Hello
 from runtime.listener import Listener
 from runtime.newcomer import Asker, parse_op
 from runtime.orders import Orders
+from runtime.pace import Pace
 from runtime.partial import Json, Partial, total
 from runtime.reduce import exchange, exchange_native
 from runtime.rings import Rings
@@ -93,9 +94,7 @@ class Member:
         self._groups: dict[str, int] = {}
         self._own: Json = None
         self._applied = 0
-        self._begun_s = 0.0
-        self._step_s = 0.0
-        """How long the last step took, without waiting for the end of a copy."""
+        self._pace = Pace()
         self._phase = "starting"
         self._fresh_generation = 0
         self.may_part = True
@@ -251,8 +250,7 @@ class Member:
         self._op, self._fingerprint, self._groups, self._own = op, fingerprint, groups or {}, own
         joinable = op.kind is OpKind.PASS and op.pass_no == 0
         if joinable:
-            now_s = time.monotonic()
-            self._step_s, self._begun_s = (now_s - self._begun_s if self._begun_s else 0.0), now_s
+            self._pace.begin(time.monotonic())
         if self.behind:
             return
         self._leave_unless_leaving()
@@ -260,7 +258,7 @@ class Member:
             self._phase = f"step {op.step}" if op.kind is OpKind.PASS else str(op.kind)
             self._standing.post(position.Begin(op.units, joinable, self.may_part))
             if joinable:
-                self._donor.open_window(op, self._step_s + self._grace_s)
+                self._donor.open_window(op, self._pace.step_s + self._grace_s)
 
     def _leave_unless_leaving(self) -> None:
         """Close is what a worker in its LEAVE operation waits for; everywhere else it ends the process."""
@@ -372,12 +370,12 @@ class Member:
                     self._standing.post(position.GraceOver())
                 else:
                     self._standing.changed.wait(left)
-        self._begun_s += time.monotonic() - begun_s
+        self._pace.waited(time.monotonic() - begun_s)
 
     @property
     def _grace_s(self) -> float:
         """How long the end of a copy is waited for."""
-        return max(self._timing.join_grace_s, self._step_s / 4)
+        return max(self._timing.join_grace_s, self._pace.step_s / 4)
 
     def _complete(self, event: position.Event, result: Partial) -> bool:
         """Post what completes the operation; False if a quiesce came first. Called under the lock."""
