@@ -146,12 +146,12 @@ def _alone(series: str, name: EntryName, answer: Answer) -> None:
 
 
 class _MemorySaver(Saver):
-    """Memory is scarcer than disk: what was left unfinished goes before the next one is written, not only after it."""
+    """Memory is scarcer than disk: what is not whole goes before the next one is written, not only after it."""
 
     def _write(self, task: Task) -> None:
         if task.place.rank == 0:
             series = Series(self._storage, task.series)
             for found in series.all():
-                if found.unfinished and str(found.name) != str(task.name):
+                if found.problem and str(found.name) != str(task.name):
                     series.remove(found.name)
         super()._write(task)

@@ -220,6 +220,17 @@ def test_what_others_could_not_write_is_tried_again_and_takes_no_more_memory(mem
     assert seen == [(2, True), (2, True), (4, True), (4, True)]
 
 
+def test_one_that_was_completed_while_it_was_removed_goes_too(memory: Path) -> None:
+    """By the last of its writers, after rank 0 had given it up: it has a manifest, and lacks files."""
+    trained(memory, Noting(), "2 steps", epochs=1)
+    torn = series_in(memory)
+    (name,) = torn.names()
+    os.unlink(memory / torn.path(name, "part-00000-of-00001.safetensors"))
+    assert not torn.look(name).unfinished
+    trained(memory, Noting(), "4 steps")
+    assert [entry.name.step for entry in torn.all()] == [4]
+
+
 def test_a_directory_that_is_gone_stays_gone(memory: Path) -> None:
     quiet = train(set_up(make_job()))
     memory.rmdir()
