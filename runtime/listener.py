@@ -33,7 +33,8 @@ PARKED_S = 60.0
 """How long a ring connection waits for this worker to begin its generation. Above any ring's build time."""
 MAX_PENDING = 64
 MAX_PARKED = 256
-MAX_COPIES = 16
+MAX_COPIES = 256
+"""Every newcomer keeps one with the donor until it is a member, and they become members together."""
 LOCAL_BUFFER_BYTES = 1 << 20
 
 _WAKE, _DOOR = "wake", "door"

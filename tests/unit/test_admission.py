@@ -599,6 +599,18 @@ def test_two_newcomers_are_sent_one_copy_and_are_counted_together(make: Make, la
     assert [joined_with(*one) for one in both] == [(STEP, [1.0, 2.0])] * 2
 
 
+def test_as_many_newcomers_as_come_at_once_join_together(make: Make) -> None:
+    a, *newcomers = make("a", 7.0), *(make(f"n{number:02}") for number in range(20))
+    for order in (generation(1, Kind.FORM, a), generation(2, Kind.PLANNED, a, *newcomers)):
+        for worker in (a, *newcomers):
+            worker.hear(Publish(1, order))
+    all_joining = [joining(newcomer) for newcomer in newcomers]
+    a.begin(STEP)
+    a.await_position(lambda p: len(p.holders) == len(newcomers))
+    a.complete((2,), RESULT)
+    assert [joined_with(*one) for one in all_joining] == [(STEP, [1.0, 2.0])] * len(newcomers)
+
+
 def test_between_passes_a_newcomer_without_results_gives_way_to_a_new_process(make: Make, large: None) -> None:
     a, c = make("a", 7.0), make("c")
     follow(a, c)

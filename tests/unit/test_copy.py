@@ -245,7 +245,10 @@ def test_a_member_that_does_not_answer_is_an_error_at_the_deadline() -> None:
         open_copy(Peer("donor", *address), job=JOB, generation=3, me="asker", plan="", token=TOKEN, deadline_s=0.05)
 
 
-def test_more_copies_than_allowed_are_refused_and_a_closing_listener_ends_the_others() -> None:
+def test_more_copies_than_allowed_are_refused_and_a_closing_listener_ends_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener, "MAX_COPIES", 16)
     ended = threading.Semaphore(0)
 
     def serve(connection: CopyConnection, hello: Hello) -> None:
