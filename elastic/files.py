@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -20,9 +21,18 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def create_atomically(path: Path, content: bytes) -> None:
-    """Readers see no file or all of it. Raises FileExistsError."""
+    """Readers see no file or all of it; where there are no hard links, a crash can leave a part. Raises
+    FileExistsError."""
     with _temporary(path, content) as temporary:
-        os.link(temporary, path)
+        try:
+            os.link(temporary, path)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP):
+                raise
+            with path.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
 
 
 def is_temporary(path: Path, name: str) -> bool:

@@ -8,6 +8,7 @@ has ended is an end of file on its own socket, whatever it was doing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import pickle
@@ -90,13 +91,18 @@ class Fetcher:
         return bool(poll.poll(0))
 
     def take(self) -> tuple[Any, Outcome]:
-        """The first of `asked`, with its outcome, as soon as it is there. Raises FetcherEnded."""
+        """The first of `asked`, with its outcome, as soon as it is there. Raises FetcherEnded, and OSError if this
+        process can open no more files."""
         try:
             answer, parcels, _, _ = socket.recv_fds(self._socket, len(_ANSWER), 1)
         except OSError as error:
             raise self._ended() from error
         if not answer:
             raise self._ended()
+        if not parcels:  # what the kernel does with a descriptor that this process has no room for
+            raise OSError(
+                errno.EMFILE, "no room for the descriptor of a batch; raise the limit of open files (ulimit -n)"
+            )
         try:
             return self.asked.popleft(), unpack(parcels[0])
         finally:

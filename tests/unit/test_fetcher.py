@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -73,6 +74,23 @@ def test_a_process_that_exits_by_itself_is_told_with_its_code() -> None:
             process.take()
         with pytest.raises(FetcherEnded, match="exit code 3"):
             process.ask((0, 0, 0), None)
+
+
+def test_too_many_open_files_are_said() -> None:
+    with fetcher(lambda *key: key) as process:
+        process.ask((0, 0, 0), None)
+        while not process.ready():
+            pass
+        before, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        opened = []
+        try:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (opened[0] + 1, _))
+            with pytest.raises(OSError, match="ulimit -n"):
+                process.take()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (before, _))
+            os.close(opened[0])
 
 
 def test_threads_of_openmp_work_in_the_process() -> None:
