@@ -96,9 +96,10 @@ class Contender:
         self.gate.await_stop(workers, START_S, self.check)
 
 
-def elastic(directory: Path, workers: int, reduction: str = "exact") -> Contender:
-    options = ["--workers", str(workers), "--reduction", reduction, "--job-dir", str(directory / "job"), "--quiet"]
-    command = [sys.executable, "-m", "elastic.cli", "run", *options, str(SCRIPTS / "train_elastic.py")]
+def elastic(directory: Path, workers: int, reduction: str = "exact", *options: str) -> Contender:
+    """options: more of `elastic run`."""
+    words = ["--workers", str(workers), "--reduction", reduction, "--job-dir", str(directory / "job"), "--quiet"]
+    command = [sys.executable, "-m", "elastic.cli", "run", *words, *options, str(SCRIPTS / "train_elastic.py")]
     return Contender(f"elastic {reduction}", directory, [command])
 
 

@@ -17,6 +17,9 @@ BLOCK_STEPS = 7
 """The first of them warms the caches up and is not measured."""
 WARM_UP_BLOCKS = 2
 LOSS_TOLERANCE = 1e-3
+NO_COPIES = ("--checkpoint-every", "off", "--snapshot-every", "off")
+"""DDP takes none, and most of the time a job stands at the turnstile: one that is due by the clock would fall into
+every block. `make bench-state` measures what they cost."""
 
 
 @dataclass(slots=True)
@@ -42,7 +45,7 @@ def measure(directory: Path, rounds: int, reductions: Sequence[str], say: Callab
             partial(contenders.ddp, BASELINE, directory / "ddp", WORKERS),
             partial(contenders.ddp, NULL, directory / "ddp-again", WORKERS),
             partial(contenders.ddp, KEEPING, directory / "ddp-keeping", WORKERS, KEEP_MEMORY),
-            *(partial(contenders.elastic, directory / name, WORKERS, name) for name in reductions),
+            *(partial(contenders.elastic, directory / name, WORKERS, name, *NO_COPIES) for name in reductions),
         ):
             # One after the other: all at once would be slow enough to miss deadlines of a start.
             jobs.append(stack.enter_context(start()))

@@ -81,9 +81,21 @@ def judge(
     step_s: float,
 ) -> Kill:
     """Tell what one kill cost from the stamps around it. group: that of the stamps before it."""
-    after = [stamp for name, of in stamps.items() if name != victim for stamp in of if stamp.group > group]
+    before = {name: max((s.step for s in of if s.t_ns < killed_ns), default=-1) for name, of in stamps.items()}
+    applied = max(before.values())
+
+    def is_late(name: str, step: int) -> bool:
+        """A survivor that is not quite as far as others were: nothing was done for this step after the kill."""
+        return name in survivors and before[name] < step <= applied
+
+    after = [
+        stamp
+        for name, of in stamps.items()
+        if name != victim
+        for stamp in of
+        if stamp.group > group and not is_late(name, stamp.step)
+    ]
     first = min(after, key=lambda stamp: stamp.t_ns)
-    applied = max(stamp.step for of in stamps.values() for stamp in of if stamp.t_ns < killed_ns)
     pauses = [
         (later.t_ns - earlier.t_ns) / 1e9
         for name in survivors

@@ -194,6 +194,7 @@ def notes() -> list[str]:
     return [
         f"Every contender trains the same MLP of 10.0 million float32 parameters with SGD and momentum, {work.SHARDS} "
         f"micro-batches of {work.MICRO_BATCH} samples a step, one torch thread a worker; their losses are compared.",
+        'The healthy step is without checkpoints and snapshots; what those cost stands under "Moving the state".',
         "Ratios are of values measured one after the other in the same run; shown are the median of the ratios and its "
         "distribution-free interval (order statistics). DDP against DDP says how much is noise.",
         f'"{KEEPING}" is DDP with an allocator that does not return freed gradients to the kernel '

@@ -93,6 +93,24 @@ def test_a_kill_is_judged_by_the_steps_of_the_group_that_goes_on() -> None:
     assert kill.lost_steps == 0
 
 
+def test_a_step_that_the_victim_had_applied_and_the_survivors_just_then_is_neither_next_nor_done_again() -> None:
+    found = elastic_kill()
+    found["c"].append(stamp(10.35, 10))
+    full = first_full(found, {"c"}, group=1)
+    assert full is not None
+    kill = judge(found, "c", {"a", "b"}, 1, int(10.4 * S), full, step_s=1.0)
+    assert kill.to_step_s == pytest.approx(1.6)
+    assert kill.lost_steps == 0
+
+
+def test_a_step_that_a_survivor_does_again_is_lost() -> None:
+    found = elastic_kill()
+    found["a"].insert(5, stamp(10.3, 10))
+    full = first_full(found, {"c"}, group=1)
+    assert full is not None
+    assert judge(found, "c", {"a", "b"}, 1, int(10.4 * S), full, step_s=1.0).lost_steps == 1
+
+
 def test_a_step_that_the_full_world_began_before_the_kill_is_not_its_return() -> None:
     found = {name: [of for of in worker if of.step <= 10] for name, worker in elastic_kill().items()}
     assert first_full(found, {"c"}, group=1) is None
