@@ -16,11 +16,9 @@ import torch
 
 from elastic.errors import ConfigError
 from runtime.alone import Alone
-from runtime.parcel import pack, unpack
+from runtime.parcel import receive, send
 from runtime.partial import Partial
 from runtime.session import OpKind
-
-_DONE = b"."
 
 
 class Apart(Alone):
@@ -59,20 +57,17 @@ class Apart(Alone):
         if self._parent is None:
             super().unit_done(leaf)
             return
-        socket.send_fds(self._parent, [_DONE], [pack(leaf)])
+        send(self._parent, leaf)
         _exit(0)
 
 
 def _received(ours: socket.socket, child: int) -> Partial:
     """The leaf of that process; if it failed, its traceback is on stderr already, and this process ends alike."""
-    _, parcels, _, _ = socket.recv_fds(ours, len(_DONE), 1)
-    _, status = os.waitpid(child, 0)
-    if not parcels:
-        _exit(os.waitstatus_to_exitcode(status) or 1)
     try:
-        leaf = unpack(parcels[0])
-    finally:
-        os.close(parcels[0])
+        leaf = receive(ours)
+    except EOFError:
+        _exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or 1)
+    os.waitpid(child, 0)
     assert isinstance(leaf, Partial)
     return leaf
 

@@ -8,9 +8,7 @@ has ended is an end of file on its own socket, whatever it was doing.
 from __future__ import annotations
 
 import contextlib
-import errno
 import multiprocessing
-import os
 import pickle
 import select
 import signal
@@ -26,14 +24,12 @@ from typing import Any
 
 import torch
 
-from runtime.parcel import pack, unpack
+from runtime.parcel import receive, send
 
 END_S = 10.0
 """For a killed process to be gone. Only one that the kernel itself holds up, in a file system, takes longer."""
 
 _REQUEST = struct.Struct("<QQQ")
-_ANSWER = b"."
-"""What goes with the descriptor of a parcel."""
 
 Key = tuple[int, int, int]
 """(epoch, step, shard)"""
@@ -93,20 +89,11 @@ class Fetcher:
     def take(self) -> tuple[Any, Outcome]:
         """The first of `asked`, with its outcome, as soon as it is there. Raises FetcherEnded, and OSError if this
         process can open no more files."""
+        label = self.asked.popleft()
         try:
-            answer, parcels, _, _ = socket.recv_fds(self._socket, len(_ANSWER), 1)
-        except OSError as error:
+            return label, receive(self._socket)
+        except (EOFError, ConnectionError) as error:
             raise self._ended() from error
-        if not answer:
-            raise self._ended()
-        if not parcels:  # what the kernel does with a descriptor that this process has no room for
-            raise OSError(
-                errno.EMFILE, "no room for the descriptor of a batch; raise the limit of open files (ulimit -n)"
-            )
-        try:
-            return self.asked.popleft(), unpack(parcels[0])
-        finally:
-            os.close(parcels[0])
 
     def end(self) -> None:
         """Kill it and wait until it is gone."""
@@ -141,19 +128,21 @@ def _answer_all(fetch: Callable[[int, int, int], Any], requests: socket.socket, 
     torch.set_num_threads(threads)  # their number decides bits, so it is that of the parent
     with contextlib.suppress(ConnectionError):
         while request := requests.recv(_REQUEST.size):
-            parcel = _packed(fetch, *_REQUEST.unpack(request))
-            try:
-                socket.send_fds(requests, [_ANSWER], [parcel])
-            finally:
-                os.close(parcel)
+            _answer(fetch, requests, *_REQUEST.unpack(request))
 
 
-def _packed(fetch: Callable[[int, int, int], Any], epoch: int, step: int, shard: int) -> int:
-    """A parcel with the outcome of that fetch, which may be that its batch cannot be sent."""
+def _answer(fetch: Callable[[int, int, int], Any], asker: socket.socket, epoch: int, step: int, shard: int) -> None:
+    """Send the outcome of that fetch, which may be that its batch cannot be sent. Raises ConnectionError."""
     try:
-        return pack(Outcome(fetch(epoch, step, shard)))
+        outcome = Outcome(fetch(epoch, step, shard))
     except Exception as error:
-        return pack(Outcome(error=_sendable(error)))
+        outcome = Outcome(error=_sendable(error))
+    try:
+        send(asker, outcome)
+    except ConnectionError:
+        raise
+    except Exception as error:
+        send(asker, Outcome(error=_sendable(error)))
 
 
 def _sendable(error: Exception) -> Exception:

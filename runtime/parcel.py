@@ -7,9 +7,11 @@ memory of the machine, not by the size of /dev/shm (64 MB in many containers). I
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
+import socket
 import struct
 from typing import Any
 
@@ -19,6 +21,8 @@ ALIGNMENT = 64
 """Bytes; as torch aligns what it allocates itself."""
 
 _LENGTH = struct.Struct("<Q")
+_WRAPPING = b"."
+"""A descriptor does not travel without a byte."""
 
 
 class _Pickler(pickle.Pickler):
@@ -79,3 +83,25 @@ def unpack(parcel: int) -> Any:
         blocks.append(memory[offset : offset + length])
         offset += length
     return pickle.loads(blocks[0], buffers=blocks[1:])
+
+
+def send(to: socket.socket, value: object) -> None:
+    """To the process at the other end of a Unix socket. Raises OSError, and what pickle raises."""
+    parcel = pack(value)
+    try:
+        socket.send_fds(to, [_WRAPPING], [parcel])
+    finally:
+        os.close(parcel)
+
+
+def receive(sender: socket.socket) -> Any:
+    """The next value, as soon as it is there. Raises EOFError if the sender has ended, and OSError."""
+    wrapping, parcels, _, _ = socket.recv_fds(sender, len(_WRAPPING), 1)
+    if not wrapping:
+        raise EOFError
+    if not parcels:  # what the kernel does with a descriptor that this process has no room for
+        raise OSError(errno.EMFILE, "no room for another descriptor; raise the limit of open files (ulimit -n)")
+    try:
+        return unpack(parcels[0])
+    finally:
+        os.close(parcels[0])

@@ -56,6 +56,20 @@ def test_an_error_that_cannot_be_sent_is_told_in_words() -> None:
             process.take()[1].get()
 
 
+def test_a_broken_connection_of_the_dataset_is_an_error_of_that_batch() -> None:
+    def fetch(_: int, step: int, __: int) -> int:
+        if step == 0:
+            raise ConnectionResetError("the object store hung up")
+        return step
+
+    with fetcher(fetch) as process:
+        process.ask((0, 0, 0), "bad")
+        process.ask((0, 1, 0), "good")
+        with pytest.raises(ConnectionResetError, match="hung up"):
+            process.take()[1].get()
+        assert process.take()[1].get() == 1
+
+
 def test_an_error_says_where_in_the_dataset_it_was_raised() -> None:
     def damaged_sample(*_: int) -> None:
         raise ArithmeticError("sample 3")
