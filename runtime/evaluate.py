@@ -18,9 +18,10 @@ from elastic.errors import ConfigError, UsageError
 from runtime.loader import check_count, check_map_style, seed_fetch, to_device, unpack
 from runtime.partial import Json, Partial, Scalars
 from runtime.randomness import randomness_kept
+from runtime.riders import RESERVED
 from runtime.scalars import Number, as_number
 from runtime.session import OpKind
-from runtime.training import RESERVED, Training
+from runtime.training import Training
 
 PARTS_MAX = 64
 """More parts would spread the work more evenly, and make the header of the exchange longer."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from elastic.journal import Journal
-from runtime.checkpoint.room import available_bytes
+from runtime.available import available_bytes
 from runtime.copy import CopyConnection
 from runtime.memory import room_for
 from runtime.partial import Json

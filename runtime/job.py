@@ -293,7 +293,7 @@ class Job:
 
     def stop(self, because: str) -> None:
         """End the training: travels with the next reduction; all workers leave both loops after the same step."""
-        self._training.stop(str(because))
+        self._training.riders.stop(str(because))
 
     # Together, between passes
 

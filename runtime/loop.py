@@ -35,7 +35,7 @@ class Epochs(Iterator[int]):
             self._next = training.enter_loop(Loop.EPOCHS).epoch
         else:
             training.end_epoch(last=self._next == self._count)
-        if training.stopped is not None or self._next >= self._count:
+        if training.riders.stopped is not None or self._next >= self._count:
             training.end_loop()
             self._over = True
             raise StopIteration
@@ -88,7 +88,7 @@ class Steps(Iterator[Step]):
         if self._over:
             raise StopIteration
         training.leave_step()
-        if training.stopped is not None or self._is_complete():
+        if training.riders.stopped is not None or self._is_complete():
             self._over = True
             if self._work.loader is not None:
                 self._work.loader.release()

@@ -17,10 +17,11 @@ from runtime.cached import Cached
 from runtime.loader import Loader
 from runtime.partial import Json, Partial, Scalars
 from runtime.prefetch import Wanted
+from runtime.riders import RESERVED
 from runtime.session import Op, OpKind, StepRecord
 from runtime.state import Snapshot
 from runtime.stream import Stream
-from runtime.training import RESERVED, Training
+from runtime.training import Training
 
 Gradients: TypeAlias = Literal["mean", "sum"]
 Nonfinite: TypeAlias = Literal["pass", "skip", "stop"]
@@ -228,7 +229,7 @@ class Pass(Iterator[Any]):
         if work.loader is not None and work.loader.ends(shard.index):
             scalars[ENDS] = ("sum", 1.0, 0.0)
         counted = 0.0 if said.skipped else weight if work.gradients == "mean" else 1.0
-        training.session.unit_done(training.harvest().leaf(shard.index, counted, training.travel(scalars)))
+        training.session.unit_done(training.harvest().leaf(shard.index, counted, training.riders.travel(scalars)))
         training.running = None
 
     def _check_unchanged(self) -> None:
@@ -242,7 +243,7 @@ class Pass(Iterator[Any]):
 
     def _end(self, result: Partial) -> None:
         training, running = self._training, self._running
-        running.metrics.update(training.arrive(result.scalars))
+        running.metrics.update(training.riders.arrive(result.scalars))
         self._install(result)
         running.passes += 1
         if ENDS in result.scalars:

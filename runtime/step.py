@@ -10,9 +10,10 @@ from elastic.errors import ConfigError, UsageError
 from runtime import guards
 from runtime.passes import Pass, Running, Shard
 from runtime.randomness import ShardRandom
+from runtime.riders import RESERVED
 from runtime.scalars import Number, as_number
 from runtime.session import StepRecord
-from runtime.training import RESERVED, Training
+from runtime.training import Training
 
 T = TypeVar("T")
 

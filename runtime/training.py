@@ -29,18 +29,14 @@ from runtime.checkpoint.snapshots import Snapshots
 from runtime.checkpoint.taking import Taking
 from runtime.examiner import Examiner
 from runtime.leading import Leading
-from runtime.partial import Json, Partial, Scalars
+from runtime.partial import Json, Partial
+from runtime.riders import Riders
 from runtime.session import JoinMeta, Op, OpKind, Place, Session, StepRecord
 from runtime.shards import Harvest
 from runtime.state import Carrier
 from runtime.strays import Strays, caller
 from runtime.values import Values
 
-RESERVED = "elastic."
-"""Names of scalars which begin so belong to the library."""
-_STOP = RESERVED + "stop "
-_CHECKPOINT = RESERVED + "checkpoint"
-_SNAPSHOT = RESERVED + "snapshot"
 STRAYS_STEPS = 256
 """How often it is looked at whether something changed that is not registered."""
 _SHOWN_CHARACTERS_MAX = 200
@@ -90,6 +86,7 @@ class Training:
         self.carrier = Carrier(self.values)
         self.checkpoints = Taking(session, self.carrier, checkpoints)
         self.snapshots = Snapshots(session, self.carrier, checkpoints)
+        self.riders = Riders((self.checkpoints, self.snapshots))
         self.leading = Leading(session)
         examination = Examination.from_environment(os.environ)
         self.examiner = Examiner(examination, self.carrier) if examination is not None else None
@@ -110,9 +107,6 @@ class Training:
         self.open_pass: str | None = None
         self.running: int | None = None
         """The shard or part that the script computes just now."""
-        self.stopped: str | None = None
-        """Why all workers leave after this step."""
-        self._stopping: str | None = None
         self._leaders: str | None = None
         """The code in progress that only the leader runs."""
         self._entry: Entry | None = None
@@ -239,11 +233,11 @@ class Training:
             while (unit := self.session.next_unit()) is not None:
                 self.running = unit
                 leaf = compute(unit)
-                leaf.scalars = self.travel(leaf.scalars)
+                leaf.scalars = self.riders.travel(leaf.scalars)
                 self.session.unit_done(leaf)
                 self.running = None
             if (result := self.session.finish()) is not None:
-                self.arrive(result.scalars)
+                self.riders.arrive(result.scalars)
                 return result
 
     def collective(
@@ -476,35 +470,6 @@ class Training:
         """Raise UsageError inside a pass, where workers run different code at different times."""
         if self.open_pass is not None:
             raise UsageError(f"job.{call} was called in {self.open_pass}; call it behind the inner loop")
-
-    # Stopping
-
-    def stop(self, because: str) -> None:
-        """Ask all workers to leave: it travels with the next reduction in which this worker has a part."""
-        self._stopping = self._stopping or because
-
-    def travel(self, scalars: Scalars) -> Scalars:
-        """The scalars of a leaf, with a stop() asked for here, and the wish for a checkpoint or a snapshot."""
-        if self._stopping is not None:
-            scalars = {**scalars, _STOP + self._stopping: ("sum", 1.0, 0.0)}
-        if self.snapshots.wishing:
-            scalars = {**scalars, _SNAPSHOT: ("sum", 1.0, 0.0)}
-        return {**scalars, _CHECKPOINT: ("sum", 1.0, 0.0)} if self.checkpoints.wishing else scalars
-
-    def arrive(self, scalars: Scalars) -> dict[str, float]:
-        """The values of a result's scalars; a stop() or a wish among them is now known to everybody."""
-        if _CHECKPOINT in scalars:
-            self.checkpoints.ask()
-        if _SNAPSHOT in scalars:
-            self.snapshots.ask()
-        for name in scalars:
-            if name.startswith(_STOP) and self.stopped is None:
-                self.stopped = name.removeprefix(_STOP)
-        return {
-            name: total if kind == "sum" else total / weight
-            for name, (kind, total, weight) in scalars.items()
-            if not name.startswith(RESERVED)
-        }
 
     def close(self) -> None:
         """Take the hooks off the user's objects."""

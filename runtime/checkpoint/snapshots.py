@@ -22,6 +22,7 @@ from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import MemoryStorage
 from elastic.messages import node_of
+from runtime.available import available_bytes
 from runtime.checkpoint import room
 from runtime.checkpoint.content import Content, now
 from runtime.checkpoint.saver import Answer, Saver, Task
@@ -123,7 +124,7 @@ class Snapshots:
         if state_bytes <= self._fits:
             return ""
         held = sum(self._storage.files(PERIODIC).values())
-        free, available = room.free_bytes(self._storage.url), room.available_bytes()
+        free, available = room.free_bytes(self._storage.url), available_bytes()
         because = room.shortage(state_bytes, held + free, held + available)
         self._fits = state_bytes if not because else 0
         return because

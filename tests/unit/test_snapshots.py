@@ -27,10 +27,12 @@ from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import LocalStorage, MemoryStorage, Sink
 from elastic.config import JobSpec
 from elastic.errors import ConfigError
+from runtime.available import available_bytes
 from runtime.checkpoint import room
 from runtime.checkpoint.snapshots import Snapshots
 from runtime.checkpoint.stager import Stager
 from runtime.job import Job
+from runtime.riders import Riders
 from runtime.session import Place, Session
 from tests.unit.jobs import Recorded, make_job, one_thread, set_up, train
 from tests.unit.worlds import World
@@ -69,7 +71,9 @@ class Noting(Recorded):
 def job_with(memory: Path, session: Session, every: str = "1 step") -> Job:
     job = make_job(session)
     settings = Settings(memory=str(memory), snapshot_every=every, job="train", job_id="feed")
-    job._training.snapshots = Snapshots(session, job._training.carrier, settings)
+    training = job._training
+    training.snapshots = Snapshots(session, training.carrier, settings)
+    training.riders = Riders((training.checkpoints, training.snapshots))
     return job
 
 
@@ -337,11 +341,11 @@ def test_room_is_that_of_the_tightest_cgroup(tmp_path: Path) -> None:
     (proc / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:  8000 kB\n")
     (proc / "self" / "cgroup").write_text("4:memory:/elsewhere\n0::/a/b\n")
     (groups / "a" / "b" / "memory.max").write_text("max\n")
-    assert room.available_bytes(proc, groups) == 8000 * 1024
+    assert available_bytes(proc, groups) == 8000 * 1024
     (groups / "a" / "memory.max").write_text("5000000\n")
     (groups / "a" / "memory.current").write_text("3000000\n")
     (groups / "a" / "memory.stat").write_text("anon 2000000\ninactive_file 400000\n")
-    assert room.available_bytes(proc, groups) == 2_400_000
+    assert available_bytes(proc, groups) == 2_400_000
 
 
 # Going on
