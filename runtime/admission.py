@@ -22,7 +22,7 @@ from elastic.position import AskOutcome, CopyState, Phase, Position
 from runtime import guards
 from runtime.copy import CopyConnection, CopyFailed
 from runtime.gather import Gathering, Open
-from runtime.newcomer import Asker, parse_op, parse_result, parse_results
+from runtime.newcomer import ANSWER_S, Asker, parse_op, parse_result, parse_results
 from runtime.orders import Orders
 from runtime.partial import Json, Partial
 from runtime.resultlog import Entry
@@ -34,9 +34,6 @@ RETRY_S = 0.05
 """Pause before a question that nobody could answer is asked again."""
 
 MEMBERS = "the members"
-
-ANSWER_S = 20.0
-"""A member that answers nothing at all for so long is not asked any further; it answers "later" much earlier."""
 
 
 class Admission:

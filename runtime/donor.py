@@ -149,7 +149,7 @@ class Donor:
     def _send_state(self, connection: CopyConnection, newcomer: str) -> bool:
         """Straight from the tensors, inside the window. False: the state is certainly too large for that."""
         standing, window = self._standing, self._window
-        with window.reading(lambda: self._may_copy(newcomer), lambda number: None) as number:
+        with window.reading(lambda: self._may_copy(newcomer)) as number:
             if number is None:
                 connection.send({"later": "no window here"})
                 return True
@@ -172,7 +172,7 @@ class Donor:
     def _help_send(self, connection: CopyConnection, number: int, wanted: str) -> None:
         """Parts of the state of the operation in progress, for a newcomer whose donor is another member."""
         window = self._window
-        with window.reading(lambda: self._is_in(number), lambda _: None, wait=False) as in_progress:
+        with window.reading(lambda: self._is_in(number), wait=False) as in_progress:
             if in_progress is None:
                 connection.send({"refused": f"operation {number} is not in progress here"})
                 return

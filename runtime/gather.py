@@ -13,6 +13,7 @@ import torch
 
 from runtime.copy import MAX_TOTAL_BYTES, CopyConnection, CopyFailed
 from runtime.memory import room_for
+from runtime.newcomer import ANSWER_S
 from runtime.partial import Json
 from runtime.parts import Part, Parts, Slice, parts_of
 
@@ -20,7 +21,6 @@ PART_BYTES = 32 << 20
 HELPERS_MAX = 3
 HELPER_S = 1.0
 """How long the donor, which has sent all else, waits for what others were asked for; then it sends that too."""
-ANSWER_S = 20.0
 DONOR = "donor"
 
 Open = Callable[[], CopyConnection]

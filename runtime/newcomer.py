@@ -16,6 +16,8 @@ from runtime.session import JoinMeta, Op, OpKind
 from runtime.state import Carrier
 
 CONNECT_S = 5.0
+ANSWER_S = 20.0
+"""A member that answers nothing at all for so long is not asked any further; it answers "later" much earlier."""
 
 
 class Asker:

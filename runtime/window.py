@@ -64,7 +64,7 @@ class Window:
 
     @contextmanager
     def reading(
-        self, ready: Callable[[], bool], begin: Callable[[int], None], *, wait: bool = True
+        self, ready: Callable[[], bool], begin: Callable[[int], None] | None = None, *, wait: bool = True
     ) -> Iterator[int | None]:
         """The number of an operation whose window does not close before the block ends; None if there was none in time.
 
@@ -77,7 +77,8 @@ class Window:
             number = standing.position.reduced if ready() else None
             if number is not None:
                 self._reading += 1
-                begin(number)
+                if begin is not None:
+                    begin(number)
         try:
             yield number
         finally:
