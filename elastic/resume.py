@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,15 +97,13 @@ def _begin(spec: JobSpec, job_dir: Path, *, again: bool, memory: Path | None) ->
             snapshots.keep_only(resumption.checkpoint if resumption.memory else "")
         earlier = list(_earlier(job_dir))
         created_s = (job_dir / "id").stat().st_mtime
-        settings = Settings(
-            **{
-                **asdict(settings),
-                "resume": resumption.checkpoint,
-                "skipped": tuple(name for name, _ in resumption.skipped),
-                "resume_from": settings.memory if resumption.memory else "",
-                "interruptions": len(earlier) + 1,
-                "observed_s": max(0.0, time.time() - created_s),
-            }
+        settings = replace(
+            settings,
+            resume=resumption.checkpoint,
+            skipped=tuple(name for name, _ in resumption.skipped),
+            resume_from=settings.memory if resumption.memory else "",
+            interruptions=len(earlier) + 1,
+            observed_s=max(0.0, time.time() - created_s),
         )
         _put_aside(job_dir, len(earlier) + 1)
         _record(job_dir, len(earlier) + 1, resumption)
