@@ -218,6 +218,19 @@ def follow(donor: Worker, newcomer: Worker, *others: Worker) -> None:
             worker.hear(Publish(1, order))
 
 
+def fall_behind(newcomer: Worker, donor: Worker, *others: Worker) -> None:
+    """It joins a job of those: it has copied what the donor holds of STEP, and taken over the result of that."""
+    members = (donor, *others)
+    follow(donor, newcomer, *others)
+    thread, joined = joining(newcomer)
+    for worker in members:
+        worker.begin(STEP)
+    donor.await_request("next", 0)
+    for worker in members:
+        worker.complete((0,) * len(members), RESULT)
+    assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
+
+
 def die(worker: Worker, survivors: tuple[Worker, Worker], op: int) -> None:
     """The members lose it in this operation; the newcomer, the second survivor, is planned again."""
     worker.listener.close()
@@ -367,12 +380,7 @@ def test_a_copy_that_was_cut_off_is_followed_by_a_held_one(make: Make) -> None:
 
 def test_a_donor_goes_on_counting_a_newcomer_whose_generation_did_not_take_effect(make: Make, large: None) -> None:
     a, c = make("a", 7.0), make("c")
-    follow(a, c)
-    thread, joined = joining(c)
-    a.begin(STEP)
-    a.await_request("next", 0)
-    a.complete((0,), RESULT)
-    joined_with(thread, joined)
+    fall_behind(c, a)
     thread, joined = joining(c, at_step(1))
     a.begin(at_step(1))
     a.await_position(lambda p: p.holders == ("c",))
@@ -383,12 +391,7 @@ def test_a_donor_goes_on_counting_a_newcomer_whose_generation_did_not_take_effec
 
 def test_another_question_of_a_newcomer_does_not_end_the_wait_for_it(make: Make, large: None) -> None:
     a, c = make("a", 7.0), make("c")
-    follow(a, c)
-    thread, joined = joining(c)
-    a.begin(STEP)
-    a.await_request("next", 0)
-    a.complete((0,), RESULT)
-    joined_with(thread, joined)
+    fall_behind(c, a)
     a.begin(at_step(1))
     assert a.standing.position.copying == ("c",)
     record = c.standing.position.record
@@ -403,14 +406,7 @@ def test_another_question_of_a_newcomer_does_not_end_the_wait_for_it(make: Make,
 
 def test_a_newcomer_that_has_caught_up_survives_the_death_of_its_donor(make: Make, large: None) -> None:
     a, b, c = make("a", 7.0), make("b", 7.0), make("c")
-    follow(a, c, b)
-    thread, joined = joining(c)
-    for worker in (a, b):
-        worker.begin(STEP)
-    a.await_request("next", 0)
-    for worker in (a, b):
-        worker.complete((0, 0), RESULT)
-    joined_with(thread, joined)
+    fall_behind(c, a, b)
     thread, joined = joining(c, at_step(1))
     for worker in (a, b):
         worker.begin(at_step(1))
@@ -424,14 +420,7 @@ def test_a_newcomer_that_has_caught_up_survives_the_death_of_its_donor(make: Mak
 
 def test_a_newcomer_whose_donor_died_copies_anew_where_nobody_has_its_results(make: Make, large: None) -> None:
     a, b, c = make("a", 7.0), make("b", 7.0), make("c")
-    follow(a, c, b)
-    thread, joined = joining(c)
-    for worker in (a, b):
-        worker.begin(STEP)
-    a.await_request("next", 0)
-    for worker in (a, b):
-        worker.complete((0, 0), RESULT)
-    joined_with(thread, joined)
+    fall_behind(c, a, b)
     for step in (1, 2):
         for worker in (a, b):
             worker.go_through(at_step(step), (0, 0), other(step))
@@ -613,12 +602,7 @@ def test_as_many_newcomers_as_come_at_once_join_together(make: Make) -> None:
 
 def test_between_passes_a_newcomer_without_results_gives_way_to_a_new_process(make: Make, large: None) -> None:
     a, c = make("a", 7.0), make("c")
-    follow(a, c)
-    thread, joined = joining(c)
-    a.begin(STEP)
-    a.await_request("next", 0)
-    a.complete((0,), RESULT)
-    joined_with(thread, joined)
+    fall_behind(c, a)
     a.listener.close()
     with pytest.raises(JoinMissed, match="results"):
         c.admission.take_over(Op(OpKind.EVALUATE, 1, label="score"), {})
@@ -629,12 +613,7 @@ def test_a_newcomer_that_came_to_another_place_or_drifted_says_so(
     make: Make, large: None, here: Op, marks: dict[str, str]
 ) -> None:
     a, c = make("a", 7.0), make("c")
-    follow(a, c)
-    thread, joined = joining(c)
-    a.begin(STEP)
-    a.await_request("next", 0)
-    a.complete((0,), RESULT)
-    joined_with(thread, joined)
+    fall_behind(c, a)
     a.go_through(STEP, (0,), other(1))
     with pytest.raises(Disagree, match="the members"):
         c.admission.take_over(here, marks)
