@@ -80,14 +80,29 @@ def figures(
 def measure(home: Path, megabytes: int, checkpoints: int, block: int, say: Callable[[str], None]) -> Figures:
     """home: on the file system that is measured. So many checkpoints, and one before them."""
     options = ["--checkpoint-every", f"{2 * block} steps", "--keep", "last 1", "--snapshot-every", "off"]
-    with contenders.ballast("checkpoints", home, WORKERS, megabytes, 0.0, *options) as job:
-        steps = (2 * checkpoints + 4) * block
-        say(f"checkpoints: {steps} steps with {checkpoints + 1} of {megabytes} MB")
+    return run_blocks("checkpoint", home, WORKERS, megabytes, checkpoints, block, options, say)
+
+
+def run_blocks(
+    kind: str,
+    home: Path,
+    workers: int,
+    megabytes: int,
+    count: int,
+    block: int,
+    options: Sequence[str],
+    say: Callable[[str], None],
+) -> Figures:
+    """A job that takes `count` of that kind, and one before them, one in every other block of steps. options: of
+    `elastic run`, that make it do so."""
+    with contenders.ballast(f"{kind}s", home, workers, megabytes, 0.0, *options) as job:
+        steps = (2 * count + 4) * block
+        say(f"{kind}s: {steps} steps with {count + 1} of {megabytes} MB")
         job.gate.allow(steps)
-        job.gate.await_stop(WORKERS, WITHIN_S, job.check)
+        job.gate.await_stop(workers, WITHIN_S, job.check)
         stamps = next(iter(job.stamps().values()))
         journal = read_all(home / "job")
-    return figures([stamp.t_ns / 1e9 for stamp in stamps], journal, block)
+    return figures([stamp.t_ns / 1e9 for stamp in stamps], journal, block, kind=kind)
 
 
 def main() -> None:

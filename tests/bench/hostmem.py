@@ -15,9 +15,7 @@ from pathlib import Path
 
 from chaos_tests.harness.processes import exit_on_sigterm
 from elastic.checkpoints.interval import SNAPSHOT_LEAST_S
-from elastic.journal import read_all
-from tests.bench import contenders
-from tests.bench.checkpoints import WITHIN_S, Figures, figures
+from tests.bench.checkpoints import Figures, run_blocks
 
 WORKERS = 2
 
@@ -25,14 +23,7 @@ WORKERS = 2
 def measure(home: Path, megabytes: int, snapshots: int, block: int, say: Callable[[str], None]) -> Figures:
     """So many snapshots of a state of that size, and one before them. home: for the job, on any file system."""
     options = ["--checkpoint-every", "off", "--snapshot-every", f"{2 * block} steps"]
-    with contenders.ballast("snapshots", home, WORKERS, megabytes, 0.0, *options) as job:
-        steps = (2 * snapshots + 4) * block
-        say(f"host memory: {steps} steps with {snapshots + 1} snapshots of {megabytes} MB")
-        job.gate.allow(steps)
-        job.gate.await_stop(WORKERS, WITHIN_S, job.check)
-        stamps = next(iter(job.stamps().values()))
-        journal = read_all(home / "job")
-    return figures([stamp.t_ns / 1e9 for stamp in stamps], journal, block, kind="snapshot")
+    return run_blocks("snapshot", home, WORKERS, megabytes, snapshots, block, options, say)
 
 
 def main() -> None:

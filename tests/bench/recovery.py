@@ -181,6 +181,10 @@ def healthy_rows(found: Healthy) -> list[Row]:
         interval = median_interval(ratios(step_s, found.step_s[BASELINE]))
         wanted = "" if name in (NULL, KEEPING) else target(interval.low <= 1.10, "lower end <= 1.10")
         rows.append(Row(f"{name} / {BASELINE}", *shown_ratio(interval), wanted))
+    for name, step_s in found.step_s.items():
+        if name not in (BASELINE, NULL, KEEPING):
+            interval = median_interval(ratios(step_s, found.step_s[KEEPING]))
+            rows.append(Row(f"{name} / {KEEPING}", *shown_ratio(interval), ""))
     return rows
 
 
