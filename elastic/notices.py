@@ -48,6 +48,11 @@ def notice(line: Line) -> str | None:
             return f"{worker} is refused: {because}"
         case {"event": "slot_given_up", "slot": str(slot), "because": str(because)}:
             return f"slot {slot} gets no worker any more: {because.splitlines()[0]}; see its log in logs/"
+        case {"event": "newcomer_hung", "worker_id": str(worker), "because": str(because)}:
+            return (
+                f"the replacement {worker} is ended, and its slot gets another process: {because}. See where it "
+                "hangs in its log in logs/; a set-up that is only slow may take half of --pause-limit: make that longer"
+            )
         case {"event": "ledger_late", "seconds": float(late_s), "because": str(because)}:
             return f"steps.jsonl could not be written for {late_s:.1f} s ({because}); no line of it is missing"
         case {"event": "node_leaves", "node": str(node), "seconds_left": float(left_s), "because": str(because)}:

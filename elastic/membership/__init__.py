@@ -14,7 +14,7 @@ anything.
     arrivals.py   announcements, formation      changes.py    joins and drains
     rings.py      up, broken, not built         losses.py     deaths, reports, what follows
     commits.py    a record is durable           ending.py     finished, failed
-    checkpoints.py  who may move the pointer
+    checkpoints.py  who may move the pointer        invitations.py  set-ups that hang
     fencing.py    those left out                deadlines.py  time is over
 """
 

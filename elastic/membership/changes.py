@@ -136,7 +136,7 @@ def invite_spares(g: Group, now_s: float, do: list[Action]) -> None:
         return
     able = g.spares - {*g.dead, *g.given_up, *g.drains}
     for worker in sorted(able, key=lambda worker: g.workers[worker].member.seniority)[: g.places]:
-        g.workers[worker] = replace(g.workers[worker], invited=True)
+        g.workers[worker] = replace(g.workers[worker], invited=True, moved_s=now_s)
         do.append(Note("invited", {"worker_id": worker}))
         do.append(Tell((worker,), Invite(g.term, worker)))
         await_newcomer(g, worker, now_s, do)

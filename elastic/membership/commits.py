@@ -45,7 +45,7 @@ def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
         if worker in record.ids:
             g.workers[worker] = replace(seen, entered=number, ring=RingState.BUILDING, ready=False)
         else:
-            g.workers[worker] = replace(seen, ready=False)
+            g.workers[worker] = replace(seen, ready=False, moved_s=now_s)  # a newcomer will say again that it is
     fence(g, sorted(worker for worker in before if worker in g.workers and worker not in record.ids),
            record.because, now_s, do)  # fmt: skip
     publish(g, record, do)

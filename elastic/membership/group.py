@@ -151,6 +151,24 @@ class Group:
         return invited - {*self.dead, *self.given_up, *self.drains}
 
     @property
+    def setting_up(self) -> dict[str, float]:
+        """Invited newcomers that are not ready to be admitted -> when they last got on."""
+        if self.state not in (State.RUNNING, State.PAUSED):
+            return {}
+        seen = {worker: self.workers[worker] for worker in self.coming - self.listed}
+        return {
+            worker: one.moved_s
+            for worker, one in seen.items()
+            if not one.ready and one.member.node not in self.silent_nodes
+        }
+
+    @property
+    def set_up_s(self) -> float:
+        """How long a newcomer's set-up may stay in one phase: half of what a job waits for, at its start or, if that is
+        longer, below quorum. So where one hangs there is time for another."""
+        return max(self.spec.timing.orphan_limit_s, self.spec.timing.pause_limit_s) / 2
+
+    @property
     def starting(self) -> dict[str, int]:
         """Node -> its processes that have not announced themselves yet, though their agent is there."""
         here = [seen.member.node for worker, seen in self.workers.items() if worker not in self.dead]
@@ -207,6 +225,7 @@ class Group:
         if self.state in (State.RUNNING, State.PAUSED) and self.committing is None:
             deadlines.append(self.last_call_s)
         deadlines += [since + timing.progress_s for since in self.joining.values()]
+        deadlines += [since + self.set_up_s for since in self.setting_up.values()]
         if self.awaited:
             deadlines.append(self.awaited_until_s)
         if self.state is not State.CLOSED:

@@ -171,6 +171,8 @@ class Agent:
                 case Kill():
                     if worker.newcomer.stuck:
                         self.world.reach("a stuck newcomer was replaced")
+                    if worker.newcomer.hung:
+                        self.world.reach("a newcomer whose set-up hung was replaced")
                     worker.die("killed by its agent")
                 case Close() if worker.paused and self.world.over:
                     worker.die("the job is over")

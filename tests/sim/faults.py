@@ -20,7 +20,8 @@ LATE = ("begin", "unit", "header", "summed", "obtained")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """what: crash, pause, cut, crash_node (each of `whom`), stick (a newcomer), crash_leader, pause_leader, drain,
+    """what: crash, pause, cut, crash_node (each of `whom`), stick (a newcomer), hang (one before it is ready),
+    crash_leader, pause_leader, drain,
     add_node.
 
     whom: "self" (where the trigger was reached), "donor", "ahead" (another one that is furthest), or a number that
@@ -89,7 +90,8 @@ def draw(seed: int) -> Scene:
         faults = (Fault("drain", random.randrange(8), at_s=random.uniform(0.1, 1.0)), _during_change(random), *faults)
     if profile == "stuck":
         stick = (Fault("stick", hook="ready", nth=random.randint(1, 2), delay_s=random.uniform(0, 0.1)) for _ in "ab")
-        faults = (Fault("crash", random.randrange(8), at_s=random.uniform(0.3, 1.0)), *stick, *faults[:2])
+        hang = (Fault("hang", "self", hook="invited", nth=1) for _ in range(random.randint(0, 1)))
+        faults = (Fault("crash", random.randrange(8), at_s=random.uniform(0.3, 1.0)), *stick, *hang, *faults[:2])
     if profile == "epochs":
         faults = (Fault("crash", random.randrange(8), at_s=random.uniform(0.3, 1.0)), *faults[:1])
     trouble = profile in ("leaders", "mixed", "storm")

@@ -24,6 +24,8 @@ class Newcomer:
         self.invited = False
         self.stuck = False
         """It does nothing any more, and lives."""
+        self.hung = False
+        """The same before it is ready."""
         self._epoch = 0
         self._waited_s = 0.0
         """Since when, if there was no place for it."""
@@ -42,6 +44,7 @@ class Newcomer:
             self._waited_s = self._waited_s or self.w.world.clock.now_s
             self.w.after(0.01, 0.03, self.learn)
             return
+        self.w.world.hook("invited", self.w)
         ahead = max((worker.p.reduced for worker in self.w.world.workers.values() if worker.p.entered), default=0)
         self._epoch = self.w.world.script.operations[min(ahead, self.w.world.script.last)].epoch
         self.w.after(0.03, 0.2, self.seek)  # after its rehearsal
@@ -51,6 +54,8 @@ class Newcomer:
         p = self.w.p
         if p.phase is not Phase.FRESH:
             self.w.wake()
+            return
+        if self.hung and not self._said_ready:
             return
         if p.record is not None and p.record.member(self.w.me) is None and self._said_ready != p.record.number:
             self._said_ready = p.record.number

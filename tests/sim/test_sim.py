@@ -22,6 +22,7 @@ MUST_REACH = (
     "a newcomer joined after it had taken over results",
     "a newcomer joined a ring that waited for it",
     "a newcomer was too late for its epoch",
+    "a newcomer whose set-up hung was replaced",
     "a newcomer took over a result",
     "a planned change was voided by a loss",
     "a ring could not be built",

@@ -184,6 +184,8 @@ class World:
                 self.clock.after(fault.for_s, victim.resume)
             case "cut" if victim and victim.agent.stream:
                 victim.agent.stream.cut("the link broke")
+            case "hang" if victim and victim.p.phase is Phase.FRESH:
+                victim.newcomer.hung = True
             case "stick" if victim:
                 victim.newcomer.stuck = True
             case "crash_node" if victim:

@@ -297,6 +297,13 @@ def test_a_spare_fills_a_place_and_never_adds_one() -> None:
     assert group.spares == {"m.0.0", "m.1.0"} and len(told) == 1
 
 
+def test_a_set_up_that_is_only_slow_gets_its_time_from_a_longer_pause_limit() -> None:
+    limits_s = ((600.0, 600.0), (600.0, 60.0), (600.0, 3600.0))
+    timings = [Timing(orphan_limit_s=orphan_s, pause_limit_s=pause_s) for orphan_s, pause_s in limits_s]
+    specs = [JobSpec(name="job", command=("train",), workers=1, timing=timing) for timing in timings]
+    assert [membership.new(spec, seed="seed").set_up_s for spec in specs] == [300.0, 300.0, 1800.0]
+
+
 def formed(*slots: int, window_over: bool = False) -> tuple[str, ...]:
     """The first generation of two workers and a spare on one node, which come in this order; empty: none yet."""
     group = membership.new(JobSpec(name="job", command=("train",), workers=2, spares=1), seed="seed")
