@@ -20,25 +20,20 @@ import torch
 from torch import Tensor
 
 from elastic.errors import Disagree, RingBroken
-from elastic.tree import Node, covers_exactly, is_node, split
+from runtime.folding import DTYPES, Fold, Piece, Term, add, add_metas, along_tree, as_list, by_rank, parse_term, pieces
 from runtime.link import Frame, Kind, LinkError, Payload
-from runtime.partial import Json, Partial, Scalars, fold_meta
+from runtime.partial import Json, Partial
 from runtime.ring import Ring
 
 Headers: TypeAlias = dict[str, dict[str, Json]]
-Fold: TypeAlias = tuple[int, int]
-"""Positions of (left, right); the sum gets the next position after all terms and earlier folds."""
 
 PIECE_BYTES = 1 << 20
 """Smaller ones cost calls, larger ones leave the cache before they are added (docs/decisions/own-mesh.md)."""
 MAX_HEADER_BYTES = 64 << 20
-_ALIGN = 64
-"""Slices begin at multiples of this many elements, so that the adds are vectorised from the start."""
 _WINDOW = 4
 """How many pieces of a term a peer may be ahead of the sum; memory does not grow with the model."""
 _SCRATCH_BYTES = 32 << 20
 """Per peer; with many terms the window shrinks, at worst to one piece of each."""
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _OURS = ("worker_id", "generation", "op", "units", "groups", "terms")
 
 
@@ -66,7 +61,7 @@ def exchange(
     Disagree when members bring different groups or units. After any exception out is undefined and the ring unusable.
     """
     metas = [root.meta() for root in roots]
-    reduction = _Reduction(ring, op, header, roots, metas, units, groups, check, out, _along_tree)
+    reduction = _Reduction(ring, op, header, roots, metas, units, groups, check, out, along_tree)
     ring.run(reduction)
     return reduction.headers, reduction.result()
 
@@ -92,27 +87,9 @@ def exchange_native(
     if bool(own) != bool(leaves):
         raise ValueError("a contribution comes with its leaves, and leaves with their contribution")
     metas: list[dict[str, Json]] = [{**partial.meta(), "leaves": list[Json](sorted(leaves))} for partial in own]
-    reduction = _Reduction(ring, op, header, own, metas, units, groups, check, out, _by_rank)
+    reduction = _Reduction(ring, op, header, own, metas, units, groups, check, out, by_rank)
     ring.run(reduction)
     return reduction.headers, reduction.result()
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A part of one member's slice of one group: elements lo..hi-1."""
-
-    group: str
-    lo: int
-    hi: int
-    size: int
-    """In bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Term:
-    meta: Partial
-    """Without tensors."""
-    leaves: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -131,47 +108,6 @@ class _From:
         return self.slots[(piece % self.window) * self.terms + term]
 
 
-def _pieces(groups: dict[str, int], world_size: int, rank: int) -> list[_Piece]:
-    pieces = []
-    for group, length in sorted(groups.items()):
-        itemsize = _DTYPES[group].itemsize
-        share = -(-length // world_size)
-        share += -share % _ALIGN
-        end = min(length, (rank + 1) * share)
-        step = PIECE_BYTES // itemsize
-        for lo in range(rank * share, end, step):
-            hi = min(lo + step, end)
-            pieces.append(_Piece(group, lo, hi, (hi - lo) * itemsize))
-    return pieces
-
-
-def _along_tree(terms: Sequence[_Term], units: int) -> list[Fold]:
-    """Raises ValueError unless the terms are nodes that hold every leaf once."""
-    nodes = [term.meta.node for term in terms]
-    if not all(is_node(node, units) for node in nodes) or not covers_exactly(nodes, units):
-        raise ValueError(f"roots {sorted(nodes)} do not make up the tree over 0..{units - 1}")
-    held = {node: position for position, node in enumerate(nodes)}
-    folds: list[Fold] = []
-
-    def position(node: Node) -> int:
-        if node in held:
-            return held[node]
-        left, right = split(node)
-        folds.append((position(left), position(right)))
-        return len(nodes) + len(folds) - 1
-
-    position((0, units))
-    return folds
-
-
-def _by_rank(terms: Sequence[_Term], units: int) -> list[Fold]:
-    """Raises ValueError unless the terms hold every leaf once."""
-    leaves = sorted(leaf for term in terms for leaf in term.leaves)
-    if leaves != list(range(units)):
-        raise ValueError(f"leaves {leaves} are not 0..{units - 1}")
-    return [(0 if n == 1 else len(terms) + n - 2, n) for n in range(1, len(terms))]
-
-
 class _Reduction:
     """The ring.Operation of both variants."""
 
@@ -186,25 +122,25 @@ class _Reduction:
         groups: dict[str, int],
         check: Callable[[Headers], None],
         out: dict[str, Tensor] | None,
-        arrange: Callable[[Sequence[_Term], int], list[Fold]],
+        arrange: Callable[[Sequence[Term], int], list[Fold]],
     ) -> None:
         self._ring, self._op, self._units, self._groups = ring, op, units, groups
         self._check, self._arrange = check, arrange
         if taken := set(header) & set(_OURS):
             raise ValueError(f"header fields {sorted(taken)} are set by the exchange")
-        if units < 1 or op < 0 or set(groups) - set(_DTYPES):
-            raise ValueError(f"units={units}, op={op}, groups={groups}: wanted >= 1, >= 0, names in {list(_DTYPES)}")
+        if units < 1 or op < 0 or set(groups) - set(DTYPES):
+            raise ValueError(f"units={units}, op={op}, groups={groups}: wanted >= 1, >= 0, names in {list(DTYPES)}")
         if out is None:
-            out = {group: torch.empty(length, dtype=_DTYPES[group]) for group, length in groups.items()}
+            out = {group: torch.empty(length, dtype=DTYPES[group]) for group, length in groups.items()}
         self._own = [_checked(partial.flats, groups, "root") for partial in own]
         self._out = _checked(out, groups, "out")
         self._out_bytes = {group: _bytes(flat) for group, flat in self._out.items()}
-        self._pieces = [_pieces(groups, ring.world_size, rank) for rank in range(ring.world_size)]
+        self._pieces = [pieces(groups, ring.world_size, rank, PIECE_BYTES) for rank in range(ring.world_size)]
         self._mine = self._pieces[ring.rank]
         self._peers = {peer: _From() for peer in ring.links}
         self._summed = 0
         self._ready = False
-        self._terms: list[_Term] = []
+        self._terms: list[Term] = []
         self._places: list[tuple[str, int]] = []
         self._folds: list[Fold] = []
         self.headers: Headers = {}
@@ -233,7 +169,7 @@ class _Reduction:
                 link.send_bulk(self._scatter(self._pieces[rank], flats))
 
     def _scatter(
-        self, pieces: Sequence[_Piece], flats: Sequence[dict[str, memoryview]]
+        self, pieces: Sequence[Piece], flats: Sequence[dict[str, memoryview]]
     ) -> Iterator[tuple[Frame, Payload]]:
         generation = self._ring.generation
         for number, piece in enumerate(pieces):
@@ -318,7 +254,7 @@ class _Reduction:
             header = json.loads(bytes(payload))
             if (header["worker_id"], header["generation"], header["op"]) != (peer, self._ring.generation, self._op):
                 raise ValueError("it speaks for another worker or operation")
-            terms = [_parse_term(meta) for meta in header["terms"]]
+            terms = [parse_term(meta) for meta in header["terms"]]
             groups = {str(group): int(length) for group, length in header["groups"].items()}
             units = int(header["units"])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -349,8 +285,8 @@ class _Reduction:
             if any(value != ours for value in values.values()):
                 raise Disagree(f"the workers bring different {name} to operation {self._op}: {values}")
         for worker in self._ring.members:
-            for index, meta in enumerate(_list(self.headers[worker]["terms"])):
-                self._terms.append(_parse_term(meta))
+            for index, meta in enumerate(as_list(self.headers[worker]["terms"])):
+                self._terms.append(parse_term(meta))
                 self._places.append((worker, index))
         try:
             self._folds = self._arrange(self._terms, self._units)
@@ -370,35 +306,24 @@ class _Reduction:
         for worker, index in self._places:
             values.append(self._value(worker, index, number, piece))
             ours.append(worker != self._ring.me)
-        for left, right in self._folds[:-1]:
-            into = values[right] if ours[right] else values[left] if ours[left] else torch.empty_like(target)
-            values.append(torch.add(values[left], values[right], out=into))
-            ours.append(True)
-        if self._folds:
-            left, right = self._folds[-1]
-            torch.add(values[left], values[right], out=target)
-        else:
-            target.copy_(values[0])
+        add(values, ours, self._folds, target)
         frame = Frame(Kind.GATHER, self._ring.generation, self._op, piece.size, 0, number)
         payload = _part(self._out_bytes, piece)
         for link in self._ring.links.values():
             link.send(frame, payload)
 
-    def _value(self, worker: str, index: int, number: int, piece: _Piece) -> Tensor:
+    def _value(self, worker: str, index: int, number: int, piece: Piece) -> Tensor:
         if worker == self._ring.me:
             return self._own[index][piece.group][piece.lo : piece.hi]
         slot = self._peers[worker].slot(number, index)[1]
-        return slot[: piece.size].view(_DTYPES[piece.group])
+        return slot[: piece.size].view(DTYPES[piece.group])
 
     def result(self) -> Partial:
         """The sum of all terms, once the operation is complete."""
-        metas = [term.meta for term in self._terms]
-        for left, right in self._folds:
-            metas.append(Partial(0, 0, {}, *fold_meta(metas[left], metas[right])))
-        total = metas[-1]
+        total = add_metas(self._terms, self._folds)
         return Partial(0, self._units, self._out, total.has_grad, total.weight, total.scalars, total.note)
 
-    def _pieces_of(self, peer: str) -> list[_Piece]:
+    def _pieces_of(self, peer: str) -> list[Piece]:
         return self._pieces[self._ring.members.index(peer)]
 
 
@@ -406,11 +331,11 @@ def _checked(flats: dict[str, Tensor], groups: dict[str, int], what: str) -> dic
     if flats.keys() != groups.keys():
         raise ValueError(f"{what} has groups {sorted(flats)}, the operation {sorted(groups)}")
     for group, flat in flats.items():
-        fits = flat.dtype == _DTYPES[group] and flat.shape == (groups[group],)
+        fits = flat.dtype == DTYPES[group] and flat.shape == (groups[group],)
         if not fits or flat.device.type != "cpu" or not flat.is_contiguous():
             raise ValueError(
                 f"{what} {group!r} is {flat.dtype} {tuple(flat.shape)} on {flat.device}; "
-                f"wanted {_DTYPES[group]} ({groups[group]},), contiguous, on cpu"
+                f"wanted {DTYPES[group]} ({groups[group]},), contiguous, on cpu"
             )
     return {group: flat.detach() for group, flat in flats.items()}
 
@@ -419,41 +344,6 @@ def _bytes(flat: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def _part(flats: dict[str, memoryview], piece: _Piece) -> memoryview:
-    itemsize = _DTYPES[piece.group].itemsize
+def _part(flats: dict[str, memoryview], piece: Piece) -> memoryview:
+    itemsize = DTYPES[piece.group].itemsize
     return flats[piece.group][piece.lo * itemsize : piece.hi * itemsize]
-
-
-def _parse_term(meta: Json) -> _Term:
-    """Raises ValueError, TypeError or KeyError for what Partial.meta() would not have made."""
-    if not isinstance(meta, dict):
-        raise TypeError("a term is no object")
-    lo, hi = (_int(value) for value in _list(meta["node"]))
-    raw = meta["scalars"]
-    if not isinstance(raw, dict):
-        raise TypeError("scalars are no object")
-    scalars: Scalars = {}
-    for name, value in raw.items():
-        kind, total, weight = _list(value)
-        scalars[name] = (str(kind), _float(total), _float(weight))
-    leaves = tuple(_int(leaf) for leaf in _list(meta.get("leaves", [])))
-    has_grad = int(str(meta["has_grad"]), 16)
-    return _Term(Partial(lo, hi, {}, has_grad, _float(meta["weight"]), scalars, meta["note"]), leaves)
-
-
-def _list(value: Json) -> list[Json]:
-    if not isinstance(value, list):
-        raise TypeError(f"{str(value)[:40]} is no list")
-    return value
-
-
-def _int(value: Json) -> int:
-    if not isinstance(value, int):
-        raise TypeError(f"{str(value)[:40]} is no integer")
-    return value
-
-
-def _float(value: Json) -> float:
-    if not isinstance(value, int | float):
-        raise TypeError(f"{str(value)[:40]} is no number")
-    return float(value)

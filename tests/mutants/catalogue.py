@@ -69,7 +69,7 @@ def unordered_sum(module: Any) -> None:
     def by_rank(terms: Any, units: int) -> list[tuple[int, int]]:
         return [(0 if n == 1 else len(terms) + n - 2, n) for n in range(1, len(terms))]
 
-    module._along_tree = by_rank
+    module.along_tree = by_rank
 
 
 def rng_per_worker(module: Any) -> None:
