@@ -77,6 +77,8 @@ class Generation:
 
     base: number of the last loss (or form) generation; a planned generation is void once base moves on.
     hold: below quorum: finish operation plan.op, then wait.
+    early: written down only for those who drain, so that they need not wait for who joins in the next one; it is never
+    what the job is to be (position/joins.py).
     token: proof for ring and copy connections of this generation.
     """
 
@@ -88,6 +90,7 @@ class Generation:
     because: str
     hold: bool = False
     token: str = ""
+    early: bool = False
 
     @property
     def ids(self) -> tuple[str, ...]:

@@ -395,18 +395,18 @@ class Member:
             ring = self._rings.get(generation)
             header: dict[str, Json] = {
                 "about": {**asdict(self._op), "kind": str(self._op.kind)},
-                "carry": p.carry,
+                "carry": list[Json](p.carry or ()),
                 "fingerprint": dict(self._fingerprint),
                 "own": self._own,
             }
         if ring is None:
             standing.post(position.RingLost(generation, "the ring is gone"))
             return None
-        carried: list[int] = []
+        carried: list[tuple[int, ...]] = []
 
         def check(headers: dict[str, dict[str, Json]]) -> None:
             self._check_agreement(headers, ring.members[0])
-            carried.extend(cast(int, other["carry"]) for other in headers.values())
+            carried.extend(tuple(cast(list[int], other["carry"])) for other in headers.values())
             standing.post(position.HeadersHeld(generation, number))
 
         out = standing.result_buffer(self._groups)

@@ -38,18 +38,18 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
     If all that are known to hold the state want to leave, those of one node stay until a successor has come, or until
     its last call: then nobody stays, so that all stop after the same step.
     """
-    running = g.running
-    if g.state not in (State.RUNNING, State.PAUSED) or g.committing is not None or g.top is None or running is None:
+    aim, running = g.aim, g.running
+    if g.state not in (State.RUNNING, State.PAUSED) or g.committing is not None or aim is None or running is None:
         return
     lost = {*g.dead, *g.given_up, *g.turned_away}
-    unsettled = set(g.top.ids) - set(running.ids)
-    members = [m for m in g.top.members if not (m.worker_id in unsettled and m.worker_id in lost)]
+    unsettled = set(aim.ids) - set(running.ids)
+    members = [m for m in aim.members if not (m.worker_id in unsettled and m.worker_id in lost)]
     holders = [m.worker_id for m in members if m.worker_id in running.ids]
     if not holders:
         # All that were to stay are lost. Who has said that it still is in the running generation stays instead.
         members = [m for m in running.members if g.workers[m.worker_id].entered == running.number]
         members = [m for m in members if m.worker_id not in lost and not g.workers[m.worker_id].left]
-        members = members[:1] if g.top.ids else members
+        members = members[:1] if aim.ids else members
         holders = [m.worker_id for m in members]
     if not holders:
         return
@@ -67,26 +67,43 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
         g.workers[worker] = replace(g.workers[worker], member=member)
         members.append(member)
     listed = {m.worker_id for m in members}
-    if listed == set(g.top.ids) and _holds(g, listed) == g.top.hold:
+    if aim is g.top and listed == set(aim.ids) and _holds(g, listed) == aim.hold:
         return
-    joined = [m.worker_id for m in members if m.worker_id not in g.top.ids]
-    gone = [worker for worker in g.top.ids if worker not in listed]
+    if (early := _leaves_early(g, running, listed)) is not None:
+        because = _because(g, [], [worker for worker in running.ids if worker not in listed])
+        commit_planned(g, early, f"{because}, and does not wait for who joins", do, early=True)
+        return
+    joined = [m.worker_id for m in members if m.worker_id not in aim.ids]
+    gone = [worker for worker in aim.ids if worker not in listed]
     if not joined and not gone:
         waits = f"waits for {g.awaited}: its newcomers were too late for their epoch"
-        commit_planned(g, members, waits if g.awaited else "waits no longer", do)
+        otherwise = "waits no longer" if aim is g.top else aim.because
+        commit_planned(g, members, waits if g.awaited else otherwise, do)
         return
-    because = "; ".join(
+    commit_planned(g, members, _because(g, joined, gone), do)
+
+
+def _because(g: Group, joined: list[str], gone: list[str]) -> str:
+    return "; ".join(
         [f"{worker} joins" for worker in joined]
         + [f"{w} {'drains: ' + g.drains[w].because if w in g.drains else 'is gone again'}" for w in gone]
     )
-    commit_planned(g, members, because, do)
+
+
+def _leaves_early(g: Group, running: Generation, listed: set[str]) -> list[Member] | None:
+    """The members that stay, if others drain and would have to wait for newcomers; None if not, or if it is planned."""
+    stay = [member for member in running.members if member.worker_id in listed]
+    if len(stay) in (0, len(running.members)) or listed <= set(running.ids):
+        return None
+    planned = [record.members for record in g.chain if record.number > running.number]
+    return None if tuple(stay) in planned else stay
 
 
 def _wanted(g: Group, lost: set[str]) -> list[str]:
     """Newcomers that may be admitted, the first to come first."""
-    assert g.top is not None
+    assert g.aim is not None
     ready = [w for w, seen in g.workers.items() if seen.ready and not seen.refused and not seen.left]
-    ready = [w for w in ready if w not in g.drains and w not in lost and w not in g.top.ids]
+    ready = [w for w in ready if w not in g.drains and w not in lost and w not in g.aim.ids]
     return sorted(ready, key=lambda worker: g.workers[worker].member.seniority)
 
 
@@ -117,12 +134,12 @@ def _neighbours(g: Group, worker: str) -> list[str]:
     return [other for other, seen in g.workers.items() if seen.member.node == node]
 
 
-def commit_planned(g: Group, members: Iterable[Member], because: str, do: list[Action]) -> None:
+def commit_planned(g: Group, members: Iterable[Member], because: str, do: list[Action], *, early: bool = False) -> None:
     assert g.running is not None
     ordered = rank_order(members)
     newcomers = tuple(m.worker_id for m in ordered if m.worker_id not in g.running.ids)
     hold = _holds(g, {m.worker_id for m in ordered})
-    commit(g, Kind.PLANNED, ordered, Plan(newcomers=newcomers), because, do, hold)
+    commit(g, Kind.PLANNED, ordered, Plan(newcomers=newcomers), because, do, hold=hold, early=early)
 
 
 def _holds(g: Group, listed: set[str]) -> bool:
@@ -262,7 +279,7 @@ def close_if_all_left(g: Group, now_s: float, do: list[Action]) -> None:
 def release_newcomers(g: Group, do: list[Action]) -> None:
     """Draining newcomers that no generation waits for."""
     planned = {*g.listed, *(g.committing.ids if g.committing else ())}
-    if g.running is g.top and g.top is not None:
-        planned = {*g.top.ids, *(g.committing.ids if g.committing else ())}
+    if g.running is g.aim and g.aim is not None:
+        planned = {*g.aim.ids, *(g.committing.ids if g.committing else ())}
     for worker in sorted(g.newcomers & set(g.drains) - planned - set(g.dead)):
         do.append(Tell((worker,), Release(g.term, worker)))

@@ -105,6 +105,11 @@ class Group:
         return self.chain[-1] if self.chain else None
 
     @property
+    def aim(self) -> Generation | None:
+        """The newest list that the job is to have. An early generation is a step on the way there."""
+        return next((record for record in reversed(self.chain) if not record.early), None)
+
+    @property
     def base(self) -> Generation | None:
         return self.chain[0] if self.chain else None
 
@@ -139,9 +144,10 @@ class Group:
     @property
     def places(self) -> int:
         """For how many more newcomers the world has a place."""
-        if self.top is None:
+        if self.aim is None:
             return 0
-        settled = set((self.committing or self.top).ids) - {*self.dead, *self.given_up, *self.drains}
+        coming_next = self.committing if self.committing and not self.committing.early else self.aim
+        settled = set(coming_next.ids) - {*self.dead, *self.given_up, *self.drains}
         return max(0, self.wanted_workers - len(settled | self.coming))
 
     @property
@@ -178,10 +184,10 @@ class Group:
     @property
     def joining(self) -> dict[str, float]:
         """Newcomers whom a generation waits for, pending or in effect -> when they last got on."""
-        top, running = self.top, self.running
-        if self.state not in (State.RUNNING, State.PAUSED) or self.committing or top is None or running is None:
+        aim, running = self.aim, self.running
+        if self.state not in (State.RUNNING, State.PAUSED) or self.committing or aim is None or running is None:
             return {}
-        waited_for = {*top.ids, *running.ids} - {*self.dead, *self.given_up, *self.turned_away}
+        waited_for = {*aim.ids, *running.ids} - {*self.dead, *self.given_up, *self.turned_away}
         seen = {worker: self.workers[worker] for worker in waited_for if worker in self.workers}
         return {
             worker: max(one.moved_s, self.planned_s)
@@ -236,11 +242,11 @@ class Group:
     @property
     def last_call_s(self) -> float:
         """When the job stops if all members drain and nobody takes over; infinite while somebody stays."""
-        if self.top is None or self.running is None:
+        if self.aim is None or self.running is None:
             return math.inf
-        if not self.top.ids or self.successors or any(worker not in self.drains for worker in self.top.ids):
+        if not self.aim.ids or self.successors or any(worker not in self.drains for worker in self.aim.ids):
             return math.inf
-        return max(self.drains[worker].last_call_s for worker in self.top.ids)
+        return max(self.drains[worker].last_call_s for worker in self.aim.ids)
 
     @property
     def proof_ends_s(self) -> float:

@@ -10,12 +10,20 @@ from elastic.messages import Generation, Kind, Member, Plan, Publish
 
 
 def commit(
-    g: Group, kind: Kind, members: tuple[Member, ...], plan: Plan, because: str, do: list[Action], hold: bool = False
+    g: Group,
+    kind: Kind,
+    members: tuple[Member, ...],
+    plan: Plan,
+    because: str,
+    do: list[Action],
+    *,
+    hold: bool = False,
+    early: bool = False,
 ) -> None:
     number = (g.top.number if g.top else 0) + 1
     base = g.chain[0].number if kind is Kind.PLANNED else number
     token = hashlib.sha256(f"{g.seed}/{g.term}/{number}".encode()).hexdigest()[:32]
-    g.committing = Generation(number, kind, base, members, plan, because, hold, token)
+    g.committing = Generation(number, kind, base, members, plan, because, hold, token, early)
     do.append(Commit(g.committing))
 
 
@@ -25,5 +33,6 @@ def publish(g: Group, record: Generation, do: list[Action]) -> None:
 
 
 def told(g: Group) -> tuple[Generation, ...]:
-    """What a worker has to know: the last loss generation and the newest planned one."""
-    return g.chain[:1] if len(g.chain) < 2 else (g.chain[0], g.chain[-1])
+    """What a worker has to know: the last loss generation, the running one, and what has been planned since."""
+    assert g.running is not None
+    return tuple(r for r in g.chain if r is g.base or r.number >= g.running.number)

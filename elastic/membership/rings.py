@@ -37,7 +37,7 @@ def heard_of_ring(g: Group, word: RingUp | RingBroken | BuildFailed, now_s: floa
                 g.failed_builds[members] = g.failed_builds.get(members, 0) + 1
                 named = ", ".join(unreachable)
                 become_quiescing(g, f"{word.worker_id} cannot reach {named} in generation {number}", now_s, do)
-            elif record is g.top:
+            elif record is g.aim or record.early:
                 _turn_away(g, record, {word.worker_id, *unreachable}, now_s, do)
 
 
@@ -55,7 +55,7 @@ def _turn_away(g: Group, record: Generation, involved: set[str], now_s: float, d
     if turned_away:
         plan_change(g, now_s, do)
     elif g.committing is None:
-        commit_planned(g, record.members, f"{record.because}, once more", do)
+        commit_planned(g, record.members, f"{record.because}, once more", do, early=record.early)
 
 
 def end_rebuilding(g: Group, now_s: float, do: list[Action]) -> None:

@@ -9,9 +9,11 @@ yields its result (`Obtained`), and only the user's next operation shows that th
 
 * A report is final: after `Quiesce` the ring is aborted first, and a result or copy that arrives later is refused.
 * A quiesced worker starts no further unit; the one that runs is finished and belongs to the next plan.
-* The pending generation is read once per attempt (`ReadHeader`), the same for all receivers.
+* The pending generations are read once per attempt (`ReadHeader`), the same for all receivers.
 * The donor (rank 0) carries a join only while every newcomer holds the complete state of this operation.
-* A planned generation takes effect after k if all headers of k carried the same number; mixed numbers change nothing.
+* A planned generation takes effect after k if all headers of k carried it; of two the newer one. If none is in all
+  headers, nothing changes.
+* Who drains does not wait for who joins: a generation without the newcomers is carried beside the newest.
 * The result of k is kept until headers of k + 1 from every member of the current generation are held.
 
     state.py   where a worker stands            machine.py      each event to the function that knows what it means

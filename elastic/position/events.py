@@ -43,10 +43,10 @@ class ReadHeader:
 
 @dataclass(frozen=True, slots=True)
 class Obtained:
-    """The exchange on the ring of ``generation`` is complete. carried: the number in every member's header."""
+    """The exchange on the ring of ``generation`` is complete. carried: the numbers in each member's header."""
 
     generation: int
-    carried: tuple[int, ...]
+    carried: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,15 @@
-"""Which pending generation a header carries, none before every newcomer of it holds the state, or, if nobody stays,
-before the state is on its way to the disk; which took effect."""
+"""Which pending generations a header carries, and which took effect: the highest that is in all headers.
+
+None is carried before every newcomer of it holds the state, or, if nobody stays, before the state is on its way to the
+disk. A member carries at most two: the newest, and one without newcomers that keeps just the members which the newest
+keeps, so that who drains leaves while a newcomer still copies. A leader may not know yet that a newcomer is in: what it
+wrote for the members of before then leaves out more than the newest does, and is void. So is a drain that was taken
+back.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from elastic.messages import Generation
 from elastic.position.state import Phase, Position
@@ -18,18 +26,29 @@ def missing(p: Position) -> tuple[str, ...]:
     return tuple(w for w in newcomers_in(p.newest_pending, p.record) if w not in p.holders)
 
 
-def to_carry(p: Position) -> int:
-    """The pending generation for this attempt's header, or 0: the newest, if its plan is held and its ring is up."""
-    pending = p.newest_pending
-    if pending is None or p.record is None:
-        return 0
-    if not pending.ids and not p.parts:
-        return 0
-    if newcomers_in(pending, p.record) and (not p.joinable or missing(p)):
-        return 0
-    if pending.member(p.me) is not None and pending.number not in p.built:
-        return 0  # with its ring up before it takes effect, nobody waits for a build, and a failed one costs nothing
-    return pending.number
+def to_carry(p: Position) -> tuple[Generation, ...]:
+    """The pending generations for this attempt's header: their plans are held, and their rings are up."""
+    newest, record = p.newest_pending, p.record
+    if newest is None or record is None:
+        return ()
+    carried: list[Generation] = []
+    may = p.parts if not newest.ids else not newcomers_in(newest, record) or (p.joinable and not missing(p))
+    if may and _is_up(p, newest):
+        carried.append(newest)
+    kept = tuple(worker for worker in record.ids if worker in newest.ids)
+    leaving = [g for g in p.pending if g is not newest and g.ids == kept != record.ids and _is_up(p, g)]
+    return (*carried, *leaving[-1:])
+
+
+def _is_up(p: Position, pending: Generation) -> bool:
+    """With its ring up before it takes effect, nobody waits for a build, and a failed one costs nothing."""
+    return pending.member(p.me) is None or pending.number in p.built
+
+
+def taking_effect(p: Position, carried: Collection[Collection[int]]) -> Generation | None:
+    """The pending generation that all headers carried, or none; of several the newest."""
+    common = [g for g in p.pending if all(g.number in numbers for numbers in carried)]
+    return max(common, key=lambda generation: generation.number, default=None)
 
 
 def outcome(p: Position, op: int) -> int | None:

@@ -48,7 +48,8 @@ def step(p: Position, event: Event) -> Outcome:
             return done(p, event)
         case ReadHeader():
             # It leaves now, or is not read: newcomers may copy only as long as it is not.
-            return (replace(p, carry=to_carry(p)) if isinstance(move(p), Exchange) else p), ()
+            numbers = tuple(generation.number for generation in to_carry(p))
+            return (replace(p, carry=numbers) if isinstance(move(p), Exchange) else p), ()
         case Obtained(generation, carried):
             return obtained(p, generation, carried)
         case Fetched(op):

@@ -119,11 +119,9 @@ def _held_back(p: Position) -> bool:
 
     One whose header has left is under way, whatever is planned since.
     """
-    record, pending = p.record, p.newest_pending
+    record = p.record
     assert record is not None
     interrupted = p.reduced == record.plan.op and record.plan.units > 0
     if not (record.hold and p.joinable) or interrupted or p.carry is not None:
         return False
-    if pending is None or (pending.hold and newcomers_in(pending, record)):
-        return True
-    return to_carry(p) == 0
+    return all(pending.hold and newcomers_in(pending, record) for pending in to_carry(p))

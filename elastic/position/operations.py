@@ -17,6 +17,7 @@ from elastic.position.actions import (
 )
 from elastic.position.events import Begin, Done
 from elastic.position.generations import enter_planned
+from elastic.position.joins import taking_effect
 from elastic.position.state import Phase, Position
 from elastic.tree import leaves
 
@@ -60,13 +61,12 @@ def done(p: Position, event: Done) -> Outcome:
     return replace(p, running=None, roots=roots), ()
 
 
-def obtained(p: Position, generation: int, carried: tuple[int, ...]) -> Outcome:
+def obtained(p: Position, generation: int, carried: tuple[tuple[int, ...], ...]) -> Outcome:
     if p.quiesced or generation != p.entered or p.phase is not Phase.COLLECTING:
         return p, ()
     op = p.reduced
     p = _complete(p)
-    numbers = set(carried)
-    chosen = next((g for g in p.pending if numbers == {g.number}), None)
+    chosen = taking_effect(p, carried)
     if chosen is None:
         return p, ()
     record = p.record

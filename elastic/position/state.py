@@ -44,8 +44,8 @@ class Position:
     pending: tuple[Generation, ...] = ()
     promise: int = 0
     quiesced: bool = False
-    carry: int | None = None
-    """The pending generation in this attempt's header; None until read."""
+    carry: tuple[int, ...] | None = None
+    """The pending generations in this attempt's header; None until read."""
     laggard: str | None = None
     """Not None: the result of this operation exists; copy it from this worker, or compute alone if empty."""
     kept: int = -1
@@ -81,4 +81,6 @@ class Position:
 
     @property
     def newest_pending(self) -> Generation | None:
-        return max(self.pending, key=lambda generation: generation.number, default=None)
+        """Apart from early ones."""
+        pending = (generation for generation in self.pending if not generation.early)
+        return max(pending, key=lambda generation: generation.number, default=None)

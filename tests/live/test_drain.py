@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +18,7 @@ from elastic.config import Timing
 from elastic.embedded import EmbeddedEtcd
 from elastic.errors import ExitCode
 from tests.live.conftest import Quiet
-from tests.live.jobs import DEADLINE_S
+from tests.live.jobs import DEADLINE_S, SCRIPTS, run_alone
 from tests.live.spread import Spread
 
 LOSSES = ("member_lost", "quiesce_started", "redo_started", "ring_aborted", "slot_given_up")
@@ -58,6 +59,28 @@ def assert_as_quiet(job: Spread, quiet: Quiet) -> None:
 
 def losses(job: Spread) -> list[str]:
     return [event for event in LOSSES if job.events(event)]
+
+
+def test_who_drains_does_not_wait_for_a_newcomer_that_still_copies(spread: Make, tmp_path: Path) -> None:
+    job = spread(command=(sys.executable, str(SCRIPTS / "heavy.py")), max_workers=3)
+    for gate in ("on", "load 1", "load 2"):
+        (job.gates / gate).touch()
+    job.agent("a")
+    job.agent("b")
+    job.await_members("a.0.0", "b.0.0")
+    job.agent("c")
+    job.until("c copies", (job.gates / "load 1.c.0.0").exists)
+    job.give_notice("b", 60.0)
+    job.await_members("a.0.0")
+    job.await_event("worker_exited", worker_id="b.0.0", because="exited with 0")
+    assert job.events("joined") == []
+    job.open("load 1")
+    job.open("load 2")
+    job.await_members("a.0.0", "c.0.0")
+    job.open("on")
+    digest = job.await_result()["digest"]
+    assert run_alone(tmp_path, SCRIPTS / "heavy.py", str(len(job.steps()))).split()[-1] == digest
+    assert losses(job) == []
 
 
 def test_a_node_with_a_notice_leaves_and_returns_and_nothing_is_computed_twice(spread: Make, quiet: Quiet) -> None:

@@ -21,7 +21,7 @@ from tests.sim.script import Sum
 if TYPE_CHECKING:
     from tests.sim.worker import Worker
 
-Header: TypeAlias = tuple[dict[Node, Sum], int]
+Header: TypeAlias = tuple[dict[Node, Sum], tuple[int, ...]]
 
 
 class Mesh:
@@ -139,7 +139,7 @@ class Mesh:
                 mine[("slice", op)] = self.w.world.total(self.w, op, headers), tuple(headers[w][1] for w in ring.ids)
                 self.w.world.hook("summed", self.w)
                 self._to_all(ring, ("slice", op))
-        result, carried = cast(tuple[Sum, tuple[int, ...]], mine[("slice", op)])
+        result, carried = cast(tuple[Sum, tuple[tuple[int, ...], ...]], mine[("slice", op)])
         self.w.world.agree(self.w, [self._frames[(number, w)][("slice", op)][0] for w in ring.ids])  # type: ignore[index]
         self._exchange = None
         for worker in ring.ids:

@@ -13,6 +13,7 @@ SEEDS = 50
 MUST_REACH = (
     "a donor lingers",
     "a drain was taken back",
+    "a drained member did not wait for a newcomer",
     "a generation below quorum",
     "a leader resigned",
     "a loss right after a loss",

@@ -253,6 +253,8 @@ class World:
             self._require(after.entered > promised, f"{worker.me} promised {promised} and enters {after.entered}")
             if record.kind is Kind.PLANNED:
                 self.hook("entered_planned", worker)
+                if record.early:
+                    self.reach("a drained member did not wait for a newcomer")
                 first = self._effect_after.setdefault(record.number, after.reduced)
                 self._require(first == after.reduced, f"{record.number} starts with {first} and with {after.reduced}")
             else:
@@ -266,7 +268,7 @@ class World:
                 self._require(not stale, f"{worker.me} reported {report} and stands at {after}")
                 self._require(after.ring is RingState.ABORTED, f"{worker.me} reported with a live ring")
 
-    def total(self, worker: Worker, op: int, headers: Mapping[str, tuple[dict[Node, Sum], int]]) -> Sum:
+    def total(self, worker: Worker, op: int, headers: Mapping[str, tuple[dict[Node, Sum], tuple[int, ...]]]) -> Sum:
         """The sum of all roots, taken only if they cover every unit exactly once."""
         units = self.script.operations[op].units
         nodes = [node for roots, _ in headers.values() for node in roots]

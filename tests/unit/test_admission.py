@@ -142,7 +142,7 @@ class Worker:
         generation = self.standing.position.entered
         with self.standing.changed:
             self.standing.post(position.ReadHeader())
-            self.standing.post(position.Obtained(generation, carried))
+            self.standing.post(position.Obtained(generation, tuple((number,) for number in carried)))
             self.donor.keep(self.standing.position.kept, self.op, {}, result)
         self.donor.close_window()
 

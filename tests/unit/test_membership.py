@@ -201,8 +201,8 @@ def tell(action: Action) -> str:
 
 
 def describe(record: Generation) -> str:
-    hold = " hold" if record.hold else ""
-    return f"{record.number} {record.kind}{hold} {','.join(record.ids)}{plan(record.plan)}"
+    words = " hold" * record.hold + " early" * record.early
+    return f"{record.number} {record.kind}{words} {','.join(record.ids)}{plan(record.plan)}"
 
 
 def plan(plan: Plan) -> str:

@@ -110,7 +110,7 @@ class Worker:
             case "header":
                 return ReadHeader()
             case "obtained":
-                return Obtained(numbers[0], tuple(int(number) for number in words[1].split(",")))
+                return Obtained(numbers[0], tuple(map(carried, words[1].split(","))))
             case "fetched":
                 return Fetched(numbers[0])
             case "fetch-failed":
@@ -142,6 +142,10 @@ class Worker:
         raise ValueError(f"unknown event {name}")
 
 
+def carried(header: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in header.split("+") if number != "0")
+
+
 def record(words: list[str]) -> Generation:
     number, kind, ids = int(words[0]), Kind(words[1]), [] if words[2] == "-" else words[2].split(",")
     options = arguments(words)
@@ -161,6 +165,7 @@ def record(words: list[str]) -> Generation:
         plan=Plan(op, units, tuple(shares), behind),
         because="of the test",
         hold="hold" in words,
+        early="early" in words,
     )
 
 
@@ -259,7 +264,58 @@ def test_a_header_that_may_not_leave_yet_is_not_read() -> None:
     assert position.move(worker.p) == Wait("below quorum") and worker.p.carry is None
     for line in ("publish 2 planned b,c base=1", "built 2", "copying c", "copy-ended c 0 complete", "header"):
         worker.feed(line)
-    assert position.move(worker.p) == Exchange(1) and worker.p.carry == 2
+    assert position.move(worker.p) == Exchange(1) and worker.p.carry == (2,)
+
+
+@pytest.mark.parametrize(("copied", "carried"), [(False, (3,)), (True, (4, 3))])
+def test_who_drains_does_not_wait_for_who_joins(copied: bool, carried: tuple[int, ...]) -> None:
+    """c leaves in 3 while d still copies; 4, in which it leaves and d joins, is carried once d holds the state."""
+    worker = Worker()
+    for line in ("publish 1 form b,c", "built 1", "publish 2 planned b,c,d base=1", "built 2"):
+        worker.feed(line)
+    for line in ("publish 3 planned b base=1 early", "built 3", "publish 4 planned b,d base=1", "built 4"):
+        worker.feed(line)
+    worker.feed("begin 1 joinable")
+    for line in ("copying d", "copy-ended d 0 complete") if copied else ():
+        worker.feed(line)
+    for line in ("started 0", "done 0 0-1", "header"):
+        worker.feed(line)
+    assert worker.p.carry == carried
+
+
+@pytest.mark.parametrize(
+    ("others", "entered", "left"), [("4+3", 4, 0), ("3", 3, 1), ("4", 4, 0), ("2", 1, 3), ("0", 1, 3), ("4+2", 4, 0)]
+)
+def test_the_newest_generation_that_all_headers_carried_takes_effect(others: str, entered: int, left: int) -> None:
+    worker = Worker()
+    for line in ("publish 1 form b,c", "built 1", "publish 2 planned b,c,d base=1", "publish 3 planned b base=1 early"):
+        worker.feed(line)
+    for line in ("publish 4 planned b,d base=1", "built 3", "built 4", "begin 1 joinable", f"obtained 1 4+3,{others}"):
+        worker.feed(line)
+    assert (worker.p.entered, len(worker.p.pending)) == (entered, left)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param("publish 2 planned b,c,d base=1", id="a newcomer is in that the leader did not know of"),
+        pytest.param("publish 5 planned b,c,e base=1", id="the drain was taken back"),
+    ],
+)
+def test_what_was_planned_for_other_members_is_void(line: str) -> None:
+    worker = Worker()
+    for said in ("publish 1 form b,c", "built 1", line):
+        worker.feed(said)
+    if worker.p.pending[0].number == 2:
+        for said in ("built 2", "begin 1 joinable", "obtained 1 2,2"):
+            worker.feed(said)
+    for said in ("publish 3 planned b base=1 early", "built 3"):
+        worker.feed(said)
+    if worker.p.entered == 2:  # 4 keeps d, which 3 leaves out
+        for said in ("publish 4 planned b,d base=1", "built 4"):
+            worker.feed(said)
+    worker.feed("begin 1 joinable")
+    assert 3 not in [generation.number for generation in position.joins.to_carry(worker.p)]
 
 
 def test_a_newcomer_asks_until_it_knows_what_became_of_its_copy() -> None:
@@ -391,22 +447,21 @@ class Survivor(RuleBasedStateMachine):
         assert set(leaves(self.p.roots)) == self.mine, "the header covers exactly what the plan gave this worker"
         self.post(HeadersHeld(self.p.entered, self.p.reduced))
         assert self.p.kept == -1, "everybody is in this operation, so nobody needs the last result"
-        carried = tuple(0 for _ in range(2))
-        self.post(Obtained(self.p.entered, carried))
+        self.post(Obtained(self.p.entered, ((), ())))
         assert self.p.reduced == before.reduced + 1 and self.p.kept == before.reduced
 
     @rule()
     def late_result(self) -> None:
         """Of a ring that was left."""
         before = self.p
-        self.post(Obtained(self.p.entered - 1, (0, 0)))
+        self.post(Obtained(self.p.entered - 1, ((), ())))
         assert self.p == before
 
     @precondition(lambda self: self.p.quiesced)
     @rule()
     def late_result_of_this_ring(self) -> None:
         before = self.p
-        self.post(Obtained(self.p.entered, (0, 0)))
+        self.post(Obtained(self.p.entered, ((), ())))
         assert self.p == before
 
     @invariant()
@@ -438,7 +493,7 @@ def test_a_generation_without_anybody_waits_for_a_step_whose_begin_is_saved() ->
     unsaved = ("begin 2 joinable unsaved", "publish 2 planned - base=1", "started 1", "done 1 1-2", "header")
     for line in ("publish 1 form a,b", "built 1", *unsaved):
         worker.feed(line)
-    assert worker.p.carry == 0
+    assert not worker.p.carry
     for line in ("obtained 1 0,0", "begin 2 joinable", "started 1", "done 1 1-2", "header"):
         worker.feed(line)
-    assert worker.p.carry == 2
+    assert worker.p.carry == (2,)
