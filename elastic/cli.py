@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -362,7 +363,11 @@ def _check_module(name: str) -> None:
 
 
 def _status(options: argparse.Namespace) -> int:
+    from elastic import troubles
+
     document = job_status(options.job_dir)
+    if document["state"] != "closed":
+        document["troubles"] = [asdict(trouble) for trouble in troubles.of_job(options.job_dir)]
     print(json.dumps(document) if options.json else _status_text(document))
     return ExitCode.DONE
 
@@ -458,6 +463,7 @@ def _status_text(document: dict[str, Any]) -> str:
         for member in document["members"]
     ]
     lines += [f"  spare   {worker_id}" for worker_id in document.get("spares", ())]
+    lines += [f"trouble: {trouble['because']}; {trouble['advice']}" for trouble in document.get("troubles", ())]
     return "\n".join(lines)
 
 

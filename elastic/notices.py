@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from elastic.journal import Line, parse
+from elastic.troubles import Troubles
 
 ROOM_BYTES = 4096
 """A disk with less does not take a file of one line."""
@@ -18,6 +19,7 @@ class Notices:
     def __init__(self, job_dir: Path) -> None:
         self._journals = job_dir / "journal"
         self._offsets: dict[Path, int] = {}
+        self._troubles = Troubles()
         self._full = False
 
     def poll(self) -> list[str]:
@@ -30,7 +32,8 @@ class Notices:
     def _told(self) -> list[str]:
         lines = [line for path in sorted(self._journals.glob("*.jsonl")) for line in self._new_lines(path)]
         lines.sort(key=lambda line: int(line["t_mono_ns"]))
-        return [text for line in lines if (text := notice(line)) is not None]
+        said = (notice(line) or self._troubles.see(line) for line in lines)
+        return [str(text) for text in said if text is not None]
 
     def _new_lines(self, path: Path) -> list[Line]:
         with path.open("rb") as file:
@@ -69,11 +72,6 @@ def notice(line: Line) -> str | None:
             return f"{who} could not make the checkpoint {entry}; training goes on: {because}"
         case {"event": "state_not_held", "because": str(because)}:
             return f"a replacement waits to copy the state, and training goes on without it: {because}"
-        case {"event": "snapshots_off", "because": str(because)}:
-            return (
-                f"the state is not kept in memory, and the job goes on without: {because}; if all workers die at once, "
-                "it goes on from a checkpoint"
-            )
         case {"event": "nursery_over", "from_outside": False, "because": str(because)}:
             return f"workers cannot be forked and start with an interpreter of their own: {because}"
         case {"event": "initial_state_copied", "worker_id": str(worker), "source": str(source)}:

@@ -55,8 +55,8 @@ def test_what_a_node_makes_of_its_notices_is_told(tmp_path: Path) -> None:
         "node a stays: the notice was taken back",
         "node a is told, and stays: EC2 recommends to leave",
         "node a cannot read the notices of EC2, and goes on asking: GET ...: timed out",
-        "the state is not kept in memory, and the job goes on without: no room; if all workers die at once, it goes on "
-        "from a checkpoint",
+        "the state is not kept in the memory of node a, and the job goes on without: no room; if all workers die at "
+        "once, the job goes on from a checkpoint; give it memory, or say --snapshot-every off",
     ]
 
 

@@ -348,6 +348,22 @@ def test_room_is_that_of_the_tightest_cgroup(tmp_path: Path) -> None:
     assert available_bytes(proc, groups) == 2_400_000
 
 
+@pytest.mark.parametrize("path", ["/docker/c0ffee", "/"])
+def test_room_is_also_that_of_a_cgroup_of_version_1(tmp_path: Path, path: str) -> None:
+    """In a container the path is that of the host, and the container's own cgroup is mounted."""
+    proc, memory = tmp_path / "proc", tmp_path / "cgroup" / "memory"
+    (proc / "self").mkdir(parents=True)
+    memory.mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:  8000 kB\n")
+    (proc / "self" / "cgroup").write_text(f"9:name=systemd:{path}\n4:cpuset,memory:{path}\n0::{path}\n")
+    (memory / "memory.usage_in_bytes").write_text("3000000\n")
+    (memory / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 400000\n")
+    (memory / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert available_bytes(proc, tmp_path / "cgroup") == 8000 * 1024
+    (memory / "memory.limit_in_bytes").write_text("5000000\n")
+    assert available_bytes(proc, tmp_path / "cgroup") == 2_400_000
+
+
 # Going on
 
 
