@@ -13,7 +13,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim live test-exact test-live test-chaos lint proto demo soak bench bench-state clean
+.PHONY: help setup etcd test unit sim live test-exact test-live test-chaos lint proto demo soak bench bench-state bench-step clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ bench: setup ## measure recovery, join and step time against torch DDP and torch
 
 bench-state: setup ## measure what moving the state costs: join, copy, replacement, drain, checkpoint
 	$(PY) -m tests.bench.state
+
+bench-step: setup ## measure a step without faults against torch DDP: time, memory, bytes
+	$(PY) -m tests.bench.step
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

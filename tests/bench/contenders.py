@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from chaos_tests.harness.processes import Command
-from tests.bench import stamps
+from tests.bench import sent, stamps
 from tests.bench.stamps import Stamp
 from tests.bench.turnstile import OPEN, Gate
 
@@ -80,11 +80,23 @@ class Contender:
                 raise TimeoutError(f"{self.name}: not within {within_s} s: {what}")
             time.sleep(POLL_S)
 
+    def stand(self, workers: int) -> None:
+        """Wait until all workers stand at the turnstile."""
+        self.gate.await_stop(workers, START_S, self.check)
+
+    def memory(self) -> dict[int, tuple[int, int]]:
+        """(resident now, resident at most so far) in bytes, by pid of a worker."""
+        return {pid: (_memory(pid, "VmRSS"), _memory(pid, "VmHWM")) for pid in self.gate.workers.values()}
+
+    def sent(self) -> dict[str, tuple[int, int]]:
+        """(steps, bytes) by worker; see sent.py."""
+        return sent.read(self._stamps)
+
     def run(self, steps: int, workers: int) -> int:
         """Let so many steps pass and wait until all workers stand again. Returns the first of these steps."""
         first = self.latest() + 1
         self.gate.allow(first + steps)
-        self.gate.await_stop(workers, START_S, self.check)
+        self.stand(workers)
         return first
 
     def open(self) -> None:
@@ -93,14 +105,21 @@ class Contender:
     def rest(self, workers: int) -> None:
         """Stop all workers before the same step, a few steps from now."""
         self.gate.allow(self.latest() + 4)
-        self.gate.await_stop(workers, START_S, self.check)
+        self.stand(workers)
 
 
-def elastic(directory: Path, workers: int, reduction: str = "exact", *options: str) -> Contender:
-    """options: more of `elastic run`."""
+def elastic(
+    directory: Path,
+    workers: int,
+    reduction: str = "exact",
+    *options: str,
+    name: str = "",
+    settings: Mapping[str, str] | None = None,
+) -> Contender:
+    """options: more of `elastic run`. settings: environment variables."""
     words = ["--workers", str(workers), "--reduction", reduction, "--job-dir", str(directory / "job"), "--quiet"]
     command = [sys.executable, "-m", "elastic.cli", "run", *words, *options, str(SCRIPTS / "train_elastic.py")]
-    return Contender(f"elastic {reduction}", directory, [command])
+    return Contender(name or f"elastic {reduction}", directory, [command], settings)
 
 
 def ballast(name: str, directory: Path, workers: int, megabytes: int, shard_s: float, *options: str) -> Contender:
@@ -147,3 +166,8 @@ def step_s(of: Mapping[str, Sequence[Stamp]], first: int, end: int) -> float:
         for by_step in ({stamp.step: stamp.t_ns for stamp in worker} for worker in of.values())
         if first in by_step and end - 1 in by_step
     )
+
+
+def _memory(pid: int, field: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) << 10

@@ -38,34 +38,58 @@ KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_":
 
 def measure(directory: Path, rounds: int, reductions: Sequence[str], say: Callable[[str], None]) -> Healthy:
     """Raises AssertionError if the contenders do not train the same thing."""
-    found = Healthy()
+    starts: list[Start] = [
+        partial(contenders.ddp, BASELINE, directory / "ddp", WORKERS),
+        partial(contenders.ddp, NULL, directory / "ddp-again", WORKERS),
+        partial(contenders.ddp, KEEPING, directory / "ddp-keeping", WORKERS, KEEP_MEMORY),
+        *(partial(contenders.elastic, directory / name, WORKERS, name, *NO_COPIES) for name in reductions),
+    ]
+    return Healthy(take_turns("healthy", starts, WORKERS, rounds, say))
+
+
+Start = Callable[[], Contender]
+
+
+def take_turns(
+    what: str,
+    starts: Sequence[Start],
+    workers: int,
+    rounds: int,
+    say: Callable[[str], None],
+    block_steps: int = BLOCK_STEPS,
+    at_start: Callable[[Contender], None] = lambda job: None,
+    at_end: Callable[[Contender], None] = lambda job: None,
+) -> dict[str, list[float]]:
+    """By contender, the mean step of each block in seconds.
+
+    at_start: called with each job when it stands before its first step; at_end: after its last one.
+    Raises AssertionError if the contenders do not train the same thing.
+    """
+    step_s: dict[str, list[float]] = {}
     with ExitStack() as stack:
         jobs = []
-        for start in (
-            partial(contenders.ddp, BASELINE, directory / "ddp", WORKERS),
-            partial(contenders.ddp, NULL, directory / "ddp-again", WORKERS),
-            partial(contenders.ddp, KEEPING, directory / "ddp-keeping", WORKERS, KEEP_MEMORY),
-            *(partial(contenders.elastic, directory / name, WORKERS, name, *NO_COPIES) for name in reductions),
-        ):
+        for start in starts:
             # One after the other: all at once would be slow enough to miss deadlines of a start.
             jobs.append(stack.enter_context(start()))
+            jobs[-1].stand(workers)
+            at_start(jobs[-1])
             for _ in range(WARM_UP_BLOCKS):
-                jobs[-1].run(BLOCK_STEPS, WORKERS)
+                jobs[-1].run(block_steps, workers)
         check_same_training(jobs)
         for number in range(rounds):
             # Another contender goes first in each round, so that none always follows the same one.
             turn = number % len(jobs)
             for job in jobs[turn:] + jobs[:turn]:
-                first = job.run(BLOCK_STEPS, WORKERS)
-                found.step_s.setdefault(job.name, []).append(
-                    contenders.step_s(job.stamps(), first, first + BLOCK_STEPS)
-                )
+                first = job.run(block_steps, workers)
+                step_s.setdefault(job.name, []).append(contenders.step_s(job.stamps(), first, first + block_steps))
             say(
-                f"healthy {number + 1}/{rounds}: "
-                + ", ".join(f"{k} {v[-1] * 1e3:.0f} ms" for k, v in found.step_s.items())
+                f"{what} {number + 1}/{rounds}: "
+                + ", ".join(f"{name} {of[-1] * 1e3:.0f} ms" for name, of in step_s.items())
             )
         check_same_training(jobs)
-    return found
+        for job in jobs:
+            at_end(job)
+    return step_s
 
 
 def check_same_training(jobs: Sequence[Contender]) -> None:

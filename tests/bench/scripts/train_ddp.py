@@ -1,6 +1,7 @@
 """The measured training with torch's DistributedDataParallel on gloo, under torchrun or started by hand.
 
 With BENCH_CHECKPOINT set it writes a checkpoint every 10 steps and starts from it, as torchrun's users have to.
+BENCH_BUCKET_MB: DDP's bucket_cap_mb.
 """
 
 import os
@@ -27,7 +28,7 @@ if checkpoint and os.path.exists(checkpoint):
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     first = saved["step"]
-ddp = DistributedDataParallel(model)
+ddp = DistributedDataParallel(model, bucket_cap_mb=float(os.environ.get("BENCH_BUCKET_MB", "25")))
 batches = work.Batches()
 mine = range(rank * work.SHARDS // world, (rank + 1) * work.SHARDS // world)
 restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

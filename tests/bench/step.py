@@ -1,0 +1,287 @@
+"""Measures what a step costs while nothing happens, against torch DDP: time, memory and bytes sent.
+
+    python -m tests.bench.step [--small] [--no-targets] [--json FILE]
+
+Two models on 2 and 4 workers, three bucket sizes, and 3 workers with 8, 12 and 24 shards. All contenders of a part
+train the same thing in turns. Exit code 1 if a target is missed. --small is a smoke run: its figures say nothing, no
+target is judged, and docs/performance.md stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from chaos_tests.harness.processes import exit_on_sigterm
+from tests.bench import contenders, report, work
+from tests.bench.contenders import Contender
+from tests.bench.healthy import BASELINE, KEEP_MEMORY, KEEPING, NO_COPIES, NULL, Start, take_turns
+from tests.bench.intervals import median_interval, ratios
+from tests.bench.recovery import MS, say, shown_ratio
+from tests.bench.report import Row, target
+
+DOCUMENT = contenders.ROOT / "docs" / "performance.md"
+MARKERS = ("<!-- bench-step:begin -->", "<!-- bench-step:end -->")
+JSON_FILE = contenders.ROOT / "build" / "bench" / "step.json"
+
+EXACT, NATIVE = "elastic exact", "elastic allreduce"
+BARS = {EXACT: 1.05, NATIVE: 1.03}
+"""Of the lower end of the interval of (contender / torch DDP), where two workers have a core each."""
+ELEMENTS = {"mlp": 10_020_874, "transformer": 3_423_754}
+"""Parameters, all float32."""
+BUCKETS_MB = (1, 25, 100)
+"""DDP's bucket_cap_mb; 25 is its default."""
+PIECES_KB = (256, 1024, 4096)
+"""What this project's ring adds and sends on at a time; 1024 is what it uses."""
+SHARDS = (8, 12, 24)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Rounds of blocks: with two workers, where a bar is judged, and elsewhere. block: steps; the first one of a block
+    is not measured."""
+
+    judged: int = 24
+    shown: int = 6
+    block: int = 6
+    models: tuple[str, ...] = ("mlp", "transformer")
+    workers: tuple[int, ...] = (2, 4)
+    buckets: tuple[tuple[int, int], ...] = tuple(zip(BUCKETS_MB, PIECES_KB, strict=True))
+    shards: tuple[int, ...] = SHARDS
+
+
+SMALL = Sizes(judged=2, shown=1, block=3, models=("transformer",), workers=(2,), buckets=((1, 256),), shards=(8,))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One comparison. step_s: by contender, per block. peak_bytes: by contender, of the worker with the most, above
+    what it had before its first step. sent_bytes: by contender of this project, of a worker and step, their mean."""
+
+    model: str
+    workers: int
+    shards: int
+    step_s: dict[str, list[float]]
+    peak_bytes: dict[str, int]
+    sent_bytes: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """compared: by model and workers; buckets: of sizes; shards: of three workers."""
+
+    compared: list[Part]
+    buckets: Part
+    shards: list[Part]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    if not options.small:
+        report.around_section(DOCUMENT, MARKERS)  # before the measuring, which takes minutes
+    exit_on_sigterm()
+    begun_s = time.monotonic()
+    found = measure(SMALL if options.small else Sizes())
+    about, rows = report.machine(), rows_of(found)
+    figures = {"machine": about, "measured": asdict(found), "table": [asdict(row) for row in rows]}
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if not options.small:
+        report.write_section(DOCUMENT, report.section("python -m tests.bench.step", about, rows, notes()), MARKERS)
+    say(f"{time.monotonic() - begun_s:.0f} s; all figures in {options.json}")
+    print(report.table(rows))
+    print(summary(found), flush=True)
+    return 1 if report.missed(rows) and not options.no_targets else 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.step")
+    parser.add_argument("--small", action="store_true", help="little of everything; docs/performance.md stays as it is")
+    parser.add_argument("--no-targets", action="store_true", help="a missed target is no failure")
+    parser.add_argument("--json", type=Path, default=JSON_FILE, help="where all figures go")
+    options = parser.parse_args(arguments)
+    options.no_targets |= options.small
+    return options
+
+
+def measure(sizes: Sizes) -> Measured:
+    directory = Path(tempfile.mkdtemp(prefix="elastic-bench-"))
+    try:
+        return Measured(
+            [
+                compare(directory / f"{model}-{workers}", model, workers, sizes)
+                for model in sizes.models
+                for workers in sizes.workers
+            ],
+            compare_buckets(directory / "buckets", sizes),
+            [compare_shards(directory / f"shards-{shards}", shards, sizes) for shards in sizes.shards],
+        )
+    finally:
+        shutil.rmtree(directory)
+
+
+def compare(directory: Path, model: str, workers: int, sizes: Sizes) -> Part:
+    common = {"BENCH_MODEL": model}
+    starts = [
+        ddp(BASELINE, directory / "ddp", workers, common),
+        ddp(NULL, directory / "again", workers, common),
+        ddp(KEEPING, directory / "keeping", workers, {**common, **KEEP_MEMORY}),
+        elastic(EXACT, directory / "exact", workers, "exact", common),
+        elastic(NATIVE, directory / "allreduce", workers, "allreduce", common),
+    ]
+    return run(starts, model, workers, 8, sizes.judged if workers == 2 else sizes.shown, sizes.block)
+
+
+def compare_buckets(directory: Path, sizes: Sizes) -> Part:
+    starts: list[Start] = []
+    for bucket_mb, piece_kb in sizes.buckets:
+        settings = {"BENCH_BUCKET_MB": str(bucket_mb), "BENCH_PIECE_KB": str(piece_kb), **KEEP_MEMORY}
+        starts += [
+            ddp(f"DDP, buckets of {bucket_mb} MB", directory / f"ddp-{bucket_mb}", 2, settings),
+            elastic(f"exact, pieces of {piece_kb} KB", directory / f"exact-{piece_kb}", 2, "exact", settings),
+        ]
+    return run(starts, "mlp", 2, 8, sizes.shown, sizes.block)
+
+
+def compare_shards(directory: Path, shards: int, sizes: Sizes) -> Part:
+    settings = {"BENCH_SHARDS": str(shards), **KEEP_MEMORY}
+    starts = [
+        ddp(KEEPING, directory / "ddp", 3, settings),
+        elastic(EXACT, directory / "exact", 3, "exact", settings),
+    ]
+    return run(starts, "mlp", 3, shards, sizes.shown, sizes.block)
+
+
+def ddp(name: str, directory: Path, workers: int, settings: dict[str, str]) -> Start:
+    return partial(contenders.ddp, name, directory, workers, settings)
+
+
+def elastic(name: str, directory: Path, workers: int, reduction: str, settings: dict[str, str]) -> Start:
+    return partial(contenders.elastic, directory, workers, reduction, *NO_COPIES, name=name, settings=settings)
+
+
+def run(starts: Sequence[Start], model: str, workers: int, shards: int, rounds: int, block: int) -> Part:
+    resident: dict[int, int] = {}
+    peak_bytes: dict[str, int] = {}
+    sent_bytes: dict[str, float] = {}
+
+    def at_start(job: Contender) -> None:
+        resident.update({pid: now for pid, (now, _) in job.memory().items()})
+
+    def at_end(job: Contender) -> None:
+        peak_bytes[job.name] = max(most - resident[pid] for pid, (_, most) in job.memory().items())
+        if counts := job.sent():
+            sent_bytes[job.name] = statistics.fmean(count / steps for steps, count in counts.values())
+
+    what = f"{model}, {workers} workers, {shards} shards"
+    step_s = take_turns(what, starts, workers, rounds, say, block, at_start, at_end)
+    return Part(model, workers, shards, step_s, peak_bytes, sent_bytes)
+
+
+# ------------------------------------------------------------------------------------------------ the report
+
+
+def rows_of(found: Measured) -> list[Row]:
+    rows: list[Row] = []
+    for part in found.compared:
+        rows += compared_rows(part)
+    for part in found.compared:
+        rows += memory_rows(part) if part.workers == 2 else []
+    rows += [time_row(f"MLP, 2 workers: {name}", of) for name, of in found.buckets.step_s.items()]
+    for part in found.shards:
+        what = f"MLP, 3 workers, {part.shards} shards"
+        rows.append(ratio_row(what, part, EXACT, KEEPING))
+        rows.append(sent_row(what, part, EXACT))
+    return rows
+
+
+def compared_rows(part: Part) -> list[Row]:
+    what = f"{title(part.model)}, {part.workers} workers"
+    rows = [time_row(f"{what}: {name}", of) for name, of in part.step_s.items()]
+    rows += [ratio_row(what, part, name, BASELINE) for name in (NULL, KEEPING)]
+    for name in (EXACT, NATIVE):
+        rows.append(ratio_row(what, part, name, BASELINE, BARS[name] if part.workers == 2 else None))
+        rows.append(ratio_row(what, part, name, KEEPING))
+    return [*rows, *(sent_row(what, part, name) for name in (EXACT, NATIVE))]
+
+
+def time_row(what: str, step_s: Sequence[float]) -> Row:
+    spread = f"{min(step_s) * MS:.0f} to {max(step_s) * MS:.0f} ms"
+    return Row(what, f"{statistics.median(step_s) * MS:.0f} ms", spread)
+
+
+def ratio_row(what: str, part: Part, name: str, baseline: str, bar: float | None = None) -> Row:
+    interval = median_interval(ratios(part.step_s[name], part.step_s[baseline]))
+    wanted = "" if bar is None else target(interval.low <= bar, f"lower end <= {bar:.2f}")
+    return Row(f"{what}: {name} / {baseline}", *shown_ratio(interval), wanted)
+
+
+def memory_rows(part: Part) -> list[Row]:
+    one = ELEMENTS[part.model] * 4
+    return [
+        Row(
+            f"{title(part.model)}, {part.workers} workers: peak memory of a worker: {name}",
+            f"{peak / 2**20:.0f} MiB",
+            f"{peak / one:.1f} N, N = {one / 2**20:.0f} MiB",
+        )
+        for name, peak in part.peak_bytes.items()
+        if name != NULL
+    ]
+
+
+def sent_row(what: str, part: Part, name: str) -> Row:
+    """Patarasuk & Yuan 2009: no algorithm sends less than 2 (P - 1) / P of the data."""
+    bound = 2 * (part.workers - 1) / part.workers * ELEMENTS[part.model] * 4
+    return Row(
+        f"{what}: bytes a worker sends a step: {name}",
+        f"{part.sent_bytes[name] / 1e6:.2f} MB",
+        f"{part.sent_bytes[name] / bound:.4f} of 2 (P - 1) / P N = {bound / 1e6:.2f} MB",
+    )
+
+
+def title(model: str) -> str:
+    return {"mlp": "MLP", "transformer": "transformer"}[model]
+
+
+def summary(found: Measured) -> str:
+    """The last line, for scripts: of the model that does worse, with two workers."""
+    worst = {
+        name: max(
+            median_interval(ratios(part.step_s[name], part.step_s[BASELINE])).median
+            for part in found.compared
+            if part.workers == 2
+        )
+        for name in (EXACT, NATIVE)
+    }
+    return f"step: exact={worst[EXACT]:.3f} allreduce={worst[NATIVE]:.3f}"
+
+
+def notes() -> list[str]:
+    """What a reader has to know to judge the table."""
+    return [
+        f"The MLP has {ELEMENTS['mlp'] / 1e6:.1f} million float32 parameters in 8 tensors and micro-batches of "
+        f"{work.MICRO_BATCH} samples; the transformer (4 layers of 256) {ELEMENTS['transformer'] / 1e6:.1f} million in "
+        f"51 and micro-batches of {work.SEQUENCES} sequences of {work.LENGTH} tokens. 8 micro-batches (shards) a step "
+        "where nothing else is said, SGD with momentum, one torch thread a worker. Losses are compared.",
+        "Ratios are of blocks measured one after the other; shown are the median of the ratios and its "
+        "distribution-free interval (order statistics). DDP against DDP says how much is noise. Bars are judged where "
+        "each worker has a core, with two workers.",
+        f'"{KEEPING}" is DDP with an allocator that does not return freed gradients to the kernel '
+        f"({', '.join(KEEP_MEMORY)}), which `elastic run` sets for its workers. The last two groups use it too.",
+        "Peak memory is VmHWM at the end less VmRSS before the first step, when the model is built and the optimizer "
+        "has no state yet; one N of it is the momentum.",
+        "Bytes are counted where they leave the process, frames and headers included, all steps and the start.",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

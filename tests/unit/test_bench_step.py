@@ -1,0 +1,86 @@
+"""What `make bench-step` computes and prints, on figures that can be checked by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.link import Link
+from tests.bench import report, sent, step, work
+from tests.bench.healthy import BASELINE, KEEPING, NULL
+from tests.bench.step import EXACT, NATIVE, Measured, Part
+
+
+def part(model: str, workers: int, exact: float) -> Part:
+    """Six blocks, so that the interval is from the least to the greatest; DDP takes 1 s."""
+    step_s = {BASELINE: [1.0] * 6, NULL: [1.0] * 6, KEEPING: [0.8] * 6, EXACT: [exact] * 6, NATIVE: [0.9] * 6}
+    peak_bytes = dict.fromkeys(step_s, 3 * 4 * step.ELEMENTS[model])
+    return Part(model, workers, 8, step_s, peak_bytes, {EXACT: 41e6, NATIVE: 41e6})
+
+
+def measured(exact: float) -> Measured:
+    compared = [part("mlp", 2, exact), part("transformer", 2, 0.5), part("mlp", 4, 9.0)]
+    return Measured(compared, part("mlp", 2, 1.0), [part("mlp", 3, 1.0)])
+
+
+def test_the_last_line_is_of_the_worse_model_with_two_workers() -> None:
+    assert step.summary(measured(1.02)) == "step: exact=1.020 allreduce=0.900"
+
+
+def test_bars_are_judged_with_two_workers_only() -> None:
+    assert report.missed(step.rows_of(measured(1.05))) == []
+    (missed,) = report.missed(step.rows_of(measured(1.06)))
+    assert (missed.what, missed.figure) == ("MLP, 2 workers: elastic exact / torch DDP", "1.060")
+
+
+@pytest.mark.parametrize("workers, shown", [(2, "1.0229"), (4, "0.6819")])
+def test_bytes_are_shown_against_the_bound_of_every_algorithm(workers: int, shown: str) -> None:
+    row = step.sent_row("", part("mlp", workers, 1.0), EXACT)
+    assert row.figure == "41.00 MB"
+    assert row.spread.startswith(f"{shown} of")
+
+
+@pytest.mark.parametrize("model", step.ELEMENTS)
+def test_n_is_the_size_of_the_model_that_is_trained(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "MODEL", model)
+    trained, _ = work.build()
+    assert sum(parameter.numel() for parameter in trained.parameters()) == step.ELEMENTS[model]
+    assert all(parameter.dtype is torch.float32 for parameter in trained.parameters())
+
+
+def test_bytes_are_counted_where_they_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Link, "_drop_sent", lambda link, count: None)
+    counter = sent.Sent(tmp_path, "w")
+    Link._drop_sent(None, 70)  # type: ignore[arg-type]
+    counter.write()
+    Link._drop_sent(None, 30)  # type: ignore[arg-type]
+    counter.write()
+    assert sent.read(tmp_path) == {"w": (2, 100)}
+
+
+@pytest.mark.parametrize(
+    ("exact", "words", "code"),
+    [(1.0, [], 0), (1.2, [], 1), (1.2, ["--no-targets"], 0), (1.2, ["--small"], 0)],
+    ids=["met", "missed", "only measured", "smoke run"],
+)
+def test_a_missed_bar_is_a_failure_unless_it_was_only_to_measure(
+    exact: float,
+    words: list[str],
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page, figures = tmp_path / "performance.md", tmp_path / "step.json"
+    empty = "\n".join(step.MARKERS)
+    page.write_text(empty)
+    monkeypatch.setattr(step, "DOCUMENT", page)
+    monkeypatch.setattr(step, "measure", lambda sizes: measured(exact))
+    monkeypatch.setattr(step, "exit_on_sigterm", lambda: None)
+    assert step.main([*words, "--json", str(figures)]) == code
+    assert capsys.readouterr().out.splitlines()[-1] == step.summary(measured(exact))
+    assert json.loads(figures.read_text())["measured"]["compared"][0]["workers"] == 2
+    assert (page.read_text() == empty) == ("--small" in words)
