@@ -21,6 +21,7 @@ from runtime.dial import Dial
 from runtime.hello import Hello, HelloRefused, Welcome, encode_refusal, encode_welcome, same_token
 from runtime.link import Frame, Kind, Link, LinkError, Sink
 from runtime.listener import Arrivals, Listener, tune
+from runtime.transport import Transport
 
 __all__ = ["Listener", "Operation", "Peer", "Ring", "build"]
 
@@ -70,6 +71,8 @@ class Ring:
         self._broken = False
         self._acknowledged = dict.fromkeys(self.links, -1)
         self._scratch: dict[str, bytearray] = {}
+        self.transport: Transport | None = None
+        """What carries the tensors of reductions; None: this mesh does. Set before anybody else has the ring."""
 
     @property
     def world_size(self) -> int:
@@ -89,10 +92,14 @@ class Ring:
             for link in self.links.values():
                 with contextlib.suppress(OSError):  # the peer was faster
                     link.shutdown()
+            if self.transport is not None:
+                self.transport.abort()
 
     def close(self) -> None:
         """Abort and free the connections; returns when no operation uses them any more. Any thread."""
         self.abort()
+        if self.transport is not None:
+            self.transport.close()
         with self._using, self._ending:
             if self._closed:
                 return
