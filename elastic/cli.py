@@ -17,7 +17,7 @@ from typing import Any
 from chaos_tests import cli as chaos
 from elastic import samples
 from elastic.checkpoints import commands
-from elastic.config import JobSpec, Reduction, RingKind, Timing
+from elastic.config import JobSpec, Reduction, RingKind, Stragglers, Timing
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.spot import choose
 
@@ -135,6 +135,20 @@ def _add_run(verbs: Any) -> None:
         metavar="K",
         help="processes kept ready besides the workers, with the script's own set-up done, to take the places of lost "
         "ones (default %(default)s)",
+    )
+    run.add_argument(
+        "--stragglers",
+        choices=[str(policy) for policy in Stragglers],
+        default=str(Stragglers.NAME),
+        help="give each worker as many shards as its speed allows, and say which are too slow; 'demote': these also "
+        "give their place to a spare; 'ignore': neither, all compute equally many (default %(default)s)",
+    )
+    run.add_argument(
+        "--slow-factor",
+        type=float,
+        default=2.0,
+        metavar="F",
+        help="a straggler takes F times as long for a shard as the median of the others (default %(default)g)",
     )
     run.add_argument(
         "--reduction",
@@ -293,6 +307,8 @@ def _run(options: argparse.Namespace) -> int:
         workers=options.workers,
         min_workers=options.min_workers,
         spares=options.spares,
+        stragglers=Stragglers(options.stragglers),
+        slow_factor=options.slow_factor,
         reduction=Reduction(options.reduction),
         ring=RingKind(options.ring),
         threads=options.threads,
@@ -459,12 +475,18 @@ def _status_text(document: dict[str, Any]) -> str:
         lines.append(f"newest checkpoint {document['checkpoint']}")
     lines += [
         f"  rank {member['rank']}  {member['worker_id']}  on {member['node']}  pid {member['pid']}  "
-        f"{member['applied']} steps"
+        f"{member['applied']} steps" + _speed_text(member)
         for member in document["members"]
     ]
+    lines += [f"  straggler {worker_id}: {because}" for worker_id, because in document.get("stragglers", {}).items()]
     lines += [f"  spare   {worker_id}" for worker_id in document.get("spares", ())]
     lines += [f"trouble: {trouble['because']}; {trouble['advice']}" for trouble in document.get("troubles", ())]
     return "\n".join(lines)
+
+
+def _speed_text(member: dict[str, Any]) -> str:
+    shard_ms = member.get("shard_ms")
+    return "" if shard_ms is None else f"  {member['shards']} shards of {shard_ms:.3g} ms"
 
 
 def _complain(error: Exception) -> None:

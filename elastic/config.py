@@ -34,6 +34,17 @@ class Reduction(StrEnum):
     """In rank order: fastest, not bit-stable across world sizes."""
 
 
+class Stragglers(StrEnum):
+    """What becomes of a worker that is much slower than the others."""
+
+    IGNORE = "ignore"
+    """Nothing; all compute equally many shards, however fast they are."""
+    NAME = "name"
+    """Shards follow speed, and it is named."""
+    DEMOTE = "demote"
+    """So they do, and it gives its place to a spare, where one is ready."""
+
+
 class RingKind(StrEnum):
     """What carries the ring."""
 
@@ -105,6 +116,10 @@ class Timing:
     """Wait before the first replacement of a worker; doubles up to backoff_max_s."""
 
     backoff_max_s: float = 30.0
+
+    uneven_s: float = 30.0
+    """How long members must differ in speed before shards are given out anew or a straggler is named, and the least
+    time between two such changes."""
 
     def __post_init__(self) -> None:
         for spec in fields(self):
@@ -189,6 +204,12 @@ class JobSpec:
     fork: bool = True
     """Whether workers are forked from a process that has done their imports, where that is possible."""
 
+    stragglers: Stragglers = Stragglers.NAME
+    """What becomes of a worker that is slow_factor times slower than the others."""
+
+    slow_factor: float = 2.0
+    """Above 1: how many times the median of the others a straggler's time for a shard is."""
+
     checkpoint_every: str = "auto"
     """How often a durable checkpoint is taken: "10 min", "500 steps", "auto" or "off"."""
 
@@ -224,6 +245,8 @@ class JobSpec:
             raise ConfigError(f"spares={self.spares} must be >= 0; 0 starts replacements when they are needed")
         if self.spares and not self.replace:
             raise ConfigError(f"spares={self.spares} replace lost workers, and replace=False forbids it; leave one out")
+        if not (math.isfinite(self.slow_factor) and self.slow_factor > 1):
+            raise ConfigError(f"slow_factor={self.slow_factor} must be above 1; 2 names workers at half the speed")
         if self.threads < 1:
             raise ConfigError(f"threads={self.threads} must be >= 1")
         if self.max_restarts < 0:
@@ -291,6 +314,8 @@ def _converted(value: object, type_name: str) -> object:
             return Reduction(value)
         case "RingKind", str() if value in list(RingKind):
             return RingKind(value)
+        case "Stragglers", str() if value in list(Stragglers):
+            return Stragglers(value)
     raise ValueError(_WANTED[type_name])
 
 
@@ -303,4 +328,5 @@ _WANTED = {
     "tuple[str, ...]": "a list of strings",
     "Reduction": " or ".join(repr(str(kind)) for kind in Reduction),
     "RingKind": " or ".join(repr(str(kind)) for kind in RingKind),
+    "Stragglers": " or ".join(repr(str(policy)) for policy in Stragglers),
 }

@@ -55,13 +55,18 @@ class Laggard:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a generation does first. units == 0: nobody had begun op, default ownership holds."""
+    """What a generation does first. units == 0: nobody had begun op, default ownership holds.
+
+    paces: how long each member takes for a unit, in microseconds and in rank order, 0 where that is not known; default
+    ownership follows them. Empty: all own equally much.
+    """
 
     op: int = 0
     units: int = 0
     shares: tuple[Share, ...] = ()
     laggards: tuple[Laggard, ...] = ()
     newcomers: tuple[str, ...] = ()
+    paces: tuple[int, ...] = ()
 
     def share_of(self, worker_id: str) -> Share | None:
         return next((share for share in self.shares if share.worker_id == worker_id), None)
@@ -183,13 +188,18 @@ class BuildFailed:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Rides on beats. reduced only grows within a generation."""
+    """Rides on beats. reduced only grows within a generation.
+
+    shards: of a pass; shard_us: how long this worker takes for one, in microseconds. 0: not known yet.
+    """
 
     worker_id: str
     generation: int
     reduced: int
     applied: int = 0
     phase: str = ""
+    shards: int = 0
+    shard_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

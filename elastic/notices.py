@@ -72,6 +72,10 @@ def notice(line: Line) -> str | None:
             return f"{who} could not make the checkpoint {entry}; training goes on: {because}"
         case {"event": "state_not_held", "because": str(because)}:
             return f"a replacement waits to copy the state, and training goes on without it: {because}"
+        case {"event": "straggler", "worker_id": str(worker), "because": str(because)}:
+            return f"{worker} is a straggler: {because}"
+        case {"event": "demoted", "worker_id": str(worker)}:
+            return f"{worker} gives its place to a spare, because it is too slow"
         case {"event": "nursery_over", "from_outside": False, "because": str(because)}:
             return f"workers cannot be forked and start with an interpreter of their own: {because}"
         case {"event": "initial_state_copied", "worker_id": str(worker), "source": str(source)}:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from elastic import ownership
 from elastic.messages import Generation, Laggard, Member, Plan, Report, Share
 from elastic.tree import Node, leaves
 
@@ -16,16 +17,6 @@ from elastic.tree import Node, leaves
 def rank_order(members: Iterable[Member]) -> tuple[Member, ...]:
     """Seniority first: survivors keep their order and move up when an older member is lost."""
     return tuple(sorted(members, key=lambda member: (member.seniority, member.worker_id)))
-
-
-def default_units(units: int, rank: int, world_size: int) -> tuple[int, ...]:
-    """The contiguous block of units that a rank owns when no plan says otherwise; empty for surplus ranks.
-
-    Sizes differ by at most one and the larger blocks come first.
-    """
-    size, larger = divmod(units, world_size)
-    start = rank * size + min(rank, larger)
-    return tuple(range(start, start + size + (1 if rank < larger else 0)))
 
 
 def redo_shares(
@@ -163,8 +154,27 @@ def _plan(order: Sequence[str], reduced: Mapping[str, int], reports: Mapping[str
 
 
 def default_units_of(worker_id: str, record: Generation, units: int) -> tuple[int, ...]:
-    """default_units by worker instead of rank."""
-    return default_units(units, record.ids.index(worker_id), len(record.members))
+    """The contiguous block of units that a member owns when no share of the plan says otherwise; may be empty.
+
+    A function of the record alone, so all members agree about it.
+    """
+    sizes = default_sizes(record, units)
+    rank = record.ids.index(worker_id)
+    start = sum(sizes[:rank])
+    return tuple(range(start, start + sizes[rank]))
+
+
+def default_sizes(record: Generation, units: int) -> tuple[int, ...]:
+    """How many units each member owns, in rank order."""
+    paces = record.plan.paces
+    return ownership.sizes(units, paces) if paces else ownership.even_sizes(units, len(record.members))
+
+
+def paces_of(order: Iterable[str], record: Generation | None) -> tuple[int, ...]:
+    """Plan.paces for the successor of a record, with these members."""
+    known = dict(zip(record.ids, record.plan.paces, strict=True)) if record and record.plan.paces else {}
+    paces = tuple(known.get(worker, 0) for worker in order)
+    return paces if any(paces) else ()
 
 
 def covers(shares: Sequence[Share], units: int) -> bool:

@@ -42,6 +42,9 @@ class Alone:
         self._held: dict[tuple[int, int], Partial] = {}
         self._place = Place(self.generation, 0, (self.worker_id,), secrets.token_hex(8))
 
+    def owned(self, units: int) -> tuple[int, ...]:
+        return tuple(range(units))
+
     def place(self) -> Place:
         return self._place
 

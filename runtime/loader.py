@@ -100,16 +100,16 @@ class Loader:
         each = f"{size}" if not extra else f"{size} or {size + 1}"
         return f"{self.plan.batch_size} samples a step = {self.plan.shards} shards x {each}"
 
-    def batch(self, wanted: Wanted, rank: int, world_size: int) -> Any:
-        """The collated batch of one shard, on the job's device. The worker's place in the world helps to guess what
-        will be wanted next, and changes no bit.
+    def batch(self, wanted: Wanted, own: tuple[int, ...] | None) -> Any:
+        """The collated batch of one shard, on the job's device. own: the shards of this worker, from which it is
+        guessed what will be wanted next, and which change no bit; None: of a newcomer nothing can be guessed.
 
         Leaves the global RNGs seeded by the position; the caller seeds them again for the shard's computation.
         """
-        if self._prefetcher is None or rank >= world_size:
+        if self._prefetcher is None or own is None:
             batch = self.fetch(wanted.epoch, wanted.step, wanted.shard)
         else:
-            batch = self._prefetcher.get(wanted, Habit(self.shards, len(self), rank, world_size))
+            batch = self._prefetcher.get(wanted, Habit(own, len(self)))
         return to_device(batch, self._device)
 
     def fetch(self, epoch: int, step: int, shard: int) -> Any:

@@ -37,6 +37,7 @@ from elastic.messages import (
     Ready,
     Word,
 )
+from elastic.plan import default_units_of
 from elastic.position import Phase
 from elastic.tree import leaves
 from runtime import guards, numerics
@@ -47,7 +48,7 @@ from runtime.hello import Hello
 from runtime.listener import Listener
 from runtime.newcomer import Asker, parse_op
 from runtime.orders import Orders
-from runtime.pace import Pace
+from runtime.pace import Pace, Speed
 from runtime.partial import Json, Partial, total
 from runtime.reduce import exchange, exchange_native
 from runtime.rings import Rings
@@ -95,6 +96,8 @@ class Member:
         self._own: Json = None
         self._applied = 0
         self._pace = Pace()
+        self._speed = Speed()
+        self._shards = 0
         self._phase = "starting"
         self._fresh_generation = 0
         self.may_part = True
@@ -143,6 +146,10 @@ class Member:
     @property
     def generation(self) -> int:
         return self._standing.position.entered
+
+    def owned(self, units: int) -> tuple[int, ...] | None:
+        record = self._record
+        return default_units_of(self.worker_id, record, units) if record.member(self.worker_id) else None
 
     @property
     def because(self) -> str:
@@ -200,7 +207,10 @@ class Member:
     def _say_progress(self) -> None:
         p = self._standing.position
         phase = self._admission.doing if p.phase is Phase.FRESH and self._orders.ready else self._phase
-        self._client.send(Progress(self.worker_id, p.entered, p.reduced, self._applied, phase))
+        progress = Progress(
+            self.worker_id, p.entered, p.reduced, self._applied, phase, self._shards, self._speed.shard_us
+        )
+        self._client.send(progress)
 
     # -------------------------------------------------------------------------------------------- the state
 
@@ -251,6 +261,9 @@ class Member:
         joinable = op.kind is OpKind.PASS and op.pass_no == 0
         if joinable:
             self._pace.begin(time.monotonic())
+            self._speed.begin_step()
+        if op.kind is OpKind.PASS:
+            self._shards = op.units
         if self.behind:
             return
         self._leave_unless_leaving()
@@ -271,11 +284,14 @@ class Member:
             match position.move(self._standing.position):
                 case position.Compute(unit):
                     self._standing.post(position.Started(unit))
+                    if self._op.kind is OpKind.PASS:
+                        self._speed.handed_out(time.monotonic())
                     return unit
                 case _:
                     return None
 
     def unit_done(self, leaf: Partial) -> None:
+        self._speed.done(time.monotonic())
         if self._op.kind is OpKind.SYNC:
             assert self._donor.carrier is not None
             leaf.note = self._donor.carrier.digest()

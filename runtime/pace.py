@@ -1,6 +1,17 @@
-"""How long a step of this job takes, to know how long the end of a newcomer's copy may be waited for."""
+"""How long a step of this job takes, to know how long the end of a newcomer's copy may be waited for; and how long this
+worker takes for a shard, by which the leader gives out shards and finds stragglers."""
 
 from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+SPEED_STEPS = 16
+"""A worker is as fast as in the median of so many steps: one that compiles, waits for a disk or shares its core with a
+checkpoint for a few of them has not become slow."""
+
+SPEED_STEPS_LEAST = 4
+"""Before so many nothing is said."""
 
 
 class Pace:
@@ -22,3 +33,33 @@ class Pace:
         """In the step that is in progress, for the end of a copy."""
         if self._begun_s is not None:
             self._begun_s += seconds
+
+
+class Speed:
+    """Told when a shard is handed out and when its gradient is here, in seconds of one clock. What happens between two
+    shards, or between two passes, does not count."""
+
+    def __init__(self) -> None:
+        self.shard_us = 0
+        """Microseconds for a shard, at least 1; 0: not known yet. Any thread may read it."""
+        self._means_s: deque[float] = deque(maxlen=SPEED_STEPS)
+        self._handed_out_s: float | None = None
+        self._busy_s = 0.0
+        self._shards = 0
+
+    def begin_step(self) -> None:
+        """Of a step the mean counts, because its passes may differ in what a shard of them costs."""
+        if self._shards:
+            self._means_s.append(self._busy_s / self._shards)
+            if len(self._means_s) >= SPEED_STEPS_LEAST:
+                self.shard_us = max(1, round(1e6 * median(self._means_s)))
+        self._busy_s, self._shards, self._handed_out_s = 0.0, 0, None
+
+    def handed_out(self, now_s: float) -> None:
+        self._handed_out_s = now_s
+
+    def done(self, now_s: float) -> None:
+        if self._handed_out_s is not None:
+            self._busy_s += now_s - self._handed_out_s
+            self._shards += 1
+            self._handed_out_s = None

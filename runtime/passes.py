@@ -206,7 +206,7 @@ class Pass(Iterator[Any]):
         if loader is not None:
             wanted = Wanted(place.epoch, place.position, self._number, shard)
             try:
-                batch = loader.batch(wanted, training.session.rank, training.session.world_size)
+                batch = loader.batch(wanted, training.session.owned(running.work.shards))
             except StopIteration as error:  # from here it would end the inner loop as if all shards were done
                 raise RuntimeError(f"the data raised StopIteration for shard {shard} in {self._where}") from error
         random = training.harvest().before(shard)

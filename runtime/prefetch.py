@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic.errors import DataWorkerDied
-from elastic.plan import default_units
 from runtime.fetcher import Fetcher, FetcherEnded, Outcome
 
 AHEAD = 2
@@ -31,17 +30,16 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """What the guesses are made from. passes: of a step, as far as known; steps: of an epoch."""
+    """What the guesses are made from. own: the shards that this worker computes, in order; steps: of an epoch; passes:
+    of a step, as far as known."""
 
-    shards: int
+    own: tuple[int, ...]
     steps: int
-    rank: int
-    world_size: int
     passes: int = 1
 
     def after(self, last: Wanted) -> Iterator[Wanted]:
         """What will probably be wanted after that one, without end."""
-        own = default_units(self.shards, self.rank, self.world_size) or (last.shard,)
+        own = self.own or (last.shard,)
         yield from (replace(last, shard=shard) for shard in own if shard > last.shard)
         first = last.pass_no + 1
         epoch, step = last.epoch, last.step

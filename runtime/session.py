@@ -122,6 +122,10 @@ class Session(Protocol):
     def local_rank(self) -> int: ...
     @property
     def generation(self) -> int: ...
+    def owned(self, units: int) -> tuple[int, ...] | None:
+        """The units that this member computes of an operation with so many, while nobody is lost; None: no member."""
+        ...
+
     @property
     def because(self) -> str:
         """Why the current generation exists."""

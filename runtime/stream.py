@@ -68,7 +68,7 @@ class Stream:
         """Per shard which batch it was given, for the ledger."""
         return [{"batch": step} for _ in range(self.shards)]
 
-    def batch(self, wanted: Wanted, rank: int, world_size: int) -> Any:
+    def batch(self, wanted: Wanted, own: tuple[int, ...] | None) -> Any:
         """Batch number wanted.step of the shard, on the job's device, a copy of its own for each pass.
 
         Raises ConfigError for a shard without any batch, UsageError for one that has ended too early, and what the

@@ -15,6 +15,7 @@ anything.
     rings.py      up, broken, not built         losses.py     deaths, reports, what follows
     commits.py    a record is durable           ending.py     finished, failed
     checkpoints.py  who may move the pointer        invitations.py  set-ups that hang
+    speed.py      shards follow it, stragglers
     fencing.py    those left out                deadlines.py  time is over
 """
 

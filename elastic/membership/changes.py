@@ -23,7 +23,7 @@ from elastic.messages import (
     Progress,
     Release,
 )
-from elastic.plan import rank_order
+from elastic.plan import paces_of, rank_order
 
 MISSES = 2
 """So many newcomers of a slot may be too late for their epoch before the ring waits for the next one."""
@@ -53,7 +53,7 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
         holders = [m.worker_id for m in members]
     if not holders:
         return
-    wanted = _wanted(g, lost)
+    wanted = wanted_newcomers(g, lost)
     stay = [worker for worker in holders if worker not in g.drains]
     if not stay:
         last = g.state_left_with(holders)
@@ -91,15 +91,19 @@ def _because(g: Group, joined: list[str], gone: list[str]) -> str:
 
 
 def _leaves_early(g: Group, running: Generation, listed: set[str]) -> list[Member] | None:
-    """The members that stay, if others drain and would have to wait for newcomers; None if not, or if it is planned."""
+    """The members that stay, if others drain and would have to wait for newcomers; None if not, or if it is planned. Who
+    is demoted has time to wait."""
     stay = [member for member in running.members if member.worker_id in listed]
     if len(stay) in (0, len(running.members)) or listed <= set(running.ids):
+        return None
+    leavers = [g.drains.get(worker) for worker in running.ids if worker not in listed]
+    if all(leaver is not None and leaver.demoted for leaver in leavers):
         return None
     planned = [record.members for record in g.chain if record.number > running.number]
     return None if tuple(stay) in planned else stay
 
 
-def _wanted(g: Group, lost: set[str]) -> list[str]:
+def wanted_newcomers(g: Group, lost: set[str]) -> list[str]:
     """Newcomers that may be admitted, the first to come first."""
     assert g.aim is not None
     ready = [w for w, seen in g.workers.items() if seen.ready and not seen.refused and not seen.left]
@@ -134,12 +138,24 @@ def _neighbours(g: Group, worker: str) -> list[str]:
     return [other for other, seen in g.workers.items() if seen.member.node == node]
 
 
-def commit_planned(g: Group, members: Iterable[Member], because: str, do: list[Action], *, early: bool = False) -> None:
+def commit_planned(
+    g: Group,
+    members: Iterable[Member],
+    because: str,
+    do: list[Action],
+    *,
+    early: bool = False,
+    paces: dict[str, int] | None = None,
+) -> None:
+    """paces: as in Plan, by member; None: as they are."""
     assert g.running is not None
     ordered = rank_order(members)
+    ids = [m.worker_id for m in ordered]
+    given = paces_of(ids, g.top) if paces is None else tuple(paces[worker] for worker in ids)
     newcomers = tuple(m.worker_id for m in ordered if m.worker_id not in g.running.ids)
     hold = _holds(g, {m.worker_id for m in ordered})
-    commit(g, Kind.PLANNED, ordered, Plan(newcomers=newcomers), because, do, hold=hold, early=early)
+    plan = Plan(newcomers=newcomers, paces=given)
+    commit(g, Kind.PLANNED, ordered, plan, because, do, hold=hold, early=early)
 
 
 def _holds(g: Group, listed: set[str]) -> bool:
@@ -152,11 +168,16 @@ def invite_spares(g: Group, now_s: float, do: list[Action]) -> None:
     if g.state not in (State.RUNNING, State.PAUSED):
         return
     able = g.spares - {*g.dead, *g.given_up, *g.drains}
-    for worker in sorted(able, key=lambda worker: g.workers[worker].member.seniority)[: g.places]:
-        g.workers[worker] = replace(g.workers[worker], invited=True, moved_s=now_s)
-        do.append(Note("invited", {"worker_id": worker}))
-        do.append(Tell((worker,), Invite(g.term, worker)))
-        await_newcomer(g, worker, now_s, do)
+    # A slot that was demoted for its speed comes last.
+    for worker in sorted(able, key=lambda w: (slot_of(w) in g.demoted_s, g.workers[w].member.seniority))[: g.places]:
+        invite(g, worker, now_s, do)
+
+
+def invite(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
+    g.workers[worker] = replace(g.workers[worker], invited=True, moved_s=now_s)
+    do.append(Note("invited", {"worker_id": worker}))
+    do.append(Tell((worker,), Invite(g.term, worker)))
+    await_newcomer(g, worker, now_s, do)
 
 
 def await_newcomer(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
@@ -196,8 +217,10 @@ def progressed(g: Group, word: Progress, now_s: float, do: list[Action]) -> None
         reduced=max(seen.reduced, word.reduced),
         applied=max(seen.applied, word.applied),
         phase=word.phase,
+        shard_us=word.shard_us or seen.shard_us,
         moved_s=seen.moved_s if word.phase == seen.phase else now_s,
     )
+    g.shards = word.shards or g.shards
     if word.generation and not seen.entered:
         stop_waiting(g, slot_of(word.worker_id), now_s, do)
     take_effect(g, running, now_s, do)

@@ -41,15 +41,18 @@ class Seen:
     finished: bool = False
     left: bool = False
     refused: bool = False
+    shard_us: int = 0
+    """Microseconds that it takes for a shard; 0: not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaver:
     """A worker whose node wants to leave. last_call_s: when a job in which all want to, and for which nobody else
-    comes, stops in order, while there is time for it."""
+    comes, stops in order, while there is time for it. demoted: its node stays; a faster one takes its place."""
 
     because: str
     last_call_s: float
+    demoted: bool = False
 
 
 @dataclass(slots=True)
@@ -97,6 +100,20 @@ class Group:
     """Place of an exception -> worker which raised it first."""
     slots_given_up: dict[str, str] = field(default_factory=dict)
     digest: str = ""
+    shards: int = 0
+    """Of a pass; 0: not known yet."""
+    compared_s: float = -math.inf
+    """When members were compared last."""
+    slow_since_s: dict[str, float] = field(default_factory=dict)
+    """Members that have been slower than slow_factor allows, without a break -> since when."""
+    stragglers: dict[str, str] = field(default_factory=dict)
+    """Those of them that are named -> how slow they are."""
+    uneven_since_s: float = math.inf
+    """Since when another ownership would have paid, without a break."""
+    balanced_s: float = -math.inf
+    """When ownership was changed last."""
+    demoted_s: dict[str, float] = field(default_factory=dict)
+    """Slot -> when a worker of it was demoted last."""
     quiesced_s: float = 0.0
     """When everybody was asked to leave the ring that is not replaced yet."""
 

@@ -16,6 +16,7 @@ from elastic.membership.events import AgentDown, AgentUp, CommitRefused, Committ
 from elastic.membership.group import Group, State, silence
 from elastic.membership.losses import lost, reported
 from elastic.membership.rings import heard_of_ring
+from elastic.membership.speed import compare
 from elastic.messages import (
     Announce,
     BuildFailed,
@@ -42,6 +43,8 @@ def step(group: Group, event: Event, now_s: float) -> tuple[Group, tuple[Action,
     for name in ("workers", "dead", "given_up", "silent_nodes", "slots", "expelled", "reports", "drains"):
         setattr(g, name, dict(getattr(group, name)))
     for name in ("missed", "advanced_s", "accused", "failed_builds", "errors", "slots_given_up"):
+        setattr(g, name, dict(getattr(group, name)))
+    for name in ("slow_since_s", "stragglers", "demoted_s"):
         setattr(g, name, dict(getattr(group, name)))
     g.turned_away = set(group.turned_away)
     actions: list[Action] = []
@@ -75,6 +78,7 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
             heard_of_ring(g, event, now_s, do)
         case Progress():
             progressed(g, event, now_s, do)
+            compare(g, now_s, do)
         case Ready(worker):
             if worker in g.workers:
                 g.workers[worker] = replace(g.workers[worker], ready=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elastic.membership.group import Group
+from elastic.plan import default_sizes
 
 
 def status(group: Group) -> dict[str, object]:
@@ -10,6 +11,7 @@ def status(group: Group) -> dict[str, object]:
     record = group.running
     members = record.members if record else ()
     seen = [group.workers.get(member.worker_id) for member in members]
+    shards = default_sizes(record, group.shards) if record and members else ()
     return {
         "job": group.spec.name,
         "state": str(group.state),
@@ -24,9 +26,12 @@ def status(group: Group) -> dict[str, object]:
                 "rank": rank,
                 "applied": worker.applied if worker else 0,
                 "phase": worker.phase if worker else "",
+                "shards": owned,
+                "shard_ms": worker.shard_us / 1000 if worker and worker.shard_us else None,
             }
-            for rank, (member, worker) in enumerate(zip(members, seen, strict=True))
+            for rank, (member, worker, owned) in enumerate(zip(members, seen, shards, strict=True))
         ],
+        "stragglers": dict(group.stragglers),
         "draining": {worker: group.drains[worker].because for worker in group.alive(group.drains)},
         "waiting": sorted(group.newcomers - group.spares - set(group.dead)),
         "spares": sorted(group.spares - set(group.dead)),

@@ -203,18 +203,20 @@ class Laggard(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("op", "units", "shares", "laggards", "newcomers")
+    __slots__ = ("op", "units", "shares", "laggards", "newcomers", "paces")
     OP_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     LAGGARDS_FIELD_NUMBER: _ClassVar[int]
     NEWCOMERS_FIELD_NUMBER: _ClassVar[int]
+    PACES_FIELD_NUMBER: _ClassVar[int]
     op: int
     units: int
     shares: _containers.RepeatedCompositeFieldContainer[Share]
     laggards: _containers.RepeatedCompositeFieldContainer[Laggard]
     newcomers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, op: _Optional[int] = ..., units: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., laggards: _Optional[_Iterable[_Union[Laggard, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ...) -> None: ...
+    paces: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, op: _Optional[int] = ..., units: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., laggards: _Optional[_Iterable[_Union[Laggard, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., paces: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Generation(_message.Message):
     __slots__ = ("number", "kind", "base", "members", "plan", "because", "hold", "token", "early")
@@ -379,18 +381,22 @@ class BuildFailed(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., unreachable: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("worker_id", "generation", "reduced", "applied", "phase")
+    __slots__ = ("worker_id", "generation", "reduced", "applied", "phase", "shards", "shard_us")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REDUCED_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_US_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     generation: int
     reduced: int
     applied: int
     phase: str
-    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., reduced: _Optional[int] = ..., applied: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
+    shards: int
+    shard_us: int
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., reduced: _Optional[int] = ..., applied: _Optional[int] = ..., phase: _Optional[str] = ..., shards: _Optional[int] = ..., shard_us: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("worker_id", "generation")

@@ -36,6 +36,7 @@ PURE_ROOMS = [
     "elastic/examination.py",
     *rooms("elastic/membership"),
     "elastic/messages.py",
+    "elastic/ownership.py",
     "elastic/plan.py",
     *rooms("elastic/position"),
     "elastic/preload.py",

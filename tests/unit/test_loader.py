@@ -24,7 +24,7 @@ def loader(data: Any, batch_size: int = 6, **arguments: Any) -> Any:
 
 def batch(of: Loader, epoch: int, step: int, shard: int) -> Any:
     """In a world of one."""
-    return of.batch(Wanted(epoch, step, 0, shard), 0, 1)
+    return of.batch(Wanted(epoch, step, 0, shard), tuple(range(of.shards)))
 
 
 def test_len_is_the_number_of_steps_of_an_epoch() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.pace import Pace
+from runtime.pace import Pace, Speed
 
 
 def after(*begun_s: float) -> float:
@@ -32,3 +32,42 @@ def test_the_wait_for_a_copy_is_no_part_of_a_step() -> None:
         pace.begin(now_s)
         pace.waited(waited_s)
     assert pace.step_s == 2.0
+
+
+def speed_of(*steps: tuple[float, ...]) -> int:
+    """shard_us after steps whose shards took so many seconds; between two shards 9 s go by."""
+    speed, now_s = Speed(), 0.0
+    for shards in steps:
+        speed.begin_step()
+        for took_s in shards:
+            speed.handed_out(now_s)
+            speed.done(now_s + took_s)
+            now_s += took_s + 9.0
+    speed.begin_step()
+    return speed.shard_us
+
+
+def test_a_worker_says_nothing_of_its_speed_before_it_knows() -> None:
+    assert speed_of(*3 * [(0.1, 0.1)]) == 0
+    assert speed_of(*4 * [(0.1, 0.1)]) == 100_000
+
+
+def test_what_happens_in_some_steps_only_makes_a_worker_not_slow() -> None:
+    assert speed_of(*10 * [(0.1,)], *6 * [(5.0,)]) == 100_000
+    assert speed_of(*10 * [(0.1,)], *10 * [(5.0,)]) == 5_000_000, "that is no exception any more"
+
+
+def test_passes_of_different_cost_count_with_their_mean() -> None:
+    assert speed_of(*4 * [(0.1, 0.1, 0.5, 0.5)]) == speed_of(*4 * [(0.1, 0.5)]) == 300_000
+
+
+def test_a_step_without_a_shard_says_nothing_about_speed() -> None:
+    assert speed_of(*4 * [(0.1,)], *30 * [()]) == 100_000
+
+
+def test_a_gradient_of_which_nobody_knows_when_its_shard_began_does_not_count() -> None:
+    speed = Speed()
+    for _ in range(5):
+        speed.begin_step()
+        speed.done(7.0)
+    assert speed.shard_us == 0

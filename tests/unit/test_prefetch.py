@@ -21,6 +21,7 @@ from runtime.prefetch import AHEAD, Habit, Prefetcher, Wanted
 from tests.unit.jobs import make_job
 
 SAMPLES, SHARDS = 96, 4
+ALL = tuple(range(SHARDS))
 
 
 class Noisy:
@@ -59,36 +60,36 @@ def none_left() -> Iterator[None]:
 
 
 def test_guesses_are_the_own_shards_step_after_step() -> None:
-    habit = Habit(shards=4, steps=3, rank=1, world_size=2)
+    habit = Habit(own=(2, 3), steps=3)
     guesses = list(islice(habit.after(wanted(1, 2)), 5))
     assert guesses == [wanted(1, 3), wanted(2, 2), wanted(2, 3), wanted(0, 2, epoch=1), wanted(0, 3, epoch=1)]
 
 
 def test_the_passes_of_a_step_each_want_their_own() -> None:
-    habit = Habit(shards=2, steps=9, rank=0, world_size=1, passes=2)
+    habit = Habit(own=(0, 1), steps=9, passes=2)
     guesses = list(islice(habit.after(wanted(0, 0)), 5))
     assert guesses == [wanted(0, 1), wanted(0, 0, 1), wanted(0, 1, 1), wanted(1, 0), wanted(1, 1)]
 
 
 def test_an_idle_member_guesses_that_it_keeps_what_it_has_inherited() -> None:
-    habit = Habit(shards=1, steps=9, rank=1, world_size=2)
+    habit = Habit(own=(), steps=9)
     assert list(islice(habit.after(wanted(0, 0)), 2)) == [wanted(1, 0), wanted(2, 0)]
 
 
 def test_the_batches_are_those_of_this_process_whatever_becomes_of_the_world() -> None:
-    """Rank and world change, a dead worker's shards are inherited, a shard is asked for twice."""
+    """The own shards change, a dead worker's shards are inherited, a shard is asked for twice."""
     ahead, here = loader(2), loader(0)
-    asked = [(wanted(0, s), 0, 1) for s in range(4)] + [(wanted(1, s), 1, 3) for s in (2, 0, 3)]
-    asked += [(wanted(step, s), 0, 2) for step in (2, 3) for s in (0, 1)] + [(wanted(3, 0), 0, 2)]
-    asked += [(wanted(0, s, pass_no, epoch=1), 0, 2) for pass_no in (0, 1) for s in (0, 1)]
-    for want, rank, world in asked:
-        (ours, _), (theirs, _) = ahead.batch(want, rank, world), here.batch(want, rank, world)
+    asked = [(wanted(0, s), ALL) for s in range(4)] + [(wanted(1, s), (2,)) for s in (2, 0, 3)]
+    asked += [(wanted(step, s), (0, 1)) for step in (2, 3) for s in (0, 1)] + [(wanted(3, 0), (0, 1))]
+    asked += [(wanted(0, s, pass_no, epoch=1), (0, 1)) for pass_no in (0, 1) for s in (0, 1)]
+    for want, own in asked:
+        (ours, _), (theirs, _) = ahead.batch(want, own), here.batch(want, own)
         assert torch.equal(ours, theirs), want
 
 
 def test_what_was_guessed_was_fetched_by_the_processes() -> None:
     ahead = loader(2)
-    fetched = [ahead.batch(wanted(step, s), 0, 2)[1] for step in range(4) for s in (0, 1)]
+    fetched = [ahead.batch(wanted(step, s), (0, 1))[1] for step in range(4) for s in (0, 1)]
     makers = {int(pid) for pids in fetched[1:] for pid in pids}
     assert os.getpid() not in makers
     assert len(makers) == 2, "the same two processes for all of it"
@@ -109,15 +110,15 @@ def here() -> tuple[Prefetcher, list[int]]:
 def test_after_a_change_of_the_world_the_guesses_are_right_again() -> None:
     prefetcher, missed = here()
     for step in range(6):
-        rank, world = (0, 1) if step < 3 else (1, 2)
-        for shard in range(4) if step < 3 else (2, 3):
-            assert prefetcher.get(wanted(step, shard), Habit(4, 99, rank, world)) == (step, shard)
+        own = ALL if step < 3 else (2, 3)
+        for shard in own:
+            assert prefetcher.get(wanted(step, shard), Habit(own, 99)) == (step, shard)
     assert len(missed) <= 2, "the first of all, and the first after the change"
 
 
 def test_a_second_pass_is_guessed_from_the_second_step_on() -> None:
     prefetcher, missed = here()
-    habit = Habit(shards=2, steps=9, rank=0, world_size=1)
+    habit = Habit(own=(0, 1), steps=9)
     for step in range(5):
         for pass_no in range(2):
             for shard in range(2):
@@ -128,33 +129,33 @@ def test_a_second_pass_is_guessed_from_the_second_step_on() -> None:
 def test_a_world_that_changes_with_every_batch_does_not_pile_up_work() -> None:
     prefetcher, _ = here()
     for step in range(0, 60, 3):
-        prefetcher.get(wanted(step, 0), Habit(4, 99, 0, 1 + step % 2))
+        prefetcher.get(wanted(step, 0), Habit(ALL[: 4 - 2 * (step % 2)], 99))
         assert all(len(fetcher.asked) <= 2 * AHEAD for fetcher in prefetcher._fetchers)
 
 
 def test_a_damaged_sample_raises_where_it_is_wanted_and_nowhere_else() -> None:
     damaged = loader(0).plan.indices(0, 1, 1)[0]
     ahead = loader(1, Noisy(bad=damaged))
-    ahead.batch(wanted(0, 0), 0, 1)
+    ahead.batch(wanted(0, 0), ALL)
     for shard in range(1, 4):
-        ahead.batch(wanted(0, shard), 0, 1)
-    ahead.batch(wanted(1, 0), 0, 1)
-    ahead.batch(wanted(1, 2), 0, 1)  # somebody else has the damaged one; here it was fetched in vain
+        ahead.batch(wanted(0, shard), ALL)
+    ahead.batch(wanted(1, 0), ALL)
+    ahead.batch(wanted(1, 2), ALL)  # somebody else has the damaged one; here it was fetched in vain
     with pytest.raises(ArithmeticError, match=f"sample {damaged} is damaged") as raised:
-        ahead.batch(wanted(1, 1), 0, 1)
+        ahead.batch(wanted(1, 1), ALL)
     assert f"dataset[{damaged}] raised, for shard 1 of step 1 in epoch 0" in "\n".join(raised.value.__notes__)
 
 
 def test_a_killed_process_is_named_with_what_to_do() -> None:
     ahead = loader(1)
-    ahead.batch(wanted(0, 0), 0, 1)
+    ahead.batch(wanted(0, 0), ALL)
     (child,) = active_children()
     assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)
     with pytest.raises(DataWorkerDied, match=r"loader\(workers=1\) has ended.*killed by SIGKILL.*Lower workers="):
         for step in range(1, 4):
             for shard in range(4):
-                ahead.batch(wanted(step, shard), 0, 1)
+                ahead.batch(wanted(step, shard), ALL)
     assert active_children() == []
 
 
@@ -163,14 +164,14 @@ def test_a_process_killed_at_any_moment_keeps_nobody_waiting() -> None:
     killed, moments = 0, random.Random(1)
     for _ in range(300):
         prefetcher, _ = here()
-        prefetcher.get(wanted(0, 0), Habit(4, 99, 0, 1))
+        prefetcher.get(wanted(0, 0), Habit(ALL, 99))
         victim = moments.choice(active_children())
         assert victim.pid is not None
         time.sleep(moments.random() * 1e-3)
         os.kill(victim.pid, signal.SIGKILL)
         with pytest.raises(DataWorkerDied):
             for step in count(1):  # it is gone soon, not at once
-                prefetcher.get(wanted(step, 0), Habit(4, sys.maxsize, 0, 1))
+                prefetcher.get(wanted(step, 0), Habit(ALL, sys.maxsize))
         killed += 1
     assert killed == 300 and active_children() == []
 
@@ -181,7 +182,7 @@ def test_processes_end_when_nobody_can_ask_them_any_more() -> None:
     parent = os.fork()
     if parent == 0:
         prefetcher = Prefetcher(lambda *_: 0, 2)
-        prefetcher.get(wanted(0, 0), Habit(4, 99, 0, 1))
+        prefetcher.get(wanted(0, 0), Habit(ALL, 99))
         os.kill(os.getpid(), signal.SIGKILL)
     os.close(writer)
     os.waitpid(parent, 0)
@@ -192,11 +193,11 @@ def test_processes_end_when_nobody_can_ask_them_any_more() -> None:
 
 def test_closing_ends_the_processes_at_once_and_the_next_batch_starts_others() -> None:
     ahead = loader(2)
-    ahead.batch(wanted(0, 0), 0, 1)
+    ahead.batch(wanted(0, 0), ALL)
     assert len(active_children()) == 2
     ahead.close()
     assert active_children() == []
-    ahead.batch(wanted(0, 1), 0, 1)
+    ahead.batch(wanted(0, 1), ALL)
     assert len(active_children()) == 2
 
 

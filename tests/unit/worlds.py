@@ -211,6 +211,9 @@ class FakeMember:
     def generation(self) -> int:
         return 1
 
+    def owned(self, units: int) -> tuple[int, ...] | None:
+        return tuple(range(units)) if self.worker_id in self.world.members else None
+
     because = ""
     pauses = False
     parting = False

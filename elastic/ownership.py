@@ -1,0 +1,82 @@
+"""How many units each member of a generation owns: equal blocks, or blocks that follow how fast members are.
+
+Whoever owns a unit, its bits and the tree of the reduction are the same, so this decides about time only.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from statistics import median
+
+from elastic.tree import split
+
+SLACK_PERCENT = 5
+"""By so much the slowest member may take longer than it must, for blocks that are sent as fewer partial sums."""
+
+
+def even_sizes(units: int, world_size: int) -> tuple[int, ...]:
+    """Sizes differ by at most one and the larger blocks come first; 0 for surplus ranks."""
+    size, larger = divmod(units, world_size)
+    return tuple(size + (rank < larger) for rank in range(world_size))
+
+
+@lru_cache(maxsize=64)
+def sizes(units: int, paces: tuple[int, ...]) -> tuple[int, ...]:
+    """Units of each rank, in rank order, as contiguous blocks.
+
+    paces: microseconds that each rank takes for a unit; 0: not known, then it counts as the median of the others.
+    The time of the slowest is the least possible (units go one by one to whoever would be done with it first), but for
+    SLACK_PERCENT of it, within which blocks end where the tree is cut highest: then they are few partial sums. Each
+    rank owns at least one unit, or nobody would learn that it has become faster. With fewer units than ranks, or
+    without any pace, sizes are even.
+    """
+    known = [pace for pace in paces if pace > 0]
+    world_size = len(paces)
+    if not known or units < world_size:
+        return even_sizes(units, world_size)
+    typical = max(1, round(median(known)))
+    costs = [pace or typical for pace in paces]
+    least = _fastest(units, costs)
+    limit = slowest(least, costs) * (100 + SLACK_PERCENT) // 100
+    most = [max(size, limit // cost) for size, cost in zip(least, costs, strict=True)]
+    after = [*accumulate(reversed(most))][::-1]  # what the ranks from here on can take together
+    ends: list[int] = []
+    begin = 0
+    for rank in range(world_size - 1):
+        low = max(begin + 1, units - after[rank + 1])
+        high = min(begin + most[rank], units - (world_size - 1 - rank))
+        begin = _highest_cut(low, high, units)
+        ends.append(begin)
+    return tuple(end - start for start, end in zip([0, *ends], [*ends, units], strict=True))
+
+
+def slowest(owned: Sequence[int], paces: Sequence[int]) -> int:
+    """Microseconds until the last rank has computed what it owns."""
+    return max(size * pace for size, pace in zip(owned, paces, strict=True))
+
+
+def _fastest(units: int, costs: Sequence[int]) -> list[int]:
+    """Sizes with which the slowest is done first, at least one each: the next unit goes to whoever would be done with
+    it first. For units of one size that is the optimum (list scheduling on uniform machines)."""
+    owned = [1] * len(costs)
+    queue = [(2 * cost, rank) for rank, cost in enumerate(costs)]
+    heapq.heapify(queue)
+    for _ in range(units - len(costs)):
+        done, rank = queue[0]
+        owned[rank] += 1
+        heapq.heapreplace(queue, (done + costs[rank], rank))
+    return owned
+
+
+def _highest_cut(low: int, high: int, units: int) -> int:
+    """The boundary in low..high at which the fewest nodes of the tree are cut in two."""
+    node = (0, units)
+    while True:
+        left, right = split(node)
+        cut = left[1]
+        if low <= cut <= high:
+            return cut
+        node = left if high < cut else right
