@@ -91,8 +91,8 @@ def _because(g: Group, joined: list[str], gone: list[str]) -> str:
 
 
 def _leaves_early(g: Group, running: Generation, listed: set[str]) -> list[Member] | None:
-    """The members that stay, if others drain and would have to wait for newcomers; None if not, or if it is planned. Who
-    is demoted has time to wait."""
+    """The members that stay, if others drain and would have to wait for newcomers; None if not, or if it is planned.
+    Who is demoted has time to wait."""
     stay = [member for member in running.members if member.worker_id in listed]
     if len(stay) in (0, len(running.members)) or listed <= set(running.ids):
         return None

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from typing import Any
+
+from elastic.config import Stragglers
 
 HOOKS = (
     "begin", "unit", "header", "summed", "obtained", "reported", "fetch", "ring_built", "copy_begun", "copied",
@@ -59,6 +62,10 @@ class Scene:
     copy_trouble: float
     link_trouble: float
     heal_s: float
+    slowness: tuple[float, ...] = ()
+    """How many times longer the workers of each node take for a unit; nodes beyond: once."""
+    stragglers: Stragglers = Stragglers.NAME
+    uneven_s: float = 30.0
 
 
 PROFILES: dict[str, tuple[str, ...]] = {
@@ -110,7 +117,17 @@ def draw(seed: int) -> Scene:
         copy_trouble=random.choice([0.0, 0.3]) if profile != "planned" else 0.0,
         link_trouble=random.choice([0.0, 0.0, 0.1]) if trouble else 0.0,
         heal_s=heal_s,
+        **_speeds(Random(f"speed {seed}"), nodes),
     )
+
+
+def _speeds(random: Random, nodes: int) -> dict[str, Any]:
+    """In some runs machines differ, and the leader looks at it often."""
+    if random.random() < 0.5:
+        return {}
+    slowness = tuple(random.choice([1.0, 1.0, 1.5, 4.0]) for _ in range(nodes))
+    policy = random.choice([Stragglers.NAME, Stragglers.DEMOTE, Stragglers.DEMOTE])
+    return {"slowness": slowness, "stragglers": policy, "uneven_s": random.choice([0.1, 0.5])}
 
 
 def _split(random: Random) -> Fault:

@@ -92,6 +92,8 @@ class Leader:
                             stream.tell(workers, order)
                 case Note(name, fields):
                     self.world.say(f"leader {self.term}", f"  note {name} {fields}")
+                    if name in ("straggler", "demoted"):
+                        self.world.reach(f"a worker was {'demoted' if name == 'demoted' else 'named a straggler'}")
                 case End():
                     self.world.end(action)
         self._set_timer()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from elastic.config import Stragglers
+from tests.sim.faults import draw
 from tests.sim.world import World
 
 BATCHES = 12
@@ -30,6 +33,8 @@ MUST_REACH = (
     "a spare joined",
     "a state copy failed",
     "a stuck newcomer was replaced",
+    "a worker was demoted",
+    "a worker was named a straggler",
     "committed planned",
     "exit 0",
     "exit 3",
@@ -39,6 +44,8 @@ MUST_REACH = (
     "leader lost in QUIESCING",
     "redo rule: the operation is redone",
     "redo rule: the result is copied",
+    "shards by speed in a loss generation",
+    "shards followed speed",
 )
 """Not here, because a few hundred seeds may miss it: a laggard that computes alone, newcomers as the only holders, one
 whose donor dies while it takes over an evaluation."""
@@ -70,3 +77,18 @@ def test_a_seed_is_one_run() -> None:
     for trace in told:
         World(17, trace.append).run()
     assert told[0] == told[1] and len(told[0]) > 20
+
+
+def test_shards_that_follow_speed_make_a_mixed_world_faster() -> None:
+    """One of three machines takes four times as long for a unit."""
+    scene = replace(
+        draw(0), name="quiet", nodes=3, slots=1, min_workers=1, spares=0, steps=60, epoch_steps=1000, units=8,
+        faults=(), store_trouble=0.0, copy_trouble=0.0, link_trouble=0.0, slowness=(1.0, 4.0, 1.0), uneven_s=0.5,
+    )  # fmt: skip
+    took_s = {}
+    for policy in (Stragglers.IGNORE, Stragglers.NAME):
+        verdict = World(5, scene=replace(scene, stragglers=policy)).run()
+        took_s[policy] = verdict.duration_s
+        assert verdict.ended.exit_code == 0
+        assert (verdict.reached["shards followed speed"] > 0) == (policy is Stragglers.NAME)
+    assert took_s[Stragglers.NAME] < 0.75 * took_s[Stragglers.IGNORE], took_s

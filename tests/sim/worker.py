@@ -56,6 +56,7 @@ from elastic.position import (
     Wait,
 )
 from elastic.tree import Node, fold_nodes
+from runtime.pace import Speed
 from tests.sim.mesh import Mesh
 from tests.sim.newcomer import Newcomer
 from tests.sim.script import Sum, apply
@@ -88,6 +89,8 @@ class Worker:
         self.mesh = Mesh(self)
         self.newcomer = Newcomer(self)
         self._lingering = -1
+        self.speed = Speed()
+        self._units = 0
 
     # ----------------------------------------------------------------------------------- life of a process
 
@@ -180,9 +183,13 @@ class Worker:
             self._perform(action)
         self.world.saw(self, before)
         if self.alive and self.p.entered and (self.p.entered, self.p.reduced) != (before.entered, before.reduced):
-            self.say(Progress(self.me, self.p.entered, self.p.reduced, self.applied, str(self.p.phase)))
+            self._say_progress()
         self.wake()
         return self.p
+
+    def _say_progress(self) -> None:
+        units, pace = self._units, self.speed.shard_us
+        self.say(Progress(self.me, self.p.entered, self.p.reduced, self.applied, str(self.p.phase), units, pace))
 
     def _perform(self, action: position.Action) -> None:
         match action:
@@ -234,7 +241,9 @@ class Worker:
             case Compute(unit):
                 self.post(Started(unit))
                 self.world.hook("unit", self)
-                self.work(0.005, 0.03, lambda: self._computed(unit, (self.p.reduced, unit, self.state)))
+                self.speed.handed_out(self.world.clock.now_s)
+                times = self.world.slowness(self.agent)
+                self.work(0.005 * times, 0.03 * times, lambda: self._computed(unit, (self.p.reduced, unit, self.state)))
             case Exchange(number):
                 self.mesh.take_part(number)
             case CopyResult(source, op):
@@ -287,6 +296,9 @@ class Worker:
             return
         operation = script.operations[self.p.reduced]
         self.sums = {}
+        if operation.joinable:
+            self.speed.begin_step()
+            self._units = operation.units
         self.post(Begin(operation.units, operation.joinable))
         self.world.hook("begin", self)
 
@@ -297,6 +309,7 @@ class Worker:
 
     def _computed(self, unit: int, value: tuple[int, int, int]) -> None:
         """The fold happens outside the lock, so a plan may take its inputs meanwhile."""
+        self.speed.done(self.world.clock.now_s)
         leaf = (unit, unit + 1)
         held = set(self.p.roots)
         units = self.p.units

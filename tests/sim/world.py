@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastic import position
 from elastic.config import JobSpec, Timing
@@ -39,9 +39,10 @@ class Verdict:
 
 
 class World:
-    def __init__(self, seed: int, tell: Callable[[str], None] | None = None) -> None:
+    def __init__(self, seed: int, tell: Callable[[str], None] | None = None, scene: Scene | None = None) -> None:
+        """scene: another one than the seed's."""
         self.seed, self._tell = seed, tell
-        self.scene = draw(seed)
+        self.scene = scene or draw(seed)
         self.clock = Clock(seed)
         scene = self.scene
         self.script = Script(write_script(self.clock.random, scene.steps, scene.units, scene.epoch_steps))
@@ -52,7 +53,8 @@ class World:
             min_workers=scene.min_workers,
             max_workers=scene.max_workers,
             spares=scene.spares,
-            timing=TIMING,
+            timing=replace(TIMING, uneven_s=scene.uneven_s),
+            stragglers=scene.stragglers,
         )
         self.store_trouble, self.copy_trouble = scene.store_trouble, scene.copy_trouble
         self.records = Records()
@@ -112,6 +114,10 @@ class World:
         worker = Worker(self, agent, slot, incarnation)
         self.workers[worker.me] = worker
         return worker
+
+    def slowness(self, agent: Agent) -> float:
+        node = self.agents.index(agent)
+        return self.scene.slowness[node] if node < len(self.scene.slowness) else 1.0
 
     def reach(self, what: str) -> None:
         self.reached[what] += 1
@@ -219,6 +225,8 @@ class World:
     def committed(self, record: Generation) -> None:
         self.say("store", f"generation {record.number} {record.kind} {' '.join(record.ids)} {record.plan}")
         self.reach(f"committed {record.kind}")
+        if record.kind is not Kind.FORM and record.plan.paces:
+            self.reach(f"shards by speed in a {record.kind} generation")
         self._require(len(set(record.ids)) == len(record.ids), f"{record} lists one member twice")
         self._require(bool(record.ids) or record.kind is Kind.PLANNED, f"{record} lists nobody")
         wanted = min(self.spec.workers_limit, max(self.spec.workers, sum(agent.slots for agent in self.agents)))
@@ -253,6 +261,8 @@ class World:
             self._require(after.entered > promised, f"{worker.me} promised {promised} and enters {after.entered}")
             if record.kind is Kind.PLANNED:
                 self.hook("entered_planned", worker)
+                if before.record and before.record.ids == record.ids and before.record.plan.paces != record.plan.paces:
+                    self.reach("shards followed speed")
                 if record.early:
                     self.reach("a drained member did not wait for a newcomer")
                 first = self._effect_after.setdefault(record.number, after.reduced)
