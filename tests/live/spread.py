@@ -180,11 +180,11 @@ class Spread:
     def open(self, gate: str) -> None:
         (self.gates / gate).unlink()
 
-    def pace(self, seconds: float) -> None:
-        """How long the script takes over a shard from now on."""
+    def pace(self, seconds: float, worker_id: str = "") -> None:
+        """How long the script takes over a shard from now on, in this worker or in all others."""
         temporary = self.gates / "pace.tmp"
         temporary.write_text(str(seconds))
-        temporary.rename(self.gates / "pace")
+        temporary.rename(self.gates / (f"pace.{worker_id}" if worker_id else "pace"))
 
 
 _HEAD = ("t_mono_ns", "t_wall", "job", "node", "pid", "who", "event", "generation")

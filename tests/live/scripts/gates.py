@@ -31,14 +31,16 @@ def hold(name: str) -> None:
 
 
 def pace() -> None:
-    """Take as many seconds as the file `pace` says."""
+    """Take as many seconds as the file `pace.<worker_id>` says, or, without it, the file `pace`."""
     if _DIRECTORY is None:
         return
-    try:
-        text = (Path(_DIRECTORY) / "pace").read_text()
-    except FileNotFoundError:
+    for name in (f"pace.{_ME}", "pace"):
+        try:
+            text = (Path(_DIRECTORY) / name).read_text()
+        except FileNotFoundError:
+            continue
+        time.sleep(float(text or 0))
         return
-    time.sleep(float(text or 0))
 
 
 def shut(name: str) -> bool:

@@ -1,0 +1,74 @@
+"""A slow machine gets fewer shards, is named, and by policy changes places with a spare, and no bit changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.cli import _status_text
+from elastic.config import Stragglers, Timing
+from elastic.embedded import EmbeddedEtcd
+from tests.live.conftest import Quiet
+from tests.live.spread import Spread
+from tests.live.test_drain import assert_as_quiet, losses
+
+SLOW = "b.0.0"
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EmbeddedEtcd]:
+    with EmbeddedEtcd() as server:
+        yield server
+
+
+def mixed(stack: ExitStack, home: Path, etcd: EmbeddedEtcd, name: str, **spec: Any) -> Spread:
+    """A job on the nodes a and b; b takes ten times as long for a shard."""
+    job = stack.enter_context(Spread(home, etcd, name, timing=Timing(uneven_s=1.0), **spec))
+    job.pace(0.01)
+    job.pace(0.1, SLOW)
+    job.rendezvous()
+    job.agent("a")
+    job.agent("b")
+    job.await_members("a.0.0", SLOW)
+    return job
+
+
+def shards(status: dict[str, Any]) -> dict[str, int]:
+    return {member["worker_id"]: member["shards"] for member in status["members"]}
+
+
+def test_shards_follow_speed_and_the_slow_worker_is_named(tmp_path: Path, etcd: EmbeddedEtcd, quiet: Quiet) -> None:
+    with ExitStack() as stack:
+        job = mixed(stack, tmp_path, etcd, "uneven")
+        balanced = job.await_event("balanced")
+        assert balanced["shards"]["a.0.0"] > balanced["shards"][SLOW] >= 1
+        generation = job.await_event("committed", kind="planned")["generation"]
+        job.await_event("entered", generation=generation, worker_id="a.0.0")
+        job.await_event("entered", generation=generation, worker_id=SLOW)
+        status = job.until("its name", lambda: (s := job.status()).get("stragglers") and s)
+        assert shards(status) == balanced["shards"] and list(status["stragglers"]) == [SLOW]
+        (told,) = (line for line in _status_text(status).splitlines() if line.startswith("  straggler"))
+        assert f"{SLOW}: a shard takes it " in told and " times as long as the others" in told
+        job.pace(0.0)
+        job.pace(0.0, SLOW)
+        assert_as_quiet(job, quiet)
+        assert losses(job) == []
+
+
+def test_a_straggler_changes_places_with_a_spare(tmp_path: Path, etcd: EmbeddedEtcd, quiet: Quiet) -> None:
+    with ExitStack() as stack:
+        job = mixed(stack, tmp_path, etcd, "demoting", spares=1, stragglers=Stragglers.DEMOTE)
+        demoted = job.await_event("demoted")
+        assert demoted["worker_id"] == SLOW
+        job.await_members("a.0.0", "a.1.0")
+        swap = next(line for line in job.events("committed") if SLOW not in line["members"])
+        assert (swap["kind"], swap["members"]) == ("planned", ["a.0.0", "a.1.0"]), "in one generation"
+        job.await_event("worker_exited", worker_id=SLOW, because="exited with 0")
+        job.until("its slot to keep the next spare", lambda: "b.0.1" in job.status().get("spares", ()))
+        job.pace(0.0)
+        assert_as_quiet(job, quiet)
+        assert losses(job) == []
