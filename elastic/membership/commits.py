@@ -9,7 +9,7 @@ from elastic.membership.changes import plan_change
 from elastic.membership.fencing import fence
 from elastic.membership.group import Group, State
 from elastic.membership.records import publish
-from elastic.membership.speed import forget_demotions
+from elastic.membership.speed import take_back_demotions
 from elastic.membership.transitions import become_quiescing, become_rebuilding
 from elastic.messages import Kind, RingState
 
@@ -32,7 +32,7 @@ def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
             publish(g, record, do)
             plan_change(g, now_s, do)
         return
-    forget_demotions(g)
+    take_back_demotions(g, record)
     before = g.listed
     g.chain = (record,)
     g.reports = {}

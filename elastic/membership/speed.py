@@ -43,11 +43,12 @@ def compare(g: Group, now_s: float, do: list[Action]) -> None:
         _balance(g, running, now_s, do)
 
 
-def forget_demotions(g: Group) -> None:
-    """A loss generation voids what was planned; who is slow in it will show again."""
-    for worker in [worker for worker, leaver in g.drains.items() if leaver.demoted]:
-        del g.drains[worker]
-        g.demoted_s.pop(slot_of(worker), None)
+def take_back_demotions(g: Group, loss: Generation) -> None:
+    """A loss generation voids what was planned, so who was to leave is a member of it. Who is slow in it will show."""
+    for worker in loss.ids:
+        if worker in g.drains and g.drains[worker].demoted:
+            del g.drains[worker]
+            g.demoted_s.pop(slot_of(worker), None)
 
 
 def _name(g: Group, running: Generation, now_s: float, do: list[Action]) -> None:

@@ -300,6 +300,15 @@ def test_a_loss_takes_a_demotion_back() -> None:
     assert job.members == ("n.0.0", "n.1.0")
 
 
+def test_a_demotion_that_took_effect_is_remembered_after_a_loss() -> None:
+    job = demoting()
+    job.feed(Ready("n.3.0", 1))
+    job.train(1)
+    job.feed(Left("n.1.0", 2), WorkerDead("n.1.0", "exited with 0"), WorkerDead("n.2.0", "killed"))
+    job.feed(*(Report(worker, 1, 2, 2, True, job.op, kept=job.op - 1) for worker in ("n.0.0", "n.3.0")))
+    assert job.committed[-1].ids == ("n.0.0", "n.3.0") and list(job.group.demoted_s) == ["n.1"]
+
+
 def test_a_spare_on_another_node_is_preferred() -> None:
     job = Job(spares=1, stragglers=Stragglers.DEMOTE)
     job.feed(AgentUp("m", 0), Announce("m.0.0", "m", 0, 1, "host", 1, "same"))
