@@ -13,6 +13,7 @@ ElasticError
 ├── JoinMissed                exit; the agent starts a new process for the slot
 ├── ColdStart                 start the worker with an interpreter of its own; journal why
 ├── StateLost                 stop the job; restart it from a checkpoint by hand
+├── NoMemory                  give the process more memory, or keep a smaller state
 ├── DataWorkerDied            give the loader's processes more memory, or fewer of them
 ├── CheckpointError
 │   ├── CheckpointCorrupt     use the one before
@@ -121,6 +122,10 @@ class ColdStart(ElasticError):
 
 class StateLost(ElasticError):
     """Stop the job: no living process holds the state of the last applied step."""
+
+
+class NoMemory(ElasticError):
+    """Give the process more memory, or keep a smaller state; what was to be copied is not."""
 
 
 class DataWorkerDied(ElasticError):

@@ -25,6 +25,7 @@ Each connection has a thread of the listener, and brings one request after anoth
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from typing import cast
 
@@ -34,7 +35,7 @@ from elastic.journal import Journal
 from elastic.position import CopyBegun, CopyEnded, Phase, outcome
 from runtime.copy import CopyConnection, CopyFailed
 from runtime.gather import digest, send_parts
-from runtime.held import LOG_BYTES_MIN, Holder
+from runtime.held import LOG_BYTES_MIN, Holder, log_bytes
 from runtime.partial import Json, Partial
 from runtime.resultlog import Entry, ResultLog
 from runtime.session import JoinMeta, Op
@@ -59,6 +60,8 @@ class Donor:
         self._holder = Holder(standing, self._window, self._log, journal)
         self._too_slow: set[str] = set()
         """Newcomers whose copy was cut off."""
+        self._no_memory_until_s: dict[str, float] = {}
+        """Newcomers for which there was no memory for a copy -> until when none is tried for them."""
         self._close_behind: dict[CopyConnection, tuple[str, int]] = {}
         """Over which a newcomer takes over results -> it, and the last operation whose result it was given."""
 
@@ -135,11 +138,16 @@ class Donor:
 
     def _serve_state(self, connection: CopyConnection, newcomer: str) -> None:
         with self._standing.changed:
+            # Every try captures the state inside a window, whose end waits for it.
+            left_s = self._no_memory_until_s.pop(newcomer, 0.0) - time.monotonic()
+            self._standing.changed.wait_for(lambda: self._window.stands_still, max(0.0, left_s))
             directly = newcomer not in self._too_slow or self._window.stands_still
         if directly and self._send_state(connection, newcomer):
             return
         with self._holder.copy(connection, lambda: self._may_copy(newcomer), self._capture) as held:
             if held is None:
+                if not self._holder.has_memory:
+                    self._no_memory_until_s[newcomer] = time.monotonic() + LATER_S
                 connection.send({"later": "no copy of the state can be held here now"})
                 return
             header: dict[str, Json] = {"op": held.number, "about": op_json(held.op), "state": held.header}
@@ -212,11 +220,13 @@ class Donor:
         entries: list[Entry] = []
         with standing.changed:
             standing.changed.wait_for(lambda: self._knows_next(newcomer, number, join), LATER_S)
+        limit_bytes = self._limit_bytes(connection, number) if join else LOG_BYTES_MIN
+        with standing.changed:
             p = standing.position
             now = join and number == p.reduced and self._may_copy(newcomer)
             if now:
                 self._too_slow.discard(newcomer)
-                self._log.follow(connection, number, LOG_BYTES_MIN)  # it may be that nothing takes effect after it
+                self._log.follow(connection, number, limit_bytes)  # it may be that nothing takes effect after it
                 standing.post(CopyBegun(newcomer))
                 standing.post(CopyEnded(newcomer, number, True))
             elif p.donor and number < p.reduced and (entries := self._log.since(connection, number, RESULTS_BYTES)):
@@ -236,6 +246,18 @@ class Donor:
             connection.send({"refused": f"the result of operation {number} is not held any more"})
         else:
             connection.send({"later": f"operation {number} is not complete here, or this is not the donor"})
+
+    def _limit_bytes(self, connection: CopyConnection, number: int) -> int:
+        """What the log may take for a newcomer that holds the state of the operation in progress. One that had followed
+        another donor, which died, needs as much as after a copy from here; this one was told with its copy."""
+        mine = self._window.reading(
+            lambda: not self._log.is_followed_by(connection) and self._is_in(number), wait=False
+        )
+        with mine as in_progress:
+            if in_progress is None or self.carrier is None:
+                return LOG_BYTES_MIN
+            _, tensors = self.carrier.describe()
+            return log_bytes(sum(tensor.nbytes for _, tensor in tensors))
 
     def _knows_next(self, newcomer: str, number: int, join: bool) -> bool:
         p = self._standing.position

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from elastic.errors import NoMemory
 from elastic.journal import Journal
 from runtime.available import available_bytes
 from runtime.copy import CopyConnection
@@ -34,6 +35,11 @@ Capture = Callable[[], tuple[Op, dict[str, Json], list[torch.Tensor]]]
 """The operation in progress, and header and bytes of its state, as Carrier.capture gives them."""
 
 
+def log_bytes(state_bytes: int) -> int:
+    """What the log of results may take for a newcomer that follows, with a state of this size."""
+    return max(LOG_BYTES_MIN, min(LOG_STATES * state_bytes, int(PART * available_bytes())))
+
+
 class Room:
     """Memory for one, taken before it is needed: new pages cost more than the copy itself."""
 
@@ -44,7 +50,7 @@ class Room:
         self._tensors = room_for(sizes)
         for tensor in self._tensors:
             tensor.zero_()
-        self.log_bytes = max(LOG_BYTES_MIN, min(LOG_STATES * self.nbytes, int(PART * available_bytes())))
+        self.log_bytes = log_bytes(self.nbytes)
         """What is left beside it for results."""
 
     def fill(self, blobs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -76,6 +82,8 @@ class Holder:
         self._held: HeldState | None = None
         self._readers = 0
         self._told = False
+        self.has_memory = True
+        """There was enough when a copy was wanted last."""
 
     @contextmanager
     def copy(self, reader: CopyConnection, wanted: Callable[[], bool], capture: Capture) -> Iterator[HeldState | None]:
@@ -135,26 +143,29 @@ class Holder:
                 begun_s = time.monotonic()
                 op, header, blobs = capture()
                 sizes = [blob.numel() for blob in blobs]
-                if room.sizes:
-                    if sizes != room.sizes:
-                        room = Room(sizes)  # what the script trains has grown since
+                if room.sizes and room.sizes == sizes:  # else what the script trains has grown since
                     held = HeldState(number, op, header, room.fill(blobs))
                     ms = round(1000 * (time.monotonic() - begun_s), 1)
                     self._journal.write("state_held", op=number, bytes=room.nbytes, ms=ms)
                     return held
             with self._standing.changed:
                 self._log.leave(reader)
-            if not self._affordable(sum(sizes)):
+            made = self._room(sizes)
+            if made is None:
                 return None
-            room = Room(sizes)
+            room = made
 
-    def _affordable(self, nbytes: int) -> bool:
-        available = available_bytes()
-        if nbytes > PART * available and not self._told:
+    def _room(self, sizes: Sequence[int]) -> Room | None:
+        nbytes, available, room = sum(sizes), available_bytes(), None
+        because = f"more than half of the {available / 1e6:.0f} MB of memory that are left here"
+        if nbytes <= PART * available:
+            try:
+                room = Room(sizes)
+            except NoMemory:
+                because = "more than the system gives this process"
+        self.has_memory = room is not None
+        if room is None and not self._told:
             self._told = True
-            because = (
-                f"it takes longer than a step, a copy to send meanwhile takes {nbytes / 1e6:.0f} MB, and that is more "
-                f"than half of the {available / 1e6:.0f} MB of memory that are left here"
-            )
-            self._journal.write("state_not_held", because=because)
-        return nbytes <= PART * available
+            takes = f"it takes longer than a step, a copy to send meanwhile takes {nbytes / 1e6:.0f} MB"
+            self._journal.write("state_not_held", because=f"{takes}, and that is {because}")
+        return room

@@ -48,6 +48,9 @@ class ResultLog:
         self._limit_bytes = max(self._limit_bytes, limit_bytes)
         self._needs[follower] = number
 
+    def is_followed_by(self, follower: Hashable) -> bool:
+        return follower in self._needs
+
     def leave(self, follower: Hashable) -> None:
         """It follows no longer; unknown ones may leave too."""
         if self._needs.pop(follower, None) is not None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
 from elastic import position
-from elastic.errors import Disagree, JoinMissed
+from elastic.errors import Disagree, JoinMissed, NoMemory
 from elastic.journal import Journal
 from elastic.messages import Generation, Invite, Kind, Member, Order, Plan, Publish, Quiesce, Report, Word
 from elastic.position import Phase
@@ -418,6 +420,25 @@ def test_a_newcomer_that_has_caught_up_survives_the_death_of_its_donor(make: Mak
     assert (c.standing.position.entered, c.events("state_copied")) == (4, 1)
 
 
+def test_the_next_donor_keeps_as_many_results_for_a_newcomer_as_the_one_that_died(
+    make: Make, large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("donor", "held"):
+        monkeypatch.setattr(f"runtime.{module}.LOG_BYTES_MIN", 0)
+    monkeypatch.setattr("runtime.held.LOG_STATES", 1 << 10)
+    a, b, c = make("a", 7.0), make("b", 7.0), make("c")
+    fall_behind(c, a, b)
+    thread, joined = joining(c, at_step(1))
+    for worker in (a, b):
+        worker.begin(at_step(1))
+    a.await_position(lambda p: p.holders == ("c",))
+    die(a, survivors=(b, c), op=1)
+    b.await_position(lambda p: p.holders == ("c",))
+    b.complete((0,), other(1))  # no generation takes effect after it, so c takes over its result
+    assert joined_with(thread, joined) == (at_step(1), [1.0, 1.0])
+    assert (c.standing.position.phase, c.events("state_copied"), c.events("copy_outdated")) == (Phase.FRESH, 1, 0)
+
+
 def test_a_newcomer_whose_donor_died_copies_anew_where_nobody_has_its_results(make: Make, large: None) -> None:
     a, b, c = make("a", 7.0), make("b", 7.0), make("c")
     fall_behind(c, a, b)
@@ -521,18 +542,71 @@ def test_a_step_that_waits_for_a_newcomer_is_copied_from_directly_however_large_
 def test_a_newcomer_waits_while_a_donor_has_no_memory_for_a_copy(
     make: Make, large: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = [0]
+    """It captures its state to try again as seldom as there may be some by now."""
+    left, captured = [0], list[float]()
     monkeypatch.setattr("runtime.held.available_bytes", lambda: left[0])
+    monkeypatch.setattr("runtime.donor.LATER_S", 0.5)
     a, c = make("a", 7.0), make("c")
+    capture = a.carrier.capture
+
+    def capture_and_count() -> tuple[dict[str, Json], list[torch.Tensor]]:
+        captured.append(time.monotonic())
+        return capture()
+
+    monkeypatch.setattr(a.carrier, "capture", capture_and_count)
     follow(a, c)
     thread, joined = joining(c)
     a.begin(STEP)
     a.await_event("state_not_held")
+    wait_until(lambda: len(captured) == 4)
+    tries = captured[::2]  # once to see whether it fits into the window, once for a copy
+    assert all(after - before >= 0.5 for before, after in pairwise(tries)), "sooner than it may have changed"
     left[0] = 1 << 30
     a.await_request("next", 0)
     a.complete((0,), RESULT)
     assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
     assert a.events("state_not_held") == 1
+
+
+def test_a_donor_that_has_no_memory_waits_no_longer_when_the_step_waits(
+    make: Make, large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.held.available_bytes", lambda: 0)
+    monkeypatch.setattr("runtime.donor.LATER_S", GENEROUS_S)
+    a, b, c = make("a", 7.0), make("b", 7.0), make("c")
+    follow(a, c, b)
+    thread, joined = joining(c)
+    for worker in (a, b):
+        worker.begin(STEP)
+    a.await_event("state_not_held")
+    for number, order in enumerate((generation(3, Kind.LOSS, a), generation(4, Kind.PLANNED, a, c))):
+        for worker in (a, c):
+            if not number:
+                worker.hear(Quiesce(1, 1, 2))
+            worker.hear(Publish(1, replace(order, hold=not number)))
+    a.await_position(lambda p: p.holders == ("c",))
+    a.complete((4,), RESULT)
+    assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
+    assert a.events("state_held") == 0
+
+
+def test_a_donor_whose_system_gives_no_memory_says_so_and_serves_on(
+    make: Make, large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(sizes: Sequence[int]) -> list[torch.Tensor]:
+        raise NoMemory("the system has no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("runtime.held.room_for", lambda sizes: refuse(sizes) if sizes else [])
+        monkeypatch.setattr("runtime.donor.LATER_S", 0.1)
+        a, c = make("a", 7.0), make("c")
+        follow(a, c)
+        thread, joined = joining(c)
+        a.begin(STEP)
+        a.await_event("state_not_held")
+    a.await_request("next", 0)
+    a.complete((0,), RESULT)
+    assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
 
 
 def test_members_on_other_hosts_send_parts_of_the_state_too(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

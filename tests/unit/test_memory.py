@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 
+from elastic.errors import NoMemory
 from runtime.memory import ALIGNMENT, HUGE_BYTES, room_for
 
 
@@ -22,6 +23,11 @@ def test_every_tensor_has_its_size_and_its_own_aligned_place(sizes: list[int]) -
     for number, tensor in enumerate(tensors):
         assert bool((tensor == number).all()) and tensor.dtype == torch.uint8
         assert tensor.storage_offset() % ALIGNMENT == 0
+
+
+def test_memory_that_the_system_does_not_have_is_named_with_its_size() -> None:
+    with pytest.raises(NoMemory, match="no 1,152,921,504,606,846,976 bytes of memory"):
+        room_for([1 << 60])
 
 
 def test_the_last_tensor_keeps_the_memory() -> None:
