@@ -100,6 +100,7 @@ class Agent:
         self._accounts = Accounts(ledger, job_dir, journal, self.say)
         self._checkpoints = read_settings(job_dir)
         self._slot_file = SlotFile(job_dir / f"{node}.slots.json")
+        self._slots_refused = False
         self._slot_file.end_leftovers()
         before = self._slot_file.incarnations
         self._slots = [supervision.new(node, n, spec, before.get(n, -1) + 1) for n in range(slots + spec.spares)]
@@ -417,6 +418,14 @@ class Agent:
         self._end = ended
         self.for_all_slots(supervision.JobOver(complete=ended.exit_code == 0))
 
+    def _settle_slots(self) -> None:
+        """Said once: an agent that replaces this one could give a worker's id again."""
+        self._slot_file.settle()
+        refused = self._slot_file.refused
+        if refused is not None and not self._slots_refused:
+            self._journal.write("slots_not_written", because=str(refused))
+        self._slots_refused = refused is not None
+
     # ----------------------------------------------------------------------------------------- liveness
 
     async def _watch(self) -> None:
@@ -425,7 +434,7 @@ class Agent:
             await asyncio.sleep(self._spec.timing.beat_s)
             self._attendance.beat()
             self._accounts.settle()
-            self._slot_file.settle()
+            self._settle_slots()
             now_s = time.monotonic()
             for worker_id in self._detector.suspects(now_s):
                 if (seen := process.facts(self._pids.get(worker_id, 0))) is not None:

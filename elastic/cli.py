@@ -7,6 +7,7 @@ import importlib.machinery
 import json
 import os
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from typing import Any
 from chaos_tests import cli as chaos
 from elastic import samples
 from elastic.checkpoints import commands
+from elastic.checkpoints.naming import OWN_FILES_PREFIX
 from elastic.config import JobSpec, Reduction, RingKind, Stragglers, Timing
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.spot import choose
@@ -290,7 +292,7 @@ def _add_doctor(verbs: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from elastic import embedded, hostmemory, jobdir, resume, run
+    from elastic import embedded, hostmemory, jobdir, resume, run, scratch
 
     notices = choose.check(options.notices)
     choose.check_grace(options.grace)
@@ -326,6 +328,7 @@ def _run(options: argparse.Namespace) -> int:
     except ConfigError as error:
         _complain(error)
         return ExitCode.BELOW_QUORUM
+    scratch.sweep(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)
     claim = jobdir.claim(spec, options.job_dir, fresh=options.fresh)
     with jobdir.running(claim.path), hostmemory.directory(wanted=spec.snapshot_every != "off") as memory:
         again = claim.again

@@ -47,6 +47,9 @@ from elastic.store import (
 PROBE_S = 2.0
 """How often a watch asks etcd for a sign of life."""
 
+CANCEL_S = 5.0
+"""How long `cancel` waits for what is being delivered."""
+
 PROBES_UNANSWERED = 3
 """A watch is lost when that many questions in a row had no answer. Counted, not timed: a process that was frozen
 itself asks again before it blames etcd."""
@@ -290,7 +293,7 @@ class _EtcdWatch:
         self._requests.put(None)
         self._call.cancel()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(CANCEL_S)  # no longer: it may be in `deliver`, whose receiver is about to end
 
     def _questions(self) -> Iterator[Any]:
         """The requests of the stream: create the watch, then ask for progress for as long as it lasts."""

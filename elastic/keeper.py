@@ -17,10 +17,12 @@ import select
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from elastic import hostmemory
+from elastic import hostmemory, scratch
+from elastic.checkpoints.naming import OWN_FILES_PREFIX
 from elastic.errors import ExitCode
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -66,6 +68,7 @@ class Keeper:
             for pid in children:
                 os.waitpid(pid, 0)
         hostmemory.sweep()  # if `elastic run` was killed, nobody else does
+        scratch.sweep(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)  # of workers that were killed
         return self._status
 
     def _on_signal(self, number: int) -> None:

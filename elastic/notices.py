@@ -58,6 +58,11 @@ def notice(line: Line) -> str | None:
             )
         case {"event": "ledger_late", "seconds": float(late_s), "because": str(because)}:
             return f"steps.jsonl could not be written for {late_s:.1f} s ({because}); no line of it is missing"
+        case {"event": "slots_not_written", "node": str(node), "because": str(because)}:
+            return (
+                f"node {node} cannot write down which workers it has started, and training goes on: {because}. Mend "
+                "the job directory before the agent is started again"
+            )
         case {"event": "node_leaves", "node": str(node), "seconds_left": float(left_s), "because": str(because)}:
             return f"node {node} has to go within {left_s:.0f} s: {because}"
         case {"event": "node_late", "node": str(node)}:

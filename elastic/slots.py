@@ -6,7 +6,7 @@ and makes sure that what the killed one had started is gone before it says so.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
 import os
 import select
@@ -21,6 +21,9 @@ DEATH_S = 5.0
 """A process that was sent SIGKILL is gone after this long, unless the kernel holds it."""
 
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
 class SlotFile:
     """incarnations: slot -> the newest one that was started."""
 
@@ -28,6 +31,8 @@ class SlotFile:
         """Raises ConfigError if the file is damaged."""
         self._path = path
         self._unwritten = False
+        self.refused: OSError | None = None
+        """Why it cannot be written at present, if that is more than a full disk, which is said anyway."""
         self._slots: dict[int, tuple[int, int, int]] = {}
         try:
             document = json.loads(path.read_bytes())
@@ -51,16 +56,19 @@ class SlotFile:
         self.settle()
 
     def settle(self) -> None:
-        """Write what is not written yet. A full disk must not keep a worker from being replaced: called again."""
+        """Write what is not written yet. No disk may keep a worker from being replaced: called again."""
         if not self._unwritten:
             return
         rows = {
             str(number): {"incarnation": row[0], "pid": row[1], "started": row[2]}
             for number, row in sorted(self._slots.items())
         }
-        with contextlib.suppress(OSError):
+        try:
             write_atomically(self._path, json.dumps(rows).encode())
-            self._unwritten = False
+        except OSError as error:
+            self.refused = error if error.errno not in FULL else None
+            return
+        self._unwritten, self.refused = False, None
 
     def end_leftovers(self) -> None:
         """Kill whatever an earlier agent of this node started and the kernel has not yet ended.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import queue
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import Storage, put
 from elastic.errors import CheckpointError
+from elastic.scratch import Scratch
 from runtime.checkpoint import files
 from runtime.checkpoint.ledger import await_step
 from runtime.checkpoint.stager import Copied, Staged
@@ -71,7 +71,7 @@ class Task:
     shares: dict[int, list[Staged]]
     copied: Copied
     taken: str
-    own_files: Path | None = None
+    own_files: Scratch | None = None
     """A directory with files of on_checkpoint hooks; removed when they are written."""
     has_own_files: bool = False
     """Rank 0's part has such files, which nobody else can write."""
@@ -207,7 +207,7 @@ class Saver:
             size = self._tried(task, lambda: self._write_part(task, task.place.rank))
         finally:
             if task.own_files is not None:
-                shutil.rmtree(task.own_files, ignore_errors=True)
+                task.own_files.remove()
         cpu_s = time.thread_time() - begun_cpu_s
         if task.series == PERIODIC:
             self.standing.cost_s = task.stall_s + cpu_s
@@ -244,7 +244,7 @@ class Saver:
             with self._storage.create(series.path(task.name, name)) as sink:
                 written.append(files.write(sink, name, task.shares[rank]))
         if task.own_files is not None and rank == task.place.rank:
-            written += self._write_own(series, task.name, task.own_files)
+            written += self._write_own(series, task.name, task.own_files.path)
         note = PartNote(tuple(written), task.taken)
         put(self._storage, series.path(task.name, part_note(rank, world)), note.to_json())
         return sum(file.size for file in written)

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from elastic.checkpoints.interval import Every, Unit, mtbf_s
 from elastic.checkpoints.manifest import Manifest, Moment
-from elastic.checkpoints.naming import PERIODIC, EntryName
+from elastic.checkpoints.naming import OWN_FILES_PREFIX, PERIODIC, EntryName
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import CheckpointCorrupt
+from elastic.scratch import Scratch
 from runtime.checkpoint.content import Content, now
 from runtime.checkpoint.saver import Saver, Task
 from runtime.checkpoint.stager import Stager
@@ -158,13 +159,17 @@ class Taking:
             )
         )
 
-    def _own_files(self, step: int) -> Path | None:
+    def _own_files(self, step: int) -> Scratch | None:
         if not self.checkpoint_hooks:
             return None
-        directory = Path(tempfile.mkdtemp(prefix="elastic-checkpoint-"))
-        for hook in self.checkpoint_hooks:
-            hook(directory, step)
-        return directory
+        own = Scratch(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)
+        try:
+            for hook in self.checkpoint_hooks:
+                hook(own.path, step)
+        except BaseException:
+            own.remove()
+            raise
+        return own
 
     # ---------------------------------------------------------------------------------------- resuming
 

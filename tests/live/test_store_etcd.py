@@ -125,6 +125,29 @@ def test_a_watch_goes_on_through_many_idle_probes(
     assert isinstance(event, KeyPut)
 
 
+def test_a_watch_whose_receiver_hangs_is_cancelled_all_the_same(
+    store: EtcdStore, at: At, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastic.etcd.CANCEL_S", 0.05)
+    hangs, go_on, seen = threading.Event(), threading.Event(), list[object]()
+
+    def hang(event: object) -> None:
+        seen.append(event)
+        hangs.set()
+        go_on.wait(PATIENCE_S)
+
+    watch = store.watch(at(""), store.put(at("a"), b"1", timeout_s=CALL_S), hang, timeout_s=CALL_S)
+    store.put(at("b"), b"2", timeout_s=CALL_S)
+    assert hangs.wait(PATIENCE_S)
+    cancelling = threading.Thread(target=watch.cancel, daemon=True)
+    cancelling.start()
+    cancelling.join(PATIENCE_S)
+    assert not cancelling.is_alive()
+    go_on.set()
+    surroundings.pass_time(lambda: not any(thread.name == "etcd-watch" for thread in threading.enumerate()))
+    assert len(seen) == 1, "what came after it was cancelled is not delivered"
+
+
 def test_a_frozen_etcd_ends_calls_and_watches_and_is_found_again(at: At) -> None:
     with EmbeddedEtcd() as etcd, etcd.connect() as store:
         inbox = Inbox()

@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
+from elastic import scratch
 from elastic.checkpoints.manifest import Manifest
-from elastic.checkpoints.naming import MANIFEST, EntryName
+from elastic.checkpoints.naming import MANIFEST, OWN_FILES_PREFIX, EntryName
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import LocalStorage, Sink, storage_at
@@ -166,6 +167,31 @@ def test_files_of_the_script_are_part_of_a_checkpoint(configure: Configure) -> N
     found, _ = best.newest()
     assert found is not None and found.manifest is not None
     assert "files/vocabulary.txt" in [file.name for file in found.manifest.files]
+
+
+def test_files_of_a_checkpoint_hook_survive_a_sweep_while_they_are_used_and_are_gone_afterwards(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    kept = list[bool]()
+
+    def hook(directory: Path, step: int) -> None:
+        (directory / "notes").write_text("x")
+        scratch.sweep(tmp_path, OWN_FILES_PREFIX)
+        kept.append((directory / "notes").exists())
+        if len(kept) == 2:
+            raise RuntimeError("the hook")
+
+    configure()
+    setup = set_up(make_job())
+    setup.job.on_checkpoint(hook)
+    next(iter(setup.job.epochs(1)))
+    setup.job.save("best")
+    setup.job._training.checkpoints.finish()
+    with pytest.raises(RuntimeError, match="the hook"):
+        setup.job.save("best")
+    setup.job._detach()
+    assert kept == [True, True] and list(tmp_path.glob(f"{OWN_FILES_PREFIX}*")) == []
 
 
 # Periodic ones, and going on from them

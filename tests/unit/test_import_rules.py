@@ -81,6 +81,7 @@ RUNTIME_MAY_USE = {
     "elastic.plan",
     "elastic.position",
     "elastic.preload",
+    "elastic.scratch",
     "elastic.tree",
 }
 

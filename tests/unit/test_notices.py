@@ -33,8 +33,14 @@ def test_each_notice_is_told_once_in_the_order_of_time_and_torn_lines_are_left_o
         assert notices.poll() == []
         leader.write("refused", worker_id="local.2.2", because="again")
         leader.write("nursery_over", from_outside=False, because="clone3 is not allowed here")
+        refused, cold = notices.poll()
+        leader.write("slots_not_written", because="[Errno 30] Read-only file system: 'job/local.slots.json'")
+        (slots,) = notices.poll()
+        assert slots.startswith(
+            "node local cannot write down which workers it has started, and training goes on: [Errno"
+        )
         leader.write("newcomer_hung", worker_id="local.2.3", because="invited, and not ready after 300 s")
-        refused, cold, hung = notices.poll()
+        (hung,) = notices.poll()
         assert refused == "local.2.2 is refused: again"
         assert hung.startswith("the replacement local.2.3 is ended, and its slot gets another process: invited, and")
         assert cold.endswith("start with an interpreter of their own: clone3 is not allowed here")

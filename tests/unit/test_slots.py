@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,26 @@ def test_a_full_disk_keeps_no_worker_from_starting(tmp_path: Path, monkeypatch: 
         assert slots.incarnations == {0: 5}
     slots.settle()
     assert SlotFile(tmp_path / "slots").incarnations == {0: 5}
+
+
+def test_a_disk_that_is_not_just_full_is_named_until_it_takes_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = errno.ENOSPC
+
+    def broken(path: Path, content: bytes) -> None:
+        raise OSError(number, os.strerror(number))
+
+    slots = SlotFile(tmp_path / "slots")
+    with monkeypatch.context() as patch:
+        patch.setattr("elastic.slots.write_atomically", broken)
+        slots.spawned(0, 5, 2**22 + 1)
+        assert slots.refused is None, "that is said anyway"
+        number = errno.EROFS
+        slots.settle()
+        assert slots.refused is not None and slots.refused.errno == errno.EROFS
+    slots.settle()
+    assert slots.refused is None and SlotFile(tmp_path / "slots").incarnations == {0: 5}
 
 
 def test_what_a_killed_agent_left_running_is_ended(tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+"""Directories that belong to one process, and go with it: at its word, or, if it was killed, at that of a later one.
+
+Whose owner is gone is told by a lock (flock), which the kernel gives up with its holder, in whichever container it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+
+
+class Scratch:
+    """A new directory `<parent>/<prefix><16 hex digits>`, which only this user can read. Raises OSError."""
+
+    def __init__(self, parent: Path, prefix: str) -> None:
+        self.path, self._lock = _make(parent, prefix)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def sweep(parent: Path, prefix: str) -> None:
+    """Remove those of this user whose processes are gone; of names that only begin alike, none."""
+    name = re.compile(rf"{re.escape(prefix)}[0-9a-f]{{16}}")
+    with contextlib.suppress(OSError):  # this machine has no such directory, or not for us
+        for path in filter(lambda path: name.fullmatch(path.name), parent.iterdir()):
+            with contextlib.suppress(OSError):  # somebody else's, or somebody else removes it too
+                if path.stat(follow_symlinks=False).st_uid == os.getuid() and (lock := _lock(path)) is not None:
+                    shutil.rmtree(path, ignore_errors=True)
+                    os.close(lock)
+
+
+def _make(parent: Path, prefix: str) -> tuple[Path, int]:
+    while True:
+        path = parent / f"{prefix}{secrets.token_hex(8)}"
+        path.mkdir(0o700)
+        with contextlib.suppress(FileNotFoundError):  # swept before it was locked
+            if (lock := _lock(path)) is not None:
+                return path, lock
+
+
+def _lock(path: Path) -> int | None:
+    """The descriptor that holds its lock; None if somebody else does. Raises OSError, also if the path is gone."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.stat(path)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
