@@ -190,7 +190,8 @@ class BuildFailed:
 class Progress:
     """Rides on beats. reduced only grows within a generation.
 
-    shards: of a pass; shard_us: how long this worker takes for one, in microseconds. 0: not known yet.
+    shards: of a pass; shard_us: how long this worker takes for one, in microseconds; exchange_us: how long it takes to
+    send, receive and add what is to be reduced, per pass. 0: not known yet.
     """
 
     worker_id: str
@@ -200,6 +201,7 @@ class Progress:
     phase: str = ""
     shards: int = 0
     shard_us: int = 0
+    exchange_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import accumulate
 from statistics import median
 
-from elastic.tree import split
+from elastic.tree import Node, split
 
 SLACK_PERCENT = 5
 """By so much the slowest member may take longer than it must, for blocks that are sent as fewer partial sums."""
@@ -56,6 +56,21 @@ def sizes(units: int, paces: tuple[int, ...]) -> tuple[int, ...]:
 def slowest(owned: Sequence[int], paces: Sequence[int]) -> int:
     """Microseconds until the last rank has computed what it owns."""
     return max(size * pace for size, pace in zip(owned, paces, strict=True))
+
+
+def most_terms(owned: Sequence[int]) -> int:
+    """Partial sums of the member that has most of them, when each has folded its block."""
+    units = sum(owned)
+    ends = [*accumulate(owned)]
+    return max(_roots((0, units), end - size, end) for size, end in zip(owned, ends, strict=True))
+
+
+def _roots(node: Node, start: int, end: int) -> int:
+    """How many subtrees of the node hold just the leaves start..end-1 that are in it."""
+    low, high = max(node[0], start), min(node[1], end)
+    if low >= high or (low, high) == node:
+        return int(low < high)
+    return sum(_roots(child, start, end) for child in split(node))
 
 
 def _fastest(units: int, costs: Sequence[int]) -> list[int]:

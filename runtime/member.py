@@ -207,10 +207,9 @@ class Member:
     def _say_progress(self) -> None:
         p = self._standing.position
         phase = self._admission.doing if p.phase is Phase.FRESH and self._orders.ready else self._phase
-        progress = Progress(
-            self.worker_id, p.entered, p.reduced, self._applied, phase, self._shards, self._speed.shard_us
-        )
-        self._client.send(progress)
+        speed = self._speed
+        told = (phase, self._shards, speed.shard_us, speed.exchange_us)
+        self._client.send(Progress(self.worker_id, p.entered, p.reduced, self._applied, *told))
 
     # -------------------------------------------------------------------------------------------- the state
 
@@ -424,6 +423,7 @@ class Member:
             self._check_agreement(headers, ring.members[0])
             carried.extend(tuple(cast(list[int], other["carry"])) for other in headers.values())
             standing.post(position.HeadersHeld(generation, number))
+            self._speed.gathered(time.monotonic())
 
         out = standing.result_buffer(self._groups)
         try:
@@ -456,6 +456,8 @@ class Member:
             standing.give_back(out)
             standing.post(position.RingLost(generation, str(broken)))
             return None
+        if self._op.kind is OpKind.PASS:
+            self._speed.reduced(time.monotonic())
         with standing.changed:
             return result if self._complete(position.Obtained(generation, tuple(carried)), result) else None
 

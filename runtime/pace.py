@@ -36,12 +36,18 @@ class Pace:
 
 
 class Speed:
-    """Told when a shard is handed out and when its gradient is here, in seconds of one clock. What happens between two
-    shards, or between two passes, does not count."""
+    """Told when a shard is handed out and when its gradient is here, when all have come to the end of a pass and when
+    it is reduced, in seconds of one clock. What happens in between does not count."""
 
     def __init__(self) -> None:
         self.shard_us = 0
         """Microseconds for a shard, at least 1; 0: not known yet. Any thread may read it."""
+        self.exchange_us = 0
+        """The same for the reduction of a pass."""
+        self._exchanges_s: deque[float] = deque(maxlen=SPEED_STEPS)
+        self._gathered_s = 0.0
+        self._exchanging_s = 0.0
+        self._passes = 0
         self._means_s: deque[float] = deque(maxlen=SPEED_STEPS)
         self._handed_out_s: float | None = None
         self._busy_s = 0.0
@@ -53,10 +59,22 @@ class Speed:
             self._means_s.append(self._busy_s / self._shards)
             if len(self._means_s) >= SPEED_STEPS_LEAST:
                 self.shard_us = max(1, round(1e6 * median(self._means_s)))
+        if self._passes:
+            self._exchanges_s.append(self._exchanging_s / self._passes)
+            self.exchange_us = max(1, round(1e6 * median(self._exchanges_s)))
         self._busy_s, self._shards, self._handed_out_s = 0.0, 0, None
+        self._exchanging_s, self._passes = 0.0, 0
 
     def handed_out(self, now_s: float) -> None:
         self._handed_out_s = now_s
+
+    def gathered(self, now_s: float) -> None:
+        """Nobody is waited for any more."""
+        self._gathered_s = now_s
+
+    def reduced(self, now_s: float) -> None:
+        self._exchanging_s += now_s - self._gathered_s
+        self._passes += 1
 
     def done(self, now_s: float) -> None:
         if self._handed_out_s is not None:

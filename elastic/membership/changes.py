@@ -218,6 +218,7 @@ def progressed(g: Group, word: Progress, now_s: float, do: list[Action]) -> None
         applied=max(seen.applied, word.applied),
         phase=word.phase,
         shard_us=word.shard_us or seen.shard_us,
+        exchange_us=word.exchange_us or seen.exchange_us,
         moved_s=seen.moved_s if word.phase == seen.phase else now_s,
     )
     g.shards = word.shards or g.shards

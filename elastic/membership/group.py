@@ -43,6 +43,8 @@ class Seen:
     refused: bool = False
     shard_us: int = 0
     """Microseconds that it takes for a shard; 0: not known yet."""
+    exchange_us: int = 0
+    """And for the reduction of a pass, once all are there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ speed is a median over steps (runtime/pace.py): what slows a worker down for a m
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import median
 
 from elastic import ownership
-from elastic.config import Stragglers
+from elastic.config import Reduction, Stragglers
 from elastic.membership.actions import Action, Note
 from elastic.membership.changes import commit_planned, invite, plan_change, wanted_newcomers
 from elastic.membership.group import Group, Leaver, State, slot_of
@@ -18,7 +19,7 @@ from elastic.messages import Generation
 from elastic.plan import default_sizes
 
 GAIN = 1.1
-"""Another ownership is worth a ring, built beside the present one, if a pass is computed so many times faster."""
+"""Another ownership is worth a ring, built beside the present one, if it makes a pass so many times faster."""
 
 STILL_SLOW = 0.8
 """A straggler is one until it is below this part of what named it."""
@@ -109,15 +110,16 @@ def _demote(g: Group, running: Generation, now_s: float, do: list[Action]) -> bo
 
 
 def _balance(g: Group, running: Generation, now_s: float, do: list[Action]) -> None:
-    """Give out the shards by speed if the slowest would be done so much earlier."""
+    """Give out the shards by speed if a pass is so much faster then: the slowest is done earlier, but a block that the
+    tree cuts in more places is sent as more partial sums."""
     paces = {worker: g.workers[worker].shard_us for worker in running.ids}
     if g.shards < len(paces) or not all(paces.values()):
         g.uneven_since_s = math.inf
         return
     costs = tuple(paces.values())
-    now_us = ownership.slowest(default_sizes(running, g.shards), costs)
-    then = ownership.sizes(g.shards, costs)
-    then_us = ownership.slowest(then, costs)
+    now, then = default_sizes(running, g.shards), ownership.sizes(g.shards, costs)
+    now_us = ownership.slowest(now, costs) + (exchange_us := max(g.workers[w].exchange_us for w in running.ids))
+    then_us = ownership.slowest(then, costs) + exchange_us * _bytes(g, then) // _bytes(g, now)
     if now_us < GAIN * then_us:
         g.uneven_since_s = math.inf
         return
@@ -125,6 +127,11 @@ def _balance(g: Group, running: Generation, now_s: float, do: list[Action]) -> N
     if now_s < max(g.uneven_since_s, g.balanced_s) + g.spec.timing.uneven_s:
         return
     g.uneven_since_s, g.balanced_s = math.inf, now_s
-    because = f"shards follow speed: a pass is computed in {then_us / 1000:.1f} ms, it was {now_us / 1000:.1f} ms"
+    because = f"shards follow speed: a pass takes about {then_us / 1000:.1f} ms, it was {now_us / 1000:.1f} ms"
     do.append(Note("balanced", {"shards": dict(zip(running.ids, then, strict=True)), "because": because}))
     commit_planned(g, running.members, because, do, paces=paces)
+
+
+def _bytes(g: Group, owned: Sequence[int]) -> int:
+    """What the busiest member sends, in slices: of each of its partial sums, and of the result (runtime/reduce.py)."""
+    return 1 + (ownership.most_terms(owned) if g.spec.reduction is Reduction.EXACT else 1)

@@ -381,7 +381,7 @@ class BuildFailed(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., unreachable: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("worker_id", "generation", "reduced", "applied", "phase", "shards", "shard_us")
+    __slots__ = ("worker_id", "generation", "reduced", "applied", "phase", "shards", "shard_us", "exchange_us")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REDUCED_FIELD_NUMBER: _ClassVar[int]
@@ -389,6 +389,7 @@ class Progress(_message.Message):
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     SHARD_US_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_US_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     generation: int
     reduced: int
@@ -396,7 +397,8 @@ class Progress(_message.Message):
     phase: str
     shards: int
     shard_us: int
-    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., reduced: _Optional[int] = ..., applied: _Optional[int] = ..., phase: _Optional[str] = ..., shards: _Optional[int] = ..., shard_us: _Optional[int] = ...) -> None: ...
+    exchange_us: int
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., reduced: _Optional[int] = ..., applied: _Optional[int] = ..., phase: _Optional[str] = ..., shards: _Optional[int] = ..., shard_us: _Optional[int] = ..., exchange_us: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("worker_id", "generation")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.messages import Generation, Kind, Member, Plan
-from elastic.ownership import SLACK_PERCENT, even_sizes, sizes, slowest
+from elastic.ownership import SLACK_PERCENT, even_sizes, most_terms, sizes, slowest
 from elastic.plan import default_units_of, paces_of
 from elastic.tree import fold_nodes
 
@@ -20,11 +20,11 @@ def record(paces: tuple[int, ...], names: str = "abcdefghijkl") -> Generation:
     return Generation(1, Kind.PLANNED, 1, members, Plan(paces=paces), "of the test")
 
 
-def roots(units: int, owned: tuple[int, ...]) -> int:
-    """Partial sums that the members send together."""
+def roots(owned: tuple[int, ...]) -> list[int]:
+    """Partial sums that each member sends."""
     begins = [sum(owned[:rank]) for rank in range(len(owned))]
     leaves = ([(u, u + 1) for u in range(start, start + size)] for start, size in zip(begins, owned, strict=True))
-    return sum(len(fold_nodes(own, units)) for own in leaves)
+    return [len(fold_nodes(own, sum(owned))) for own in leaves]
 
 
 @given(paces=PACES, units=st.integers(1, 64))
@@ -51,7 +51,12 @@ def test_a_worker_at_half_the_speed_gets_half_as_many() -> None:
 
 def test_blocks_end_where_the_tree_is_cut_highest_if_that_costs_little() -> None:
     assert sizes(1024, (100, 101)) == (512, 512), "the least possible would be 515 and 509, in 11 partial sums"
-    assert roots(1024, (512, 512)) == 2 and roots(1024, (515, 509)) > 10
+    assert roots((512, 512)) == [1, 1] and sum(roots((515, 509))) > 10
+
+
+@given(owned=st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any).map(tuple))
+def test_the_most_partial_sums_of_a_member_are_counted_without_folding(owned: tuple[int, ...]) -> None:
+    assert most_terms(owned) == max(roots(owned))
 
 
 def test_a_pace_that_is_not_known_counts_as_the_median() -> None:

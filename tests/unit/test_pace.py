@@ -71,3 +71,15 @@ def test_a_gradient_of_which_nobody_knows_when_its_shard_began_does_not_count() 
         speed.begin_step()
         speed.done(7.0)
     assert speed.shard_us == 0
+
+
+def test_a_reduction_counts_from_the_moment_when_all_are_there() -> None:
+    speed = Speed()
+    for pass_s in (3.0, 1.0, 2.0):
+        speed.begin_step()
+        for took_s in (pass_s, pass_s + 1.0):
+            speed.gathered(50.0)
+            speed.reduced(50.0 + took_s)
+    assert speed.exchange_us == 2_500_000, "of the steps that are over, the median of their means"
+    speed.begin_step()
+    assert speed.exchange_us == 2_500_000
