@@ -120,6 +120,7 @@ class Snapshot:
             "generation": self.status.get("generation", 0),
             "members": [member["worker_id"] for member in members],
             "spares": self.status.get("spares", []),
+            "stragglers": self.status.get("stragglers", {}),
             "step": self.tail.last.get("step"),
             "epoch": self.tail.last.get("epoch"),
             "scalars": dict(list(self.tail.last.get("scalars", {}).items())[:SCALARS_SHOWN]),
@@ -239,6 +240,8 @@ def table(facts: dict[str, Any]) -> Table:
         view.add_row(Text(name), _number(value))
     view.add_row("samples/s", f"{facts['samples_per_s']:.0f}")
     view.add_row("members", Text(f"{len(facts['members'])}: {' '.join(facts['members'])}"))
+    for worker_id, because in facts["stragglers"].items():
+        view.add_row("straggler", Text(f"{worker_id}: {because}"))
     if facts["spares"]:
         view.add_row("spares", Text(f"{len(facts['spares'])}: {' '.join(facts['spares'])}"))
     view.add_row("generation", f"{facts['generation']}, {facts['state']}")

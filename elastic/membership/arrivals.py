@@ -40,6 +40,7 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
     seen = Seen(
         member, word.slot, word.pid, word.numerics, word.entered, word.ring, word.reduced, ready=word.ready,
         invited=word.invited, finished=bool(known and known.finished), left=bool(known and known.left), moved_s=now_s,
+        shard_us=known.shard_us if known else 0, exchange_us=known.exchange_us if known else 0,
     )  # fmt: skip
     g.workers[word.worker_id] = seen
     g.silent_nodes.pop(word.node, None)

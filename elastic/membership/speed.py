@@ -34,8 +34,8 @@ def compare(g: Group, now_s: float, do: list[Action]) -> None:
         return
     g.compared_s = now_s
     running = g.running
-    if g.state is not State.RUNNING or running is None or len(running.ids) < 2:
-        g.slow_since_s, g.stragglers, g.uneven_since_s = {}, {}, math.inf
+    if g.state is not State.RUNNING or running is None:
+        g.slow_since_s, g.uneven_since_s = {}, math.inf
         return
     _name(g, running, now_s, do)
     if g.committing is not None or g.top is not running:
@@ -54,9 +54,10 @@ def take_back_demotions(g: Group, loss: Generation) -> None:
 
 def _name(g: Group, running: Generation, now_s: float, do: list[Action]) -> None:
     paces = {worker: pace for worker in running.ids if (pace := g.workers[worker].shard_us)}
+    paces = paces if len(paces) > 1 else {}
     g.slow_since_s = {worker: since for worker, since in g.slow_since_s.items() if worker in paces}
     g.stragglers = {worker: because for worker, because in g.stragglers.items() if worker in paces}
-    for worker, pace in paces.items() if len(paces) > 1 else ():
+    for worker, pace in paces.items():
         peers = median(other for name, other in paces.items() if name != worker)
         limit = g.spec.slow_factor * peers
         if pace >= limit:

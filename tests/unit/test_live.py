@@ -24,6 +24,7 @@ FACTS: dict[str, Any] = {
     "generation": 4,
     "members": ["local.0.0", "local.1.2"],
     "spares": [],
+    "stragglers": {},
     "step": 17,
     "epoch": 1,
     "scalars": {"loss": 2.34567},
@@ -59,6 +60,13 @@ def test_the_rate_forgets_what_is_long_ago(tmp_path: Path) -> None:
 def test_spares_are_counted_apart() -> None:
     assert "2 members, 1 spare, generation 4" in plain_line({**FACTS, "spares": ["local.2.0"]})
     assert "spare" not in plain_line(FACTS)
+
+
+def test_the_table_names_stragglers_and_why() -> None:
+    console = Console(width=200, file=None)
+    with console.capture() as shown:
+        console.print(table({**FACTS, "stragglers": {"local.1.2": "a shard takes it 61.3 ms"}}))
+    assert "local.1.2: a shard takes it 61.3 ms" in shown.get()
 
 
 def test_a_plain_line_has_what_the_table_has() -> None:

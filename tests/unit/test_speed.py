@@ -32,6 +32,7 @@ from elastic.messages import (
     Ready,
     Release,
     Report,
+    RingState,
     RingUp,
     WorkerDead,
 )
@@ -73,8 +74,8 @@ class Job:
         assert self.group.running is not None
         return default_sizes(self.group.running, SHARDS)
 
-    def announce(self, slot: int, incarnation: int = 0) -> None:
-        self.feed(Announce(f"n.{slot}.{incarnation}", "n", slot, 1, "host", 1, "same"))
+    def announce(self, slot: int, incarnation: int = 0, **standing: Any) -> None:
+        self.feed(Announce(f"n.{slot}.{incarnation}", "n", slot, 1, "host", 1, "same", **standing))
 
     def feed(self, *events: Event) -> None:
         for event in events:
@@ -228,6 +229,34 @@ def test_ignored_stragglers_have_as_many_shards_as_the_others() -> None:
     job = Job(stragglers=Stragglers.IGNORE)
     job.train(200, **EVEN | {"n1_0": 900.0})
     assert len(job.committed) == 1 and not job.notes("straggler")
+
+
+def test_a_name_outlives_a_loss_and_a_stream_that_was_cut() -> None:
+    job = Job()
+    job.train(40, **EVEN | {"n1_0": 250.0})
+    status = membership.status(job.group)["stragglers"]
+    top = job.group.top
+    assert top is not None
+    job.announce(1, entered=top.number, ring=RingState.LIVE)
+    job.train(1)
+    job.feed(WorkerDead("n.2.0", "killed"))
+    job.feed(*(Report(w, 1, top.number, top.number, True, job.op, kept=job.op - 1) for w in ("n.0.0", "n.1.0")))
+    job.feed(Progress("n.0.0", top.number, job.op))
+    job.feed(*(RingUp(worker, job.committed[-1].number) for worker in job.committed[-1].ids))
+    job.train(60)
+    assert membership.status(job.group)["stragglers"] == status and len(job.notes("straggler")) == 1
+
+
+def test_a_member_that_is_alone_is_no_straggler() -> None:
+    job = Job(workers=2)
+    job.train(40, n0_0=250.0, n1_0=100.0)
+    assert job.group.stragglers.keys() == {"n.0.0"}
+    top = job.group.top
+    assert top is not None
+    job.feed(WorkerDead("n.1.0", "killed"), Report("n.0.0", 1, top.number, top.number, True, job.op, kept=job.op - 1))
+    job.feed(RingUp("n.0.0", job.committed[-1].number))
+    job.train(1)
+    assert job.members == ("n.0.0",) and job.group.stragglers == {}
 
 
 def demoting(**options: Any) -> Job:
