@@ -69,6 +69,8 @@ from elastic.switchboard import Switchboard
 GRACE_S = 30.0
 """From SIGTERM until this process is killed, where nobody has said otherwise: Kubernetes' default."""
 
+LOOPBACK = "127.0.0.1"
+
 SPAWN_PAUSE_S = 0.2
 """A successor starts when the survivors have had this machine's time for their recovery."""
 
@@ -80,6 +82,8 @@ class Agent:
     rest: the leader gives places to whoever is there, and who gets none is a spare.
     grace_s: from SIGTERM until this process may be killed: time for leaving in order. None: GRACE_S where others go on,
     and where they do not, SIGTERM stops the workers at once.
+    replicas: of the rendezvous, "host:port" each; none: the one that writes its address into the job directory.
+    address: of this node, under which workers of other nodes reach those here.
     """
 
     def __init__(
@@ -91,8 +95,11 @@ class Agent:
         grace_s: float | None,
         journal: Journal,
         ledger: Ledger,
+        replicas: Sequence[str] = (),
+        address: str = LOOPBACK,
     ) -> None:
         self._grace_s = grace_s
+        self._address = address
         self._spec = spec
         self._job_dir = job_dir
         self._node = node
@@ -116,7 +123,7 @@ class Agent:
         self._detector = Detector(spec.timing, time.monotonic())
         self._stdout = Stdout()
         self._starter = Starter(spec, job_dir / "logs", node, journal)
-        self._attendance = Attendance(spec, job_dir, node, slots, journal, self)
+        self._attendance = Attendance(spec, job_dir, node, slots, journal, self, replicas)
         self._switchboard = Switchboard(spec.name, job_dir, node, journal, self)
         self._departure = Departure(journal, self)
         self._end: Ended | None = None
@@ -241,6 +248,7 @@ class Agent:
             "ELASTIC_JOB": self._spec.name,
             "ELASTIC_JOB_DIR": str(self._job_dir),
             "ELASTIC_NODE": self._node,
+            "ELASTIC_HOST": self._address,
             "ELASTIC_SLOT": str(number),
             "ELASTIC_RESTARTED": "1" if restarted else "0",
             "ELASTIC_THREADS": str(self._spec.threads),
@@ -474,6 +482,10 @@ def main(argv: list[str] | None = None) -> int:
         help="seconds from SIGTERM until this process is killed (terminationGracePeriodSeconds); default: "
         f"{GRACE_S:g} where the job goes on elsewhere, and none where it does not",
     )
+    parser.add_argument(
+        "--rendezvous", default="", help="host:port of each replica, with commas; default: as rendezvous.json says"
+    )
+    parser.add_argument("--address", default=LOOPBACK, help="IP address of this node (default %(default)s)")
     options = parser.parse_args(argv)
     try:
         check_name("--node", options.node)
@@ -484,14 +496,25 @@ def main(argv: list[str] | None = None) -> int:
         job_dir = options.job_dir.resolve()
         spec = read_job(job_dir)
         who = f"agent-{options.node}"
+        replicas = [address for address in options.rendezvous.split(",") if address]
         with (
             JobLock(job_dir / "lock"),
-            Ledger(job_dir / "steps.jsonl") as ledger,
+            Ledger(job_dir / "steps.jsonl", whole=not replicas) as ledger,
             Journal(journal_path(job_dir, who), spec.name, who, options.node) as journal,
         ):
 
             async def attend() -> int:
-                agent = Agent(spec, job_dir, options.node, options.slots, options.grace, journal, ledger)
+                agent = Agent(
+                    spec,
+                    job_dir,
+                    options.node,
+                    options.slots,
+                    options.grace,
+                    journal,
+                    ledger,
+                    replicas,
+                    options.address,
+                )
                 return await agent.run(notices)
 
             return asyncio.run(attend())

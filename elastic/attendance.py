@@ -9,36 +9,20 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import grpc
 import grpc.aio
 
 from elastic import codec
 from elastic.config import JobSpec
 from elastic.journal import Journal
 from elastic.messages import Order, Word
+from elastic.seeking import FIRST_RETRY_S, LEADER_OPTIONS, LONGEST_RETRY_S, Seeker
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import RendezvousStub
-
-LEADER_OPTIONS = (
-    ("grpc.max_receive_message_length", codec.MESSAGE_LIMIT),
-    ("grpc.max_send_message_length", codec.MESSAGE_LIMIT),
-    # A frozen or cut-off leader is noticed within 2 s; without ping_timeout it never is.
-    ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 1000),
-    ("grpc.http2.ping_timeout_ms", 1000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-)
-
-FIRST_RETRY_S = 0.05
-LONGEST_RETRY_S = 0.5
-"""Also below a third of fence_grace_s, so that a worker which has to be fenced hears of it in time."""
 
 PART_S = 1.0
 """How long a stopping agent waits until its leader has heard that the workers are gone."""
@@ -82,9 +66,18 @@ class Attendance:
     """Used on the event loop only."""
 
     def __init__(
-        self, spec: JobSpec, job_dir: Path, node: str, slots: int, journal: Journal, attendant: Attendant
+        self,
+        spec: JobSpec,
+        job_dir: Path,
+        node: str,
+        slots: int,
+        journal: Journal,
+        attendant: Attendant,
+        replicas: Sequence[str] = (),
     ) -> None:
+        """replicas: "host:port" each; none: the one that has written its address into the job directory."""
         self._spec = spec
+        self._seeker = Seeker(lambda: replicas or (self._address(),))
         self._job_dir = job_dir
         self._hello = pb.AgentHello(job=spec.name, node=node, slots=slots)
         self._journal = journal
@@ -120,7 +113,7 @@ class Attendance:
         led_s, orphaned = time.monotonic(), False
         while not (self._over or self._parting):
             self._welcomed = False
-            because = await self._attend_leader()
+            because = await self._seeker.attend(self._attend, lambda: self._welcomed)
             if self._welcomed:
                 pause_s, led_s, orphaned = FIRST_RETRY_S, time.monotonic(), False
             if self._parting:
@@ -142,21 +135,6 @@ class Attendance:
     def _put(self, word: pb.AgentWord) -> None:
         if self._outbox is not None:
             self._outbox.put_nowait(word)
-
-    async def _attend_leader(self) -> str:
-        """Attend the replica that wrote its address, or the leader it names. Returns why that ended."""
-        address, because = self._address(), "no rendezvous has written its address yet"
-        for _ in range(2):
-            if not address:
-                break
-            try:
-                return await self._attend(address)
-            except grpc.aio.AioRpcError as error:
-                because = f"{address}: {error.code().name} {error.details()}"
-                address = error.details() or "" if error.code() is grpc.StatusCode.FAILED_PRECONDITION else ""
-            except codec.WireError as error:
-                return f"{address}: {error}"
-        return because
 
     async def _attend(self, address: str) -> str:
         """One stream, until it ends. Returns why it did."""

@@ -21,6 +21,7 @@ from elastic.checkpoints import commands
 from elastic.checkpoints.naming import OWN_FILES_PREFIX
 from elastic.config import JobSpec, Reduction, RingKind, Stragglers, Timing
 from elastic.errors import ConfigError, ElasticError, ExitCode
+from elastic.fleet import commands as fleet
 from elastic.spot import choose
 
 DEFAULT_WORKERS = 2
@@ -48,6 +49,7 @@ STATUS_EXAMPLES = """\
 examples:
   elastic status --job-dir elastic-jobs/train-1
   elastic status --job-dir elastic-jobs/train-1 --json | jq .generation
+  elastic status train-1 --rendezvous 127.0.0.1:7070
 """
 
 
@@ -68,6 +70,7 @@ DRAIN_EXAMPLES = """\
 examples:
   elastic drain --job-dir elastic-jobs/train-1 --node gpu-7              between two steps; nothing is computed twice
   elastic drain --job-dir elastic-jobs/train-1 --node gpu-7 --cancel     it may work again
+  elastic drain --rendezvous 127.0.0.1:7070 --node gpu-7                 of all jobs; it gets no other one
 """
 
 
@@ -99,6 +102,7 @@ def parser() -> argparse.ArgumentParser:
     samples.add(verbs)
     _add_drain(verbs)
     _add_doctor(verbs)
+    fleet.add(verbs)
     return top
 
 
@@ -244,7 +248,10 @@ def _add_status(verbs: Any) -> None:
         description="Show the state of a job: its members, how far it is, and why it is in this state.",
         epilog=STATUS_EXAMPLES,
     )
-    status.add_argument("--job-dir", type=Path, required=True, metavar="DIR")
+    status.add_argument("job", metavar="JOB", nargs="?", help="of a fleet (default: the only one that is not over)")
+    where = status.add_mutually_exclusive_group(required=True)
+    where.add_argument("--job-dir", type=Path, metavar="DIR", help="of a job on this machine")
+    fleet.add_replicas(status, where)
     status.add_argument("--json", action="store_true", help="as one JSON object")
     status.set_defaults(verb=_status)
 
@@ -256,17 +263,20 @@ def _add_drain(verbs: Any) -> None:
         description="Ask the job to go on without a node, and wait until no worker is on it.",
         epilog=DRAIN_EXAMPLES,
     )
-    drain.add_argument("--job-dir", type=Path, required=True, metavar="DIR")
-    drain.add_argument("--node", metavar="N", help="which node (default: the only one)")
+    where = drain.add_mutually_exclusive_group(required=True)
+    where.add_argument("--job-dir", type=Path, metavar="DIR", help="of a job on this machine")
+    fleet.add_replicas(drain, where)
+    drain.add_argument("--node", metavar="N", help="which node (default: the only one of the job)")
     drain.add_argument(
         "--budget",
         type=float,
         default=120.0,
         metavar="S",
         help="seconds until the node may be gone; 5 s before, workers that are still there are ended, unless they hold "
-        "the only copy of the state (default 120)",
+        "the only copy of the state (default 120). With --rendezvous: how long to wait; the agent has its own --grace",
     )
     drain.add_argument("--cancel", action="store_true", help="take it back: the node starts workers again")
+    drain.add_argument("--json", action="store_true", help="as one JSON object")
     drain.set_defaults(verb=_drain)
 
 
@@ -384,9 +394,14 @@ def _check_module(name: str) -> None:
 def _status(options: argparse.Namespace) -> int:
     from elastic import troubles
 
-    document = job_status(options.job_dir)
-    if document["state"] != "closed":
-        document["troubles"] = [asdict(trouble) for trouble in troubles.of_job(options.job_dir)]
+    if options.job_dir is None:
+        document = fleet.status(options)
+    elif options.job is not None:
+        raise ConfigError(f"{options.job}: a directory holds one job; give JOB with --rendezvous only")
+    else:
+        document = job_status(options.job_dir)
+        if document["state"] != "closed":
+            document["troubles"] = [asdict(trouble) for trouble in troubles.of_job(options.job_dir)]
     print(json.dumps(document) if options.json else _status_text(document))
     return ExitCode.DONE
 
@@ -429,11 +444,11 @@ def _drain(options: argparse.Namespace) -> int:
 
     if not 0 < options.budget < float("inf"):
         raise ConfigError(f"--budget {options.budget:g} must be a positive number of seconds")
+    if options.job_dir is None:
+        return fleet.drain(options)
     node = drain.ask(options.job_dir, options.node, options.budget, over=options.cancel)
-    if options.cancel:
-        print(f"node {node} stays")
-        return ExitCode.DONE
-    print(drain.wait(options.job_dir, node, options.budget))
+    said = f"node {node} stays" if options.cancel else drain.wait(options.job_dir, node, options.budget)
+    print(json.dumps({"node": node, "drained": not options.cancel}) if options.json else said)
     return ExitCode.DONE
 
 

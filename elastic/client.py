@@ -14,7 +14,7 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,12 +161,14 @@ class AgentClient:
             self._changed.notify()
 
 
-def fetch_status(address: str, timeout_s: float) -> dict[str, object]:
-    """The job's status as `elastic status --json` prints it, asked of the rendezvous at "host:port".
+def fetch_status(address: str | Sequence[str], timeout_s: float, job: str = "") -> dict[str, object]:
+    """The job's status as `elastic status --json` prints it, asked of the rendezvous at "host:port", or of several.
 
-    Raises ElasticError when nobody answers within timeout_s, or when nobody leads.
+    job: needed where a rendezvous has several. Raises ElasticError when nobody answers within timeout_s, or when
+    nobody leads.
     """
-    reply: pb.StatusReply = _ask_leader(address, lambda leader: leader.Status(pb.StatusRequest(), timeout=timeout_s))
+    request = pb.StatusRequest(job=job)
+    reply: pb.StatusReply = ask_leader(address, lambda c: RendezvousStub(c).Status(request, timeout=timeout_s))
     document: dict[str, object] = json.loads(reply.document)
     return document
 
@@ -177,24 +179,33 @@ def ask_to_drain(address: str, node: str, left_ms: int, because: str, *, over: b
     Returns the nodes whose agents attend: the node was told if it is among them. Raises ElasticError as fetch_status.
     """
     request = pb.DrainRequest(node=node, drain_node=pb.DrainNode(left_ms=left_ms, because=because, over=over))
-    reply: pb.DrainReply = _ask_leader(address, lambda leader: leader.Drain(request, timeout=timeout_s))
+    reply: pb.DrainReply = ask_leader(address, lambda c: RendezvousStub(c).Drain(request, timeout=timeout_s))
     return list(reply.nodes)
 
 
-def _ask_leader(address: str, ask: Callable[[RendezvousStub], Any]) -> Any:
-    """The leader's answer; a replica that does not lead names the leader, which is asked then."""
-    for _ in range(2):
+def ask_leader(addresses: str | Sequence[str], ask: Callable[[grpc.Channel], Any]) -> Any:
+    """The leader's answer: of the first replica that answers, or of whom it names, or of the next.
+
+    ask: one question over a channel; its answer says whether it is a leader's. Raises ElasticError if there is none.
+    """
+    waiting = [addresses] if isinstance(addresses, str) else list(addresses)
+    asked: set[str] = set()
+    because = ""
+    while waiting:
+        address = waiting.pop(0)
+        if address in asked:
+            continue
+        asked.add(address)
         with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
             try:
-                reply = ask(RendezvousStub(channel))
+                reply = ask(channel)
             except grpc.RpcError as error:
-                raise ElasticError(f"the rendezvous at {address} does not answer: {_say(error)}") from error
+                because = because or f"the rendezvous at {address} does not answer: {_say(error)}"
+                continue
         if reply.leading:
             return reply
-        if not reply.leader or reply.leader == address:
-            break
-        address = reply.leader
-    raise ElasticError("nobody leads the job at the moment: an election is going on, or etcd is away")
+        waiting[:0] = [reply.leader] if reply.leader else []
+    raise ElasticError(because or "nobody leads the job at the moment: an election is going on, or etcd is away")
 
 
 def _from_agent(name: str) -> str:

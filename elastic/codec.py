@@ -231,28 +231,29 @@ def _scalar(hint: Any, name: str, value: Any) -> Any:
 
 def generation_to_json(generation: Generation) -> bytes:
     """A generation as it is kept in the store: one JSON object, keys sorted."""
-    return _to_json(generation)
+    return to_json(generation)
 
 
 def generation_from_json(document: bytes) -> Generation:
     """Raises WireError for anything but a whole, valid generation."""
-    return _from_json(Generation, document)
+    return from_json(Generation, document)
 
 
 def job_to_json(spec: JobSpec) -> bytes:
     """A job's specification as it is kept in its directory."""
-    return _to_json(spec)
+    return to_json(spec)
 
 
 def job_from_json(document: bytes, where: str) -> JobSpec:
     """where: the file's name, for messages. Raises ConfigError naming the field."""
     try:
-        return _from_json(JobSpec, document)
+        return from_json(JobSpec, document)
     except (WireError, ConfigError) as error:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _to_json(value: Any) -> bytes:
+def to_json(value: Any) -> bytes:
+    """A dataclass of plain values, tuples and such dataclasses as one JSON object, keys sorted."""
     return json.dumps(_plain(value), sort_keys=True).encode()
 
 
@@ -264,7 +265,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _from_json(kind: type[T], document: bytes) -> T:
+def from_json(kind: type[T], document: bytes) -> T:
+    """What to_json made of a value of that kind. Raises WireError, and what the kind raises for values it refuses."""
     try:
         value = json.loads(document)
     except ValueError as error:

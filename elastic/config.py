@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
@@ -20,6 +20,8 @@ from elastic.errors import ConfigError
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """Names of jobs and nodes: they become store keys, file names and, before a dot, parts of worker ids."""
+
+PAIR_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}")
 
 BEAT_PER_AGENT_S = 0.0005
 """Beats of all agents together stay below 2000 a second."""
@@ -61,6 +63,18 @@ def check_name(what: str, name: str) -> str:
             f"{_suggest_name(name)!r}"
         )
     return name
+
+
+def check_pairs(what: str, pairs: Sequence[str]) -> None:
+    """Raises ConfigError for what is not NAME=VALUE, and for a name that comes twice."""
+    seen: set[str] = set()
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not PAIR_NAME.fullmatch(name) or "\0" in value:
+            raise ConfigError(f"{what}: {pair!r:.80} must be NAME=VALUE, for example gpu=h100")
+        if name in seen:
+            raise ConfigError(f"{what}: {name} is given twice; leave one out")
+        seen.add(name)
 
 
 def _suggest_name(name: str) -> str:
@@ -222,6 +236,15 @@ class JobSpec:
     checkpoint_dir: str = ""
     """A directory or an fsspec path; "": `checkpoints` in the job directory."""
 
+    env: tuple[str, ...] = ()
+    """Environment of the workers besides that of their agent: NAME=VALUE each."""
+
+    directory: str = ""
+    """Where workers run, on every node; "": where their agent was started."""
+
+    labels: tuple[str, ...] = ()
+    """NAME=VALUE each: the job lies on nodes only whose agents were given all of them."""
+
     timing: Timing = field(default_factory=Timing)
 
     def __post_init__(self) -> None:
@@ -243,6 +266,10 @@ class JobSpec:
             raise ConfigError(f"max_workers={self.max_workers} must be >= workers={self.workers}, or be left out")
         if self.spares < 0:
             raise ConfigError(f"spares={self.spares} must be >= 0; 0 starts replacements when they are needed")
+        check_pairs("env", self.env)
+        check_pairs("labels", self.labels)
+        if "\0" in self.directory:
+            raise ConfigError(f"directory={self.directory!r} holds a NUL character; remove it")
         if self.spares and not self.replace:
             raise ConfigError(f"spares={self.spares} replace lost workers, and replace=False forbids it; leave one out")
         if not (math.isfinite(self.slow_factor) and self.slow_factor > 1):
@@ -253,47 +280,84 @@ class JobSpec:
             raise ConfigError(f"max_restarts={self.max_restarts} must be >= 0; 0 ends the job at the first failure")
 
     @property
+    def environment(self) -> dict[str, str]:
+        """`env` as a mapping."""
+        return {name: value for name, _, value in (pair.partition("=") for pair in self.env)}
+
+    @property
     def workers_limit(self) -> int:
         """max_workers, or `workers` where it was left out."""
         return self.workers if self.max_workers is None else self.max_workers
 
 
 def job_from_toml(text: str, where: str) -> JobSpec:
-    """The job in a TOML document: fields of JobSpec at the top, those of Timing in the table [timing].
+    """The job in a TOML document: fields of JobSpec at the top, those of Timing in the table [timing], and the
+    workers' environment in the table [env], as strings.
 
-    where: the file's name, for messages. Raises ConfigError for a syntax error, an unknown or missing field, a
-    wrong type, and a broken relation.
+    where: the file's name, for messages. Raises ConfigError, with the line where it can be known, for a syntax error,
+    an unknown or missing field, a wrong type, and a broken relation.
     """
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{where}: not valid TOML: {error}") from error
-    timing_table = document.pop("timing", {})
-    if not isinstance(timing_table, dict):
-        raise ConfigError(f"{where}: timing must be a table; write [timing] above its fields")
-    known = {spec.name: str(spec.type) for spec in fields(JobSpec) if spec.name != "timing"}
-    values = _checked(document, known, where, "")
+    place = _Places(text, where)
+    timing_table, env_table = document.pop("timing", {}), document.pop("env", {})
+    for name, table in (("timing", timing_table), ("env", env_table)):
+        if not isinstance(table, dict):
+            raise ConfigError(f"{place.of(name)}: {name} must be a table; write [{name}] above its fields")
+    known = {spec.name: str(spec.type) for spec in fields(JobSpec) if spec.name not in ("timing", "env")}
+    values = _checked(document, known, place, "")
     for name in ("name", "command", "workers"):
         if name not in values:
             raise ConfigError(f"{where}: {name} is missing")
-    timings = _checked(timing_table, {spec.name: str(spec.type) for spec in fields(Timing)}, where, "timing.")
+    timings = _checked(timing_table, {spec.name: str(spec.type) for spec in fields(Timing)}, place, "timing.")
+    for name, value in env_table.items():
+        if not isinstance(value, str):
+            raise ConfigError(f"{place.of(f'env.{name}')}: env.{name}={value!r} must be a string; put it into quotes")
+    env = tuple(f"{name}={value}" for name, value in env_table.items())
     try:
-        return JobSpec(**values, timing=Timing(**timings))  # type: ignore[arg-type]  # _checked compared the types
+        return JobSpec(**values, env=env, timing=Timing(**timings))  # type: ignore[arg-type]  # _checked compared types
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        named = re.match(r"[a-z_.]+", str(error))
+        raise ConfigError(f"{place.of(named[0]) if named else where}: {error}") from error
 
 
-def _checked(table: Mapping[str, object], known: Mapping[str, str], where: str, prefix: str) -> dict[str, object]:
+class _Places:
+    """In which line of a TOML document, which has been found valid, a field is given."""
+
+    def __init__(self, text: str, where: str) -> None:
+        self._where = where
+        self._lines: dict[str, int] = {}
+        table, inside = "", ""
+        for number, line in enumerate(text.splitlines(), start=1):
+            if inside:  # a string of several lines
+                inside = "" if inside in line else inside
+                continue
+            if header := re.match(r"\s*\[\s*([^\[\]]+?)\s*\]", line):
+                table = f"{header[1]}."
+                self._lines.setdefault(header[1], number)
+            elif key := re.match(r"""\s*["']?([A-Za-z0-9_.-]+)["']?\s*=""", line):
+                self._lines.setdefault(f"{table}{key[1]}", number)
+            inside = next((quote for quote in ('"""', "'''") if line.count(quote) % 2), "")
+
+    def of(self, name: str) -> str:
+        """ "FILE, line N", or the file alone."""
+        return f"{self._where}, line {self._lines[name]}" if name in self._lines else self._where
+
+
+def _checked(table: Mapping[str, object], known: Mapping[str, str], place: _Places, prefix: str) -> dict[str, object]:
     values: dict[str, object] = {}
     for name, value in table.items():
+        at = place.of(f"{prefix}{name}")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"known are {', '.join(sorted(known))}"
-            raise ConfigError(f"{where}: unknown field {prefix}{name}; {hint}")
+            raise ConfigError(f"{at}: unknown field {prefix}{name}; {hint}")
         try:
             values[name] = _converted(value, known[name])
         except ValueError as error:
-            raise ConfigError(f"{where}: {prefix}{name}={value!r} must be {error}") from None
+            raise ConfigError(f"{at}: {prefix}{name}={value!r} must be {error}") from None
     return values
 
 

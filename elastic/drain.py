@@ -56,7 +56,7 @@ def wait(job_dir: Path, node: str, budget_s: float) -> str:
             if status["exit_code"] in (ExitCode.DONE, ExitCode.DRAINED):
                 return f"the job is over: {status['because']}"
             raise ElasticError(f"the job has failed meanwhile: {status['because']}")
-        if status is not None and status["members"] and not _workers_on(node, status):
+        if status is not None and status["members"] and not workers_on(node, status):
             others = sorted({member["node"] for member in status["members"]})
             count = len(status["members"])
             return f"node {node} is empty; the job goes on with {count} worker{'s' * (count > 1)}, on {_named(others)}"
@@ -68,9 +68,10 @@ def wait(job_dir: Path, node: str, budget_s: float) -> str:
         time.sleep(LOOK_S)  # a remote process: there is nothing to wait on
 
 
-def _workers_on(node: str, status: dict[str, Any]) -> list[str]:
+def workers_on(node: str, status: dict[str, Any]) -> list[str]:
+    """All workers that are on that node, as a job's status tells."""
     members = [member["worker_id"] for member in status["members"]]
-    known = [*members, *status["draining"], *status["waiting"], *status["spares"]]
+    known = [*members, *(worker for kind in ("draining", "waiting", "spares") for worker in status.get(kind, ()))]
     return [worker for worker in known if node_of(worker) == node]
 
 

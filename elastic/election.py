@@ -152,7 +152,7 @@ class Candidate:
         """
         document = codec.generation_to_json(generation)
         key = f"{self._generation_keys}{generation.number}"
-        result = self._write(
+        result = self.write(
             (ModRevision(self._top_key, self._top_revision), CreateRevision(key, 0)),
             (Put(key, document), Put(self._top_key, str(generation.number).encode())),
         )
@@ -184,14 +184,14 @@ class Candidate:
         if before is not None and not pointer.is_newer_than(before):
             return before
         unmoved = ModRevision(key, item.mod_revision if item is not None else 0)
-        result = self._write((ModRevision(self._top_key, self._top_revision), unmoved), (Put(key, pointer.to_json()),))
+        result = self.write((ModRevision(self._top_key, self._top_revision), unmoved), (Put(key, pointer.to_json()),))
         if not result.succeeded:
             raise CompareFailed(f"the pointer of {series}, or the highest generation, has changed meanwhile")
         return pointer
 
     def finish(self, result: dict[str, object]) -> None:
         """Write how the job ended; no leader after this one runs it again."""
-        self._write((), (Put(self._result_key, json.dumps(result, sort_keys=True).encode()),))
+        self.write((), (Put(self._result_key, json.dumps(result, sort_keys=True).encode()),))
 
     def result(self) -> dict[str, object] | None:
         """How the job ended, or None while it goes on."""
@@ -207,10 +207,10 @@ class Candidate:
             raise codec.WireError(f"generation {number} is missing in the store")
         return codec.generation_from_json(item.value)
 
-    def _write(self, compares: tuple[Compare, ...], puts: tuple[Put, ...]) -> TxnResult:
+    def write(self, compares: tuple[Compare, ...], puts: tuple[Put, ...], deletes: tuple[str, ...] = ()) -> TxnResult:
         """One transaction under this term. Raises LeadershipLost when the term is over."""
         fence = CreateRevision(self._leader_key, self._term)
-        result = self._store.txn((fence, *compares), puts, timeout_s=CALL_S)
+        result = self._store.txn((fence, *compares), puts, deletes, timeout_s=CALL_S)
         if not result.succeeded:
             leader = self._store.get(self._leader_key, timeout_s=CALL_S)
             if leader is None or leader.create_revision != self._term:

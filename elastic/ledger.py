@@ -6,6 +6,9 @@ Every member of a step sends the same line. The process that holds the lock of t
 `Ledger` on the file; it takes the first line of a step and compares the others with it. Numbers that JSON does not
 know are written as the strings "nan", "inf" and "-inf".
 
+Of a job over several nodes each keeps a *part*, the steps in which it had members, in the order in which they came;
+`merged` puts parts together.
+
 A line is handed to the kernel at once, so it survives any kill of a process; the file is fsynced when it is closed.
 A line lost with the machine is one of a step whose state went with it. Lines that a full disk does not take are kept
 in memory, in order, until it does.
@@ -16,8 +19,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -41,16 +46,34 @@ class LedgerRefused(ElasticError):
     """Make room and start the job again: the disk has not taken any line for so long that no more can be kept."""
 
 
+@dataclass(slots=True)
+class _Stretch:
+    """Where in the file the lines of consecutive steps are."""
+
+    first: int
+    begins: array[int] = field(default_factory=lambda: array("q"))
+    ends: array[int] = field(default_factory=lambda: array("q"))
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.ends)
+
+
 class Ledger:
     """The only writer of one ledger. Not for several threads.
 
-    Opening it cuts off a torn last line. Raises LedgerConflict when a line before that is not the next step's.
+    whole: it begins with step 0 and misses none, so a line that comes before its predecessors waits for them. A part
+    takes every line as it comes.
+    Opening it cuts off a torn last line. Raises LedgerConflict when a line before that is not the next step's, or in
+    a part no step's.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, whole: bool = True) -> None:
         self._path = path
+        self._whole = whole
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._ends = array("q")
+        self._stretches: list[_Stretch] = []
+        self._size = 0
         self._waiting: dict[int, Line] = {}
         self._refused: OSError | None = None
         try:
@@ -61,8 +84,8 @@ class Ledger:
 
     @property
     def next_step(self) -> int:
-        """The first step that is not on file; 0 for an empty ledger."""
-        return len(self._ends)
+        """The one after the last that is on file; 0 for an empty ledger."""
+        return max((stretch.end for stretch in self._stretches), default=0)
 
     @property
     def waiting(self) -> int:
@@ -83,7 +106,7 @@ class Ledger:
         """
         line = plain(line)
         step = line["step"]
-        known = self._line_of(step) if step < self.next_step else self._waiting.get(step)
+        known = self._line_of(step) or self._waiting.get(step)
         if known is not None:
             if (field := _first_difference(known, line)) is not None:
                 raise LedgerConflict(
@@ -104,9 +127,9 @@ class Ledger:
     def flush(self) -> None:
         """Write what can be written; `refused` says whether the disk took it."""
         try:
-            while (ready := self._waiting.get(self.next_step)) is not None:
-                self._put(ready)
-                del self._waiting[ready["step"]]
+            while (step := self._ready()) is not None:
+                self._put(self._waiting[step])
+                del self._waiting[step]
         except OSError as error:
             self._refused = error
         else:
@@ -132,39 +155,55 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _ready(self) -> int | None:
+        """The next of the waiting lines that may be written."""
+        if self._whole:
+            return self.next_step if self.next_step in self._waiting else None
+        return min(self._waiting, default=None)
+
     def _put(self, line: Line) -> None:
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
-        end = self._ends[-1] if self._ends else 0
         try:
             written = os.write(self._file, data)
             if written < len(data):
                 raise OSError(28, "No space left on device")
         except OSError:
-            os.ftruncate(self._file, end)
+            os.ftruncate(self._file, self._size)
             raise
-        self._ends.append(end + len(data))
+        self._place(line["step"], self._size + len(data))
 
-    def _line_of(self, step: int) -> Line:
-        start = self._ends[step - 1] if step else 0
-        line: Line = json.loads(os.pread(self._file, self._ends[step] - start, start))
+    def _place(self, step: int, end: int) -> None:
+        """The line of that step ends there, and the file with it."""
+        stretch = next((known for known in self._stretches if known.end == step), None)
+        if stretch is None:
+            self._stretches.append(stretch := _Stretch(step))
+        stretch.begins.append(self._size)
+        stretch.ends.append(end)
+        self._size = end
+
+    def _line_of(self, step: int) -> Line | None:
+        """What is on file of that step."""
+        stretch = next((known for known in self._stretches if known.first <= step < known.end), None)
+        if stretch is None:
+            return None
+        begin, end = stretch.begins[step - stretch.first], stretch.ends[step - stretch.first]
+        line: Line = json.loads(os.pread(self._file, end - begin, begin))
         return line
 
     def _repair(self) -> None:
-        end = 0
         with open(os.dup(self._file), "rb") as file:
             file.seek(0)
             for number, text in enumerate(file):
                 if not text.endswith(b"\n"):
                     break
                 step = _step_of(text)
-                if step != number:
+                if step is None or (self._whole and step != number):
                     raise LedgerConflict(
                         f"{self._path}: line {number + 1} should be that of step {number}, but is "
                         f"{'damaged' if step is None else f'that of step {step}'}; move the job directory aside"
                     )
-                end += len(text)
-                self._ends.append(end)
-        os.ftruncate(self._file, end)
+                self._place(step, self._size + len(text))
+        os.ftruncate(self._file, self._size)
 
 
 def read(path: Path, first: int = 0, end: int | None = None) -> list[Line]:
@@ -178,6 +217,31 @@ def lines(path: Path, first: int = 0, end: int | None = None) -> Iterator[Line]:
         for text in islice(file, first, end):
             if text.endswith(b"\n"):
                 yield json.loads(text)
+
+
+def between(path: Path, first: int, end: int) -> list[Line]:
+    """The lines of steps first..end-1 that the file has, by step; it may be a part."""
+    found: dict[int, Line] = {}
+    with path.open("rb") as file:
+        for text in file:
+            if (begin := _BEGIN.match(text)) and first <= int(begin[1]) < end and text.endswith(b"\n"):
+                found[int(begin[1])] = json.loads(text)
+    return [found[step] for step in sorted(found)]
+
+
+_BEGIN = re.compile(rb'\{"step":(\d+),')
+"""Of every line that a Ledger writes."""
+
+
+def merged(paths: Iterable[Path]) -> list[Line]:
+    """All steps of a job from the parts of its nodes, by step. Raises LedgerConflict if two parts differ in one."""
+    found: dict[int, Line] = {}
+    for path in paths:
+        for line in lines(path):
+            known = found.setdefault(line["step"], line)
+            if (field := _first_difference(known, line)) is not None:
+                raise LedgerConflict(f"{path}: step {line['step']} differs in {field} from another node's")
+    return [found[step] for step in sorted(found)]
 
 
 def compare(a: Sequence[Line], b: Sequence[Line]) -> str | None:

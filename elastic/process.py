@@ -14,6 +14,7 @@ import fcntl
 import os
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -165,6 +166,16 @@ def worker_environment(inherited: Mapping[str, str], settings: Mapping[str, str]
         if name not in LAUNCHER_NAMES and not name.startswith(LAUNCHERS)
     }
     return {**KEEP_MEMORY, **kept, "PYTHONUNBUFFERED": "1", **settings}
+
+
+def own_environment() -> dict[str, str]:
+    """For another process of the control plane: ours; and where this package was found through the working directory
+    only, the way to it."""
+    root = Path(__file__).resolve().parent.parent
+    if any(path and Path(path).resolve() == root for path in sys.path[1:]):
+        return dict(os.environ)
+    known = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{known}" if known else str(root)}
 
 
 def facts(pid: int) -> Facts | None:

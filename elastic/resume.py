@@ -59,7 +59,7 @@ def settings_of(spec: JobSpec, job_dir: Path, memory: Path | None = None) -> Set
     root = spec.checkpoint_dir or str(job_dir / "checkpoints")
     storage, identity = storage_at(root), job_id(job_dir)
     if spec.checkpoint_every != "off":
-        _own(storage, spec.name, identity)
+        own(storage, spec.name, identity)
     return Settings(
         root=storage.url,
         every=spec.checkpoint_every,
@@ -166,7 +166,8 @@ def _newest_step(series: Series, job_id: str, skipped: Collection[str] = ()) -> 
     return next((name.step for name in whole if str(name) not in skipped), -1)
 
 
-def _own(storage: Storage, name: str, identity: str) -> None:
+def own(storage: Storage, name: str, identity: str) -> None:
+    """Mark the directory as that job's. Raises ConfigError if it is another one's, or cannot be used."""
     try:
         try:
             content = storage.read(OWNER)

@@ -43,6 +43,7 @@ from elastic.live import (
     summary_text,
 )
 from elastic.notices import Notices
+from elastic.process import own_environment
 from elastic.spot import choose
 
 NODE = "local"
@@ -277,7 +278,7 @@ class _Children:
         with self._log_of(module).open("ab") as log:
             return subprocess.Popen(
                 command,
-                env=_environment(),
+                env=own_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -289,7 +290,7 @@ class _Children:
         with self._log_of("elastic.agent").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", "elastic.keeper", *arguments],
-                env=_environment(),
+                env=own_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -439,15 +440,6 @@ def _display(quiet: bool, as_json: bool) -> Iterator[Display]:
         yield display
     finally:
         display.close()
-
-
-def _environment() -> dict[str, str]:
-    """Ours; and where this package was found through the working directory only, the way to it."""
-    root = Path(__file__).resolve().parent.parent
-    if any(path and Path(path).resolve() == root for path in sys.path[1:]):
-        return dict(os.environ)
-    known = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{known}" if known else str(root)}
 
 
 def _interrupted(signals: Signals) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -33,42 +34,61 @@ SERVER_OPTIONS = (
 )
 
 
-class Service(RendezvousServicer):
-    """What a replica answers to agents and to `elastic status`."""
+@dataclass(slots=True)
+class Lead:
+    """What a replica knows of one job: whether it leads it, or who does, or how it ended."""
 
-    def __init__(self, job: str, journal: Journal) -> None:
-        self._job = job
-        self._journal = journal
-        self.reign: Reign | None = None
-        self.leader = ""
-        """Address of the leader as far as this replica knows, or empty."""
+    journal: Journal
+    reign: Reign | None = None
+    leader: str = ""
+    """Address of the leader as far as this replica knows, or empty."""
+    ended: pb.End | None = None
+    result: dict[str, object] | None = None
+
+
+class Service(RendezvousServicer):
+    """What a replica answers about its jobs. leads: by name; whoever takes part in a job keeps its entry."""
+
+    def __init__(self) -> None:
+        self.leads: dict[str, Lead] = {}
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
-        if self.reign is None:
-            return pb.StatusReply(leading=False, leader=self.leader)
-        known = {"term": self.reign.term, "checkpoint": self.reign.checkpoint}
-        document = {**membership.status(self.reign.group), **known}
-        return pb.StatusReply(leading=True, leader=self.leader, document=json.dumps(document))
+        lead = await self._lead_of(request.job, context)
+        if lead.result is not None:
+            document = json.dumps(_closed(request.job, lead.result))
+            return pb.StatusReply(leading=True, leader=lead.leader, document=document)
+        if lead.reign is None:
+            return pb.StatusReply(leading=False, leader=lead.leader)
+        known = {"leader": lead.leader, "term": lead.reign.term, "checkpoint": lead.reign.checkpoint}
+        told = {**membership.status(lead.reign.group), **known}
+        return pb.StatusReply(leading=True, leader=lead.leader, document=json.dumps(told))
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:
         """Pass the wish on to the agent of that node, which says it again from then on."""
-        if self.reign is None:
-            return pb.DrainReply(leading=False, leader=self.leader)
-        self.reign.drain(request.node, request.drain_node)
-        return pb.DrainReply(leading=True, leader=self.leader, nodes=self.reign.nodes)
+        lead = await self._lead_of(request.job, context)
+        if lead.reign is None:
+            return pb.DrainReply(leading=False, leader=lead.leader)
+        lead.reign.drain(request.node, request.drain_node)
+        return pb.DrainReply(leading=True, leader=lead.leader, nodes=lead.reign.nodes)
 
     async def Attend(self, words: AsyncIterator[pb.AgentWord], context: Any) -> None:
-        reign = self.reign
-        if reign is None:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.leader)
-            return
         try:
-            node, slots = await self._hello(words)
+            hello = await _hello(words)
+            node = codec.identifier("node", hello.node)
+            lead = self._named(hello.job)
         except codec.WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return
+        if lead.ended is not None:
+            await context.write(pb.LeaderOrder(welcome=pb.Welcome(term=lead.ended.term)))
+            await context.write(pb.LeaderOrder(end=lead.ended))
+            return
+        reign = lead.reign
+        if reign is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, lead.leader)
+            return
         session = reign.attach(node)
-        await reign.post(AgentUp(node, slots))
+        await reign.post(AgentUp(node, hello.slots))
         tasks = [
             asyncio.create_task(self._listen(reign, session, words)),
             asyncio.create_task(_speak(session, context)),
@@ -84,19 +104,27 @@ class Service(RendezvousServicer):
             await reign.detach(session)
         for result in results:
             if isinstance(result, codec.WireError):
-                self._journal.write("agent_refused", node=node, because=str(result))
+                lead.journal.write("agent_refused", node=node, because=str(result))
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(result))
             elif isinstance(result, Exception):
-                self._journal.write("agent_stream_broke", node=node, because=f"{type(result).__name__}: {result}")
+                lead.journal.write("agent_stream_broke", node=node, because=f"{type(result).__name__}: {result}")
 
-    async def _hello(self, words: AsyncIterator[pb.AgentWord]) -> tuple[str, int]:
-        async for word in words:
-            if word.WhichOneof("content") != "hello":
-                break
-            if word.hello.job != self._job:
-                raise codec.WireError(f"this is the rendezvous of job {self._job!r}, not of {word.hello.job!r:.64}")
-            return codec.identifier("node", word.hello.node), word.hello.slots
-        raise codec.WireError("the first word of an agent must be its hello")
+    def _named(self, job: str) -> Lead:
+        """Raises WireError for a job that has no entry."""
+        if (lead := self.leads.get(job)) is None:
+            known = ", ".join(sorted(self.leads)) or "of none"
+            raise codec.WireError(f"no job {job!r:.64} here; this is the rendezvous of {known}")
+        return lead
+
+    async def _lead_of(self, job: str, context: Any) -> Lead:
+        """job: empty for the only one."""
+        if not job and len(self.leads) == 1:
+            return next(iter(self.leads.values()))
+        try:
+            return self._named(job)
+        except codec.WireError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            raise  # abort has raised already
 
     async def _listen(self, reign: Reign, session: AgentSession, words: AsyncIterator[pb.AgentWord]) -> None:
         async for word in words:
@@ -110,6 +138,19 @@ class Service(RendezvousServicer):
                     return
                 case "hello" | None:
                     raise codec.WireError("an agent says hello once and nothing empty")
+
+
+async def _hello(words: AsyncIterator[pb.AgentWord]) -> pb.AgentHello:
+    async for word in words:
+        if word.WhichOneof("content") != "hello":
+            break
+        return word.hello
+    raise codec.WireError("the first word of an agent must be its hello")
+
+
+def _closed(job: str, result: dict[str, object]) -> dict[str, object]:
+    told = {name: result[name] for name in ("generation", "because", "exit_code", "digest")}
+    return {"job": job, "state": "closed", "members": [], **told}
 
 
 async def _speak(session: AgentSession, context: Any) -> None:

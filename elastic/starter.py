@@ -48,7 +48,7 @@ class Starter:
 
     def __init__(self, spec: JobSpec, logs: Path, node: str, journal: Journal) -> None:
         self._command = spec.command
-        self._environment = worker_environment(os.environ, {})
+        self._environment = worker_environment({**os.environ, **spec.environment}, {})
         self._log = logs / f"nursery-{node}.log"
         self._journal = journal
         self._waiting: list[Start] = []

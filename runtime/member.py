@@ -81,7 +81,11 @@ class Member:
             worker_id=self.worker_id,
         )
         self._listener = Listener(
-            "127.0.0.1", job=self.job, me=self.worker_id, token_of=self._token_of, serve_copy=self._serve_copy
+            environment.get("ELASTIC_HOST", "127.0.0.1"),
+            job=self.job,
+            me=self.worker_id,
+            token_of=self._token_of,
+            serve_copy=self._serve_copy,
         )
         self._rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s)
         self._standing = Standing(self.worker_id, self._rings, self._send, self._journal)
@@ -516,7 +520,7 @@ class Member:
 
     def history(self, first: int, end: int) -> list[StepRecord]:
         try:
-            lines = ledger.read(self._job_dir / "steps.jsonl", first, end)
+            lines = ledger.between(self._job_dir / "steps.jsonl", first, end)
         except FileNotFoundError:
             return []
         return [

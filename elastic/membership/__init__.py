@@ -20,7 +20,7 @@ anything.
 """
 
 from elastic.membership.actions import Action, Commit, End, Note, Point, Tell
-from elastic.membership.events import AgentDown, AgentUp, CommitRefused, Committed, Elected, Event, Tick
+from elastic.membership.events import AgentDown, AgentUp, CommitRefused, Committed, Elected, Event, Stopped, Tick
 from elastic.membership.group import Group, Seen, State, new
 from elastic.membership.machine import step
 from elastic.membership.status import status
@@ -40,6 +40,7 @@ __all__ = [
     "Point",
     "Seen",
     "State",
+    "Stopped",
     "Tell",
     "Tick",
     "new",

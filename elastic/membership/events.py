@@ -49,4 +49,11 @@ class Tick:
     """The group's deadline is over."""
 
 
-Event: TypeAlias = Word | Elected | AgentUp | AgentDown | Committed | CommitRefused | Tick
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Somebody wants the job to end now, in order or not."""
+
+    because: str
+
+
+Event: TypeAlias = Word | Stopped | Elected | AgentUp | AgentDown | Committed | CommitRefused | Tick

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 
+from elastic.errors import ExitCode
 from elastic.membership.actions import Action, Note
 from elastic.membership.arrivals import announced, elected
 from elastic.membership.changes import drain_is_over, invite_spares, left, plan_change, progressed, wished_to_drain
@@ -12,11 +13,12 @@ from elastic.membership.checkpoints import checkpointed
 from elastic.membership.commits import committed
 from elastic.membership.deadlines import ticked
 from elastic.membership.ending import failed, finished, slot_given_up
-from elastic.membership.events import AgentDown, AgentUp, CommitRefused, Committed, Elected, Event, Tick
+from elastic.membership.events import AgentDown, AgentUp, CommitRefused, Committed, Elected, Event, Stopped, Tick
 from elastic.membership.group import Group, State, silence
 from elastic.membership.losses import lost, reported
 from elastic.membership.rings import heard_of_ring
 from elastic.membership.speed import compare
+from elastic.membership.transitions import become_closed
 from elastic.messages import (
     Announce,
     BuildFailed,
@@ -102,5 +104,7 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
             slot_given_up(g, event, now_s, do)
         case CheckpointComplete():
             checkpointed(g, event, do)
+        case Stopped(because):
+            become_closed(g, int(ExitCode.TERMINATED), because, now_s, do)
         case Tick():
             ticked(g, now_s, do)

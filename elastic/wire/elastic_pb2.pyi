@@ -131,16 +131,20 @@ class Goodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("node", "drain_node")
+    __slots__ = ("node", "drain_node", "job")
     NODE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_NODE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     node: str
     drain_node: DrainNode
-    def __init__(self, node: _Optional[str] = ..., drain_node: _Optional[_Union[DrainNode, _Mapping]] = ...) -> None: ...
+    job: str
+    def __init__(self, node: _Optional[str] = ..., drain_node: _Optional[_Union[DrainNode, _Mapping]] = ..., job: _Optional[str] = ...) -> None: ...
 
 class DrainReply(_message.Message):
     __slots__ = ("leading", "leader", "nodes")
@@ -161,6 +165,174 @@ class StatusReply(_message.Message):
     leader: str
     document: str
     def __init__(self, leading: bool = ..., leader: _Optional[str] = ..., document: _Optional[str] = ...) -> None: ...
+
+class NodeWord(_message.Message):
+    __slots__ = ("hello", "troubles", "piece", "goodbye", "leaves")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    TROUBLES_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    hello: NodeHello
+    troubles: NodeTroubles
+    piece: LogPiece
+    goodbye: Goodbye
+    leaves: NodeLeaves
+    def __init__(self, hello: _Optional[_Union[NodeHello, _Mapping]] = ..., troubles: _Optional[_Union[NodeTroubles, _Mapping]] = ..., piece: _Optional[_Union[LogPiece, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaves: _Optional[_Union[NodeLeaves, _Mapping]] = ...) -> None: ...
+
+class NodeHello(_message.Message):
+    __slots__ = ("node", "slots", "labels", "address")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    slots: int
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    address: str
+    def __init__(self, node: _Optional[str] = ..., slots: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ...) -> None: ...
+
+class NodeLeaves(_message.Message):
+    __slots__ = ("because",)
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    because: str
+    def __init__(self, because: _Optional[str] = ...) -> None: ...
+
+class NodeTroubles(_message.Message):
+    __slots__ = ("troubles",)
+    TROUBLES_FIELD_NUMBER: _ClassVar[int]
+    troubles: _containers.RepeatedCompositeFieldContainer[Trouble]
+    def __init__(self, troubles: _Optional[_Iterable[_Union[Trouble, _Mapping]]] = ...) -> None: ...
+
+class Trouble(_message.Message):
+    __slots__ = ("job", "because")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    because: str
+    def __init__(self, job: _Optional[str] = ..., because: _Optional[str] = ...) -> None: ...
+
+class NodeOrder(_message.Message):
+    __slots__ = ("welcome", "duties", "log")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    DUTIES_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    duties: Duties
+    log: LogQuery
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., duties: _Optional[_Union[Duties, _Mapping]] = ..., log: _Optional[_Union[LogQuery, _Mapping]] = ...) -> None: ...
+
+class Duties(_message.Message):
+    __slots__ = ("term", "duties")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    DUTIES_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    duties: _containers.RepeatedCompositeFieldContainer[Duty]
+    def __init__(self, term: _Optional[int] = ..., duties: _Optional[_Iterable[_Union[Duty, _Mapping]]] = ...) -> None: ...
+
+class Duty(_message.Message):
+    __slots__ = ("job", "slots", "leave", "document")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    slots: int
+    leave: bool
+    document: str
+    def __init__(self, job: _Optional[str] = ..., slots: _Optional[int] = ..., leave: bool = ..., document: _Optional[str] = ...) -> None: ...
+
+class LogQuery(_message.Message):
+    __slots__ = ("number", "job", "log", "offset")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    job: str
+    log: str
+    offset: int
+    def __init__(self, number: _Optional[int] = ..., job: _Optional[str] = ..., log: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class LogPiece(_message.Message):
+    __slots__ = ("number", "text", "end", "size")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    text: bytes
+    end: int
+    size: int
+    def __init__(self, number: _Optional[int] = ..., text: _Optional[bytes] = ..., end: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+
+class Question(_message.Message):
+    __slots__ = ("submit", "stop", "cordon", "overview", "log")
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    CORDON_FIELD_NUMBER: _ClassVar[int]
+    OVERVIEW_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    submit: Submit
+    stop: Stop
+    cordon: Cordon
+    overview: Overview
+    log: ReadLog
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., cordon: _Optional[_Union[Cordon, _Mapping]] = ..., overview: _Optional[_Union[Overview, _Mapping]] = ..., log: _Optional[_Union[ReadLog, _Mapping]] = ...) -> None: ...
+
+class Submit(_message.Message):
+    __slots__ = ("document", "resume")
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    document: str
+    resume: str
+    def __init__(self, document: _Optional[str] = ..., resume: _Optional[str] = ...) -> None: ...
+
+class Stop(_message.Message):
+    __slots__ = ("job", "because")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    because: str
+    def __init__(self, job: _Optional[str] = ..., because: _Optional[str] = ...) -> None: ...
+
+class Cordon(_message.Message):
+    __slots__ = ("node", "because", "over")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    because: str
+    over: bool
+    def __init__(self, node: _Optional[str] = ..., because: _Optional[str] = ..., over: bool = ...) -> None: ...
+
+class Overview(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReadLog(_message.Message):
+    __slots__ = ("job", "node", "log", "offset")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    node: str
+    log: str
+    offset: int
+    def __init__(self, job: _Optional[str] = ..., node: _Optional[str] = ..., log: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("leading", "leader", "refused", "document")
+    LEADING_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    leading: bool
+    leader: str
+    refused: str
+    document: str
+    def __init__(self, leading: bool = ..., leader: _Optional[str] = ..., refused: _Optional[str] = ..., document: _Optional[str] = ...) -> None: ...
 
 class TreeNode(_message.Message):
     __slots__ = ("lo", "hi")

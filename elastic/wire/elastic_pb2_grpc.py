@@ -138,6 +138,103 @@ class Rendezvous(object):
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
 
+class FleetStub(object):
+    """Served by every replica of a fleet's rendezvous; only the fleet's leader answers, the others name it as above.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Attend = channel.stream_stream(
+                '/elastic.wire.Fleet/Attend',
+                request_serializer=elastic_dot_wire_dot_elastic__pb2.NodeWord.SerializeToString,
+                response_deserializer=elastic_dot_wire_dot_elastic__pb2.NodeOrder.FromString,
+                )
+        self.Ask = channel.unary_unary(
+                '/elastic.wire.Fleet/Ask',
+                request_serializer=elastic_dot_wire_dot_elastic__pb2.Question.SerializeToString,
+                response_deserializer=elastic_dot_wire_dot_elastic__pb2.Answer.FromString,
+                )
+
+
+class FleetServicer(object):
+    """Served by every replica of a fleet's rendezvous; only the fleet's leader answers, the others name it as above.
+    """
+
+    def Attend(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Ask(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_FleetServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Attend': grpc.stream_stream_rpc_method_handler(
+                    servicer.Attend,
+                    request_deserializer=elastic_dot_wire_dot_elastic__pb2.NodeWord.FromString,
+                    response_serializer=elastic_dot_wire_dot_elastic__pb2.NodeOrder.SerializeToString,
+            ),
+            'Ask': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ask,
+                    request_deserializer=elastic_dot_wire_dot_elastic__pb2.Question.FromString,
+                    response_serializer=elastic_dot_wire_dot_elastic__pb2.Answer.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'elastic.wire.Fleet', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Fleet(object):
+    """Served by every replica of a fleet's rendezvous; only the fleet's leader answers, the others name it as above.
+    """
+
+    @staticmethod
+    def Attend(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(request_iterator, target, '/elastic.wire.Fleet/Attend',
+            elastic_dot_wire_dot_elastic__pb2.NodeWord.SerializeToString,
+            elastic_dot_wire_dot_elastic__pb2.NodeOrder.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Ask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/elastic.wire.Fleet/Ask',
+            elastic_dot_wire_dot_elastic__pb2.Question.SerializeToString,
+            elastic_dot_wire_dot_elastic__pb2.Answer.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+
 class AgentStub(object):
     """Served by an agent to its own workers, on a unix socket.
     """

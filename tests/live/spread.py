@@ -137,11 +137,8 @@ class Spread:
 
     def steps(self) -> list[Line]:
         """The ledgers of all nodes, merged by step."""
-        merged: dict[int, Line] = {}
-        for directory in self._directories():
-            if (directory / "steps.jsonl").exists():
-                merged |= {line["step"]: line for line in ledger.read(directory / "steps.jsonl")}
-        return [merged[step] for step in sorted(merged)]
+        parts = (directory / "steps.jsonl" for directory in self._directories())
+        return ledger.merged(part for part in parts if part.exists())
 
     def await_result(self) -> Line:
         path = self.dir / "result.json"
@@ -158,12 +155,7 @@ class Spread:
         tails = [f"--- {log}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-12:]) for log in logs]
         lines = [line for directory in self._directories() for line in journal.read_all(directory)]
         lines.sort(key=lambda line: int(line["t_mono_ns"]))
-        told = [
-            f"{line['t_mono_ns'] / 1e9:10.3f} {line['who']} {line['event']} {line['generation']} {str(rest)[:160]}"
-            for line in lines[-120:]
-            if (rest := {k: v for k, v in line.items() if k not in _HEAD})
-        ]
-        return "\n".join([*tails, *told])
+        return "\n".join([*tails, *told_from(lines[-120:])])
 
     def _directories(self) -> list[Path]:
         return [path.parent for path in self.home.glob("*/job.json")]
@@ -185,6 +177,15 @@ class Spread:
         temporary = self.gates / "pace.tmp"
         temporary.write_text(str(seconds))
         temporary.rename(self.gates / (f"pace.{worker_id}" if worker_id else "pace"))
+
+
+def told_from(lines: list[Line]) -> list[str]:
+    """Lines of journals for people."""
+    return [
+        f"{line['t_mono_ns'] / 1e9:10.3f} {line['who']} {line['event']} {line['generation']} {str(rest)[:160]}"
+        for line in lines
+        if (rest := {k: v for k, v in line.items() if k not in _HEAD})
+    ]
 
 
 _HEAD = ("t_mono_ns", "t_wall", "job", "node", "pid", "who", "event", "generation")

@@ -153,6 +153,12 @@ def test_every_field_can_be_set_from_toml() -> None:
     )
 
 
+def test_the_environment_of_workers_is_a_table() -> None:
+    job = job_from_toml(f'{MINIMAL}labels = ["gpu=h100"]\n[env]\nLR = "3e-4"\nEMPTY = ""', "job.toml")
+    assert (job.env, job.labels) == (("LR=3e-4", "EMPTY="), ("gpu=h100",))
+    assert job.environment == {"LR": "3e-4", "EMPTY": ""}
+
+
 def test_every_field_of_timing_can_be_set_from_toml() -> None:
     lines = "\n".join(f"{spec.name} = {getattr(Timing(), spec.name)}" for spec in fields(Timing))
     assert job_from_toml(f"{MINIMAL}[timing]\n{lines}", "job.toml") == JOB
@@ -163,21 +169,31 @@ def test_every_field_of_timing_can_be_set_from_toml() -> None:
     [
         ("name = \nworkers = 1", "job.toml: not valid TOML: .*line 1"),
         ('name = "gpt"\nworkers = 1', "job.toml: command is missing"),
-        (MINIMAL + "wokers = 2", "job.toml: unknown field wokers; did you mean workers?"),
-        (MINIMAL + "[timing]\nbeat = 1", "job.toml: unknown field timing.beat; did you mean timing.beat_s?"),
-        (MINIMAL + "zzz = 2", "job.toml: unknown field zzz; known are .*workers"),
-        (MINIMAL + "timing = 3", "job.toml: timing must be a table"),
-        (MINIMAL + "threads = true", "job.toml: threads=True must be a whole number"),
-        (MINIMAL + "threads = 1.5", "job.toml: threads=1.5 must be a whole number"),
-        (MINIMAL + "replace = 1", "job.toml: replace=1 must be true or false"),
-        (MINIMAL + 'reduction = "fast"', "job.toml: reduction='fast' must be 'exact' or 'allreduce'"),
-        (MINIMAL + "ring = 3", "job.toml: ring=3 must be 'auto' or 'gloo' or 'tcp'"),
-        (MINIMAL + '[timing]\nbeat_s = "1"', "job.toml: timing.beat_s='1' must be a number of seconds"),
-        (MINIMAL + "[timing]\nbeat_s = inf", "job.toml: timing.beat_s=inf must be a positive"),
-        (MINIMAL + "min_workers = 4", "job.toml: workers=3 must be >= min_workers=4"),
-        ('name = "gpt"\ncommand = "python"\nworkers = 1', "job.toml: command='python' must be a list of strings"),
-        ('name = "gpt"\ncommand = [1]\nworkers = 1', r"job.toml: command=\[1\] must be a list of strings"),
-        ('name = 3\ncommand = ["a"]\nworkers = 1', "job.toml: name=3 must be a string"),
+        (MINIMAL + "wokers = 2", "job.toml, line 4: unknown field wokers; did you mean workers?"),
+        (MINIMAL + "[timing]\nbeat = 1", "job.toml, line 5: unknown field timing.beat; did you mean timing.beat_s?"),
+        (MINIMAL + "zzz = 2", "job.toml, line 4: unknown field zzz; known are .*workers"),
+        (MINIMAL + "timing = 3", "job.toml, line 4: timing must be a table"),
+        (MINIMAL + "threads = true", "job.toml, line 4: threads=True must be a whole number"),
+        (MINIMAL + "threads = 1.5", "job.toml, line 4: threads=1.5 must be a whole number"),
+        (MINIMAL + "replace = 1", "job.toml, line 4: replace=1 must be true or false"),
+        (MINIMAL + 'reduction = "fast"', "job.toml, line 4: reduction='fast' must be 'exact' or 'allreduce'"),
+        (MINIMAL + "ring = 3", "job.toml, line 4: ring=3 must be 'auto' or 'gloo' or 'tcp'"),
+        (MINIMAL + '[timing]\nbeat_s = "1"', "job.toml, line 5: timing.beat_s='1' must be a number of seconds"),
+        (MINIMAL + "[timing]\nbeat_s = inf", "job.toml, line 5: timing.beat_s=inf must be a positive"),
+        (MINIMAL + "min_workers = 4", "job.toml, line 3: workers=3 must be >= min_workers=4"),
+        (
+            'name = "gpt"\ncommand = "python"\nworkers = 1',
+            "job.toml, line 2: command='python' must be a list of strings",
+        ),
+        ('name = "gpt"\ncommand = [1]\nworkers = 1', r"job.toml, line 2: command=\[1\] must be a list of strings"),
+        ('name = 3\ncommand = ["a"]\nworkers = 1', "job.toml, line 1: name=3 must be a string"),
+        (MINIMAL + "[env]\nLR = 3", "job.toml, line 5: env.LR=3 must be a string"),
+        (MINIMAL + "env = 3", r"job.toml, line 4: env must be a table; write \[env\]"),
+        (MINIMAL + '[env]\n"A B" = "1"', "job.toml, line 4: env: 'A B=1' must be NAME=VALUE"),
+        (MINIMAL + 'labels = ["gpu"]', "job.toml, line 4: labels: 'gpu' must be NAME=VALUE"),
+        (MINIMAL + 'labels = ["a=1", "a=2"]', "job.toml, line 4: labels: a is given twice"),
+        ('directory = """\nthreads = 1\n"""\n' + MINIMAL + "threads = 0", "job.toml, line 7: threads=0 must be >= 1"),
+        ("[timing]\nthreads = 1", "job.toml: name is missing"),
     ],
 )
 def test_a_wrong_document_is_refused_with_file_and_field(text: str, message: str) -> None:

@@ -34,6 +34,8 @@ PURE_ROOMS = [
     "elastic/detector.py",
     "elastic/errors.py",
     "elastic/examination.py",
+    "elastic/fleet/documents.py",
+    "elastic/fleet/schedule.py",
     *rooms("elastic/membership"),
     "elastic/messages.py",
     "elastic/ownership.py",
@@ -86,8 +88,9 @@ RUNTIME_MAY_USE = {
 }
 
 WIRE_READERS = {
-    f"elastic/{name}.py" for name in ("attendance", "client", "codec", "reign", "rendezvous", "service", "switchboard")
-}
+    f"elastic/{name}.py"
+    for name in ("attendance", "client", "codec", "reign", "rendezvous", "replica", "service", "switchboard")
+} | {f"elastic/fleet/{name}.py" for name in ("client", "daemon", "desk", "office", "server")}
 
 
 def parsed(path: Path) -> ast.Module:

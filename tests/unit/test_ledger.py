@@ -151,3 +151,44 @@ def test_a_disk_that_stays_full_ends_the_job_and_says_why(path: Path, monkeypatc
             book.append(line(2))
         with pytest.raises(LedgerRefused):
             book.close()
+
+
+@given(st.permutations([step for step in (3, 4, 5, 9, 10, 20) for _ in range(2)]))
+def test_a_part_takes_every_step_once_whenever_it_comes(tmp_path_factory: Any, order: list[int]) -> None:
+    path = tmp_path_factory.mktemp("ledger") / "steps.jsonl"
+    half = len(order) // 2
+    taken: list[int] = []
+    for steps in (order[:half], order[half:]):
+        with Ledger(path, whole=False) as book:
+            taken += [step for step in steps if book.append(line(step))]
+            assert book.waiting == 0
+    assert sorted(taken) == [3, 4, 5, 9, 10, 20]
+    assert sorted(read(path), key=lambda one: int(one["step"])) == [line(step) for step in sorted(taken)]
+    assert ledger.between(path, 4, 10) == [line(4), line(5), line(9)]
+
+
+def test_a_part_refuses_what_differs_from_a_line_on_file(path: Path) -> None:
+    with Ledger(path, whole=False) as book:
+        book.append(line(7))
+        book.append(line(2))
+    with Ledger(path, whole=False) as book:
+        assert book.next_step == 8
+        assert not book.append(line(2))
+        with pytest.raises(LedgerConflict, match="epoch"):
+            book.append(line(7, epoch=1))
+
+
+def test_parts_of_several_nodes_are_merged_by_step(tmp_path: Path) -> None:
+    for name, steps in (("a", (0, 1, 2, 5)), ("b", (4, 2, 3))):
+        with Ledger(tmp_path / name, whole=False) as book:
+            for step in steps:
+                book.append(line(step))
+    assert ledger.merged([tmp_path / "a", tmp_path / "b"]) == [line(step) for step in range(6)]
+
+
+def test_parts_that_differ_are_named(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with Ledger(tmp_path / name, whole=False) as book:
+            book.append(line(3, samples=[name]))
+    with pytest.raises(LedgerConflict, match="step 3 differs in samples"):
+        ledger.merged([tmp_path / "a", tmp_path / "b"])

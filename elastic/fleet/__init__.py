@@ -1,0 +1,19 @@
+"""Several machines, several jobs: who offers slots, which jobs wait, and where each of them runs.
+
+    operator --Ask: submit, stop, drain-->  rendezvous, 1..3 replicas  <--Attend: what to run--  node daemon
+                                               |  all that lasts: etcd                              |  a process each
+                                            one elastic.replica.Part for each job  <--Attend--  elastic.agent of a job
+
+`elastic rendezvous` is one replica (server.py). All replicas read the same documents from the store (registry.py);
+one of them, elected, is the fleet's leader (office.py): it alone changes the documents, and the node daemons attend
+it. For each job that has a place every replica stands for election besides, as for a job alone (elastic/replica.py), so
+jobs do not depend on each other, nor a running one on the fleet's leader.
+
+`elastic agent` is the daemon of a node (daemon.py). For each job that it is told to run it starts an agent of that job
+(charge.py), the same program as under `elastic run`, which attends the job's leader by itself.
+
+    documents.py  P  what is kept: submissions, placements, cordons
+    schedule.py   P  which job gets which slots, and what the others wait for
+
+P = pure: standard library only; no clock, thread, socket or file.
+"""

@@ -1,0 +1,69 @@
+"""Addresses as an operator gives them. Plain text leaves a machine only where somebody has said so."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Sequence
+
+from elastic.errors import ConfigError
+
+INSECURE = "--insecure"
+
+_ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]):(?P<port>[0-9]{1,5})")
+
+
+def parse(option: str, text: str, *, any_port: bool = False) -> tuple[str, ...]:
+    """One or several "host:port" with commas. any_port: 0 is allowed. Raises ConfigError naming the option."""
+    addresses = tuple(word for word in (word.strip() for word in text.split(",")) if word)
+    if not addresses:
+        raise ConfigError(f"{option} is empty; give HOST:PORT, several with commas")
+    for address in addresses:
+        matched = _ADDRESS.fullmatch(address)
+        if matched is None or not (0 if any_port else 1) <= int(matched["port"]) <= 65535:
+            raise ConfigError(f"{option} {address!r:.80} must be HOST:PORT, for example 10.0.0.1:7070")
+    return addresses
+
+
+def check_plain(option: str, hosts: Sequence[str], *, insecure: bool) -> None:
+    """hosts: with or without a port. Raises ConfigError if one of them is another machine, or may be reached from one,
+    and nobody has said that plain text is meant."""
+    open_hosts = [host for host in hosts if not _is_loopback(host_of(host))]
+    if open_hosts and not insecure:
+        raise ConfigError(
+            f"{option} {open_hosts[0]} is not this machine alone, and what is said there is neither encrypted nor "
+            "asked for a password: whoever reaches the port can run commands as this user. Where only machines you "
+            f"trust reach it, say so with {INSECURE}"
+        )
+
+
+def host_of(address: str) -> str:
+    matched = _ADDRESS.fullmatch(address)
+    return matched["host"].strip("[]") if matched is not None else address
+
+
+def own_address(text: str) -> str:
+    """The IP address of this machine that was meant. Raises ConfigError if it is none."""
+    try:
+        address = str(socket.getaddrinfo(text, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise ConfigError(f"--address {text!r:.80} is not known: {error.strerror}; give this machine's IP") from error
+    if ipaddress.ip_address(address).is_unspecified:
+        raise ConfigError(f"--address {text} is every address; give the one under which other nodes reach this one")
+    try:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError as error:
+        raise ConfigError(
+            f"--address {text} is not an address of this machine ({error.strerror}); `hostname -I` shows them"
+        ) from error
+    return address
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

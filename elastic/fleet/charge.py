@@ -1,0 +1,226 @@
+"""One job on one node: its directory, and the agent that runs its workers there.
+
+    daemon --pipe--> keeper --parent-death signal--> agent of the job --> workers
+
+The agent is the program that runs under `elastic run`, in the care of a keeper (elastic/keeper.py), so that everything
+ends with this daemon, also if that is killed. An agent that ends while the job wants one here is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from elastic import codec
+from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import storage_at
+from elastic.errors import ConfigError
+from elastic.files import create_atomically, write_atomically
+from elastic.fleet.documents import Submission
+from elastic.journal import Journal
+from elastic.process import own_environment
+from elastic.resume import own
+from elastic.supervision import describe
+
+BACKOFF_MIN_S = 0.5
+BACKOFF_MAX_S = 30.0
+LONG_LIFE_S = 60.0
+"""An agent that has lived so long is started again without much waiting."""
+
+SLACK_S = 10.0
+"""Beyond its grace, for an agent that leaves in order; then it is asked to stop at once."""
+
+STOP_S = 6.0
+"""From then until it is killed, with everything below it."""
+
+LOG_TAIL_LINES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What all jobs on this node have in common. jobs_dir: each has its directory in it. grace_s: how long an agent
+    that is asked to leave may take."""
+
+    node: str
+    address: str
+    replicas: tuple[str, ...]
+    jobs_dir: Path
+    notices: str
+    grace_s: float
+
+
+class Charge:
+    """Used on the event loop, by the main thread. changed: called when `trouble` is another one, or it has ended."""
+
+    def __init__(
+        self, site: Site, submission: Submission, slots: int, journal: Journal, changed: Callable[[], None]
+    ) -> None:
+        self._site = site
+        self._submission = submission
+        self._slots = slots
+        self._journal = journal
+        self._changed = changed
+        self._dir = site.jobs_dir / submission.spec.name
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._leave = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+        self.trouble = ""
+        """Why there is no agent that runs as it should, or nothing."""
+
+    @property
+    def job(self) -> str:
+        return self._submission.spec.name
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    @property
+    def over(self) -> bool:
+        return self._task.done()
+
+    @property
+    def leaving(self) -> bool:
+        return self._leave.is_set()
+
+    def leave(self) -> None:
+        """Between two steps, if the job goes on elsewhere; else the job stops after a step. Any number of times."""
+        self._leave.set()
+
+    def stop(self) -> None:
+        """At once."""
+        self._leave.set()
+        self._stop.set()
+
+    async def ended(self) -> None:
+        """Until nothing is left of it."""
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        wait_s = 0.0
+        while not self._leave.is_set():
+            began_s = time.monotonic()
+            try:
+                await asyncio.to_thread(self._prepare)
+                self._keeper = self._start()
+            except (ConfigError, OSError) as error:
+                because = f"the job cannot be started here: {error}"
+            else:
+                self._say("")
+                status = await self._one_life(self._keeper)
+                because = f"the agent of the job {describe(status)}{self._last_words()}"
+                self._journal.write("charge_ended", job=self.job, because=because)
+            if self._leave.is_set():
+                break
+            self._say(because)
+            lived = time.monotonic() - began_s > LONG_LIFE_S
+            wait_s = BACKOFF_MIN_S if lived or not wait_s else min(BACKOFF_MAX_S, 2 * wait_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._leave.wait(), wait_s)
+        self._say("")
+
+    async def _one_life(self, keeper: subprocess.Popen[bytes]) -> int:
+        """Of an agent. Returns its exit code, or minus the signal."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        pidfd = os.pidfd_open(keeper.pid)
+        loop.add_reader(pidfd, ended.set)
+        self._journal.write("charge_started", job=self.job, slots=self._slots, pid=keeper.pid)
+        try:
+            if not await _first(ended, self._leave):
+                keeper.send_signal(signal.SIGTERM)
+                if not await _first(ended, self._stop, within_s=self._site.grace_s + SLACK_S):
+                    keeper.send_signal(signal.SIGINT)
+                    await _first(ended, within_s=STOP_S)
+            assert keeper.stdin is not None
+            keeper.stdin.close()  # the keeper kills what is left, and ends
+            await ended.wait()
+        except asyncio.CancelledError:
+            assert keeper.stdin is not None
+            keeper.stdin.close()
+            raise
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        return keeper.wait()
+
+    def _prepare(self) -> None:
+        """The job's directory on this node. Raises ConfigError and OSError."""
+        spec = self._submission.spec
+        for part in ("logs", "journal"):
+            (self._dir / part).mkdir(parents=True, exist_ok=True)
+        identity = self._submission.identity
+        with suppress(FileExistsError):
+            create_atomically(self._dir / "id", identity.encode())
+        write_atomically(self._dir / "job.json", codec.job_to_json(spec))
+        storage = storage_at(spec.checkpoint_dir)
+        own(storage, spec.name, identity)
+        settings = Settings(
+            root=storage.url,
+            every=spec.checkpoint_every,
+            keep=spec.checkpoint_keep,
+            job=spec.name,
+            job_id=identity,
+            resume=self._submission.resume,
+            interruptions=self._submission.interruptions,
+        )
+        write_atomically(self._dir / "checkpoints.json", json.dumps(asdict(settings)).encode())
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        site, spec = self._site, self._submission.spec
+        options = {
+            "--job-dir": str(self._dir.absolute()),
+            "--node": site.node,
+            "--slots": str(self._slots),
+            "--rendezvous": ",".join(site.replicas),
+            "--address": site.address,
+            "--notices": site.notices,
+            "--grace": str(site.grace_s),
+        }
+        words = [word for option in options.items() for word in option]
+        environment = own_environment()
+        # So that `python` in a job's command is the interpreter of this package.
+        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
+        with (
+            (self._dir / "logs" / "agent.log").open("ab") as log,
+            (self._dir / "logs" / "stdout.log").open("ab") as out,
+        ):
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "elastic.keeper", *words],
+                env=environment,
+                cwd=spec.directory or None,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=log,
+                process_group=0,  # Ctrl-C reaches the daemon alone, which ends the others in order
+            )
+
+    def _last_words(self) -> str:
+        lines = (self._dir / "logs" / "agent.log").read_text(errors="replace").splitlines()
+        return f": {' | '.join(lines[-LOG_TAIL_LINES:])}" if lines else ""
+
+    def _say(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            self.trouble = trouble
+            self._changed()
+
+
+async def _first(event: asyncio.Event, other: asyncio.Event | None = None, within_s: float | None = None) -> bool:
+    """Wait for one of the two. Whether it was, or is, the first."""
+    tasks = [asyncio.create_task(one.wait()) for one in (event, other) if one is not None]
+    try:
+        await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+    return event.is_set()

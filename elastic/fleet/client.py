@@ -1,0 +1,119 @@
+"""An operator's questions to a fleet, over any of its replicas."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import grpc
+
+from elastic import codec
+from elastic.client import ask_leader, fetch_status
+from elastic.config import JobSpec
+from elastic.errors import ConfigError, ElasticError
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.elastic_pb2_grpc import FleetStub
+
+TIMEOUT_S = 8.0
+"""For one answer; a node may take five seconds over a log."""
+
+ELECTION_S = 6.0
+"""How long to ask again while nobody leads: an election takes two seconds, a machine that is gone a little more."""
+
+PAUSE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A piece of one: end is where the next begins. size: of the whole; -1: there is no such log."""
+
+    text: bytes
+    end: int
+    size: int
+
+
+class FleetClient:
+    """replicas: "host:port" each, in any order. Each call raises ElasticError if nobody leads the fleet, and
+    ConfigError with the leader's reason if it refuses."""
+
+    def __init__(self, replicas: Sequence[str], wait_s: float = ELECTION_S) -> None:
+        self.replicas = tuple(replicas)
+        self._wait_s = wait_s
+
+    def submit(self, spec: JobSpec, resume: str = "") -> str:
+        """resume: "<job>@<checkpoint>", an ended job and the entry from which the new one goes on. Returns the name."""
+        document = codec.job_to_json(spec).decode()
+        told = self._ask(pb.Question(submit=pb.Submit(document=document, resume=resume)))
+        return str(told["job"])
+
+    def stop(self, job: str, because: str) -> str:
+        """Returns the job's name."""
+        return str(self._ask(pb.Question(stop=pb.Stop(job=job, because=because)))["job"])
+
+    def cordon(self, node: str, because: str, *, over: bool) -> None:
+        self._ask(pb.Question(cordon=pb.Cordon(node=node, because=because, over=over)))
+
+    def overview(self) -> dict[str, Any]:
+        """{"leader", "term", "jobs": [...], "nodes": [...]}, as `elastic jobs --json` prints it."""
+        return self._ask(pb.Question(overview=pb.Overview()))
+
+    def job(self, name: str = "") -> dict[str, Any]:
+        """That job's entry of the overview; by default that of the only one that is not over."""
+        jobs = cast(list[dict[str, Any]], self.overview()["jobs"])
+        if name:
+            found = [job for job in jobs if job["job"] == name] or [
+                job for job in jobs if job["job"].rpartition("-")[0] == name and job["state"] != "ended"
+            ]
+        else:
+            found = [job for job in jobs if job["state"] != "ended"]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ConfigError(f"say which job: {', '.join(job['job'] for job in found)}")
+        wanted = f"no job {name!r}" if name else "no job that is not over"
+        raise ConfigError(f"{wanted}; `elastic jobs` shows which there are")
+
+    def status(self, name: str = "") -> dict[str, Any]:
+        """As `elastic status --json` prints it: of a job that runs what its own leader says, with the fleet's word."""
+        job = self.job(name)
+        told: dict[str, Any] = {"generation": 0, "applied": 0, "members": [], **job}
+        if job["state"] in ("ended", "waits"):
+            return told
+        try:
+            own = fetch_status(self.replicas, TIMEOUT_S, job["job"])
+        except ElasticError as error:
+            return {**told, "state": "unknown", "because": str(error)}
+        return {**told, **own, "fleet": {"state": job["state"], "because": job["because"]}}
+
+    def log(self, job: str, node: str, log: str, offset: int) -> Log:
+        """A piece from there on, of the log of that name; offset < 0: from so many bytes before its end."""
+        ask = pb.ReadLog(job=job, node=node, log=log, offset=offset)
+        told = self._ask(pb.Question(log=ask))
+        return Log(str(told["text"]).encode("latin-1"), int(told["end"]), int(told["size"]))
+
+    def logs(self, job: str, node: str) -> list[str]:
+        """Which there are on that node."""
+        return self.log(job, node, "", 0).text.decode().splitlines()
+
+    def _ask(self, question: pb.Question) -> dict[str, Any]:
+        deadline_s = time.monotonic() + self._wait_s
+        while True:
+            try:
+                answer: pb.Answer = ask_leader(self.replicas, lambda c: _asked(c, question))
+            except ElasticError:
+                if time.monotonic() >= deadline_s:
+                    raise
+                time.sleep(PAUSE_S)  # an election among other processes: there is nothing to wait on
+                continue
+            if answer.refused:
+                raise ConfigError(answer.refused)
+            document: dict[str, Any] = json.loads(answer.document)
+            return document
+
+
+def _asked(channel: grpc.Channel, question: pb.Question) -> pb.Answer:
+    answer: pb.Answer = FleetStub(channel).Ask(question, timeout=TIMEOUT_S)
+    return answer

@@ -1,0 +1,216 @@
+"""The daemon of a node: what `elastic agent` runs. It does what the fleet's leader tells it, and decides nothing.
+
+The leader sends everything that this node has to run. What is new is started, what is missing has to leave. Jobs do not
+notice that no leader answers, or that there is another one: the agent of each attends the leader of its job by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from elastic import codec
+from elastic.fleet.charge import Charge, Site
+from elastic.fleet.documents import Submission
+from elastic.journal import Journal
+from elastic.seeking import FIRST_RETRY_S, LEADER_OPTIONS, LONGEST_RETRY_S, Seeker
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.elastic_pb2_grpc import FleetStub
+
+PIECE_BYTES = 1 << 18
+"""Of a log, in one answer."""
+
+GOODBYE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """slots: how many workers of jobs this node takes. labels: NAME=VALUE each."""
+
+    slots: int
+    labels: tuple[str, ...]
+
+
+class Daemon:
+    """Main thread only: workers die with the thread that started them."""
+
+    def __init__(self, site: Site, offer: Offer, journal: Journal) -> None:
+        self._site = site
+        self._journal = journal
+        self._hello = pb.NodeHello(node=site.node, slots=offer.slots, labels=offer.labels, address=site.address)
+        self._charges: dict[str, Charge] = {}
+        self._duties: dict[str, pb.Duty] = {}
+        self._outbox: asyncio.Queue[pb.NodeWord] | None = None
+        self._seeker = Seeker(lambda: site.replicas)
+        self._term = 0
+        self._welcomed = False
+        self._status: int | None = None
+        self._asked = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until a signal came and nothing runs here any more. Returns 128 + its number."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        attending = asyncio.create_task(self._always())
+        try:
+            while not (self._asked.is_set() and not self._charges):
+                self._changed.clear()
+                if attending.done():
+                    attending.result()
+                self._reconcile()
+                await self._next_change(attending)
+            if self._outbox is not None:
+                self._outbox.put_nowait(pb.NodeWord(goodbye=pb.Goodbye()))
+                await asyncio.wait([attending], timeout=GOODBYE_S)
+        finally:
+            attending.cancel()
+            await asyncio.gather(attending, return_exceptions=True)
+            for charge in self._charges.values():
+                charge.stop()
+            for charge in self._charges.values():
+                await charge.ended()
+        assert self._status is not None
+        return self._status
+
+    async def _next_change(self, attending: asyncio.Task[None]) -> None:
+        waiting: list[asyncio.Task[Any]] = [asyncio.create_task(self._changed.wait())]
+        waiting += [asyncio.create_task(charge.ended()) for charge in self._charges.values()]
+        await asyncio.wait([*waiting, attending], return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+
+    def _signalled(self, number: signal.Signals) -> None:
+        """The first empties the node in order; another one at once."""
+        self._journal.write("daemon_signalled", signal=signal.Signals(number).name)
+        if self._status is not None:
+            for charge in self._charges.values():
+                charge.stop()
+            return
+        self._status = 128 + number
+        self._asked.set()
+        self._changed.set()
+        because = f"its daemon was asked to end ({signal.Signals(number).name})"
+        self._say(pb.NodeWord(leaves=pb.NodeLeaves(because=because)))
+        if self._charges:
+            print(
+                f"elastic: node {self._site.node} leaves its jobs within {self._site.grace_s:g} s; once more ends them "
+                "at once",
+                flush=True,
+            )
+
+    # ------------------------------------------------------------------------------------------------- charges
+
+    def _reconcile(self) -> None:
+        """Make what runs what should run. One job's new agent waits until its old one has gone."""
+        for job, charge in list(self._charges.items()):
+            if charge.over:
+                del self._charges[job]
+                self._told()
+        for job, charge in self._charges.items():
+            duty = self._duties.get(job)
+            if self._asked.is_set() or duty is None or duty.leave or duty.slots != charge.slots:
+                charge.leave()
+        for job, duty in self._duties.items():
+            if not (job in self._charges or duty.leave or self._asked.is_set()):
+                submission = codec.from_json(Submission, duty.document.encode())
+                self._charges[job] = Charge(self._site, submission, duty.slots, self._journal, self._told)
+
+    def _told(self) -> None:
+        """Tell the leader of what does not run as it should."""
+        troubles = [pb.Trouble(job=job, because=charge.trouble) for job, charge in self._charges.items()]
+        troubles = [trouble for trouble in troubles if trouble.because]
+        self._say(pb.NodeWord(troubles=pb.NodeTroubles(troubles=troubles)))
+
+    # -------------------------------------------------------------------------------------------------- leader
+
+    async def _always(self) -> None:
+        """Keep a stream to whoever leads."""
+        pause_s, said = FIRST_RETRY_S, ""
+        while True:
+            self._welcomed = False
+            because = await self._seeker.attend(self._attend, lambda: self._welcomed)
+            if self._asked.is_set() and not self._charges:
+                return
+            if self._welcomed:
+                pause_s = FIRST_RETRY_S
+            if because != said:
+                self._journal.write("no_fleet_leader", because=because)
+                print(f"elastic: no leader: {because}; trying again", flush=True)
+                said = because
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_RETRY_S)
+
+    async def _attend(self, address: str) -> str:
+        """One stream, until it ends. Returns why it did."""
+        async with grpc.aio.insecure_channel(address, options=LEADER_OPTIONS) as channel:
+            call = FleetStub(channel).Attend()
+            outbox: asyncio.Queue[pb.NodeWord] = asyncio.Queue()
+            await call.write(pb.NodeWord(hello=self._hello))
+            speaking: asyncio.Task[None] | None = None
+            try:
+                async for order in call:
+                    match order.WhichOneof("content"):
+                        case "welcome" if speaking is None:
+                            self._welcome(order.welcome.term, address)
+                            self._outbox = outbox
+                            self._told()
+                            speaking = asyncio.create_task(_speak(call, outbox))
+                        case "duties" if order.duties.term >= self._term:
+                            self._duties = {duty.job: duty for duty in order.duties.duties}
+                            self._changed.set()
+                        case "log":
+                            self._say(pb.NodeWord(piece=await asyncio.to_thread(self._piece, order.log)))
+            finally:
+                self._outbox = None
+                if speaking is not None:
+                    speaking.cancel()
+                    await asyncio.gather(speaking, return_exceptions=True)
+                call.cancel()
+        return f"{address}: the leader ended the stream"
+
+    def _welcome(self, term: int, address: str) -> None:
+        if term < self._term:
+            raise codec.WireError(f"a leader of term {term}, but term {self._term} has been seen")
+        self._term, self._welcomed = term, True
+        self._journal.write("attending_fleet", term=term, address=address)
+        print(f"elastic: node {self._site.node} attends {address}", flush=True)
+        if self._asked.is_set():
+            self._say(pb.NodeWord(leaves=pb.NodeLeaves(because="its daemon was asked to end")))
+
+    def _say(self, word: pb.NodeWord) -> None:
+        """To this leader; a later one is told anew."""
+        if self._outbox is not None:
+            self._outbox.put_nowait(word)
+
+    def _piece(self, query: pb.LogQuery) -> pb.LogPiece:
+        """What there is to read; of a log that is not there, nothing."""
+        logs = {path.stem: path for path in self._logs(query.job)}
+        if not query.log:
+            names = "\n".join(sorted(logs)).encode()
+            return pb.LogPiece(number=query.number, text=names, end=0, size=len(names))
+        path = logs.get(query.log)
+        if path is None:
+            return pb.LogPiece(number=query.number, end=query.offset, size=-1)
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(min(query.offset, size) if query.offset >= 0 else max(0, size + query.offset))
+            text = file.read(PIECE_BYTES)
+            return pb.LogPiece(number=query.number, text=text, end=file.tell(), size=size)
+
+    def _logs(self, job: str) -> list[Path]:
+        """Whatever the query says, only files in the directory of a job of this node."""
+        directories = {path.name: path / "logs" for path in self._site.jobs_dir.iterdir()}
+        return list(directories[job].glob("*.log")) if job in directories else []
+
+
+async def _speak(call: Any, outbox: asyncio.Queue[pb.NodeWord]) -> None:
+    while True:
+        await call.write(await outbox.get())

@@ -1,0 +1,254 @@
+"""What a replica answers to the daemons of nodes and to operators. Only the fleet's leader does; others name it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from elastic import codec
+from elastic.config import check_name, check_pairs
+from elastic.election import LeadershipLost
+from elastic.errors import CompareFailed, ConfigError, StoreError
+from elastic.fleet import registry
+from elastic.fleet.documents import Job, Submission, check_for_fleet
+from elastic.fleet.office import NodeSession, Office
+from elastic.journal import Journal
+from elastic.messages import node_of
+from elastic.service import Service
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.elastic_pb2_grpc import FleetServicer
+
+SLOTS_LIMIT = 1024
+"""Of one node; more is a mistake."""
+
+
+class Refused(Exception):
+    """A question that cannot be followed, with the reason for whoever asked."""
+
+
+class Desk(FleetServicer):
+    """service: what this replica knows of jobs."""
+
+    def __init__(self, service: Service, journal: Journal) -> None:
+        self._service = service
+        self._journal = journal
+        self.office: Office | None = None
+        self.leader = ""
+        """Address of the fleet's leader as far as this replica knows, or empty."""
+
+    # ------------------------------------------------------------------------------------------------ nodes
+
+    async def Attend(self, words: AsyncIterator[pb.NodeWord], context: Any) -> None:
+        office = self.office
+        if office is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.leader)
+            return
+        try:
+            session = office.attach(await _hello(words))
+        except codec.WireError as error:
+            self._journal.write("node_refused", because=str(error))
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return
+        tasks = [
+            asyncio.create_task(self._listen(office, session, words)),
+            asyncio.create_task(_speak(session, context)),
+            asyncio.create_task(session.ended.wait()),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            office.detach(session)
+        for result in results:
+            if isinstance(result, codec.WireError):
+                self._journal.write("node_refused", node=session.hello.node, because=str(result))
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(result))
+            elif isinstance(result, Exception):
+                self._journal.write("node_stream_broke", node=session.hello.node, because=repr(result))
+
+    async def _listen(self, office: Office, session: NodeSession, words: AsyncIterator[pb.NodeWord]) -> None:
+        async for word in words:
+            if word.WhichOneof("content") == "goodbye":
+                return
+            office.heard(session, word)
+
+    # -------------------------------------------------------------------------------------------- operators
+
+    async def Ask(self, request: pb.Question, context: Any) -> pb.Answer:
+        office = self.office
+        if office is None or not office.ready.is_set():
+            return pb.Answer(leading=False, leader="" if office else self.leader)
+        answer = pb.Answer(leading=True, leader=self.leader)
+        try:
+            answer.document = json.dumps(await self._answer(office, request))
+        except (Refused, ConfigError, codec.WireError) as error:
+            answer.refused = str(error)
+        except (LeadershipLost, StoreError) as error:
+            self._journal.write("question_failed", because=str(error))
+            answer.leading = False
+        return answer
+
+    async def _answer(self, office: Office, request: pb.Question) -> object:
+        match request.WhichOneof("content"):
+            case "submit":
+                return {"job": await self._submit(office, request.submit)}
+            case "stop":
+                return await self._stop(office, request.stop)
+            case "cordon":
+                return await self._cordon(office, request.cordon)
+            case "overview":
+                return self._overview(office)
+            case "log":
+                return await self._log(office, request.log)
+        raise Refused("an empty question")
+
+    async def _submit(self, office: Office, submit: pb.Submit) -> str:
+        spec = codec.job_from_json(submit.document.encode(), "the job")
+        check_for_fleet(spec)
+        before: Submission | None = None
+        if submit.resume:
+            job = _find(office, submit.resume.partition("@")[0])
+            if job.result is None:
+                raise Refused(f"{job.name} is not over; stop it first")
+            before = job.submission
+        entry = submit.resume.partition("@")[2]
+
+        def write(to: registry.Registry) -> str:
+            for _ in range(3):
+                try:
+                    if before is None:
+                        return to.submit(spec)
+                    return to.submit(spec, before.identity, entry, before.interruptions + 1)
+                except CompareFailed:
+                    continue
+            raise CompareFailed("too many jobs are submitted in the same moment")
+
+        name = await office.change(write)
+        self._journal.write("submitted", job=name, resume=submit.resume)
+        return name
+
+    async def _stop(self, office: Office, stop: pb.Stop) -> object:
+        job = _find(office, stop.job)
+        if job.result is not None:
+            raise Refused(f"{job.name} is over already: {job.result.because.partition(chr(10))[0]}")
+        if job.stop is None:
+            await office.change(lambda to: to.stop(job.name, stop.because))
+            self._journal.write("stop_asked", job=job.name, because=stop.because)
+        return {"job": job.name}
+
+    async def _cordon(self, office: Office, cordon: pb.Cordon) -> object:
+        known = {*office.sessions, *office.book.cordons, *(s.node for job in office.book.jobs for s in job.shares)}
+        if cordon.node not in known:
+            raise Refused(f"no node {cordon.node!r:.64}; there are {', '.join(sorted(known)) or 'none'}")
+        await office.change(lambda to: to.cordon(cordon.node, "" if cordon.over else cordon.because))
+        self._journal.write("cordoned", node=cordon.node, over=cordon.over, because=cordon.because)
+        return {"node": cordon.node}
+
+    def _overview(self, office: Office) -> object:
+        taken: dict[str, dict[str, int]] = {}
+        for job in office.book.jobs:
+            for share in job.shares if job.runs else ():
+                taken.setdefault(share.node, {})[job.name] = share.slots
+        nodes = {
+            name: {
+                "node": name,
+                "up": True,
+                "address": session.hello.address,
+                "slots": session.hello.slots,
+                "labels": list(session.hello.labels),
+                "because": session.leaves,
+            }
+            for name, session in office.sessions.items()
+        }
+        for name in {*taken, *office.book.cordons} - nodes.keys():
+            nodes[name] = {"node": name, "up": False, "address": "", "slots": 0, "labels": [], "because": "is away"}
+        for name, node in nodes.items():
+            node["jobs"] = taken.get(name, {})
+            if (wish := office.book.cordons.get(name)) is not None:
+                node["because"] = wish.because
+        return {
+            "leader": self.leader,
+            "term": office.term,
+            "jobs": [self._job(office, job) for job in office.book.jobs],
+            "nodes": [nodes[name] for name in sorted(nodes)],
+        }
+
+    def _job(self, office: Office, job: Job) -> dict[str, object]:
+        told: dict[str, object] = {
+            "job": job.name,
+            "workers": job.spec.workers,
+            "min_workers": job.spec.min_workers,
+            "identity": job.submission.identity,
+            "slots": {share.node: share.slots for share in job.shares},
+        }
+        if job.result is not None:
+            ended = {name: getattr(job.result, name) for name in ("exit_code", "because", "digest", "generation")}
+            return {**told, "state": "ended", "slots": {}, **ended}
+        troubles = [
+            {
+                "about": "agent",
+                "where": node,
+                "because": f"on {node} {session.troubles[job.name]}",
+                "advice": f"see logs/agent.log of {job.name} there",
+            }
+            for node, session in sorted(office.sessions.items())
+            if job.name in session.troubles
+        ]
+        state, because = "waits", office.waiting.get(job.name, "the nodes are being asked")
+        if job.runs:
+            state, because = "placed", "" if job.shares else "no node has a slot for it any more"
+        if job.stop is not None:
+            state, because = "stopping", job.stop.because
+        return {**told, "state": state, "because": because, "troubles": troubles}
+
+    async def _log(self, office: Office, ask: pb.ReadLog) -> object:
+        """Of one node: which logs there are, or a piece of one; bytes as Latin-1, which keeps each."""
+        job = _find(office, ask.job)
+        node = ask.node or node_of(ask.log)
+        query = pb.LogQuery(job=job.name, log=ask.log, offset=ask.offset)
+        piece = await office.read_log(node, query)
+        if piece is None:
+            raise Refused(f"node {node} is away, and its logs with it; attending are {', '.join(office.sessions)}")
+        return {"text": piece.text.decode("latin-1"), "end": piece.end, "size": piece.size}
+
+
+def _find(office: Office, name: str) -> Job:
+    """By its name, or by the one it was submitted under if that is clear."""
+    if (job := office.book.job(name)) is not None:
+        return job
+    alike = [job for job in office.book.jobs if registry.base_name(job.name) == name]
+    if running := [job for job in alike if job.result is None]:
+        alike = running
+    if len(alike) == 1:
+        return alike[0]
+    if alike:
+        raise Refused(f"{name} is the name of several jobs: {', '.join(job.name for job in alike)}; give one of them")
+    raise Refused(f"no job {name!r:.64}; `elastic jobs` shows which there are")
+
+
+async def _hello(words: AsyncIterator[pb.NodeWord]) -> pb.NodeHello:
+    async for word in words:
+        if word.WhichOneof("content") != "hello":
+            break
+        hello = word.hello
+        try:
+            check_name("node", hello.node)
+            check_pairs("labels", hello.labels)
+        except ConfigError as error:
+            raise codec.WireError(str(error)) from error
+        if not 1 <= hello.slots <= SLOTS_LIMIT:
+            raise codec.WireError(f"slots={hello.slots} must be 1 to {SLOTS_LIMIT}")
+        return hello
+    raise codec.WireError("the first word of a daemon must be its hello")
+
+
+async def _speak(session: NodeSession, context: Any) -> None:
+    while True:
+        await context.write(await session.outbox.get())

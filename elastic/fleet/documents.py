@@ -1,0 +1,132 @@
+"""What a fleet keeps in its store, as frozen values.
+
+/elastic/.fleet/leader             address of the fleet's leader, on its lease (elastic/election.py)
+/elastic/.fleet/count              how many jobs were ever submitted
+/elastic/.fleet/jobs/<job>         Submission, written once
+/elastic/.fleet/placements/<job>   Placement, from when the job starts; may change while it runs
+/elastic/.fleet/stops/<job>        Wish: somebody wants the job to end
+/elastic/.fleet/cordons/<node>     Wish: somebody wants no job on this node
+/elastic/.fleet/results/<job>      Result, written once; what a job of its own keeps lies beside, at /elastic/<job>/
+
+A job's number makes its name unique in the fleet for good, so that no record of an earlier one is ever taken for its.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elastic.config import JobSpec
+from elastic.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job as it was asked for. spec.name: the job's own, "<name>-<number>".
+
+    identity: of its checkpoints, the same for a job that goes on with them. resume: the checkpoint from which it goes
+    on, or "". interruptions: how often it was interrupted before.
+    """
+
+    spec: JobSpec
+    number: int
+    identity: str
+    resume: str = ""
+    interruptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """So many slots of a node."""
+
+    node: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    shares: tuple[Share, ...]
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """By node."""
+        return {share.node: share.slots for share in self.shares}
+
+    @property
+    def total(self) -> int:
+        return sum(share.slots for share in self.shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Of an operator."""
+
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a job ended. generation: the newest that was in effect, or 0."""
+
+    exit_code: int
+    because: str
+    digest: str = ""
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything that the store has of one."""
+
+    submission: Submission
+    placement: Placement | None = None
+    stop: Wish | None = None
+    result: Result | None = None
+
+    @property
+    def name(self) -> str:
+        return self.submission.spec.name
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.submission.spec
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        return self.placement.shares if self.placement is not None else ()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has not begun."""
+        return self.result is None and self.placement is None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has begun and is not over; also while it has no place any more."""
+        return self.result is None and self.placement is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """All documents, as they were at one revision of the store. jobs: in order of submission."""
+
+    jobs: tuple[Job, ...] = ()
+    cordons: Mapping[str, Wish] = field(default_factory=dict)
+    count: int = 0
+
+    def job(self, name: str) -> Job | None:
+        return next((job for job in self.jobs if job.name == name), None)
+
+
+def check_for_fleet(spec: JobSpec) -> None:
+    """Raises ConfigError for what a job on one machine may leave out or ask for, and one on several may not."""
+    directory = spec.checkpoint_dir
+    if "://" not in directory and not directory.startswith("/"):
+        raise ConfigError(
+            f"checkpoint_dir={directory!r} must be an absolute path that all nodes share, or a URL such as "
+            "s3://bucket/run: each member writes its part of a checkpoint there"
+        )
+    if spec.snapshot_every not in ("auto", "off"):
+        raise ConfigError(f"snapshot_every={spec.snapshot_every!r}: copies in memory are made by `elastic run` only")
+    if spec.directory and not spec.directory.startswith("/"):
+        raise ConfigError(f"directory={spec.directory!r} must be an absolute path, the same on every node")

@@ -1,0 +1,97 @@
+"""`elastic logs`: the logs of workers, in the directory of a job or on the nodes of a fleet."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Protocol
+
+from elastic.errors import ConfigError, ElasticError
+from elastic.fleet.client import FleetClient, Log
+
+LOOK_S = 0.5
+PIECE_BYTES = 1 << 18
+
+
+class Source(Protocol):
+    """names: of all logs of workers that can be read now. read: a piece of one, from there on."""
+
+    def names(self) -> list[str]: ...
+    def read(self, name: str, offset: int) -> Log: ...
+
+
+class Directory:
+    """Of one job on this machine. Raises ConfigError if there is none."""
+
+    def __init__(self, job_dir: Path) -> None:
+        if not (job_dir / "job.json").exists():
+            raise ConfigError(f"{job_dir} holds no job; give the --job-dir of `elastic run`")
+        self._logs = job_dir / "logs"
+
+    def names(self) -> list[str]:
+        return sorted(path.stem for path in self._logs.glob("*.log") if is_worker(path.stem))
+
+    def read(self, name: str, offset: int) -> Log:
+        with (self._logs / f"{name}.log").open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(min(offset, size))
+            return Log(file.read(PIECE_BYTES), file.tell(), size)
+
+
+class Nodes:
+    """Of one job of a fleet: on the nodes that attend."""
+
+    def __init__(self, client: FleetClient, job: str) -> None:
+        self._client = client
+        self._job = job
+
+    def names(self) -> list[str]:
+        nodes = [node["node"] for node in self._client.overview()["nodes"] if node["up"]]
+        return sorted(name for node in nodes for name in self._client.logs(self._job, node) if is_worker(name))
+
+    def read(self, name: str, offset: int) -> Log:
+        return self._client.log(self._job, "", name, offset)
+
+
+def is_worker(name: str) -> bool:
+    """Whether that log is of a worker: `<node>.<slot>.<incarnation>`."""
+    _, _, numbers = name.partition(".")
+    slot, _, incarnation = numbers.partition(".")
+    return slot.isdigit() and incarnation.isdigit()
+
+
+def show(source: Source, worker: str | None, *, follow: bool, as_json: bool) -> None:
+    """All of them, one after the other; follow: and what comes, until somebody interrupts. Raises ConfigError for a
+    worker that has no log."""
+    offsets: dict[str, int] = {}
+    last = ""
+    while True:
+        try:
+            names = source.names()
+            if worker is not None and worker not in names and not offsets:
+                raise ConfigError(f"no log of {worker}; there are {', '.join(names) or 'none'}")
+            for name in (name for name in names if worker in (None, name)):
+                while (piece := source.read(name, offsets.get(name, 0))).text:
+                    offsets[name] = piece.end
+                    _put(name, piece.text, as_json=as_json, headed=worker is not None or name == last)
+                    last = name
+        except ConfigError:
+            raise
+        except ElasticError:
+            if not follow:
+                raise
+        if not follow:
+            return
+        time.sleep(LOOK_S)  # files of other processes: there is nothing to wait on
+
+
+def _put(name: str, text: bytes, *, as_json: bool, headed: bool) -> None:
+    if as_json:
+        print(json.dumps({"log": name, "text": text.decode(errors="replace")}), flush=True)
+        return
+    if not headed:
+        print(f"==> {name} <==", flush=True)
+    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.flush()

@@ -1,0 +1,270 @@
+"""What a replica does while it leads a fleet: hands out slots, and tells the nodes what to run.
+
+It inherits nothing but the documents: it reads them when it is elected, and nodes announce themselves to it. A node
+that is away for a moment keeps its jobs; its absence is timed on this process's clock, from the election at the
+earliest. Whatever it writes is fenced by its term, so one that was replaced without noticing writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from elastic import codec
+from elastic.election import Candidate, LeadershipLost
+from elastic.errors import CompareFailed, ExitCode, StoreError, StoreUnavailable
+from elastic.fleet import registry
+from elastic.fleet.documents import Book, Job, Placement, Result
+from elastic.fleet.registry import Registry
+from elastic.fleet.schedule import Node, schedule
+from elastic.journal import Journal
+from elastic.reign import RETRY_S, StoreThread
+from elastic.store import Store
+from elastic.wire import elastic_pb2 as pb
+
+ABSENT_S = 30.0
+"""After this long the slots of a node that does not attend are looked for elsewhere."""
+
+LOOK_S = 1.0
+"""How often it looks at absent nodes, where nothing else happens."""
+
+LOG_S = 5.0
+"""How long a node may take to read a piece of a log."""
+
+OUTBOX_LIMIT = 1024
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False, slots=True)
+class NodeSession:
+    """One daemon's stream. troubles: job -> why its agent there does not run as it should."""
+
+    hello: pb.NodeHello
+    outbox: asyncio.Queue[pb.NodeOrder] = field(default_factory=lambda: asyncio.Queue(OUTBOX_LIMIT))
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    leaves: str = ""
+    troubles: dict[str, str] = field(default_factory=dict)
+    told: pb.Duties | None = None
+    queries: dict[int, asyncio.Future[pb.LogPiece]] = field(default_factory=dict)
+    asked: int = 0
+
+    def post(self, order: pb.NodeOrder) -> None:
+        """Queue it; a daemon that does not read is cut off."""
+        try:
+            self.outbox.put_nowait(order)
+        except asyncio.QueueFull:
+            self.ended.set()
+
+
+class Office:
+    """One term. Used on the event loop; store: the thread that speaks to the store for it."""
+
+    def __init__(self, term: int, candidate: Candidate, etcd: Store, store: StoreThread, journal: Journal) -> None:
+        self.term = term
+        self.book = Book()
+        self.sessions: dict[str, NodeSession] = {}
+        self.waiting: dict[str, str] = {}
+        self.ready = asyncio.Event()
+        """Set when the documents have been read: before, nobody may be told what to run."""
+        self._candidate = candidate
+        self._registry = Registry(etcd, candidate)
+        self._etcd = etcd
+        self._store = store
+        self._journal = journal
+        self._revision = 0
+        self._changed = asyncio.Event()
+        self._since_s: dict[str, float] = {}
+        self._began_s = time.monotonic()
+
+    async def lead(self) -> str:
+        """Until this replica must not lead any more. Returns why."""
+        keeping = asyncio.create_task(self._keep_lease())
+        working = asyncio.create_task(self._work())
+        try:
+            await asyncio.wait([keeping, working], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (keeping, working):
+                task.cancel()
+            results = await asyncio.gather(keeping, working, return_exceptions=True)
+            for session in self.sessions.values():
+                session.ended.set()
+        reasons = [error for error in results if isinstance(error, Exception)]
+        for error in reasons:
+            if not isinstance(error, StoreError | LeadershipLost | codec.WireError):
+                raise error
+        return "; ".join(str(error) for error in reasons)
+
+    def read(self, book: Book, revision: int) -> None:
+        """The documents as of that revision; older ones are ignored."""
+        if revision > self._revision and self.ready.is_set():
+            self.book, self._revision = book, revision
+            self._changed.set()
+
+    # ------------------------------------------------------------------------------------------------ nodes
+
+    def attach(self, hello: pb.NodeHello) -> NodeSession:
+        """A new stream of that node's daemon; an older one is ended. Raises WireError if another daemon of that name
+        attends."""
+        known = self.sessions.get(hello.node)
+        if known is not None and known.hello.address != hello.address:
+            raise codec.WireError(
+                f"a node {hello.node} attends from {known.hello.address} already; give this one another --node"
+            )
+        if known is not None:
+            known.ended.set()
+        session = self.sessions[hello.node] = NodeSession(hello)
+        session.post(pb.NodeOrder(welcome=pb.Welcome(term=self.term)))
+        self._journal.write("node_up", node=hello.node, slots=hello.slots, address=hello.address)
+        self._changed.set()
+        return session
+
+    def detach(self, session: NodeSession) -> None:
+        for query in session.queries.values():
+            query.cancel()
+        if self.sessions.get(session.hello.node) is session:
+            del self.sessions[session.hello.node]
+            self._since_s[session.hello.node] = time.monotonic()
+            self._journal.write("node_down", node=session.hello.node)
+            self._changed.set()
+
+    def heard(self, session: NodeSession, word: pb.NodeWord) -> None:
+        """Raises WireError for what a daemon does not say here."""
+        match word.WhichOneof("content"):
+            case "troubles":
+                session.troubles = {trouble.job: trouble.because for trouble in word.troubles.troubles}
+            case "piece":
+                query = session.queries.pop(word.piece.number, None)
+                if query is not None and not query.done():
+                    query.set_result(word.piece)
+            case "leaves":
+                session.leaves = word.leaves.because
+                self._changed.set()
+            case _:
+                raise codec.WireError("a daemon says hello once and nothing empty")
+
+    async def read_log(self, node: str, query: pb.LogQuery) -> pb.LogPiece | None:
+        """A piece of a log, or None if that node does not answer."""
+        if (session := self.sessions.get(node)) is None:
+            return None
+        session.asked += 1
+        query.number = session.asked
+        answer = session.queries[query.number] = asyncio.get_running_loop().create_future()
+        session.post(pb.NodeOrder(log=query))
+        await asyncio.wait([answer], timeout=LOG_S)
+        session.queries.pop(query.number, None)
+        return answer.result() if answer.done() and not answer.cancelled() else None
+
+    # ----------------------------------------------------------------------------------------------- writing
+
+    async def change(self, write: Callable[[Registry], T]) -> T:
+        """What an operator asked for, written and read back. Raises StoreError, LeadershipLost, ConfigError."""
+        done = await self._store.call(write, self._registry)
+        await self._reread()
+        return done
+
+    async def _work(self) -> None:
+        await self._patiently(self._reread)
+        self.ready.set()
+        while True:
+            self._changed.clear()
+            if await self._patiently(self._hand_out):
+                await self._patiently(self._reread)
+            for node, session in self.sessions.items():
+                self._tell(node, session)
+            try:
+                await asyncio.wait_for(self._changed.wait(), LOOK_S)
+            except TimeoutError:
+                continue
+
+    async def _patiently(self, act: Callable[[], Any]) -> Any:
+        """Again until the store answers; `_keep_lease` ends it when the lease is over."""
+        while True:
+            try:
+                return await act()
+            except (StoreUnavailable, CompareFailed) as error:
+                self._journal.write("fleet_store_unanswered", because=str(error))
+                await asyncio.sleep(RETRY_S)
+
+    async def _reread(self) -> None:
+        book, revision = await self._store.call(registry.read, self._etcd)
+        if revision >= self._revision:
+            self.book, self._revision = book, revision
+
+    async def _hand_out(self) -> bool:
+        """Whether anything was written."""
+        plan = schedule(self.book.jobs, self.nodes(), self._gone())
+        self.waiting = dict(plan.waiting)
+        written = False
+        for job in self.book.jobs:
+            placement = plan.placements.get(job.name)
+            if placement is not None and placement != job.placement:
+                await self._place(job, placement)
+                written = True
+            elif job.waits and job.stop is not None:
+                stopped = Result(int(ExitCode.TERMINATED), f"stopped before it began: {job.stop.because}")
+                await self._store.call(self._registry.end, job.name, stopped)
+                written = True
+        if sum(job.result is not None for job in self.book.jobs) > registry.ENDED_KEPT:
+            await self._store.call(self._registry.forget, self.book)
+            written = True
+        return written
+
+    async def _place(self, job: Job, placement: Placement) -> None:
+        await self._store.call(self._registry.place, job.name, placement)
+        self._journal.write("placed", job=job.name, began=job.waits, slots=placement.slots)
+
+    def nodes(self) -> list[Node]:
+        """Those that attend."""
+        return [
+            Node(
+                name,
+                session.hello.slots,
+                frozenset(session.hello.labels),
+                leaves=bool(session.leaves) or name in self.book.cordons,
+            )
+            for name, session in sorted(self.sessions.items())
+        ]
+
+    def _gone(self) -> set[str]:
+        now_s = time.monotonic()
+        placed = {share.node for job in self.book.jobs if job.runs for share in job.shares}
+        return {
+            node for node in placed - self.sessions.keys() if now_s >= self._since_s.get(node, self._began_s) + ABSENT_S
+        }
+
+    def _tell(self, node: str, session: NodeSession) -> None:
+        """What it has to run, if that has changed."""
+        duties = pb.Duties(
+            term=self.term,
+            duties=[
+                pb.Duty(
+                    job=job.name,
+                    slots=share.slots,
+                    leave=job.stop is not None,
+                    document=codec.to_json(job.submission).decode(),
+                )
+                for job in self.book.jobs
+                if job.runs
+                for share in job.shares
+                if share.node == node
+            ],
+        )
+        if duties != session.told:
+            session.told = duties
+            session.post(pb.NodeOrder(duties=duties))
+
+    async def _keep_lease(self) -> None:
+        """Raises LeadershipLost when it is over, also by this process's own clock."""
+        while True:
+            try:
+                held_until_s = await self._store.call(self._candidate.renew)
+            except StoreUnavailable as error:
+                if time.monotonic() >= self._candidate.held_until_s:
+                    raise LeadershipLost(f"the lease could not be renewed in time: {error}") from error
+                await asyncio.sleep(RETRY_S)
+                continue
+            await asyncio.sleep(max(RETRY_S, (held_until_s - time.monotonic()) / 3))

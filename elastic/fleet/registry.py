@@ -1,0 +1,116 @@
+"""A fleet's documents in the store: read by every replica, written by the leader under its term."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from elastic import codec
+from elastic.config import JobSpec, check_name
+from elastic.election import CALL_S, Candidate
+from elastic.errors import CompareFailed, ConfigError
+from elastic.fleet.documents import Book, Job, Placement, Result, Submission, Wish
+from elastic.store import CreateRevision, Item, ModRevision, Put, Store
+
+NAME = ".fleet"
+"""Under which its leader is elected; no job can be called so."""
+
+ROOT = f"/elastic/{NAME}/"
+COUNT = f"{ROOT}count"
+
+ENDED_KEPT = 200
+"""Jobs that have ended, and of which the fleet still tells."""
+
+T = TypeVar("T")
+
+
+def read(store: Store) -> tuple[Book, int]:
+    """All documents, and the revision at which they were read. Raises WireError for what nobody here has written."""
+    listing = store.prefix(ROOT, timeout_s=CALL_S)
+    items = {item.key.removeprefix(ROOT): item for item in listing.items}
+    placements = _values(items, "placements/", Placement)
+    stops, results = _values(items, "stops/", Wish), _values(items, "results/", Result)
+    jobs = [
+        Job(submission, placements.get(name), stops.get(name), results.get(name))
+        for name, submission in _values(items, "jobs/", Submission).items()
+    ]
+    jobs.sort(key=lambda job: job.submission.number)
+    count = int(items["count"].value) if "count" in items else 0
+    return Book(tuple(jobs), _values(items, "cordons/", Wish), count), listing.revision
+
+
+def _values(items: Mapping[str, Item], prefix: str, kind: type[T]) -> dict[str, T]:
+    return {
+        key.removeprefix(prefix): codec.from_json(kind, item.value)
+        for key, item in items.items()
+        if key.startswith(prefix)
+    }
+
+
+def end(store: Store, job: str, result: Result) -> None:
+    """Write how a job ended, unless that is known already. By any replica: the result itself was written by the job's
+    own leader."""
+    key = f"{ROOT}results/{job}"
+    store.txn((CreateRevision(key, 0),), (Put(key, codec.to_json(result)),), timeout_s=CALL_S)
+
+
+class Registry:
+    """The writing side, for who leads. candidate: of the fleet, elected. Each method may raise what
+    `Candidate.write` does; after StoreUnavailable it may be called again."""
+
+    def __init__(self, store: Store, candidate: Candidate) -> None:
+        self._store = store
+        self._candidate = candidate
+
+    def submit(self, spec: JobSpec, identity: str = "", resume: str = "", interruptions: int = 0) -> str:
+        """Returns the job's name. identity, resume, interruptions: of a job that goes on with the checkpoints of an
+        earlier one. Raises ConfigError if there is no room for its number in the name."""
+        item = self._store.get(COUNT, timeout_s=CALL_S)
+        number = (int(item.value) if item is not None else 0) + 1
+        name = f"{spec.name}-{number}"
+        try:
+            check_name("name", name)
+        except ConfigError as error:
+            raise ConfigError(f"name={spec.name!r} is too long for a fleet, which adds a number: {error}") from error
+        submission = Submission(
+            replace(spec, name=name), number, identity or secrets.token_hex(8), resume, interruptions
+        )
+        done = self._candidate.write(
+            (ModRevision(COUNT, item.mod_revision if item is not None else 0),),
+            (Put(COUNT, str(number).encode()), Put(f"{ROOT}jobs/{name}", codec.to_json(submission))),
+        )
+        if not done.succeeded:
+            raise CompareFailed("another job was submitted in the same moment")
+        return name
+
+    def place(self, job: str, placement: Placement) -> None:
+        self._candidate.write((), (Put(f"{ROOT}placements/{job}", codec.to_json(placement)),))
+
+    def stop(self, job: str, because: str) -> None:
+        self._candidate.write((), (Put(f"{ROOT}stops/{job}", codec.to_json(Wish(because))),))
+
+    def cordon(self, node: str, because: str) -> None:
+        """because: empty: no longer."""
+        key = f"{ROOT}cordons/{node}"
+        if because:
+            self._candidate.write((), (Put(key, codec.to_json(Wish(because))),))
+        else:
+            self._candidate.write((), (), (key,))
+
+    def end(self, job: str, result: Result) -> None:
+        self._candidate.write((), (Put(f"{ROOT}results/{job}", codec.to_json(result)),))
+
+    def forget(self, book: Book) -> None:
+        """Of the ended jobs those beyond the newest ENDED_KEPT; what they keep as jobs of their own stays."""
+        over = [job.name for job in book.jobs if job.result is not None][:-ENDED_KEPT]
+        for name in over:
+            keys = tuple(f"{ROOT}{kind}/{name}" for kind in ("jobs", "placements", "stops", "results"))
+            self._candidate.write((), (), keys)
+
+
+def base_name(job: str) -> str:
+    """The name under which a job was submitted."""
+    return re.sub(r"-\d+$", "", job)

@@ -1,0 +1,208 @@
+"""One replica of a fleet's rendezvous: what `elastic rendezvous` runs.
+
+It listens, stands for election as the fleet's leader, and takes part in every job that has begun. All of it runs on
+one asyncio thread; each user of the store has a thread of its own, so that none waits for another's call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import grpc.aio
+
+from elastic import codec
+from elastic.election import Candidate
+from elastic.errors import StoreError, StoreUnavailable
+from elastic.etcd import EtcdStore
+from elastic.files import write_atomically
+from elastic.fleet import registry
+from elastic.fleet.desk import Desk
+from elastic.fleet.documents import Book, Job, Result
+from elastic.fleet.office import Office
+from elastic.journal import Journal, journal_path
+from elastic.membership import State, Stopped
+from elastic.reign import RETRY_S, StoreThread
+from elastic.rendezvous import bind, stop_signal
+from elastic.replica import Part, closing, win
+from elastic.service import SERVER_OPTIONS, Service
+from elastic.wire.elastic_pb2_grpc import add_FleetServicer_to_server, add_RendezvousServicer_to_server
+
+SILENCE_S = 2.0
+"""How long a replica trusts a silent watch of the documents before it reads them again."""
+
+STOP_S = 60.0
+"""How long the nodes of a job that somebody has stopped may take to leave it in order."""
+
+LOOK_S = 0.2
+
+
+class Server:
+    """directory: for journals, and `rendezvous.json`, which says where it listens."""
+
+    def __init__(self, directory: Path, etcd: Sequence[str], listen: str) -> None:
+        self._directory = directory
+        self._endpoints = list(etcd)
+        self._listen = listen
+        self._service = Service()
+        self._parts: dict[str, asyncio.Task[None]] = {}
+        self._stops: dict[str, asyncio.Task[None]] = {}
+        self._address = ""
+
+    async def run(self) -> int:
+        """Serve until a signal comes; returns 128 + its number. Raises ConfigError if the port is taken."""
+        stopped = stop_signal()
+        who = f"rendezvous-{os.getpid()}"
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        with (
+            Journal(journal_path(self._directory, who), "", who, socket.gethostname()) as journal,
+            EtcdStore(self._endpoints) as etcd,
+        ):
+            self._journal, self._etcd = journal, etcd
+            self._desk = Desk(self._service, journal)
+            add_RendezvousServicer_to_server(self._service, server)
+            add_FleetServicer_to_server(self._desk, server)
+            self._address = bind(server, self._listen)
+            await server.start()
+            document = {"address": self._address, "pid": os.getpid()}
+            write_atomically(self._directory / "rendezvous.json", json.dumps(document).encode())
+            journal.write("listening", address=self._address)
+            print(f"elastic: rendezvous at {self._address}, etcd at {','.join(self._endpoints)}", flush=True)
+            work = [asyncio.create_task(self._follow()), asyncio.create_task(self._stand())]
+            either: tuple[asyncio.Future[Any], ...] = (*work, stopped)
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                for task in work:
+                    if task.done():
+                        task.result()
+                return stopped.result()
+            finally:
+                running = [*work, *self._parts.values(), *self._stops.values()]
+                for task in running:
+                    task.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
+                await server.stop(grace=0.5)
+                journal.write("stopped")
+
+    # ------------------------------------------------------------------------------------------ the fleet's lead
+
+    async def _stand(self) -> None:
+        """Lead the fleet whenever nobody else does."""
+        desk, etcd = self._desk, self._etcd
+        candidate = Candidate(etcd, registry.NAME, self._address, time.monotonic)
+        with closing(StoreThread()) as store:
+            try:
+                while True:
+                    term = await win(candidate, store, self._saw)
+                    desk.office, desk.leader = Office(term, candidate, etcd, store, self._journal), self._address
+                    self._journal.write("leading_fleet", term=term)
+                    because = ""
+                    try:
+                        because = await desk.office.lead()
+                    finally:
+                        desk.office, desk.leader = None, ""
+                        self._journal.write("not_leading_fleet", term=term, because=because)
+                    with contextlib.suppress(StoreError):  # the lease ends it anyway
+                        await store.call(candidate.resign)
+            finally:
+                with contextlib.suppress(StoreError):
+                    await store.call(candidate.resign)
+
+    def _saw(self, leader: str) -> None:
+        self._desk.leader = leader
+
+    # ------------------------------------------------------------------------------------------------- documents
+
+    async def _follow(self) -> None:
+        """Read the documents whenever they have changed, and do what they ask of every replica."""
+        loop = asyncio.get_running_loop()
+        with closing(StoreThread()) as store:
+            while True:
+                changed = asyncio.Event()
+                try:
+                    book, revision = await store.call(registry.read, self._etcd)
+                    watch = await store.call(
+                        lambda since=revision + 1, happened=changed: self._etcd.watch(
+                            registry.ROOT, since, lambda event: _wake(loop, happened), timeout_s=SILENCE_S
+                        )
+                    )
+                except (StoreError, codec.WireError) as error:
+                    self._journal.write("documents_unread", because=str(error))
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                self._apply(book, revision)
+                try:
+                    await asyncio.wait_for(changed.wait(), SILENCE_S)
+                except TimeoutError:
+                    pass
+                finally:
+                    watch.cancel()
+
+    def _apply(self, book: Book, revision: int) -> None:
+        if self._desk.office is not None:
+            self._desk.office.read(book, revision)
+        for job in book.jobs:
+            if job.runs and job.name not in self._parts:
+                self._parts[job.name] = asyncio.create_task(self._take_part(job))
+                self._parts[job.name].add_done_callback(partial(self._part_ended, job.name))
+            if job.runs and job.stop is not None and job.name not in self._stops:
+                self._stops[job.name] = asyncio.create_task(self._enforce(job))
+
+        for name in self._parts.keys() - {job.name for job in book.jobs}:  # they ended long ago
+            del self._parts[name]
+            self._service.leads.pop(name, None)
+
+    # ------------------------------------------------------------------------------------------------------ jobs
+
+    def _part_ended(self, job: str, task: asyncio.Task[None]) -> None:
+        """One that could not go on, for lack of disk for example, begins again with the next look at the documents."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._journal.write("part_failed", job=job, because=f"{type(error).__name__}: {error}")
+            self._parts.pop(job, None)
+
+    async def _take_part(self, job: Job) -> None:
+        """Until the job is over, and the fleet knows it."""
+        directory = self._directory / "jobs" / job.name
+        (directory / "logs").mkdir(parents=True, exist_ok=True)
+        write_atomically(directory / "job.json", codec.job_to_json(job.spec))
+        who = f"rendezvous-{os.getpid()}"
+        with (
+            Journal(journal_path(directory, who), job.name, who, socket.gethostname()) as journal,
+            closing(StoreThread()) as store,
+        ):
+            part = Part(job.spec, directory, self._etcd, self._address, self._service, journal, job.submission.resume)
+            part.write_address()
+            told = await part.run()
+            result = Result(
+                cast(int, told["exit_code"]), str(told["because"]), str(told["digest"]), cast(int, told["generation"])
+            )
+            while True:
+                try:
+                    await store.call(registry.end, self._etcd, job.name, result)
+                    return
+                except StoreUnavailable:
+                    await asyncio.sleep(RETRY_S)
+
+    async def _enforce(self, job: Job) -> None:
+        """End a job that somebody has stopped and that does not end by itself: while it forms at once, else STOP_S
+        after this replica has heard of it, if it leads the job then."""
+        assert job.stop is not None
+        ends_s = time.monotonic() + STOP_S
+        lead = self._service.leads[job.name]
+        while job.name in self._parts and not self._parts[job.name].done():
+            if lead.reign is not None and (lead.reign.group.state is State.FORMING or time.monotonic() >= ends_s):
+                await lead.reign.post(Stopped(f"stopped: {job.stop.because}"))
+            await asyncio.sleep(LOOK_S)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(changed.set)

@@ -1,0 +1,163 @@
+"""A replica's part in one job: it stands for election, and while it holds the key it leads.
+
+Every replica listens; the one that holds the election key leads. A leader owns one `membership.Group` and runs
+
+    event = await mailbox.get()                        words of agents, results of commits, ticks
+    group, actions = membership.step(group, event, now_s)
+    for action in actions: perform(action)             tell agents, commit, write the journal, end the job
+
+on one asyncio thread. The store is synchronous and has a thread of its own; its answers come back as events. A leader
+relies on its lease by its own clock only, and forgets everything when it steps down: the next one learns it again
+from the store's records and from what agents announce.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import cast
+
+from elastic import codec
+from elastic.config import JobSpec
+from elastic.election import Candidate, Taken
+from elastic.errors import StoreError, StoreUnavailable
+from elastic.files import write_atomically
+from elastic.journal import Journal
+from elastic.membership import End
+from elastic.reign import RETRY_S, Reign, StoreThread
+from elastic.service import Lead, Service
+from elastic.store import Store
+from elastic.wire import elastic_pb2 as pb
+
+VACANCY_S = 2.0
+"""How long a candidate trusts a silent watch of the election key before it looks again."""
+
+
+class Part:
+    """Of one job. job_dir: its directory on this machine, for journals and the result. address: of this replica.
+
+    service: gets the job's entry, which stays when the job is over. resumed: the checkpoint from which this run of
+    the job goes on, or "".
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        job_dir: Path,
+        store: Store,
+        address: str,
+        service: Service,
+        journal: Journal,
+        resumed: str,
+    ) -> None:
+        self._spec = spec
+        self._job_dir = job_dir
+        self._address = address
+        self._journal = journal
+        self._resumed = resumed
+        self._candidate = Candidate(store, spec.name, address, time.monotonic)
+        self._lead = service.leads[spec.name] = Lead(journal)
+
+    async def run(self) -> dict[str, object]:
+        """Until the job is over, or cancelled. Returns its result."""
+        with closing(StoreThread()) as store:
+            try:
+                return await self._stand_and_lead(store)
+            finally:
+                with contextlib.suppress(StoreError):  # the lease ends it anyway
+                    await store.call(self._candidate.resign)
+
+    def write_address(self) -> None:
+        document = {"address": self._address, "pid": os.getpid()}
+        write_atomically(self._job_dir / "rendezvous.json", json.dumps(document).encode())
+
+    async def _stand_and_lead(self, store: StoreThread) -> dict[str, object]:
+        lead, candidate = self._lead, self._candidate
+        while True:
+            term = await win(candidate, store, self._saw)
+            try:
+                ended, chain = await store.call(lambda: (candidate.result(), candidate.chain()))
+            except (StoreError, codec.WireError) as error:
+                self._journal.write("not_leading", term=term, because=str(error))
+                await asyncio.sleep(RETRY_S)
+                continue
+            if ended is not None:
+                self._journal.write("job_was_over", term=term)
+                self._keep_result(ended, term)  # the leader that stored it may have died before it could
+                return ended
+            reign = Reign(self._spec, candidate, term, self._journal, store, self._resumed)
+            lead.reign, lead.leader = reign, self._address
+            self.write_address()
+            self._journal.write("leading", term=term, highest=chain[-1].number if chain else 0)
+            try:
+                outcome = await reign.lead(chain)
+                if isinstance(outcome, End):
+                    self._journal.write("job_ended", reign.generation, **asdict(outcome))
+                    result = reign.result(outcome)
+                    self._keep_result(result, term)
+                    await reign.farewell(outcome)
+                    return result
+            finally:
+                lead.reign = None
+                lead.leader = lead.leader if lead.ended else ""
+                reign.dismiss()
+            self._journal.write("deposed", term=term, because=outcome.because)
+            with contextlib.suppress(StoreError):  # the lease ends it anyway
+                await store.call(candidate.resign)
+
+    def _saw(self, leader: str) -> None:
+        self._lead.leader = leader
+
+    def _keep_result(self, result: dict[str, object], term: int) -> None:
+        """The result is in the store: write it down for whoever started the job, and tell agents that come late."""
+        write_atomically(self._job_dir / "result.json", json.dumps(result).encode())
+        self._lead.result = result
+        self._lead.ended = pb.End(
+            term=term,
+            exit_code=cast(int, result["exit_code"]),
+            because=str(result["because"]),
+            digest=str(result["digest"]),
+        )
+
+
+async def win(candidate: Candidate, store: StoreThread, saw: Callable[[str], None]) -> int:
+    """Stand for election whenever the key may be free, until this candidate has it. Returns the term.
+
+    saw: told who has it meanwhile.
+    """
+    while True:
+        try:
+            outcome = await store.call(candidate.stand)
+            if not isinstance(outcome, Taken):
+                return outcome.term
+            saw(outcome.leader)
+            await _vacancy(candidate, store, outcome.revision)
+        except StoreUnavailable:
+            await asyncio.sleep(RETRY_S)
+
+
+async def _vacancy(candidate: Candidate, store: StoreThread, revision: int) -> None:
+    """Until something happened to the election key, or the watch has been silent for long."""
+    loop = asyncio.get_running_loop()
+    happened = asyncio.Event()
+    watch = await store.call(candidate.watch_leader, revision, lambda event: loop.call_soon_threadsafe(happened.set))
+    try:
+        await asyncio.wait_for(happened.wait(), VACANCY_S)
+    except TimeoutError:
+        pass
+    finally:
+        watch.cancel()
+
+
+@contextlib.contextmanager
+def closing(thread: StoreThread) -> Iterator[StoreThread]:
+    try:
+        yield thread
+    finally:
+        thread.close()

@@ -1,0 +1,90 @@
+"""A fleet's documents: what is written under a term is read by all, and by nobody else's term."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic.config import JobSpec
+from elastic.election import Candidate, LeadershipLost, Won
+from elastic.errors import ConfigError
+from elastic.fleet import registry
+from elastic.fleet.documents import Job, Placement, Result, Share, Wish
+from elastic.fleet.registry import Registry
+from elastic.store import MemoryStore
+
+SPEC = JobSpec(name="train", command=("python", "train.py"), workers=2, env=("LR=3",), labels=("gpu=h100",))
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def elected(store: MemoryStore, name: str = "r1") -> tuple[Candidate, Registry]:
+    candidate = Candidate(store, registry.NAME, name, lambda: 0.0)
+    assert isinstance(candidate.stand(), Won)
+    return candidate, Registry(store, candidate)
+
+
+def test_jobs_get_names_that_no_other_job_ever_had(store: MemoryStore) -> None:
+    _, to = elected(store)
+    names = [to.submit(SPEC), to.submit(SPEC), to.submit(JobSpec(name="eval", command=("a",), workers=1))]
+    assert names == ["train-1", "train-2", "eval-3"]
+    book, _ = registry.read(store)
+    assert [job.name for job in book.jobs] == names
+    assert len({job.submission.identity for job in book.jobs}) == 3
+
+
+def test_everything_that_is_written_is_read(store: MemoryStore) -> None:
+    _, to = elected(store)
+    name = to.submit(SPEC, "beef", "step-7", 2)
+    placement = Placement((Share("a", 1), Share("b", 1)))
+    to.place(name, placement)
+    to.stop(name, "enough")
+    to.cordon("b", "disk")
+    registry.end(store, name, Result(6, "drained", "", 4))
+    registry.end(store, name, Result(0, "said too late"))
+    book, _ = registry.read(store)
+    (job,) = book.jobs
+    assert (job.submission.identity, job.submission.resume, job.submission.interruptions) == ("beef", "step-7", 2)
+    assert (job.spec.env, job.spec.labels, job.placement) == (SPEC.env, SPEC.labels, placement)
+    assert (job.stop, job.result) == (Wish("enough"), Result(6, "drained", "", 4))
+    assert dict(book.cordons) == {"b": Wish("disk")}
+    to.cordon("b", "")
+    assert registry.read(store)[0].cordons == {}
+
+
+def test_a_leader_that_was_replaced_writes_nothing(store: MemoryStore) -> None:
+    first, to = elected(store)
+    first.resign()
+    elected(store, "r2")
+    for write in (lambda: to.submit(SPEC), lambda: to.place("train-1", Placement(())), lambda: to.cordon("a", "")):
+        with pytest.raises(LeadershipLost):
+            write()
+    assert registry.read(store)[0].jobs == ()
+
+
+def test_a_name_without_room_for_a_number_is_refused(store: MemoryStore) -> None:
+    _, to = elected(store)
+    with pytest.raises(ConfigError, match="too long for a fleet, which adds a number"):
+        to.submit(JobSpec(name="x" * 62, command=("a",), workers=1))
+
+
+def test_of_ended_jobs_the_newest_are_kept(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "ENDED_KEPT", 2)
+    _, to = elected(store)
+    names = [to.submit(SPEC) for _ in range(5)]
+    for name in names[:4]:
+        to.end(name, Result(0, "done"))
+    to.forget(registry.read(store)[0])
+    assert [job.name for job in registry.read(store)[0].jobs] == names[2:]
+    assert to.submit(SPEC) == "train-6", "numbers are not given again"
+
+
+def test_a_job_waits_runs_and_is_over() -> None:
+    job = Job(submission=None)  # type: ignore[arg-type]
+    assert (job.waits, job.runs) == (True, False)
+    job = Job(submission=None, placement=Placement(()))  # type: ignore[arg-type]
+    assert (job.waits, job.runs) == (False, True)
+    job = Job(submission=None, placement=Placement(()), result=Result(0, ""))  # type: ignore[arg-type]
+    assert (job.waits, job.runs) == (False, False)

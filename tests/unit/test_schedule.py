@@ -1,0 +1,132 @@
+"""Who gets slots, and what the others wait for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.config import JobSpec
+from elastic.fleet.documents import Job, Placement, Result, Share, Submission, Wish
+from elastic.fleet.schedule import Node, schedule
+
+
+def job(number: int, workers: int = 2, least: int = 1, placed: dict[str, int] | None = None, **fields: Any) -> Job:
+    labels = fields.pop("labels", ())
+    spec = JobSpec(name=f"j-{number}", command=("train",), workers=workers, min_workers=least, labels=labels)
+    placement = None if placed is None else Placement(tuple(Share(node, slots) for node, slots in placed.items()))
+    return Job(Submission(spec, number, "id"), placement, **fields)
+
+
+def nodes(**slots: int) -> list[Node]:
+    return [Node(name, count) for name, count in slots.items()]
+
+
+def placed(jobs: list[Job], there: list[Node], gone: set[str] = frozenset()) -> dict[str, dict[str, int]]:  # type: ignore[assignment]
+    return {name: placement.slots for name, placement in schedule(jobs, there, gone).placements.items()}
+
+
+def waiting(jobs: list[Job], there: list[Node]) -> dict[str, str]:
+    return dict(schedule(jobs, there, set()).waiting)
+
+
+def test_a_job_starts_when_its_minimum_fits_with_what_there_is() -> None:
+    assert placed([job(1, workers=4, least=3)], nodes(a=2, b=1)) == {"j-1": {"a": 2, "b": 1}}
+
+
+def test_a_job_gets_all_of_its_minimum_or_nothing() -> None:
+    jobs = [job(1, workers=4, least=4)]
+    assert placed(jobs, nodes(a=2, b=1)) == {}
+    assert waiting(jobs, nodes(a=2, b=1)) == {"j-1": "needs 4 free slots at once, and 3 of the 3 on 2 nodes are free"}
+
+
+def test_without_nodes_the_sentence_says_so() -> None:
+    assert waiting([job(1)], []) == {"j-1": "needs 1 free slots at once, and there are no nodes"}
+
+
+def test_a_small_job_does_not_overtake_a_large_one() -> None:
+    jobs = [job(1, workers=4, least=4), job(2, workers=1)]
+    assert placed(jobs, nodes(a=2)) == {}
+    assert waiting(jobs, nodes(a=2))["j-2"] == "waits behind j-1, which was submitted before it"
+
+
+def test_jobs_share_a_node_side_by_side() -> None:
+    jobs = [job(1, workers=2, placed={"a": 2}), job(2, workers=3)]
+    assert placed(jobs, nodes(a=4, b=1)) == {"j-1": {"a": 2}, "j-2": {"a": 2, "b": 1}}
+
+
+def test_a_job_takes_as_few_nodes_as_possible() -> None:
+    assert placed([job(1, workers=3)], nodes(a=1, b=4, c=2)) == {"j-1": {"b": 3}}
+
+
+def test_a_job_that_runs_with_less_grows_on_nodes_where_it_has_nothing() -> None:
+    assert placed([job(1, workers=4, placed={"a": 1})], nodes(a=3, b=2)) == {"j-1": {"a": 1, "b": 2}}
+
+
+def test_only_nodes_with_all_labels_count() -> None:
+    there = [Node("a", 4), Node("b", 1, frozenset({"gpu=h100", "rack=1"})), Node("c", 2, frozenset({"rack=1"}))]
+    asked = job(1, workers=2, labels=("gpu=h100", "rack=1"))
+    assert placed([asked], there) == {"j-1": {"b": 1}}
+    assert waiting([job(1, least=2, labels=("gpu=h100",))], there) == {
+        "j-1": "needs 2 free slots at once, and 1 of the 1 on nodes with gpu=h100 are free"
+    }
+
+
+def test_a_node_that_leaves_gives_its_slots_up_and_others_take_over() -> None:
+    there = [Node("a", 2), Node("b", 2, leaves=True), Node("c", 2)]
+    assert placed([job(1, workers=4, placed={"a": 2, "b": 2})], there) == {"j-1": {"a": 2, "c": 2}}
+
+
+def test_an_absent_node_keeps_its_jobs_until_it_is_gone() -> None:
+    jobs = [job(1, workers=2, placed={"a": 1, "b": 1})]
+    assert placed(jobs, nodes(a=1, c=1)) == {"j-1": {"a": 1, "b": 1}}
+    assert placed(jobs, nodes(a=1, c=1), {"b"}) == {"j-1": {"a": 1, "c": 1}}
+
+
+def test_a_job_whose_nodes_are_all_gone_keeps_them() -> None:
+    assert placed([job(1, workers=1, placed={"a": 1})], nodes(c=1), {"a"}) == {"j-1": {"a": 1}}
+
+
+def test_a_stopped_job_keeps_its_place_until_it_is_over_and_gets_no_more() -> None:
+    stopping = job(1, workers=4, placed={"a": 1}, stop=Wish("enough"))
+    assert placed([stopping, job(2, workers=2)], nodes(a=2, b=1)) == {"j-1": {"a": 1}, "j-2": {"a": 1, "b": 1}}
+    over = replace(stopping, result=Result(6, "drained"))
+    assert placed([over, job(2, workers=3)], nodes(a=2, b=1)) == {"j-2": {"a": 2, "b": 1}}
+
+
+def test_a_stopped_job_that_waits_holds_up_nobody() -> None:
+    jobs = [job(1, workers=9, least=9, stop=Wish("enough")), job(2, workers=1)]
+    assert placed(jobs, nodes(a=1)) == {"j-2": {"a": 1}}
+
+
+NODES = st.dictionaries(st.sampled_from("abcde"), st.integers(1, 4), max_size=5)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), max_size=6),
+    st.lists(st.tuples(NODES, st.sets(st.sampled_from("abcde"))), min_size=1, max_size=4),
+)
+def test_no_slot_is_given_twice_and_no_job_starts_below_its_minimum(
+    asked: list[tuple[int, int]], times: list[tuple[dict[str, int], set[str]]]
+) -> None:
+    jobs = [job(number, workers=max(pair), least=min(pair)) for number, pair in enumerate(asked)]
+    for there, leaving in times:
+        slots = [Node(name, 4, leaves=name in leaving) for name in there]  # a node's slots stay the same
+        plan = schedule(jobs, slots, set())
+        for one in jobs:
+            placement = plan.placements.get(one.name)
+            if placement is not None and one.waits:
+                assert one.spec.min_workers <= placement.total <= one.spec.workers
+            if one.runs:
+                assert placement is not None, "a job that runs is never forgotten"
+        taken: dict[str, int] = {}
+        for placement in plan.placements.values():
+            for share in placement.shares:
+                taken[share.node] = taken.get(share.node, 0) + share.slots
+        assert all(count <= 4 for count in taken.values())
+        assert not plan.placements.keys() & plan.waiting.keys()
+        jobs = [replace(one, placement=plan.placements.get(one.name, one.placement)) for one in jobs]
+        again = schedule(jobs, slots, set())
+        assert (again.placements, again.waiting) == (plan.placements, plan.waiting), "what is settled stays"
