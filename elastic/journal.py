@@ -33,7 +33,7 @@ Events of newcomers, all by workers (k: an operation):
     state_not_held              because          the donor has no memory for that; newcomers wait
     state_copied                op, held         the newcomer has become the state of k; held: from such a copy
     copy_failed                 because          a connection broke, or the window closed; it asks again
-    copy_outdated               op, because      the result of k is not held any more; it copies anew
+    copy_outdated               op, because      the result of k is not held any more; it copies anew, and says so
     joined                      op               its generation took effect after k
 
 Events of checkpoints, all by workers, with the series and the entry they speak of:

@@ -206,10 +206,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A newcomer has rehearsed and asks to be admitted; said again after every loss generation it sees."""
+    """A newcomer has rehearsed and asks to be admitted; said again after every loss generation it sees.
+
+    outdated: so many copies of the state in a row were out of date before it was through with them.
+    """
 
     worker_id: str
     generation: int
+    outdated: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,11 @@ def notice(line: Line) -> str | None:
                 f"the replacement {worker} is ended, and its slot gets another process: {because}. See where it "
                 "hangs in its log in logs/; a set-up that is only slow may take half of --pause-limit: make that longer"
             )
+        case {"event": "newcomer_awaited", "worker_id": str(worker), "outdated": int(count)}:
+            return (
+                f"training waits until {worker} has copied the state: {count} copies in a row were out of date before "
+                "it was through with them"
+            )
         case {"event": "ledger_late", "seconds": float(late_s), "because": str(because)}:
             return f"steps.jsonl could not be written for {late_s:.1f} s ({because}); no line of it is missing"
         case {"event": "slots_not_written", "node": str(node), "because": str(because)}:
@@ -75,8 +80,6 @@ def notice(line: Line) -> str | None:
             return f"node {node} cannot read the notices of {source}, and goes on asking: {because}"
         case {"event": "checkpoint_failed", "who": str(who), "entry": str(entry), "because": str(because)}:
             return f"{who} could not make the checkpoint {entry}; training goes on: {because}"
-        case {"event": "state_not_held", "because": str(because)}:
-            return f"a replacement waits to copy the state, and training goes on without it: {because}"
         case {"event": "straggler", "worker_id": str(worker), "because": str(because)}:
             return f"{worker} is a straggler: {because}"
         case {"event": "demoted", "worker_id": str(worker)}:

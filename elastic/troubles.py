@@ -22,9 +22,9 @@ class Trouble:
     """because: what, as a sentence. advice: what to do about it."""
 
     about: str
-    """ "snapshots"."""
+    """ "snapshots" or "newcomers"."""
     where: str
-    """The node."""
+    """The node or the slot."""
     because: str
     advice: str
 
@@ -49,14 +49,20 @@ class Troubles:
 
     def __init__(self, lines: Iterable[Line] = ()) -> None:
         self._memories: dict[str, _Memory] = defaultdict(_Memory)
+        self._newcomers: dict[str, Trouble] = {}
+        """Node or slot -> what keeps replacements out."""
         for line in lines:
             self.see(line)
 
     def see(self, line: Line) -> Trouble | None:
         """Take the next line. The trouble that begins with it, or None."""
-        node, event = str(line.get("node", "")), str(line["event"])
-        if not event.startswith("snapshot"):
-            return None
+        before = self._newcomers
+        self._newcomers = _kept_out(before, line)
+        began = [trouble for where, trouble in self._newcomers.items() if where not in before]
+        return began[0] if began else self._see_memory(line)
+
+    def _see_memory(self, line: Line) -> Trouble | None:
+        node = str(line.get("node", ""))
         memory = self._memories[node]
         before = _trouble(node, memory)
         match line:
@@ -73,7 +79,7 @@ class Troubles:
     @property
     def now(self) -> list[Trouble]:
         found = (_trouble(node, memory) for node, memory in sorted(self._memories.items()))
-        return [trouble for trouble in found if trouble is not None]
+        return [trouble for trouble in found if trouble is not None] + list(self._newcomers.values())
 
 
 def of_job(job_dir: Path) -> list[Trouble]:
@@ -113,3 +119,19 @@ def _trouble(node: str, memory: _Memory) -> Trouble | None:
             "take them less often with --snapshot-every, or as often as they cost little with auto",
         )
     return None
+
+
+def _kept_out(known: dict[str, Trouble], line: Line) -> dict[str, Trouble]:
+    """What keeps replacements out after this line; whoever joins is the proof that it is over."""
+    match line:
+        case {"event": "state_not_held", "node": str(node), "because": str(because)}:
+            waits = f"a replacement waits to copy the state, and training goes on without it: {because}"
+            return {**known, node: Trouble("newcomers", node, waits, "give the workers there more memory")}
+        case {"event": "newcomer_in_vain", "worker_id": str(worker), "slot": str(slot), "seconds": float(waited_s)}:
+            waits = f"training waited {waited_s:.0f} s for {worker} to copy the state, and goes on without it"
+            advice = "its network is too slow for that, or --pause-limit too short, of which half is waited"
+            return {**known, slot: Trouble("newcomers", slot, waits, advice)}
+        case {"event": "joined", "worker_id": str(worker)}:
+            over = {worker.rpartition(".")[0]}
+            return {where: trouble for where, trouble in known.items() if "." in where and where not in over}
+    return known

@@ -221,6 +221,7 @@ class Admission:
             self._counted_in = None
             if "refused" in answer:
                 self._journal.write("copy_outdated", generation=p.entered, op=self._number, because=answer["refused"])
+                self._orders.copy_outdated()
                 self._number = -1
                 return True, None
             if "results" not in answer:

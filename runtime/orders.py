@@ -42,6 +42,7 @@ class Orders:
         """The world has a place for this newcomer."""
         self.ready = False
         """A newcomer that has rehearsed: it says so again to every leader, and after every loss."""
+        self._outdated = 0
         self.going: Going | None = None
         self.pointed: dict[tuple[str, str], Callable[[bool], None]] = {}
         """(series, entry) of a checkpoint -> who wants to hear whether the pointer is there."""
@@ -94,7 +95,14 @@ class Orders:
         before = self._standing.position.record
         after = self._standing.post(order)
         if self.ready and after.phase is Phase.FRESH and (newer_leader or before is not after.record):
-            self._say(Ready(after.me, generation.number))
+            self._say(Ready(after.me, generation.number, self._outdated))
+
+    def copy_outdated(self) -> None:
+        """Another copy of this newcomer was out of date before it was through: after a few the leader lets training
+        wait for the next one."""
+        with self._standing.changed:
+            self._outdated += 1
+            self._say(Ready(self._standing.position.me, self.newest.number, self._outdated))
 
     # -------------------------------------------------------------------------------------------- questions
 

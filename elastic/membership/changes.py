@@ -84,10 +84,13 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
 
 
 def _because(g: Group, joined: list[str], gone: list[str]) -> str:
-    return "; ".join(
-        [f"{worker} joins" for worker in joined]
-        + [f"{w} {'drains: ' + g.drains[w].because if w in g.drains else 'is gone again'}" for w in gone]
-    )
+    def why(worker: str) -> str:
+        if worker in g.drains:
+            return f"{worker} drains: {g.drains[worker].because}"
+        slow = bool(g.awaited) and worker in g.turned_away and slot_of(worker) == g.awaited
+        return f"training waits for the copy of {worker}, which is slower" if slow else f"{worker} is gone again"
+
+    return "; ".join([f"{worker} joins" for worker in joined] + [why(worker) for worker in gone])
 
 
 def _leaves_early(g: Group, running: Generation, listed: set[str]) -> list[Member] | None:
@@ -188,8 +191,8 @@ def await_newcomer(g: Group, worker: str, now_s: float, do: list[Action]) -> Non
     if g.awaited:
         if g.awaited not in {slot_of(other) for other in g.coming}:
             g.awaited = slot_of(worker)  # whom the ring waited for is gone
-    elif missed >= MISSES and g.state is State.RUNNING:
-        g.awaited, g.awaited_until_s = slot_of(worker), now_s + g.spec.timing.progress_s
+    elif missed >= MISSES and g.state is State.RUNNING and slot_of(worker) not in g.in_vain:
+        g.awaited, g.awaited_s = slot_of(worker), now_s
         do.append(Note("newcomer_awaited", {"worker_id": worker, "missed": missed}))
         plan_change(g, now_s, do)
 
@@ -223,6 +226,7 @@ def progressed(g: Group, word: Progress, now_s: float, do: list[Action]) -> None
     )
     g.shards = word.shards or g.shards
     if word.generation and not seen.entered:
+        g.in_vain.discard(slot_of(word.worker_id))
         stop_waiting(g, slot_of(word.worker_id), now_s, do)
     take_effect(g, running, now_s, do)
     kill_expelled(g, now_s, do)

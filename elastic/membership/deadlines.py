@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from elastic.membership.actions import Action
 from elastic.membership.arrivals import form
-from elastic.membership.changes import plan_change, replace_stuck, stop_waiting
+from elastic.membership.changes import plan_change, replace_stuck
 from elastic.membership.fencing import kill_expelled
 from elastic.membership.group import Group, State, silence
-from elastic.membership.invitations import end_hung
+from elastic.membership.invitations import end_hung, stop_in_vain
 from elastic.membership.losses import decide, lost
 from elastic.membership.transitions import become_closed
 
@@ -30,7 +30,7 @@ def ticked(g: Group, now_s: float, do: list[Action]) -> None:
     replace_stuck(g, now_s, do)
     end_hung(g, now_s, do)
     if g.awaited and now_s >= g.awaited_until_s:
-        stop_waiting(g, g.awaited, now_s, do)
+        stop_in_vain(g, now_s, do)
     if g.state is State.QUIESCING and now_s >= g.since_s + timing.progress_s:
         g.since_s = now_s
         for worker in (g.listed | g.newcomers) - set(g.reports) - set(g.dead):

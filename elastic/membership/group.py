@@ -85,7 +85,10 @@ class Group:
     """Slot -> its newcomers in a row that were ready and died as such, most likely because their epoch was over."""
     awaited: str = ""
     """Such a slot, for whose next newcomer the ring waits in the step that it begins."""
-    awaited_until_s: float = 0.0
+    awaited_s: float = 0.0
+    """Since when."""
+    in_vain: set[str] = field(default_factory=set)
+    """Slots whose newcomer could not copy the state within the time in which the ring stood still for it."""
     expelled: dict[str, float] = field(default_factory=dict)
     """Fenced workers -> when."""
     round: int = 0
@@ -174,6 +177,14 @@ class Group:
         """Newcomers on their way to a place."""
         invited = {worker for worker in self.newcomers if self.workers[worker].invited}
         return invited - {*self.dead, *self.given_up, *self.drains}
+
+    @property
+    def awaited_until_s(self) -> float:
+        """Until it has a place in a generation, progress_s; then, while its copy gets on, half of what a paused job
+        waits for replacements."""
+        timing = self.spec.timing
+        listed = self.awaited in {slot_of(worker) for worker in (self.aim.ids if self.aim else ())}
+        return self.awaited_s + (max(timing.progress_s, timing.pause_limit_s / 2) if listed else timing.progress_s)
 
     @property
     def setting_up(self) -> dict[str, float]:

@@ -15,6 +15,7 @@ from elastic.membership.deadlines import ticked
 from elastic.membership.ending import failed, finished, slot_given_up
 from elastic.membership.events import AgentDown, AgentUp, CommitRefused, Committed, Elected, Event, Stopped, Tick
 from elastic.membership.group import Group, State, silence
+from elastic.membership.invitations import wait_for_slow
 from elastic.membership.losses import lost, reported
 from elastic.membership.rings import heard_of_ring
 from elastic.membership.speed import compare
@@ -48,7 +49,7 @@ def step(group: Group, event: Event, now_s: float) -> tuple[Group, tuple[Action,
         setattr(g, name, dict(getattr(group, name)))
     for name in ("slow_since_s", "stragglers", "demoted_s"):
         setattr(g, name, dict(getattr(group, name)))
-    g.turned_away = set(group.turned_away)
+    g.turned_away, g.in_vain = set(group.turned_away), set(group.in_vain)
     actions: list[Action] = []
     if g.state is not State.CLOSED:
         _apply(g, event, now_s, actions)
@@ -81,10 +82,11 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
         case Progress():
             progressed(g, event, now_s, do)
             compare(g, now_s, do)
-        case Ready(worker):
+        case Ready(worker, _, outdated):
             if worker in g.workers:
                 g.workers[worker] = replace(g.workers[worker], ready=True)
                 g.given_up.pop(worker, None)
+                wait_for_slow(g, worker, outdated, now_s, do)
                 plan_change(g, now_s, do)
         case DrainWish():
             wished_to_drain(g, event, now_s, do)

@@ -573,12 +573,14 @@ class Progress(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., reduced: _Optional[int] = ..., applied: _Optional[int] = ..., phase: _Optional[str] = ..., shards: _Optional[int] = ..., shard_us: _Optional[int] = ..., exchange_us: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("worker_id", "generation")
+    __slots__ = ("worker_id", "generation", "outdated")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    OUTDATED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     generation: int
-    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+    outdated: int
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., outdated: _Optional[int] = ...) -> None: ...
 
 class DrainWish(_message.Message):
     __slots__ = ("worker_id", "because", "left_ms")

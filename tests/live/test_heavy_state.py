@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from elastic.membership.invitations import OUTDATED
 from tests.live.jobs import SCRIPTS, Job, run_alone
 
 HEAVY = SCRIPTS / "heavy.py"
@@ -29,3 +32,30 @@ def test_a_replacement_whose_copy_takes_many_steps_catches_up_and_has_the_same_b
         assert run_alone(tmp_path, HEAVY, str(len(job.steps()))).split()[-1] == job.result["digest"]
         assert [line["step"] for line in job.steps()] == list(range(len(job.steps())))
         assert job.left_behind() == {}
+
+
+@pytest.mark.long
+def test_training_waits_for_a_replacement_whose_copies_are_always_out_of_date(tmp_path: Path) -> None:
+    """Two results of a step are 16 MB, and 64 MiB of them are kept for who copies the state."""
+    floats = "2000000"
+    with Job(tmp_path, "--workers", "2", "--checkpoint-every", "off", str(HEAVY), "0", floats) as job:
+        gates = [f"load {number}" for number in range(1, OUTDATED + 2)]  # the first copy is cut off
+        for gate in ("on", *gates):
+            job.shut(gate)
+        _, second = job.await_world(2)
+        job.await_steps(2)
+        job.send(second)
+        for gate in gates:
+            job.await_held(gate)
+            job.await_steps(len(job.steps()) + 8)
+            job.open(gate)
+        assert job.await_event("newcomer_awaited")["outdated"] == len(job.events("copy_outdated")) == OUTDATED
+        joined = job.await_event("joined")
+        copied = job.events("state_copied")[-1]
+        assert joined["op"] == copied["op"], "it is the state of the step that waits"
+        job.await_world(2)
+        job.open("on")
+        assert job.wait() == 0
+        assert "training waits" in job.output
+        assert run_alone(tmp_path, HEAVY, str(len(job.steps())), floats).split()[-1] == job.result["digest"]
+        assert [line["step"] for line in job.steps()] == list(range(len(job.steps())))

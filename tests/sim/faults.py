@@ -61,6 +61,8 @@ class Scene:
     store_trouble: float
     copy_trouble: float
     link_trouble: float
+    short_log: bool
+    """States are too large for a window, and members train so fast that no result is kept until it is asked for."""
     heal_s: float
     slowness: tuple[float, ...] = ()
     """How many times longer the workers of each node take for a unit; nodes beyond: once."""
@@ -116,6 +118,7 @@ def draw(seed: int) -> Scene:
         store_trouble=random.choice([0.0, 0.2]) if trouble else 0.0,
         copy_trouble=random.choice([0.0, 0.3]) if profile != "planned" else 0.0,
         link_trouble=random.choice([0.0, 0.0, 0.1]) if trouble else 0.0,
+        short_log=random.random() < 0.2,
         heal_s=heal_s,
         **_speeds(Random(f"speed {seed}"), nodes),
     )

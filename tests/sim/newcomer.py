@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from elastic import position
+from elastic.membership.invitations import OUTDATED
 from elastic.messages import Generation, Progress, Ready
 from elastic.position import AskOutcome, Copied, CopyState, Joined, Phase, Wait
 from tests.sim.script import Sum, apply
@@ -30,6 +31,7 @@ class Newcomer:
         self._waited_s = 0.0
         """Since when, if there was no place for it."""
         self._said_ready = 0
+        self._outdated = 0
         self._candidate = 0
         self._answers = 0
         self._number = -1
@@ -59,7 +61,7 @@ class Newcomer:
             return
         if p.record is not None and p.record.member(self.w.me) is None and self._said_ready != p.record.number:
             self._said_ready = p.record.number
-            self.w.say(Ready(self.w.me, p.record.number))
+            self.w.say(Ready(self.w.me, p.record.number, self._outdated))
             self.w.world.hook("ready", self.w)
         if self.stuck:  # its control thread goes on
             self.w.after(0.1, 0.5, self.seek)
@@ -111,6 +113,9 @@ class Newcomer:
             case ("refused", _) if join:
                 self.w.world.reach("a newcomer copies anew")
                 self._number, self._donor = -1, ""
+                self._outdated += 1
+                if p := self.w.p.record:
+                    self.w.say(Ready(self.w.me, p.number, self._outdated))
             case ("refused", _) | None if not join:
                 self.w.world.reach("a newcomer had no way back to a copy")
                 self.w.die("exit 75")
@@ -170,5 +175,6 @@ class Newcomer:
                     self.w.world.reach("a spare joined")
                 leader = self.w.world.leader
                 if leader and leader.group.awaited == self.w.me.rpartition(".")[0]:
-                    self.w.world.reach("a newcomer joined a ring that waited for it")
+                    slow = self._outdated >= OUTDATED
+                    self.w.world.reach(f"a newcomer joined a ring that waited for {'its copy' if slow else 'it'}")
         self.w.after(0.005, 0.02, self.seek)

@@ -25,6 +25,7 @@ MUST_REACH = (
     "a newcomer joined",
     "a newcomer joined after it had taken over results",
     "a newcomer joined a ring that waited for it",
+    "a newcomer joined a ring that waited for its copy",
     "a newcomer was too late for its epoch",
     "a newcomer whose set-up hung was replaced",
     "a newcomer took over a result",

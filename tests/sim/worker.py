@@ -390,6 +390,9 @@ class Worker:
             reply(None)
             return
         op, state, held = self.p.reduced, self.state, self.world.clock.chance(0.5)
+        if self.world.scene.short_log:
+            assert self.p.record is not None
+            held = not self.p.record.hold
         if held:  # the window waits until the copy to be held is made
             self.followers[newcomer.me] = op
         else:
@@ -424,6 +427,8 @@ class Worker:
             return "now", None
         if not p.donor or op >= p.reduced:
             return "later", None
+        if self.world.scene.short_log:
+            self.followers.pop(newcomer, None)
         if newcomer in self.followers and op in self.log:
             return "result", self.log[op]
         return "refused", None

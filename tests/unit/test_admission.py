@@ -18,7 +18,7 @@ import torch
 from elastic import position
 from elastic.errors import Disagree, JoinMissed, NoMemory
 from elastic.journal import Journal
-from elastic.messages import Generation, Invite, Kind, Member, Order, Plan, Publish, Quiesce, Report, Word
+from elastic.messages import Generation, Invite, Kind, Member, Order, Plan, Publish, Quiesce, Ready, Report, Word
 from elastic.position import Phase
 from runtime.admission import Admission
 from runtime.copy import CopyConnection
@@ -522,6 +522,12 @@ def test_a_newcomer_is_told_when_the_results_it_needs_were_too_many(
     a.complete((2,), other(1))
     assert joined_with(thread, joined) == (at_step(1), [1.0, 1.0])
     assert c.events("copy_outdated") == 1
+    assert [word.outdated for word in c.words if isinstance(word, Ready)] == [1], "the leader hears of it"
+    c.orders.ready = True
+    c.hear(Publish(2, generation(3, Kind.PLANNED, a, c)))
+    c.standing.position = replace(c.standing.position, phase=Phase.FRESH)
+    c.hear(Publish(3, generation(4, Kind.PLANNED, a, c)))
+    assert c.words[-1] == Ready("c", 4, outdated=1), "and the next leader too"
 
 
 def test_a_step_that_waits_for_a_newcomer_is_copied_from_directly_however_large_the_state(

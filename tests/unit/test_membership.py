@@ -145,7 +145,7 @@ class Job:
             case "progress":
                 return Progress(worker, number, int(plain[2]), phase=options.get("phase", ""))
             case "ready":
-                return Ready(worker, number)
+                return Ready(worker, number, outdated=int(options.get("outdated", 0)))
             case "drain":
                 return DrainWish(worker, "spot notice", int(options.get("left", 120)) * 1000)
             case "undrain":

@@ -39,6 +39,10 @@ def test_each_notice_is_told_once_in_the_order_of_time_and_torn_lines_are_left_o
         assert slots.startswith(
             "node local cannot write down which workers it has started, and training goes on: [Errno"
         )
+        leader.write("newcomer_awaited", worker_id="local.2.3", outdated=3)
+        leader.write("newcomer_awaited", worker_id="local.2.3", missed=2)  # nothing is wrong with its copy
+        (waits,) = notices.poll()
+        assert waits.startswith("training waits until local.2.3 has copied the state: 3 copies in a row")
         leader.write("newcomer_hung", worker_id="local.2.3", because="invited, and not ready after 300 s")
         (hung,) = notices.poll()
         assert refused == "local.2.2 is refused: again"

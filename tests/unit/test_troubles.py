@@ -101,3 +101,20 @@ def test_status_shows_them_to_people_and_to_machines(
     assert set(told) == {"about", "where", "because", "advice"}
     assert cli.main(["status", "--job-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"trouble: {Trouble(**told)}"
+
+
+def test_what_keeps_replacements_out_stands_in_status_until_one_has_joined(tmp_path: Path, worker: Journal) -> None:
+    notices = Notices(tmp_path)
+    worker.write("newcomer_in_vain", worker_id="local.2.3", slot="local.2", seconds=300.0)
+    worker.write("newcomer_in_vain", worker_id="local.3.1", slot="local.3", seconds=300.0)
+    worker.write("state_not_held", because="it takes longer than a step")
+    assert [text.split(";")[0] for text in notices.poll()] == [
+        "training waited 300 s for local.2.3 to copy the state, and goes on without it",
+        "training waited 300 s for local.3.1 to copy the state, and goes on without it",
+        "a replacement waits to copy the state, and training goes on without it: it takes longer than a step",
+    ]
+    assert [trouble.where for trouble in troubles.of_job(tmp_path)] == ["local.2", "local.3", "local"]
+    with Journal(journal_path(tmp_path, "local.2.4"), "job", "local.2.4", "local", "local.2.4") as newcomer:
+        newcomer.write("joined", op=7)
+    assert [trouble.where for trouble in troubles.of_job(tmp_path)] == ["local.3"]
+    assert notices.poll() == []

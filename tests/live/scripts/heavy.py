@@ -1,6 +1,6 @@
 """A state that takes a newcomer as long as a test wants, with several operations in a step to take over meanwhile.
 
-heavy.py [STEPS]   without: until the gate `on` is open
+heavy.py [STEPS [FLOATS]]   STEPS 0, or none: until the gate `on` is open. FLOATS: so many parameters more
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import torch
 import elastic
 from tests.live.scripts import gates
 
-STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else None
+STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+FLOATS = int(sys.argv[2]) if len(sys.argv) > 2 else 0
 
 job = elastic.join(seed=5)
 model = torch.nn.Sequential(
     torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1)
 )
+model.wide = torch.nn.Parameter(torch.zeros(FLOATS))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 made = torch.Generator().manual_seed(1)
 data = torch.utils.data.TensorDataset(torch.randn(32, 8, generator=made))
@@ -50,7 +52,7 @@ for _ in job.epochs(1):
             for _ in step:
                 gates.pace()
                 x = torch.randn(8, 8)
-                loss = (model(x).squeeze(1) - x.sum(1)).square().mean()
+                loss = (model(x).squeeze(1) - x.sum(1)).square().mean() + 1e-3 * model.wide.sum()
                 loss.backward()
                 step.log(sum={f"loss {turn}": loss})
             optimizer.step()
@@ -59,6 +61,6 @@ for _ in job.epochs(1):
         if step.index % 3 == 0:
             seen += job.evaluate(score, data, batch_size=8)["mean"]
         job.state.total += seen
-        if STEPS is None and not gates.shut("on"):
+        if not STEPS and not gates.shut("on"):
             job.stop("enough")
 job.print("digest", job.digest())
