@@ -132,7 +132,7 @@ def _kill(job: LocalJob, narrator: Narrator, *, after_step: int, rank: int) -> s
 
 
 def _in_step(members: list[dict[str, Any]], rank: int) -> dict[str, Any] | None:
-    if len(members) < WORKERS or not members[rank]["phase"].startswith("step"):
+    if len(members) < WORKERS or "step" not in members[rank]["phase"]:
         return None
     return members[rank]
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from elastic import lifeline, process, supervision
+from elastic import lifeline, process, stacks, supervision
 from elastic.accounts import Accounts
 from elastic.attendance import Attendance, Ended
 from elastic.config import JobSpec, check_name
@@ -340,6 +340,12 @@ class Agent:
             print(f"elastic: {worker_id} {because} after the job was complete", file=sys.stderr)
         self._supervise(number, supervision.Exited(status, worker.last_words() if status else ""))
 
+    def _show_stacks(self, worker_id: str) -> None:
+        """At the end of its log: where the threads are of one that is given up. Also if it holds the interpreter."""
+        if worker_id in self._processes:
+            self._journal.write("stacks_asked", worker_id=worker_id)
+            stacks.ask(self._processes[worker_id].pid)
+
     async def _kill_all(self) -> None:
         """Nothing survives this agent, whatever ended it."""
         self._starter.close()
@@ -413,6 +419,8 @@ class Agent:
                     self._standing.invited(worker_id)
                 case Close():
                     self.supervise_worker(worker_id, supervision.JobOver(complete=order.exit_code == 0))
+            if isinstance(order, Fence) and worker_id not in self._frozen:
+                self._show_stacks(worker_id)
             if isinstance(order, Fence | Release | Close):
                 because = getattr(order, "because", "released")
                 self._journal.write("ordered", worker_id=worker_id, order=type(order).__name__, because=because)
@@ -451,6 +459,7 @@ class Agent:
                 if verdict.health is Health.FROZEN and worker_id not in self._frozen:
                     self._frozen.add(worker_id)
                     self._journal.write("worker_frozen", worker_id=worker_id, because=verdict.because)
+                    self._show_stacks(worker_id)
                     self.supervise_worker(worker_id, supervision.FoundFrozen())
                     self.say(WorkerFrozen(worker_id, verdict.because))
                 elif verdict.health is Health.ALIVE and worker_id in self._frozen:

@@ -224,6 +224,14 @@ def _add_run(verbs: Any) -> None:
         help="seconds that a job below --min-workers waits, with its state in memory, before it ends with 3 (default "
         "%(default)g)",
     )
+    run.add_argument(
+        "--hang-limit",
+        type=float,
+        default=Timing().hang_s,
+        metavar="S",
+        help="seconds that the others wait for a worker whose script gets nowhere between two operations, or uses a "
+        "processor in one shard, before it is replaced (default %(default)g)",
+    )
     choose.add_option(run)
     run.add_argument(
         "--grace",
@@ -331,7 +339,7 @@ def _run(options: argparse.Namespace) -> int:
         checkpoint_keep=options.keep,
         checkpoint_dir=options.checkpoint_dir,
         fork=not options.cold_start,
-        timing=Timing(pause_limit_s=options.pause_limit),
+        timing=Timing(pause_limit_s=options.pause_limit, hang_s=options.hang_limit),
     )
     try:
         embedded.find_binary()
@@ -497,6 +505,7 @@ def _status_text(document: dict[str, Any]) -> str:
         for member in document["members"]
     ]
     lines += [f"  straggler {worker_id}: {because}" for worker_id, because in document.get("stragglers", {}).items()]
+    lines += [f"  {worker_id}: {how}" for worker_id, how in document.get("held_up_by", {}).items()]
     lines += [f"  spare   {worker_id}" for worker_id in document.get("spares", ())]
     lines += [f"trouble: {trouble['because']}; {trouble['advice']}" for trouble in document.get("troubles", ())]
     return "\n".join(lines)

@@ -98,7 +98,13 @@ class Timing:
     """The same for a worker whose ring still steps: the ring is its proof of life. Above evict_s."""
 
     progress_s: float = 30.0
-    """Longest time a worker may stay in one operation without moving on before it counts as stuck. Above evict_s."""
+    """Longest time a worker may stay at one place without moving on before it counts as stuck: in a shard, for which
+    all others wait, without using a processor; in a copy of the state; without a beat, using one. A shard gets ten
+    times the longest of late, if that is more. Above evict_s."""
+
+    hang_s: float = 600.0
+    """The same for a worker that uses a processor in its shard, or is between two operations: a script may compile, or
+    write a file on one worker alone. At least progress_s."""
 
     orphan_limit_s: float = 600.0
     """How long a ring steps on, and survivors wait, without any leader. Above control_silence_s."""
@@ -152,6 +158,7 @@ class Timing:
             "> control_silence_s",
             10 * self.control_silence_s,
         )
+        self._require(self.hang_s >= self.progress_s, "hang_s", ">= progress_s", 20 * self.progress_s)
         margin_s = max(self.evict_s, self.orphan_limit_s / 100)
         self._require(
             self.orphan_margin_s >= margin_s, "orphan_margin_s", ">= max(evict_s, orphan_limit_s / 100)", margin_s
@@ -177,6 +184,7 @@ class Timing:
             evict_s=evict_s,
             control_silence_s=max(self.control_silence_s, 2 * evict_s),
             progress_s=max(self.progress_s, 2 * evict_s),
+            hang_s=max(self.hang_s, 2 * evict_s),
             fence_grace_s=max(self.fence_grace_s, 2 * evict_s),
             orphan_limit_s=max(self.orphan_limit_s, 4 * evict_s),
             orphan_margin_s=max(self.orphan_margin_s, evict_s),

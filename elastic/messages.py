@@ -186,12 +186,27 @@ class BuildFailed:
     unreachable: tuple[str, ...]
 
 
+class Doing(StrEnum):
+    """What the script's thread of a worker does."""
+
+    ELSEWHERE = "elsewhere"
+    """The script's own code between two operations."""
+    DECLARED = "declared"
+    """What the library knows to take its time: an evaluation, `once`, joining, the end of the script."""
+    SHARD = "shard"
+    """It computes a shard of a pass."""
+    WAITING = "waiting"
+    """It has done its part of an operation, and waits for the others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """Rides on beats. reduced only grows within a generation.
 
     shards: of a pass; shard_us: how long this worker takes for one, in microseconds; exchange_us: how long it takes to
     send, receive and add what is to be reduced, per pass. 0: not known yet.
+    phase: where its script stands, in words. doing: the same for a machine; for_ms: for how long; computes: whether its
+    process, or one of its children, uses a processor meanwhile. usual_ms: its longest shard of late; 0: none yet.
     """
 
     worker_id: str
@@ -202,6 +217,10 @@ class Progress:
     shards: int = 0
     shard_us: int = 0
     exchange_us: int = 0
+    doing: Doing = Doing.ELSEWHERE
+    for_ms: int = 0
+    usual_ms: int = 0
+    computes: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,10 @@ class LossPlan:
     released: tuple[str, ...]
     """Drained members that answered but belong to no list any more."""
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(member.worker_id for member in self.members)
+
 
 @dataclass(frozen=True, slots=True)
 class NotYet:

@@ -21,7 +21,7 @@ from typing import cast
 
 import torch
 
-from elastic import ledger, lifeline, position
+from elastic import ledger, lifeline, position, stacks
 from elastic.checkpoints.naming import EntryName
 from elastic.client import AgentClient
 from elastic.config import Timing
@@ -30,6 +30,7 @@ from elastic.journal import Journal
 from elastic.messages import (
     Announce,
     CheckpointComplete,
+    Doing,
     Failed,
     Finished,
     Generation,
@@ -41,6 +42,7 @@ from elastic.plan import default_units_of
 from elastic.position import Phase
 from elastic.tree import leaves
 from runtime import guards, numerics
+from runtime.activity import Activity
 from runtime.admission import Admission
 from runtime.copy import CopyConnection, CopyFailed
 from runtime.donor import Donor
@@ -102,7 +104,8 @@ class Member:
         self._pace = Pace()
         self._speed = Speed()
         self._shards = 0
-        self._phase = "starting"
+        self._activity = Activity()
+        self._activity.enter("starting", Doing.DECLARED)
         self._fresh_generation = 0
         self.may_part = True
         self._stopping = threading.Event()
@@ -210,10 +213,23 @@ class Member:
 
     def _say_progress(self) -> None:
         p = self._standing.position
-        phase = self._admission.doing if p.phase is Phase.FRESH and self._orders.ready else self._phase
-        speed = self._speed
-        told = (phase, self._shards, speed.shard_us, speed.exchange_us)
-        self._client.send(Progress(self.worker_id, p.entered, p.reduced, self._applied, *told))
+        seen = self._activity.see()
+        fresh = p.phase is Phase.FRESH
+        progress = Progress(
+            self.worker_id,
+            p.entered,
+            p.reduced,
+            self._applied,
+            phase=self._admission.doing if fresh and self._orders.ready else seen.what,
+            shards=self._shards,
+            shard_us=self._speed.shard_us,
+            exchange_us=self._speed.exchange_us,
+            doing=Doing.DECLARED if fresh else seen.doing,
+            for_ms=int(1000 * seen.for_s),
+            usual_ms=int(1000 * seen.usual_s),
+            computes=seen.computes,
+        )
+        self._client.send(progress)
 
     # -------------------------------------------------------------------------------------------- the state
 
@@ -234,9 +250,9 @@ class Member:
     # --------------------------------------------------------------------------------------------- newcomer
 
     def await_invitation(self) -> None:
-        self._phase = "spare"
+        self._activity.enter("spare", Doing.DECLARED)
         self._admission.await_invitation()
-        self._phase = "newcomer"
+        self._activity.enter("newcomer", Doing.DECLARED)
 
     def meta(self) -> JoinMeta:
         return self._admission.meta()
@@ -271,7 +287,6 @@ class Member:
             return
         self._leave_unless_leaving()
         with self._standing.changed:
-            self._phase = f"step {op.step}" if op.kind is OpKind.PASS else str(op.kind)
             self._standing.post(position.Begin(op.units, joinable, self.may_part))
             if joinable:
                 self._donor.open_window(op, self._pace.step_s + self._grace_s)
@@ -287,8 +302,11 @@ class Member:
             match position.move(self._standing.position):
                 case position.Compute(unit):
                     self._standing.post(position.Started(unit))
-                    if self._op.kind is OpKind.PASS:
+                    in_pass = self._op.kind is OpKind.PASS
+                    if in_pass:
                         self._speed.handed_out(time.monotonic())
+                    where = f"{'shard' if in_pass else 'part'} {unit} in {guards.describe(self._op)}"
+                    self._activity.enter(where, Doing.SHARD if in_pass else Doing.DECLARED)
                     return unit
                 case _:
                     return None
@@ -303,9 +321,12 @@ class Member:
     def finish(self) -> Partial | None:
         if self.behind:
             return self._admission.take_over(self._op, self._fingerprint)
+        waits = Doing.DECLARED if self._op.kind is OpKind.LEAVE else Doing.WAITING
+        self._activity.enter(f"{guards.describe(self._op)}, waiting for the others", waits)
         result = self._finish()
         if result is None:
             return None
+        self._activity.enter(f"after {guards.describe(self._op)}", Doing.ELSEWHERE)
         self._donor.close_window()
         if self._standing.position.leaving:
             self._depart()
@@ -565,6 +586,7 @@ def connect(threads: int, device: torch.device) -> Member:
     to be a newcomer."""
     if path := os.environ.pop(lifeline.VARIABLE, ""):
         lifeline.hold(path)
+    stacks.show_when_asked()
     member = Member(dict(os.environ), threads, device)
     member.enter()
     return member

@@ -17,6 +17,7 @@ anything.
     checkpoints.py  who may move the pointer        invitations.py  set-ups that hang
     speed.py      shards follow it, stragglers
     fencing.py    those left out                deadlines.py  time is over
+    stuck.py      those who hold all others up
 """
 
 from elastic.membership.actions import Action, Commit, End, Note, Point, Tell

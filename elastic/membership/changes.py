@@ -222,6 +222,10 @@ def progressed(g: Group, word: Progress, now_s: float, do: list[Action]) -> None
         phase=word.phase,
         shard_us=word.shard_us or seen.shard_us,
         exchange_us=word.exchange_us or seen.exchange_us,
+        doing=word.doing,
+        for_s=word.for_ms / 1000,
+        usual_s=word.usual_ms / 1000,
+        computes=word.computes,
         moved_s=seen.moved_s if word.phase == seen.phase else now_s,
     )
     g.shards = word.shards or g.shards

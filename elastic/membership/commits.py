@@ -41,7 +41,7 @@ def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
         for known in (g.dead, g.workers, g.drains, g.expelled):
             known.pop(worker, None)
     g.given_up = {worker: why for worker, why in g.given_up.items() if worker in record.ids or worker in g.newcomers}
-    g.turned_away = set()
+    g.turned_away, g.stuck = set(), set()
     g.advanced_s = {}
     for worker, seen in g.workers.items():
         if worker in record.ids:

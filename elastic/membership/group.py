@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from elastic.config import JobSpec
-from elastic.messages import Generation, Member, Report, RingState
+from elastic.messages import Doing, Generation, Member, Report, RingState
 
 
 class State(StrEnum):
@@ -36,6 +36,10 @@ class Seen:
     phase: str = ""
     moved_s: float = 0.0
     """When its phase changed last."""
+    doing: Doing = Doing.ELSEWHERE
+    for_s: float = 0.0
+    usual_s: float = 0.0
+    computes: bool = True
     ready: bool = False
     invited: bool = False
     finished: bool = False
@@ -89,6 +93,8 @@ class Group:
     """Since when."""
     in_vain: set[str] = field(default_factory=set)
     """Slots whose newcomer could not copy the state within the time in which the ring stood still for it."""
+    stuck: set[str] = field(default_factory=set)
+    """Members that live and were given up, because they held all others up: their reports do not count."""
     expelled: dict[str, float] = field(default_factory=dict)
     """Fenced workers -> when."""
     round: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from elastic.membership.actions import Action, Note
@@ -83,9 +84,11 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
     dead = g.listed - set(g.reports) if waited_out else set(g.dead)
     outcome = decide_loss(g.chain, g.reports, dead, newcomers)
     if isinstance(outcome, LossPlan) and (blocked := _unreachable(g, outcome)):
-        rest = {worker: report for worker, report in g.reports.items() if worker not in blocked}
         do.append(Note("dropped_unreachable", {"workers": list(blocked)}))
-        outcome = decide_loss(g.chain, rest, dead, newcomers)
+        outcome = decide_loss(g.chain, _without(g.reports, blocked), dead, newcomers)
+    if isinstance(outcome, LossPlan) and not g.stuck.isdisjoint(outcome.ids):
+        others = decide_loss(g.chain, _without(g.reports, g.stuck), dead, newcomers)
+        outcome = others if isinstance(others, LossPlan) else outcome  # who is stuck may be all that is left
     if isinstance(outcome, AllLost) and not waited_out and (unheard := sorted(set(newcomers) - settled)):
         outcome = NotYet(f"no member is left, and {', '.join(unheard)} may hold a copy of the state")
     if not isinstance(outcome, NotYet):
@@ -107,6 +110,10 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
                 return
             plan = replace(plan, paces=paces_of((member.worker_id for member in members), g.top))
             commit(g, Kind.LOSS, members, plan, g.because, do, hold=short)
+
+
+def _without(reports: dict[str, Report], workers: Collection[str]) -> dict[str, Report]:
+    return {worker: report for worker, report in reports.items() if worker not in workers}
 
 
 def _unreachable(g: Group, outcome: LossPlan) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from elastic.membership.invitations import wait_for_slow
 from elastic.membership.losses import lost, reported
 from elastic.membership.rings import heard_of_ring
 from elastic.membership.speed import compare
+from elastic.membership.stuck import expel_stuck
 from elastic.membership.transitions import become_closed
 from elastic.messages import (
     Announce,
@@ -49,7 +50,8 @@ def step(group: Group, event: Event, now_s: float) -> tuple[Group, tuple[Action,
         setattr(g, name, dict(getattr(group, name)))
     for name in ("slow_since_s", "stragglers", "demoted_s"):
         setattr(g, name, dict(getattr(group, name)))
-    g.turned_away, g.in_vain = set(group.turned_away), set(group.in_vain)
+    for name in ("turned_away", "in_vain", "stuck"):
+        setattr(g, name, set(getattr(group, name)))
     actions: list[Action] = []
     if g.state is not State.CLOSED:
         _apply(g, event, now_s, actions)
@@ -82,6 +84,7 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
         case Progress():
             progressed(g, event, now_s, do)
             compare(g, now_s, do)
+            expel_stuck(g, now_s, do)
         case Ready(worker, _, outdated):
             if worker in g.workers:
                 g.workers[worker] = replace(g.workers[worker], ready=True)

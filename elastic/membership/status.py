@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elastic.membership.group import Group
+from elastic.membership.stuck import holding_up
 from elastic.plan import default_sizes
 
 
@@ -32,6 +33,7 @@ def status(group: Group) -> dict[str, object]:
             for rank, (member, worker, owned) in enumerate(zip(members, seen, shards, strict=True))
         ],
         "stragglers": dict(group.stragglers),
+        "held_up_by": holding_up(group),
         "draining": {worker: group.drains[worker].because for worker in group.alive(group.drains)},
         "waiting": sorted(group.newcomers - group.spares - set(group.dead)),
         "spares": sorted(group.spares - set(group.dead)),

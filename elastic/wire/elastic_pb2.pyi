@@ -553,7 +553,19 @@ class BuildFailed(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., unreachable: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("worker_id", "generation", "reduced", "applied", "phase", "shards", "shard_us", "exchange_us")
+    __slots__ = ("worker_id", "generation", "reduced", "applied", "phase", "shards", "shard_us", "exchange_us", "doing", "for_ms", "usual_ms", "computes")
+    class Doing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        DOING_UNKNOWN: _ClassVar[Progress.Doing]
+        ELSEWHERE: _ClassVar[Progress.Doing]
+        SHARD: _ClassVar[Progress.Doing]
+        WAITING: _ClassVar[Progress.Doing]
+        DECLARED: _ClassVar[Progress.Doing]
+    DOING_UNKNOWN: Progress.Doing
+    ELSEWHERE: Progress.Doing
+    SHARD: Progress.Doing
+    WAITING: Progress.Doing
+    DECLARED: Progress.Doing
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REDUCED_FIELD_NUMBER: _ClassVar[int]
@@ -562,6 +574,10 @@ class Progress(_message.Message):
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     SHARD_US_FIELD_NUMBER: _ClassVar[int]
     EXCHANGE_US_FIELD_NUMBER: _ClassVar[int]
+    DOING_FIELD_NUMBER: _ClassVar[int]
+    FOR_MS_FIELD_NUMBER: _ClassVar[int]
+    USUAL_MS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     generation: int
     reduced: int
@@ -570,7 +586,11 @@ class Progress(_message.Message):
     shards: int
     shard_us: int
     exchange_us: int
-    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., reduced: _Optional[int] = ..., applied: _Optional[int] = ..., phase: _Optional[str] = ..., shards: _Optional[int] = ..., shard_us: _Optional[int] = ..., exchange_us: _Optional[int] = ...) -> None: ...
+    doing: Progress.Doing
+    for_ms: int
+    usual_ms: int
+    computes: bool
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., reduced: _Optional[int] = ..., applied: _Optional[int] = ..., phase: _Optional[str] = ..., shards: _Optional[int] = ..., shard_us: _Optional[int] = ..., exchange_us: _Optional[int] = ..., doing: _Optional[_Union[Progress.Doing, str]] = ..., for_ms: _Optional[int] = ..., usual_ms: _Optional[int] = ..., computes: bool = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("worker_id", "generation", "outdated")

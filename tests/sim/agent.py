@@ -171,6 +171,8 @@ class Agent:
                 case Kill():
                     if worker.newcomer.stuck:
                         self.world.reach("a stuck newcomer was replaced")
+                    if worker.stalled:
+                        self.world.reach("a stuck member was replaced")
                     if worker.newcomer.hung:
                         self.world.reach("a newcomer whose set-up hung was replaced")
                     worker.die("killed by its agent")

@@ -23,9 +23,8 @@ LATE = ("begin", "unit", "header", "summed", "obtained")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """what: crash, pause, cut, crash_node (each of `whom`), stick (a newcomer), hang (one before it is ready),
-    crash_leader, pause_leader, drain,
-    add_node.
+    """what: crash, pause, cut, crash_node, stall (each of `whom`; of a stalled one only the script waits), stick (a
+    newcomer), hang (one before it is ready), crash_leader, pause_leader, drain, add_node.
 
     whom: "self" (where the trigger was reached), "donor", "ahead" (another one that is furthest), or a number that
     picks one of the living.
@@ -80,6 +79,7 @@ PROFILES: dict[str, tuple[str, ...]] = {
     "leaving": ("crash", "crash", "pause", "cut", "add_node", "crash_leader"),
     "stuck": ("crash",),
     "epochs": ("crash",),
+    "stall": ("crash", "pause", "drain", "add_node", "crash_leader"),
     "storm": ("crash", "crash", "crash", "crash", "pause", "crash_node", "crash_leader", "cut"),
 }
 
@@ -103,6 +103,10 @@ def draw(seed: int) -> Scene:
         faults = (Fault("crash", random.randrange(8), at_s=random.uniform(0.3, 1.0)), *stick, *hang, *faults[:2])
     if profile == "epochs":
         faults = (Fault("crash", random.randrange(8), at_s=random.uniform(0.3, 1.0)), *faults[:1])
+    if profile == "stall":
+        heal_s += 30.0
+        stall = Fault("stall", "self", hook="unit", nth=random.randint(1, 40), delay_s=random.uniform(0, 0.04))
+        faults = (stall, *faults[:2])
     trouble = profile in ("leaders", "mixed", "storm")
     return Scene(
         name=profile,

@@ -33,6 +33,7 @@ MUST_REACH = (
     "a ring could not be built",
     "a spare joined",
     "a state copy failed",
+    "a stuck member was replaced",
     "a stuck newcomer was replaced",
     "a worker was demoted",
     "a worker was named a straggler",

@@ -13,6 +13,7 @@ from elastic import position
 from elastic.messages import (
     Announce,
     Close,
+    Doing,
     Finished,
     Invite,
     Order,
@@ -85,6 +86,9 @@ class Worker:
         self.sums: dict[Node, Sum] = {}
         self._asleep: list[Callable[[], None]] = []
         self._busy = False
+        self.stalled = False
+        self._stalled_s = 0.0
+        self._held: list[Callable[[], None]] = []
         self._woken = False
         self.mesh = Mesh(self)
         self.newcomer = Newcomer(self)
@@ -164,7 +168,7 @@ class Worker:
                 self.die("exit 0")
             case ReleaseOrder():
                 self.die("exit 0")
-            case _:
+            case _ if not self.stalled:
                 self.die("exit 75")
 
     @property
@@ -188,8 +192,39 @@ class Worker:
         return self.p
 
     def _say_progress(self) -> None:
-        units, pace = self._units, self.speed.shard_us
-        self.say(Progress(self.me, self.p.entered, self.p.reduced, self.applied, str(self.p.phase), units, pace))
+        stalled_s = self.world.clock.now_s - self._stalled_s if self.stalled else 0.0
+        waiting = not self._busy and self.p.phase is Phase.COLLECTING
+        mine = Doing.SHARD if self.p.running is not None else Doing.ELSEWHERE
+        self.say(
+            Progress(
+                self.me,
+                self.p.entered,
+                self.p.reduced,
+                self.applied,
+                phase=f"{self.p.phase} {self.p.reduced}",
+                shards=self._units,
+                shard_us=self.speed.shard_us,
+                doing=Doing.WAITING if waiting else mine,
+                for_ms=round(1000 * stalled_s),
+                usual_ms=20,
+                computes=not self.stalled,
+            )
+        )
+
+    def beat(self) -> None:
+        """Without news too; only where somebody gets nowhere does it matter."""
+        if self.alive and not self.paused and self.p.entered:
+            self._say_progress()
+
+    def stall(self) -> None:
+        """What its script waits for does not come. The rest of the process lives."""
+        self.stalled, self._stalled_s = True, self.world.clock.now_s
+
+    def go_on(self) -> None:
+        self.stalled = False
+        waiting, self._held = self._held, []
+        for act in waiting:
+            self.after(0, 0, act)
 
     def _perform(self, action: position.Action) -> None:
         match action:
@@ -214,7 +249,8 @@ class Worker:
             case Say(word):
                 self.say(word)
             case Leave():
-                self.die("exit 75")
+                if not self.stalled:  # it is the script's thread that leaves
+                    self.die("exit 75")
 
     def say(self, word: Word) -> None:
         if isinstance(word, Report):
@@ -274,6 +310,9 @@ class Worker:
         self._busy = True
 
         def done() -> None:
+            if self.stalled:
+                self._held.append(done)
+                return
             self._busy = False
             then()
             self.wake()

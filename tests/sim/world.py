@@ -20,7 +20,7 @@ from tests.sim.script import Script, Sum, write_script
 from tests.sim.store import Records
 from tests.sim.worker import Worker
 
-TIMING = Timing(orphan_limit_s=120.0, pause_limit_s=120.0, control_silence_s=20.0, progress_s=10.0)
+TIMING = Timing(orphan_limit_s=120.0, pause_limit_s=120.0, control_silence_s=20.0, progress_s=10.0, hang_s=15.0)
 PATIENCE_S = 400.0
 """After the heal: longer than every deadline of TIMING, one after the other."""
 
@@ -98,6 +98,7 @@ class World:
         self.store_trouble = self.copy_trouble = 0.0
         for worker in list(self.workers.values()):
             worker.resume()
+            worker.go_on()
 
     def elect(self) -> None:
         if not self.over:
@@ -192,6 +193,9 @@ class World:
                 victim.agent.stream.cut("the link broke")
             case "hang" if victim and victim.p.phase is Phase.FRESH:
                 victim.newcomer.hung = True
+            case "stall" if victim and victim.p.phase in (Phase.READY, Phase.COLLECTING) and not victim.paused:
+                victim.stall()
+                self._beat()
             case "stick" if victim:
                 victim.newcomer.stuck = True
             case "crash_node" if victim:
@@ -208,6 +212,12 @@ class World:
                 self.clock.after(fault.for_s, leader.resume)
                 if fault.for_s > 2.0:
                     self.clock.after(2.0, lambda: self._usurp(leader))
+
+    def _beat(self) -> None:
+        for worker in list(self.workers.values()):
+            worker.beat()
+        if any(worker.stalled and worker.alive for worker in self.workers.values()):
+            self.clock.after(1.0, self._beat)
 
     def _replace_leader(self) -> None:
         if self.leader is None or not self.leader.alive:

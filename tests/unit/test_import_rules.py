@@ -78,6 +78,7 @@ RUNTIME_MAY_USE = {
     "elastic.journal",
     "elastic.ledger",
     "elastic.lifeline",
+    "elastic.stacks",
     "elastic.membership",
     "elastic.messages",
     "elastic.plan",

@@ -29,6 +29,7 @@ from elastic.messages import (
     BuildFailed,
     CheckpointComplete,
     Close,
+    Doing,
     DrainOver,
     DrainWish,
     Failed,
@@ -143,7 +144,11 @@ class Job:
             case "unreachable":
                 return BuildFailed(worker, number, tuple(plain[2:]))
             case "progress":
-                return Progress(worker, number, int(plain[2]), phase=options.get("phase", ""))
+                return Progress(
+                    worker, number, int(plain[2]), phase=options.get("phase", "").replace("_", " "),
+                    doing=Doing(options.get("doing", "elsewhere")), for_ms=int(options.get("for", 0)) * 1000,
+                    usual_ms=int(options.get("usual", 0)) * 1000, computes="idle" not in words,
+                )  # fmt: skip
             case "ready":
                 return Ready(worker, number, outdated=int(options.get("outdated", 0)))
             case "drain":
