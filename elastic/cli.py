@@ -164,7 +164,11 @@ def _add_run(verbs: Any) -> None:
         "(default %(default)s)",
     )
     run.add_argument(
-        "--ring", choices=["auto", "tcp"], default="auto", help="what carries the gradients (default %(default)s)"
+        "--ring",
+        choices=[str(kind) for kind in RingKind],
+        default=str(RingKind.AUTO),
+        help="what carries the gradients; auto: nccl if every worker has a GPU to itself, else tcp "
+        "(default %(default)s)",
     )
     run.add_argument("--threads", type=int, default=1, metavar="T", help="torch threads of each worker (default 1)")
     run.add_argument("--job-dir", type=Path, metavar="DIR", help="default: ./elastic-jobs/<name>-<n>")

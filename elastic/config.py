@@ -48,11 +48,12 @@ class Stragglers(StrEnum):
 
 
 class RingKind(StrEnum):
-    """What carries the ring."""
+    """What carries the gradients from worker to worker."""
 
     AUTO = "auto"
-    GLOO = "gloo"
+    """NCCL if the workers train on GPUs and each has one to itself, else TCP."""
     TCP = "tcp"
+    NCCL = "nccl"
 
 
 def check_name(what: str, name: str) -> str:

@@ -123,7 +123,8 @@ class RingState(StrEnum):
 class Announce:
     """A worker exists and where it stands; said at start and again to every new leader.
 
-    entered 0: a newcomer. numerics: fingerprint of what decides the bits (torch version, threads, capability).
+    entered 0: a newcomer. numerics: fingerprint of what decides the bits (torch version, threads, capability), with
+    "ring:" and what carries the gradients at its end.
     ready: a newcomer that has rehearsed and wants to be admitted. invited: a leader had a place for it; until then it
     is a spare.
     """

@@ -10,8 +10,11 @@ import secrets
 import sys
 from collections.abc import Callable
 
+import torch
+
 from elastic.checkpoints.naming import EntryName
 from elastic.tree import next_fold
+from runtime.flats import CPU
 from runtime.partial import Json, Partial, fold
 from runtime.session import JoinMeta, Op, OpKind, Place, StepRecord
 from runtime.state import Carrier
@@ -35,7 +38,9 @@ class Alone:
     joining = False
     behind = False
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device = CPU) -> None:
+        """device: where it trains."""
+        self.sums_on = device
         self._op: Op | None = None
         self._own: Json = None
         self._todo: list[int] = []

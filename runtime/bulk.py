@@ -32,8 +32,8 @@ _BULK = "bulk"
 
 def exchange_over(
     ring: Ring,
-    transport: Transport,
     *,
+    transport: Transport,
     op: int,
     header: dict[str, Json],
     roots: Sequence[Partial],
@@ -63,8 +63,8 @@ def exchange_over(
 
 def exchange_native_over(
     ring: Ring,
-    transport: Transport,
     *,
+    transport: Transport,
     op: int,
     header: dict[str, Json],
     contribution: Partial | None,

@@ -25,6 +25,8 @@ class Dial:
         self._retry_s = _RETRY_MIN_S
         self.retry_at_s = 0.0
         self.problem = "no answer"
+        self.offer = ""
+        """Of the peer that has accepted: see hello.Welcome."""
         self.nobody_listens = False
         """The host has answered that the last call was for no process."""
 
@@ -57,7 +59,9 @@ class Dial:
         if message is None:
             return None
         try:
-            check_welcome(decode_answer(message), self._hello)
+            welcome = decode_answer(message)
+            check_welcome(welcome, self._hello)
+            self.offer = welcome.offer
         except HelloRefused:
             self.close()
             raise

@@ -34,6 +34,7 @@ import torch
 from elastic.journal import Journal
 from elastic.position import CopyBegun, CopyEnded, Phase, outcome
 from runtime.copy import CopyConnection, CopyFailed
+from runtime.encoding import to_blobs
 from runtime.gather import digest, send_parts
 from runtime.held import LOG_BYTES_MIN, Holder, log_bytes
 from runtime.partial import Json, Partial
@@ -318,4 +319,4 @@ def result_json(result: Partial) -> tuple[dict[str, Json], list[torch.Tensor]]:
     """As newcomer.parse_result reads it."""
     names = sorted(result.flats)
     groups: dict[str, Json] = {name: result.flats[name].numel() for name in names}
-    return {"result": result.meta(), "groups": groups}, [result.flats[name].view(torch.uint8) for name in names]
+    return {"result": result.meta(), "groups": groups}, to_blobs([result.flats[name] for name in names])

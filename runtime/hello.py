@@ -43,12 +43,16 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The answer to a hello that was accepted."""
+    """The answer to a hello that was accepted.
+
+    offer: of rank 0, what its transport has to tell those of the others before they can meet; else empty.
+    """
 
     generation: int
     worker_id: str
     plan: str
     token: str
+    offer: str = ""
 
 
 def encode_hello(hello: Hello) -> bytes:
@@ -90,6 +94,7 @@ def decode_answer(message: bytes) -> Welcome:
         worker_id=_text(fields, "worker_id"),
         plan=_text(fields, "plan"),
         token=_text(fields, "token"),
+        offer=_text(fields, "offer"),
     )
 
 

@@ -92,7 +92,7 @@ def _session(threads: int, device: torch.device) -> Session:
         return connect(threads, device)
     guards.check_launcher(os.environ)
     examination = Examination.from_environment(os.environ)
-    return Apart() if examination is not None and examination.apart else Alone()
+    return Apart() if examination is not None and examination.apart else Alone(device)
 
 
 def _device(device: str | torch.device | None) -> torch.device:

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -24,7 +25,7 @@ import torch
 from elastic import ledger, lifeline, position, stacks
 from elastic.checkpoints.naming import EntryName
 from elastic.client import AgentClient
-from elastic.config import Timing
+from elastic.config import RingKind, Timing
 from elastic.errors import Disagree, ExitCode, JoinMissed, LeaderOnly, LeftAlone, RingBroken, StateLost
 from elastic.journal import Journal
 from elastic.messages import (
@@ -41,17 +42,20 @@ from elastic.messages import (
 from elastic.plan import default_units_of
 from elastic.position import Phase
 from elastic.tree import leaves
-from runtime import guards, numerics
+from runtime import guards, nccl, numerics
 from runtime.activity import Activity
 from runtime.admission import Admission
+from runtime.bulk import exchange_native_over, exchange_over
 from runtime.copy import CopyConnection, CopyFailed
 from runtime.donor import Donor
+from runtime.flats import CPU
 from runtime.hello import Hello
 from runtime.listener import Listener
 from runtime.newcomer import Asker, parse_op
 from runtime.orders import Orders
 from runtime.pace import Pace, Speed
 from runtime.partial import Json, Partial, total
+from runtime.process_group import meeting
 from runtime.reduce import exchange, exchange_native
 from runtime.rings import Rings
 from runtime.session import Going, JoinMeta, Op, OpKind, Place, StepRecord
@@ -66,7 +70,11 @@ class Member:
     reduction: str
 
     def __init__(self, environment: dict[str, str], threads: int, device: torch.device) -> None:
-        """Raises ConfigError through Timing for a broken environment; blocks nowhere."""
+        """Raises ConfigError for a broken environment, and for a ring that this device cannot have; blocks nowhere."""
+        kind = nccl.ring_kind(
+            RingKind(environment.get("ELASTIC_RING", "auto")), device, int(environment.get("ELASTIC_SLOTS", "1"))
+        )
+        self.sums_on = device if kind is RingKind.NCCL else CPU
         self.worker_id = environment["ELASTIC_WORKER_ID"]
         self.job = environment["ELASTIC_JOB"]
         self.local_rank = int(environment["ELASTIC_SLOT"])
@@ -89,8 +97,10 @@ class Member:
             token_of=self._token_of,
             serve_copy=self._serve_copy,
         )
-        self._rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s)
-        self._standing = Standing(self.worker_id, self._rings, self._send, self._journal)
+        host, port = self._listener.address
+        meet = meeting(nccl.make_group, host, device) if kind is RingKind.NCCL else None
+        self._rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, meet)
+        self._standing = Standing(self.worker_id, self._rings, self._send, self._journal, self.sums_on)
         self._standing.position = replace(self._standing.position, phase=Phase.FRESH)
         self._donor = Donor(self._standing, self._journal)
         self._asker = Asker(self.job, self.worker_id)
@@ -110,10 +120,8 @@ class Member:
         self.may_part = True
         self._stopping = threading.Event()
         self._before_leaving: Callable[[], None] = lambda: None
-        host, port = self._listener.address
-        self._announce = Announce(
-            self.worker_id, self._node, self.local_rank, os.getpid(), host, port, numerics.fingerprint(threads, device)
-        )
+        bits = numerics.fingerprint(threads, device, kind)
+        self._announce = Announce(self.worker_id, self._node, self.local_rank, os.getpid(), host, port, bits)
         self._client = AgentClient(environment["ELASTIC_AGENT_SOCKET"], self._orders.deliver, self._on_lost)
         self._orders.close_client = self._client.close
 
@@ -343,6 +351,7 @@ class Member:
             if self._op.kind is OpKind.LEAVE and self._orders.complete:
                 return Partial(0, self._op.units)
             self._orders.leave_if_over()
+            self._rings.check()
             with self._standing.changed:
                 move = position.move(self._standing.position)
             match move:
@@ -451,9 +460,11 @@ class Member:
             self._speed.gathered(time.monotonic())
 
         out = standing.result_buffer(self._groups)
+        beside = ring.transport if self._groups else None
         try:
             if self.reduction == "allreduce" and self._groups:
-                _, result = exchange_native(
+                add = exchange_native if beside is None else partial(exchange_native_over, transport=beside)
+                _, result = add(
                     ring,
                     op=number,
                     header=header,
@@ -465,7 +476,8 @@ class Member:
                     out=out,
                 )
             else:
-                headers, result = exchange(
+                reduce = exchange if beside is None else partial(exchange_over, transport=beside)
+                headers, result = reduce(
                     ring,
                     op=number,
                     header=header,

@@ -6,17 +6,26 @@ aborted.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from elastic.errors import RingBroken
+from elastic.errors import BuildFailed, RingBroken
+from runtime.transport import Meet, Meeting, Transport
 
+CONNECT_S = 20.0
+"""How long the members' groups may take to find each other. Where a member is lost meanwhile nobody waits for that."""
+QUEUED_MAX = 64
+"""Exchanges that a GPU may be behind the host; a full queue would block a thread where no abort can reach it."""
 DRAIN_S = 30.0
 """After an abort the tensors are let go by then, or the device hangs."""
 _PAUSE_MIN_S = 20e-6
@@ -43,6 +52,68 @@ class Group(Protocol):
         ...
 
 
+MakeGroup = Callable[[Store, int, int, int, torch.device], Group]
+"""The group of (store, rank, world size, generation, device); all members make theirs at the same time. Raises
+RuntimeError."""
+
+
+def meeting(make: MakeGroup, host: str, device: torch.device) -> Meet:
+    """Meetings at a store that rank 0 opens on this address of its machine; it is there as long as the meeting."""
+
+    @contextmanager
+    def meet(generation: int, members: Sequence[str], rank: int) -> Iterator[Meeting]:
+        place = _Place(make, generation, rank, len(members), device)
+        if rank:
+            yield place
+            return
+        try:
+            place.open(host)
+            yield place
+        finally:
+            place.server = None
+
+    return meet
+
+
+@dataclass(slots=True)
+class _Place:
+    """transport.Meeting at a store."""
+
+    make: MakeGroup
+    generation: int
+    rank: int
+    world_size: int
+    device: torch.device
+    offer: str = ""
+    server: TCPStore | None = None
+
+    def open(self, host: str) -> None:
+        # With a port of its own choice the server would listen on every address of the machine.
+        with socket.create_server((host, 0)) as listening:
+            port = listening.getsockname()[1]
+            self.server = TCPStore(
+                host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+            )
+        self.offer = f"{host} {port}"
+
+    def connect(self, offer: str) -> Transport:
+        try:
+            host, port = offer.split()
+            store = TCPStore(host, int(port), timeout=timedelta(seconds=CONNECT_S), wait_for_workers=False)
+            group = self.make(
+                PrefixStore(f"{self.generation}", store), self.rank, self.world_size, self.generation, self.device
+            )
+            transport = ProcessGroupTransport(group, self.generation, self.rank, self.world_size, self.device)
+        except (RuntimeError, ValueError) as error:
+            raise BuildFailed(f"generation {self.generation}: {error}") from error
+        try:
+            transport.greet()
+        except RingBroken as error:
+            transport.close()
+            raise BuildFailed(f"{error}; not all members were connected within {CONNECT_S:g} s") from error
+        return transport
+
+
 class ProcessGroupTransport:
     """Transport (see transport.py). device: where its tensors are."""
 
@@ -58,6 +129,7 @@ class ProcessGroupTransport:
         self._aborted = threading.Event()
         self._aborting: threading.Thread | None = None
         self._last: Work | None = None
+        self._queued = 0
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -81,6 +153,18 @@ class ProcessGroupTransport:
             finally:
                 self._last = None
 
+    def greet(self) -> None:
+        """Exchange a byte with every member, so that all connections are made now. Raises RingBroken."""
+        timer = threading.Timer(CONNECT_S, self.abort)
+        timer.start()
+        try:
+            with self.attempt():
+                others = [rank for rank in range(self._world_size) if rank != self._rank]
+                byte = torch.zeros(1, dtype=torch.uint8, device=self._device)
+                self.exchange(dict.fromkeys(others, byte), {rank: torch.empty_like(byte) for rank in others})
+        finally:
+            timer.cancel()
+
     def exchange(self, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor]) -> None:
         """See Transport."""
         self._check()
@@ -97,6 +181,9 @@ class ProcessGroupTransport:
             if self._stream is None:
                 self._await(work.is_completed)
             work.wait()  # on a GPU the stream waits, not the host
+            self._queued += 1
+            if self._stream is not None and self._queued % QUEUED_MAX == 0:
+                self._await(self._stream.query)
         except RuntimeError as error:
             raise RingBroken(f"generation {self._generation}: {error}") from error
 

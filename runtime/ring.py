@@ -73,6 +73,8 @@ class Ring:
         self._scratch: dict[str, bytearray] = {}
         self.transport: Transport | None = None
         """What carries the tensors of reductions; None: this mesh does. Set before anybody else has the ring."""
+        self.offer = ""
+        """Of rank 0: see hello.Welcome."""
 
     @property
     def world_size(self) -> int:
@@ -287,19 +289,24 @@ def build(
     token: str,
     deadline_s: float,
     cancelled: threading.Event,
+    offer: str = "",
 ) -> Ring:
     """Connect this worker with all others of its generation; every member calls this with the same arguments.
 
     peers: all members in rank order, this one included. plan: hash of the generation's plan; token: the secret of
     its members; both must be equal on both sides. The younger of two connects. deadline_s: from now, in seconds.
+    offer: of rank 0, told to all others.
     Raises BuildFailed naming the members without a connection, GenerationEnded soon after `cancelled` is set.
     """
     rank = [peer.worker_id for peer in peers].index(me)
-    builder = _Builder(job, generation, me, peers, rank, plan, token, listener.address[0])
+    welcome = Welcome(generation, me, plan, token, offer)
+    builder = _Builder(job, welcome, peers, rank, listener.address[0])
     try:
         with listener.expecting(generation) as arrivals:
             builder.connect(arrivals, time.monotonic() + deadline_s, cancelled)
-        return Ring(generation, [peer.worker_id for peer in peers], me, builder.connections)
+        ring = Ring(generation, [peer.worker_id for peer in peers], me, builder.connections)
+        ring.offer = builder.offer
+        return ring
     except BaseException:
         for sock in builder.connections.values():
             sock.close()
@@ -310,17 +317,17 @@ def build(
 
 
 class _Builder:
-    def __init__(
-        self, job: str, generation: int, me: str, peers: Sequence[Peer], rank: int, plan: str, token: str, host: str
-    ) -> None:
-        self._job, self._welcome = job, Welcome(generation, me, plan, token)
+    def __init__(self, job: str, welcome: Welcome, peers: Sequence[Peer], rank: int, host: str) -> None:
+        self._job, self._welcome = job, welcome
+        self._first = peers[0].worker_id
+        self.offer = welcome.offer if rank == 0 else ""
         self._younger = {peer.worker_id for peer in peers[rank + 1 :]}
         self.connections: dict[str, socket.socket] = {}
         self.dials = {
             peer.worker_id: Dial(
                 peer.host,
                 peer.port,
-                Hello(job, generation, me, peer.worker_id, "ring", plan, token),
+                Hello(job, welcome.generation, welcome.worker_id, peer.worker_id, "ring", welcome.plan, welcome.token),
                 local=peer.host == host,
             )
             for peer in peers[:rank]
@@ -360,6 +367,8 @@ class _Builder:
             raise BuildFailed(f"{peer} refused the connection: {refusal}", unreachable=(peer,)) from refusal
         if sock is not None:
             self.connections[peer] = sock
+            if peer == self._first:
+                self.offer = dial.offer
             del self.dials[peer]
 
     def _admit(self, sock: socket.socket, hello: Hello) -> None:

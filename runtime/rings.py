@@ -5,20 +5,28 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from elastic.errors import BuildFailed, GenerationEnded, RingBroken
+from elastic.errors import BuildFailed, ConfigError, GenerationEnded, RingBroken
 from elastic.messages import Generation
 from elastic.position import Event, RingBuilt, RingFailed
 from runtime.ring import Listener, Peer, Ring, build
+from runtime.transport import Meet
+
+FAILURES_MAX = 3
+"""So often in a row the members may be connected by the mesh and not by their transports."""
 
 
 class Rings:
-    """Called under the lock of Standing, except `get`. Building happens in a thread of its own per generation."""
+    """Called under the lock of Standing, except `get` and `check`. Building happens in a thread of its own per
+    generation. meet: how their transports are connected; None: they have none."""
 
-    def __init__(self, listener: Listener, job: str, me: str, build_s: float) -> None:
+    def __init__(self, listener: Listener, job: str, me: str, build_s: float, meet: Meet | None = None) -> None:
         self._listener = listener
         self._job = job
         self._me = me
         self._build_s = build_s
+        self._meet = meet
+        self._failures: list[BuildFailed] = []
+        """Of the transport, since it was connected last."""
         self._lock = threading.Lock()
         self._rings: dict[int, Ring] = {}
         self._building: dict[int, threading.Event] = {}
@@ -27,6 +35,13 @@ class Rings:
     def get(self, generation: int) -> Ring | None:
         with self._lock:
             return self._rings.get(generation)
+
+    def check(self) -> None:
+        """Raise ConfigError if trying once more is of no use."""
+        with self._lock:
+            if len(self._failures) >= FAILURES_MAX:
+                last = self._failures[-1]
+                raise ConfigError(f"the gradients cannot go this way: {last}; start the job with --ring tcp") from last
 
     def build(self, generation: Generation, post: Callable[[Event], object]) -> None:
         """Start building; posts RingBuilt or RingFailed, or nothing if it was aborted meanwhile."""
@@ -37,19 +52,8 @@ class Rings:
         threading.Thread(target=self._build, args=(generation, cancelled, post), name=name, daemon=True).start()
 
     def _build(self, generation: Generation, cancelled: threading.Event, post: Callable[[Event], object]) -> None:
-        peers = [Peer(member.worker_id, member.host, member.port) for member in generation.members]
         try:
-            ring = build(
-                self._listener,
-                job=self._job,
-                generation=generation.number,
-                me=self._me,
-                peers=peers,
-                plan=generation.digest(),
-                token=generation.token,
-                deadline_s=self._build_s,
-                cancelled=cancelled,
-            )
+            ring = self._connect(generation, cancelled)
         except BuildFailed as failed:
             with self._lock:
                 self._building.pop(generation.number, None)
@@ -66,6 +70,41 @@ class Rings:
             ring.close()
         else:
             post(RingBuilt(generation.number))
+
+    def _connect(self, generation: Generation, cancelled: threading.Event) -> Ring:
+        """The mesh, and what goes beside it. Raises BuildFailed and GenerationEnded."""
+        if self._meet is None:
+            return self._mesh(generation, cancelled, "")
+        with self._meet(generation.number, generation.ids, generation.ids.index(self._me)) as meeting:
+            ring = self._mesh(generation, cancelled, meeting.offer)
+            try:
+                if cancelled.is_set():
+                    raise GenerationEnded(f"generation {generation.number} ended while its ring was built")
+                ring.transport = meeting.connect(ring.offer)
+            except BaseException as error:
+                ring.close()
+                if isinstance(error, BuildFailed) and not cancelled.is_set():
+                    with self._lock:
+                        self._failures.append(error)
+                raise
+        with self._lock:
+            self._failures.clear()
+        return ring
+
+    def _mesh(self, generation: Generation, cancelled: threading.Event, offer: str) -> Ring:
+        peers = [Peer(member.worker_id, member.host, member.port) for member in generation.members]
+        return build(
+            self._listener,
+            job=self._job,
+            generation=generation.number,
+            me=self._me,
+            peers=peers,
+            plan=generation.digest(),
+            token=generation.token,
+            deadline_s=self._build_s,
+            cancelled=cancelled,
+            offer=offer,
+        )
 
     def abort(self) -> bool:
         """Free whoever is blocked in any ring, at once; closing happens in the background."""

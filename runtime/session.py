@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+import torch
+
 from elastic.checkpoints.naming import EntryName
 from runtime.partial import Json, Partial
 from runtime.state import Carrier
@@ -177,6 +179,11 @@ class Session(Protocol):
     @property
     def reduction(self) -> str:
         """ "exact" or "allreduce"."""
+        ...
+
+    @property
+    def sums_on(self) -> torch.device:
+        """Where the tensors of leaves and results are: what carries them takes and gives them there."""
         ...
 
     @property

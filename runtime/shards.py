@@ -18,7 +18,7 @@ from torch import nn
 
 from elastic.errors import NotCarried
 from runtime.buffers import Buffer
-from runtime.flats import Flats
+from runtime.flats import CPU, Flats
 from runtime.partial import Json, Partial, Scalars
 from runtime.randomness import ShardRandom, own_random, seed_all
 
@@ -73,8 +73,12 @@ class Harvest:
         parameters: Sequence[tuple[str, nn.Parameter]],
         float_buffers: Sequence[Buffer] = (),
         int_buffers: Sequence[Buffer] = (),
+        *,
+        device: torch.device = CPU,
     ) -> None:
-        """parameters: those that get gradients, the same on every worker. Raises NotCarried for a complex one."""
+        """parameters: those that get gradients, the same on every worker. device: of leaves and results, which is not
+        that of the parameters where a ring of CPUs carries the gradients of GPUs. Raises NotCarried for a complex one.
+        """
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
         self._floats = list(float_buffers)
@@ -84,7 +88,13 @@ class Harvest:
             self._group(name, parameter.dtype).parameters.append((i, parameter))
         for buffer in sorted(self._floats, key=lambda buffer: buffer.merge == "first"):
             self._group(buffer.name, buffer.live.dtype).buffers.append(buffer)
-        self._flats = {name: Flats(group.dtype, group.elements) for name, group in self._groups.items()}
+        self._device = device
+        self._staged = device.type == "cpu" and any(parameter.is_cuda for parameter in self._parameters)
+        """Gradients of GPUs are summed on the CPU, by way of pinned memory."""
+        self._flats = {
+            name: Flats(group.dtype, group.elements, device=device, pinned=self._staged)
+            for name, group in self._groups.items()
+        }
         self._at = (0, 0, 0)
 
     def _group(self, name: str, dtype: torch.dtype) -> _Group:
@@ -146,7 +156,7 @@ class Harvest:
         """
         found: list[str] = []
         for name, group in self._groups.items():
-            flat = result.flats[name]
+            flat = self._here(result, name)
             if not bool(flat[: group.gradients].sum().isfinite()):
                 parts = zip(group.parameters, group.parts(flat)[0], strict=True)
                 found += [self._names[i] for (i, _), part in parts if not bool(part.isfinite().all())]
@@ -200,7 +210,9 @@ class Harvest:
             else:
                 absent.append(part)
         if targets:
-            torch._foreach_copy_(targets, sources)
+            torch._foreach_copy_(targets, sources, non_blocking=self._staged)
+            if self._staged:
+                torch.cuda.synchronize()  # the copies are on their way; of whatever GPUs the model is on
         if absent:
             torch._foreach_zero_(absent)
         if weight != 1:
@@ -212,7 +224,7 @@ class Harvest:
         group = self._groups[name]
         flat = self._flats[name].take()
         if gradients == "mean":
-            torch.div(result.flats[name], result.weight, out=flat)
+            torch.div(self._here(result, name), _divisor(result, flat), out=flat)
         else:
             flat.copy_(result.flats[name])
         for (i, parameter), part in zip(group.parameters, group.parts(flat)[0], strict=True):
@@ -226,10 +238,15 @@ class Harvest:
 
     def _install_buffers(self, name: str, result: Partial) -> None:
         group = self._groups[name]
-        _, parts, flags = group.parts(result.flats[name])
+        flat = self._here(result, name)
+        _, parts, flags = group.parts(flat)
         for buffer, part, changed in zip(group.buffers, parts, flags.tolist(), strict=True):
-            merged = part / result.weight if buffer.merge == "mean" else part
+            merged = part / _divisor(result, flat) if buffer.merge == "mean" else part
             _quietly(buffer.live).copy_(merged if changed else _base(buffer))
+
+    def _here(self, result: Partial, name: str) -> torch.Tensor:
+        """A group of a result; that of another member has come by way of the CPU."""
+        return result.flats[name].to(self._device)
 
     def _changed_integers(self) -> Json:
         changed: dict[str, Json] = {
@@ -254,6 +271,11 @@ class Harvest:
     def _clear_gradients(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
+
+
+def _divisor(result: Partial, flat: torch.Tensor) -> float | torch.Tensor:
+    """A GPU multiplies by the inverse of a plain number, which gives other bits than the division of the CPU."""
+    return torch.full((), result.weight, dtype=flat.dtype, device=flat.device) if flat.is_cuda else result.weight
 
 
 def _base(buffer: Buffer) -> torch.Tensor:

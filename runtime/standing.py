@@ -29,6 +29,7 @@ from elastic.position import (
     Say,
 )
 from elastic.tree import Node, parent, split
+from runtime.flats import CPU
 from runtime.partial import Partial, fold
 from runtime.rings import Rings
 
@@ -38,7 +39,15 @@ RESULT_POOL_MAX = 2
 class Standing:
     """All fields are read and written while holding `changed`."""
 
-    def __init__(self, me: str, rings: Rings, say: Callable[[Word], None], journal: Journal) -> None:
+    def __init__(
+        self,
+        me: str,
+        rings: Rings,
+        say: Callable[[Word], None],
+        journal: Journal,
+        sums_on: torch.device = CPU,
+    ) -> None:
+        """sums_on: where the tensors of results are."""
         self.changed = threading.Condition(threading.RLock())
         self.position = Position(me)
         self.result: Partial | None = None
@@ -47,6 +56,7 @@ class Standing:
         self.served = 0
         """Threads that are sending the result's tensors just now: then they are not reused."""
         self.acknowledgements: AwaitAcknowledgements | None = None
+        self.sums_on = sums_on
         self._rings = rings
         self._say = say
         self._journal = journal
@@ -144,9 +154,12 @@ class Standing:
         with self.changed:
             while self._pool:
                 flats = self._pool.pop()
-                if {name: flat.numel() for name, flat in flats.items()} == groups:
+                fits = all(flat.device == self.sums_on for flat in flats.values())
+                if fits and {name: flat.numel() for name, flat in flats.items()} == groups:
                     return flats
-        return {name: torch.empty(size, dtype=getattr(torch, name)) for name, size in groups.items()}
+        return {
+            name: torch.empty(size, dtype=getattr(torch, name), device=self.sums_on) for name, size in groups.items()
+        }
 
     def keep(self, result: Partial, *, shared: bool = False) -> None:
         """shared: somebody else holds its tensors too, for longer; then they are not reused."""

@@ -455,7 +455,9 @@ class Training:
         trainable = [id(parameter) for _, parameter in parameters]
         if trainable != self._trainable:
             self._trainable = trainable
-            self._harvest = Harvest(parameters, self.carrier.float_buffers(), self.carrier.int_buffers())
+            self._harvest = Harvest(
+                parameters, self.carrier.float_buffers(), self.carrier.int_buffers(), device=self.session.sums_on
+            )
         return self._harvest
 
     def has_gradient(self) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -43,3 +43,24 @@ class Transport(Protocol):
     def close(self) -> None:
         """Abort and free everything; returns when no attempt uses it any more. Any thread; more than once."""
         ...
+
+
+class Meeting(Protocol):
+    """How the transports of a generation's members find each other, as one of them sees it. Used by one thread."""
+
+    @property
+    def offer(self) -> str:
+        """Of rank 0: what the others need to know. It is told to them while the mesh is built."""
+        ...
+
+    def connect(self, offer: str) -> Transport:
+        """Once the mesh is there; every member calls it, with the offer of rank 0. Takes as long as it takes.
+
+        Raises BuildFailed, saying what to do, when the members cannot be connected in this way.
+        """
+        ...
+
+
+Meet: TypeAlias = Callable[[int, Sequence[str], int], AbstractContextManager[Meeting]]
+"""A meeting for (generation, members in rank order, own rank); left as soon as it has succeeded or failed. What was
+offered need not be there any longer then. Raises BuildFailed."""

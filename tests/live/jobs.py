@@ -36,8 +36,9 @@ Line = dict[str, Any]
 class Job:
     """`elastic run` of one script. A context manager; whatever it started is gone afterwards."""
 
-    def __init__(self, home: Path, *words: str, name: str = "job") -> None:
-        """words: options of `elastic run`, the script, and the script's arguments."""
+    def __init__(self, home: Path, *words: str, name: str = "job", site: Path | None = None) -> None:
+        """words: options of `elastic run`, the script, and the script's arguments. site: the directory of a
+        sitecustomize for all its processes."""
         self.dir = home / name
         self.gates = home / f"{name}.gates"
         self.gates.mkdir(exist_ok=True)
@@ -46,7 +47,8 @@ class Job:
         self._ledger = Tail(self.dir / "steps.jsonl")
         self._steps: list[Line] = []
         command = [sys.executable, "-m", "elastic.cli", "run", "--job-dir", str(self.dir), *words]
-        environment = {"PYTHONPATH": str(ROOT), "LIVE_GATES": str(self.gates), "OMP_NUM_THREADS": "1"}
+        path = f"{site}:{ROOT}" if site is not None else str(ROOT)
+        environment = {"PYTHONPATH": path, "LIVE_GATES": str(self.gates), "OMP_NUM_THREADS": "1"}
         self.command = Command(command, home / f"{name}.out", environment=environment, cwd=home)
 
     def __enter__(self) -> Self:

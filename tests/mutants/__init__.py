@@ -23,7 +23,12 @@ SITE = Path(__file__).parent / "site"
 
 def install(name: str) -> None:
     """Patch the mutant's module when it is imported in this process."""
-    sys.meta_path.insert(0, _Finder(MUTANTS[name].module, MUTANTS[name].patch))
+    patch_when_imported(MUTANTS[name].module, MUTANTS[name].patch)
+
+
+def patch_when_imported(module: str, patch: Patch) -> None:
+    """In this process, and those forked from it."""
+    sys.meta_path.insert(0, _Finder(module, patch))
 
 
 class _Finder(importlib.abc.MetaPathFinder):

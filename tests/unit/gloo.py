@@ -14,7 +14,8 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 from runtime.process_group import Work
 
-TIMEOUT = timedelta(seconds=60)
+TIMEOUT = timedelta(seconds=8)
+"""What begins after a connection has gone may end by this alone, so it must be well below process_group.DRAIN_S."""
 
 
 class GlooGroup:
@@ -23,7 +24,7 @@ class GlooGroup:
     Its connections are found by their address: each generation has one of its own on the loopback.
     """
 
-    def __init__(self, store: Store, rank: int, world_size: int, generation: int) -> None:
+    def __init__(self, store: Store, rank: int, world_size: int, generation: int, device: torch.device) -> None:
         self._address = f"127.{64 + generation // 250 % 64}.{generation % 250}.9"
         gloo: Any = ProcessGroupGloo
         options = gloo._Options()

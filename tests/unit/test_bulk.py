@@ -27,16 +27,16 @@ from tests.unit.rings import GENEROUS_S, build_all, everyone, listeners, rings, 
 from tests.unit.test_reduce import LENGTHS, assert_same, leaf, sum_of
 
 CPU = torch.device("cpu")
-_GENERATIONS = iter(range(1000, 100_000))
+GENERATIONS = iter(range(1000, 100_000))
 """Of one process: see GlooGroup."""
 
 
 def connect(built: Sequence[Ring], generation: int = 0) -> None:
     """Give each of these views of one ring its transport."""
-    store, number = HashStore(), generation or next(_GENERATIONS)
+    store, number = HashStore(), generation or next(GENERATIONS)
 
     def member(ring: Ring) -> None:
-        group = GlooGroup(PrefixStore(str(number), store), ring.rank, ring.world_size, number)
+        group = GlooGroup(PrefixStore(str(number), store), ring.rank, ring.world_size, number, CPU)
         ring.transport = ProcessGroupTransport(group, number, ring.rank, ring.world_size, CPU)
 
     everyone([lambda ring=ring: member(ring) for ring in built])  # type: ignore[misc]
@@ -69,7 +69,7 @@ def run(
         if native:
             _, result = exchange_native_over(
                 ring,
-                ring.transport,
+                transport=ring.transport,
                 op=op,
                 header={},
                 contribution=total(roots) if roots else None,
@@ -82,7 +82,7 @@ def run(
         else:
             _, result = exchange_over(
                 ring,
-                ring.transport,
+                transport=ring.transport,
                 op=op,
                 header={},
                 roots=roots,
@@ -161,7 +161,7 @@ def run_alone(ring: Ring, elements: int = 4000, *, op: int = 0) -> Partial:
     root = leaf(ring.rank, groups)
     return exchange_over(
         ring,
-        ring.transport,
+        transport=ring.transport,
         op=op,
         header={},
         roots=[root],
@@ -178,7 +178,7 @@ def test_roots_of_another_shape_are_the_callers_mistake() -> None:
         with pytest.raises(ValueError, match="wanted"):
             exchange_over(
                 ring,
-                ring.transport,
+                transport=ring.transport,
                 op=0,
                 header={},
                 roots=[Partial(0, 1, {"float32": torch.zeros(9)})],
@@ -189,11 +189,11 @@ def test_roots_of_another_shape_are_the_callers_mistake() -> None:
             )
 
 
-@pytest.mark.parametrize("aborts", [0, 1])
+@pytest.mark.parametrize("first", [0, 1])
 def test_an_abort_in_the_middle_frees_whoever_waits_in_the_transport(
-    aborts: int, monkeypatch: pytest.MonkeyPatch
+    first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Member 1 never comes to its second exchange, as if it were frozen; member 0 waits for it."""
+    """Member 1 does not come to its second exchange, as if it were frozen; member 0 waits for it."""
     reached, thaw = threading.Event(), threading.Event()
     sound = ProcessGroupTransport.exchange
 
@@ -201,25 +201,28 @@ def test_an_abort_in_the_middle_frees_whoever_waits_in_the_transport(
         frozen = built[1].transport
 
         def exchange(self: ProcessGroupTransport, *tensors: dict[int, torch.Tensor]) -> None:
+            sound(self, *tensors)
             if self is frozen:
-                sound(self, *tensors)
                 reached.set()
                 assert thaw.wait(GENEROUS_S)
-            else:
-                sound(self, *tensors)
 
         monkeypatch.setattr(ProcessGroupTransport, "exchange", exchange)
+        freed = [threading.Event(), threading.Event()]
 
         def member(ring: Ring) -> None:
             with pytest.raises(RingBroken):
                 run_alone(ring)
+            freed[ring.rank].set()
             with pytest.raises(RingBroken):
                 run_alone(ring, op=1)
 
         def control() -> None:
             assert reached.wait(GENEROUS_S)
-            built[aborts].abort()
-            thaw.set()
+            for rank in (first, 1 - first):
+                built[rank].abort()
+                if rank == 1:
+                    thaw.set()
+                assert freed[rank].wait(GENEROUS_S)
 
         everyone([lambda: member(built[0]), lambda: member(built[1]), control])
 
@@ -261,11 +264,11 @@ def test_rings_are_built_and_broken_in_place_without_a_leak() -> None:
 
     with listeners(["w0", "w1", "w2"]) as opened:
         for _ in range(3):
-            break_one(opened, next(_GENERATIONS))
+            break_one(opened, next(GENERATIONS))
         gc.collect()
         fds, threads = descriptors(), threading.active_count()
         for _ in range(20):
-            break_one(opened, next(_GENERATIONS))
+            break_one(opened, next(GENERATIONS))
         gc.collect()
         wait_until(lambda: descriptors() <= fds)
         wait_until(lambda: threading.active_count() <= threads)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastic import membership
-from elastic.config import JobSpec, Timing
+from elastic.config import JobSpec, Reduction, Timing
 from elastic.membership import (
     Action,
     AgentDown,
@@ -81,6 +81,7 @@ class Job:
                 max_workers=numbers.get("max"),
                 spares=numbers.get("spares", 0),
                 replace=bool(numbers.get("replace", 1)),
+                reduction=Reduction.ALLREDUCE if numbers.get("native") else Reduction.EXACT,
                 timing=Timing(join_window_s=20.0),
             )
             self.group = membership.new(spec, seed="seed")

@@ -1,0 +1,167 @@
+"""How process groups of a generation's members find each other, and what happens when they do not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch._C._distributed_c10d import Store
+
+from elastic.config import RingKind
+from elastic.errors import BuildFailed, ConfigError
+from elastic.messages import Generation, Kind, Member, Plan
+from elastic.position import Event, RingBuilt, RingFailed
+from runtime import process_group
+from runtime.nccl import ring_kind
+from runtime.process_group import Group, meeting
+from runtime.rings import FAILURES_MAX, Rings
+from runtime.transport import Meet, Meeting, Transport
+from tests.unit.gloo import GlooGroup
+from tests.unit.rings import GENEROUS_S, JOB, TOKEN, everyone, listeners
+from tests.unit.test_bulk import GENERATIONS
+
+CPU = torch.device("cpu")
+
+
+def meet_all(meet: Meet, names: Sequence[str]) -> list[Transport]:
+    number, offers = next(GENERATIONS), []
+    told = threading.Event()
+
+    def member(rank: int) -> Transport:
+        with meet(number, names, rank) as met:
+            if rank == 0:
+                offers.append(met.offer)
+                told.set()
+            assert told.wait(GENEROUS_S)
+            return met.connect(offers[0])
+
+    transports = everyone([lambda rank=rank: member(rank) for rank in range(len(names))])  # type: ignore[misc]
+    host, port = offers[0].split()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), GENEROUS_S)
+    return transports
+
+
+def test_members_meet_at_a_store_that_is_gone_when_they_have_met() -> None:
+    transports = meet_all(meeting(GlooGroup, "127.0.0.1", CPU), ["a", "b", "c"])
+
+    def member(rank: int) -> float:
+        came = torch.zeros(3)
+        with transports[rank].attempt():
+            transports[rank].exchange(
+                {other: torch.tensor([float(rank)]) for other in range(3) if other != rank},
+                {other: came[other : other + 1] for other in range(3) if other != rank},
+            )
+        return float(came.sum())
+
+    assert everyone([lambda rank=rank: member(rank) for rank in range(3)]) == [3.0, 2.0, 1.0]  # type: ignore[misc]
+    for transport in transports:
+        transport.close()
+
+
+def test_the_store_listens_on_its_own_address_only() -> None:
+    with meeting(GlooGroup, "127.0.0.1", CPU)(next(GENERATIONS), ["a"], 0) as met:
+        port = int(met.offer.split()[1])
+        socket.create_connection(("127.0.0.1", port), GENEROUS_S).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), GENEROUS_S)
+
+
+def test_a_member_that_does_not_come_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "CONNECT_S", 0.3)
+
+    def make(store: Store, rank: int, world_size: int, generation: int, device: torch.device) -> Group:
+        store.get("of rank 1")
+        raise AssertionError
+
+    with (
+        meeting(make, "127.0.0.1", CPU)(next(GENERATIONS), ["a", "b"], 0) as met,
+        pytest.raises(BuildFailed, match="generation"),
+    ):
+        met.connect(met.offer)
+
+
+def test_an_offer_that_is_none_fails_the_build() -> None:
+    with meeting(GlooGroup, "127.0.0.1", CPU)(next(GENERATIONS), ["a", "b"], 1) as met, pytest.raises(BuildFailed):
+        met.connect("")
+
+
+class Unwilling:
+    """Meetings that fail so many times."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.offer = ""
+
+    @contextmanager
+    def meet(self, generation: int, members: Sequence[str], rank: int) -> Iterator[Meeting]:
+        yield self
+
+    def connect(self, offer: str) -> Transport:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise BuildFailed("no way")
+        with meeting(GlooGroup, "127.0.0.1", CPU)(next(GENERATIONS), ["a"], 0) as met:
+            return met.connect(met.offer)
+
+
+def build(rings: Rings, port: int, number: int) -> Event:
+    posted: list[Event] = []
+    done = threading.Event()
+
+    def post(event: Event) -> None:
+        posted.append(event)
+        done.set()
+
+    members = (Member("a", "a", "127.0.0.1", port, 0),)
+    rings.build(Generation(number, Kind.FORM, number, members, Plan(), "because", token=TOKEN), post)
+    assert done.wait(GENEROUS_S)
+    return posted[0]
+
+
+@pytest.mark.parametrize("failures", [FAILURES_MAX - 1, FAILURES_MAX])
+def test_transports_that_cannot_be_connected_are_tried_a_few_times(failures: int) -> None:
+    with listeners(["a"]) as opened:
+        door = opened["a"]
+        rings = Rings(door, JOB, "a", GENEROUS_S, Unwilling(failures).meet)
+        for number in range(1, failures + 1):
+            rings.check()
+            assert build(rings, door.address[1], number) == RingFailed(number, ())
+        if failures < FAILURES_MAX:
+            assert build(rings, door.address[1], 9) == RingBuilt(9)
+            rings.check()
+            assert rings.abort()
+        else:
+            with pytest.raises(ConfigError, match="no way; start the job with --ring tcp"):
+                rings.check()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "processes", "gpus", "kind"),
+    [
+        (RingKind.AUTO, "cpu", 1, 8, RingKind.TCP),
+        (RingKind.AUTO, "cuda:0", 8, 8, RingKind.NCCL),
+        (RingKind.AUTO, "cuda:0", 9, 8, RingKind.TCP),
+        (RingKind.NCCL, "cuda:0", 9, 8, RingKind.NCCL),
+        (RingKind.TCP, "cuda:0", 1, 1, RingKind.TCP),
+    ],
+)
+def test_nccl_is_chosen_where_each_worker_has_a_gpu_to_itself(
+    wanted: RingKind, device: str, processes: int, gpus: int, kind: RingKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    assert ring_kind(wanted, torch.device(device), processes) is kind
+
+
+def test_nccl_without_a_gpu_or_without_nccl_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="the device of this worker is cpu; use --ring tcp"):
+        ring_kind(RingKind.NCCL, CPU, 1)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    with pytest.raises(ConfigError, match="built without NCCL"):
+        ring_kind(RingKind.NCCL, torch.device("cuda:0"), 1)
+    assert ring_kind(RingKind.AUTO, torch.device("cuda:0"), 0) is RingKind.TCP
