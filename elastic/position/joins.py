@@ -31,12 +31,13 @@ def to_carry(p: Position) -> tuple[Generation, ...]:
     newest, record = p.newest_pending, p.record
     if newest is None or record is None:
         return ()
-    carried: list[Generation] = []
-    may = p.parts if not newest.ids else not newcomers_in(newest, record) or (p.joinable and not missing(p))
-    if may and _is_up(p, newest):
-        carried.append(newest)
+    joins = bool(newcomers_in(newest, record))
+    may = p.parts if not newest.ids else not joins or (p.joinable and not missing(p))
+    carried = (newest,) if may and _is_up(p, newest) else ()
     kept = tuple(worker for worker in record.ids if worker in newest.ids)
-    leaving = [g for g in p.pending if g is not newest and g.ids == kept != record.ids and _is_up(p, g)]
+    if not joins or kept in ((), record.ids):
+        return carried
+    leaving = [g for g in p.pending if g.ids == kept and _is_up(p, g)]
     return (*carried, *leaving[-1:])
 
 

@@ -318,6 +318,17 @@ def test_what_was_planned_for_other_members_is_void(line: str) -> None:
     assert 3 not in [generation.number for generation in position.joins.to_carry(worker.p)]
 
 
+def test_a_generation_without_anybody_is_not_carried_beside_another() -> None:
+    """Whether everybody may leave is asked of the newest alone."""
+    worker = Worker()
+    for line in ("publish 1 form b,c", "built 1", "publish 2 planned - base=1", "publish 3 planned - base=1"):
+        worker.feed(line)
+    worker.feed("begin 1 joinable unsaved")
+    assert position.joins.to_carry(worker.p) == ()
+    worker.feed("publish 4 planned d base=1")
+    assert position.joins.to_carry(worker.p) == ()
+
+
 def test_a_newcomer_asks_until_it_knows_what_became_of_its_copy() -> None:
     """Also when it has been planned out again meanwhile: the earlier plan may be the one that took effect."""
     worker = Worker()
