@@ -61,12 +61,10 @@ class Daemon:
             loop.add_signal_handler(number, self._signalled, number)
         attending = asyncio.create_task(self._always())
         try:
-            while not (self._asked.is_set() and not self._charges):
-                self._changed.clear()
+            while not self._is_done():
+                await self._next_change(attending)
                 if attending.done():
                     attending.result()
-                self._reconcile()
-                await self._next_change(attending)
             if self._outbox is not None:
                 self._outbox.put_nowait(pb.NodeWord(goodbye=pb.Goodbye()))
                 await asyncio.wait([attending], timeout=GOODBYE_S)
@@ -79,6 +77,11 @@ class Daemon:
                 await charge.ended()
         assert self._status is not None
         return self._status
+
+    def _is_done(self) -> bool:
+        self._changed.clear()
+        self._reconcile()
+        return self._asked.is_set() and not self._charges
 
     async def _next_change(self, attending: asyncio.Task[None]) -> None:
         waiting: list[asyncio.Task[Any]] = [asyncio.create_task(self._changed.wait())]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from elastic import ledger
+from elastic.errors import ExitCode
 from tests.live.conftest import Quiet
-from tests.live.fleet import Fleet
+from tests.live.fleet import Fleet, interrupt
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +59,60 @@ def test_a_job_goes_on_without_a_node_and_without_the_leader_and_ends_with_the_q
     assert ledger.compare(fleet.steps(job), quiet.steps) is None
     assert fleet.run("drain", "--node", "b", "--cancel").returncode == 0
     assert fleet.living() == [], "processes of a job that is over"
+
+
+@pytest.mark.long
+def test_jobs_wait_in_order_share_the_fleet_and_go_on_where_they_were_stopped(fleet: Fleet, quiet: Quiet) -> None:
+    fleet.pace(0.05)
+    first = fleet.submit("first", workers=1, labels=["name=a"])
+    fleet.await_members(first, "a.0.0")
+    large = fleet.submit("large", workers=3, min_workers=3)
+    small = fleet.submit("small", workers=1)
+    waiting = fleet.until(
+        "the fleet to look", lambda: e if (e := fleet.entry(small))["because"].startswith("w") else None
+    )
+    assert waiting["because"] == f"waits behind {large}, which was submitted before it"
+    assert fleet.status(large)["because"] == "needs 3 free slots at once, and 2 of the 3 on 3 nodes are free"
+
+    stopped = fleet.run("stop", "large")
+    assert "stopped before it began: asked for by `elastic stop`" in stopped.stdout, stopped.stderr
+    assert fleet.entry(large)["exit_code"] == ExitCode.TERMINATED
+    fleet.await_members(small, "b.0.0")
+    assert fleet.status(first)["state"] == "running", "both run side by side"
+
+    assert fleet.run("stop", first).returncode == 0
+    assert fleet.entry(first)["exit_code"] == ExitCode.DRAINED, fleet.entry(first)["because"]
+    again = fleet.submit("first", "--resume", first, workers=2)
+    fleet.await_members(again, "a.0.0", "c.0.0")
+    fleet.pace(0.0)
+    for job in (again, small):
+        ended = fleet.await_end(job)
+        assert (ended["exit_code"], ended["digest"]) == (0, quiet.digest), ended["because"]
+    assert ledger.compare(fleet.steps(first, again), quiet.steps) is None, "no step is missing, and none is another one"
+    both = {line["step"] for line in fleet.steps(first)} & {line["step"] for line in fleet.steps(again)}
+    assert both == set(), "no step was done again"
+    logs = fleet.run("logs", "--job", again, "a.0.0")
+    assert f"digest {quiet.digest}" in logs.stdout, logs.stderr
+    assert f"{large}" in fleet.run("jobs").stdout
+
+
+@pytest.mark.long
+def test_an_agent_that_is_asked_to_end_leaves_its_jobs_first(fleet: Fleet, quiet: Quiet) -> None:
+    fleet.pace(0.05)
+    job = fleet.submit("leaving", workers=3)
+    before = fleet.await_members(job, "a.0.0", "b.0.0", "c.0.0")
+    assert interrupt(fleet.nodes["b"]) == 128 + signal.SIGTERM
+    after = fleet.await_members(job, "a.0.0", "c.0.0")
+    assert pids(after).items() < pids(before).items()
+    assert not fleet.events("member_lost", worker_id="b.0.0", job=job)
+    fleet.pace(0.0)
+    ended = fleet.await_end(job)
+    assert (ended["exit_code"], ended["digest"]) == (0, quiet.digest), ended["because"]
+
+
+def test_a_job_that_cannot_be_started_says_so_and_can_be_stopped(fleet: Fleet, tmp_path: Path) -> None:
+    job = fleet.submit("nowhere", workers=1, directory=str(tmp_path / "absent"))
+    trouble = fleet.until("the trouble", lambda: fleet.entry(job)["troubles"])
+    assert "cannot be started here" in trouble[0]["because"] and "absent" in trouble[0]["because"]
+    assert fleet.run("stop", job).returncode == 0
+    assert fleet.entry(job)["exit_code"] == ExitCode.TERMINATED
