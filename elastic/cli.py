@@ -314,7 +314,7 @@ def _add_doctor(verbs: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from elastic import embedded, hostmemory, jobdir, resume, run, scratch
+    from elastic import embedded, hostmemory, jobdir, runs, scratch
 
     notices = choose.check(options.notices)
     choose.check_grace(options.grace)
@@ -353,22 +353,16 @@ def _run(options: argparse.Namespace) -> int:
     scratch.sweep(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)
     claim = jobdir.claim(spec, options.job_dir, fresh=options.fresh)
     with jobdir.running(claim.path), hostmemory.directory(wanted=spec.snapshot_every != "off") as memory:
-        again = claim.again
-        while True:
-            resumption = resume.begin(spec, claim.path, again=again, memory=memory)
-            for sentence in resumption.sentences() if resumption is not None else ():
-                print(f"elastic: {sentence}", file=sys.stderr, flush=True)
-            code = run.run(
-                spec,
-                claim.path,
-                notices=notices,
-                grace_s=options.grace,
-                quiet=options.quiet,
-                as_json=options.json,
-            )
-            if code != ExitCode.STATE_LOST or not resume.has_advanced(claim.path):
-                return code
-            again = True
+        return runs.to_the_end(
+            spec,
+            claim.path,
+            again=claim.again,
+            memory=memory,
+            notices=notices,
+            grace_s=options.grace,
+            quiet=options.quiet,
+            as_json=options.json,
+        )
 
 
 def _command(words: Sequence[str], module: bool) -> tuple[str, tuple[str, ...]]:

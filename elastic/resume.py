@@ -39,7 +39,8 @@ class Resumption:
     step: int
     redone: tuple[int, int] | None
     skipped: tuple[tuple[str, str], ...]
-    """(entry, why), newest first."""
+    """(checkpoint, why), newest first. If it goes on from memory, those are named of which a look without reading their
+    data tells that they are damaged."""
     memory: bool = False
     """It lies in this machine's memory, left there by workers of this run."""
 
@@ -135,9 +136,10 @@ def decide(series: Series, job_id: str, steps: int, snapshots: Series | None = N
     """
     snapshot = snapshots.newest(job_id, steps)[0] if snapshots is not None else None
     found: Found | None = None
-    skipped: list[Found] = []
-    if snapshot is None or snapshot.name.step < _newest_step(series, job_id):  # else no byte of them has to be read
+    if snapshot is None or snapshot.name.step < _newest_step(series, job_id):
         found, skipped = series.newest(job_id, steps)
+    else:  # no byte of them has to be read, and what a look tells is said
+        skipped = [other for other in series.all(job_id) if other.problem and not other.unfinished]
     memory = snapshot is not None and (found is None or snapshot.name.step >= found.name.step)
     found = snapshot if memory else found
     if found is None and any(not other.unfinished for other in skipped):

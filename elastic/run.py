@@ -8,7 +8,6 @@ pidfds, the agent's output, signals, and the watcher that gathers what is displa
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import selectors
@@ -29,7 +28,6 @@ from elastic.config import JobSpec
 from elastic.embedded import EmbeddedEtcd
 from elastic.errors import ConfigError, ExitCode, StoreUnavailable
 from elastic.jobdir import read_json
-from elastic.journal import merge, read_all, recoveries
 from elastic.live import (
     PLAIN_S,
     TABLE_S,
@@ -39,8 +37,6 @@ from elastic.live import (
     StepsTail,
     TableDisplay,
     Watcher,
-    expendable,
-    summary_text,
 )
 from elastic.notices import Notices
 from elastic.process import own_environment
@@ -141,35 +137,34 @@ class Signals:
             raise Interrupted
 
 
-def run(spec: JobSpec, job_dir: Path, *, notices: str, grace_s: float | None, quiet: bool, as_json: bool) -> int:
-    """Run the job of a claimed directory to its end. Returns the exit code of the command.
+def attempt(
+    spec: JobSpec,
+    job_dir: Path,
+    signals: Signals,
+    *,
+    notices: str,
+    grace_s: float | None,
+    quiet: bool,
+    as_json: bool,
+) -> Outcome:
+    """Run the job of a claimed and prepared directory until it ends, or a signal asks to stop.
 
     notices: who tells that this machine is about to go, as elastic.spot.choose has checked it. grace_s: SIGTERM tells
     it too, and the machine goes so many seconds later; None: LEAVE_S later everything is stopped, as by Ctrl-C.
     """
-    begun_s = time.monotonic()
-    with Signals() as signals:
-        try:
-            with signals.raising():
-                etcd = EmbeddedEtcd()
-            with (
-                etcd,
-                _display(quiet, as_json) as display,
-                _Children(spec, job_dir, notices, grace_s, etcd, signals, display) as children,
-            ):
-                outcome = children.wait()
-        except (ConfigError, StoreUnavailable) as error:
-            outcome = Outcome(ExitCode.BELOW_QUORUM, f"no etcd: {error}")
-        except Interrupted:
-            outcome = _interrupted(signals)
-        summary = _summarize(spec.name, job_dir, outcome, time.monotonic() - begun_s)
-    with expendable():
-        _say_failure(outcome)
-        if as_json:
-            print(json.dumps({"event": "summary", **summary}), flush=True)
-        elif not quiet:
-            print(summary_text(summary), file=sys.stderr, flush=True)
-    return outcome.exit_code
+    try:
+        with signals.raising():
+            etcd = EmbeddedEtcd()
+        with (
+            etcd,
+            _display(quiet, as_json) as display,
+            _Children(spec, job_dir, notices, grace_s, etcd, signals, display) as children,
+        ):
+            return children.wait()
+    except (ConfigError, StoreUnavailable) as error:
+        return Outcome(ExitCode.BELOW_QUORUM, f"no etcd: {error}")
+    except Interrupted:
+        return interrupted(signals)
 
 
 class _Children:
@@ -249,7 +244,7 @@ class _Children:
         if outcome.exit_code == ExitCode.STATE_LOST and (self._leaving or self._signals.received):
             # Whoever asks a job to stop does not want it to go on from a snapshot, whatever became of its workers.
             self._signals.received = self._signals.received or [signal.SIGTERM]
-            return _interrupted(self._signals)
+            return interrupted(self._signals)
         if outcome.exit_code in (ExitCode.DONE, ExitCode.DRAINED):  # otherwise the error itself is what has to be heard
             self._notify()
         return outcome
@@ -399,7 +394,7 @@ class _Children:
             self._rendezvous.wait(RENDEZVOUS_STOP_S)
         except subprocess.TimeoutExpired:
             self._rendezvous.kill()
-        return _interrupted(self._signals)
+        return interrupted(self._signals)
 
     def _end_rendezvous(self) -> None:
         ended = (self._dir / "result.json").exists()
@@ -442,42 +437,11 @@ def _display(quiet: bool, as_json: bool) -> Iterator[Display]:
         display.close()
 
 
-def _interrupted(signals: Signals) -> Outcome:
+def interrupted(signals: Signals) -> Outcome:
+    """How a command ends that was asked to stop."""
     number = signals.received[0]
     code = ExitCode.INTERRUPTED if number is signal.SIGINT else ExitCode.TERMINATED
     return Outcome(code, f"stopped by {number.name}; the same command again goes on from the newest checkpoint")
-
-
-def _summarize(job: str, job_dir: Path, outcome: Outcome, seconds: float) -> dict[str, Any]:
-    tail = StepsTail(job_dir / "steps.jsonl")
-    tail.poll(0.0)
-    try:
-        merge(job_dir)
-    except OSError as error:
-        print(f"elastic: cannot write journal.jsonl: {error.strerror}; journal/ has its parts", file=sys.stderr)
-    lines = read_all(job_dir)
-    return {
-        "job": job,
-        "exit_code": int(outcome.exit_code),
-        "because": outcome.because,
-        "digest": outcome.digest,
-        "steps": tail.steps,
-        "samples": tail.samples,
-        "seconds": round(seconds, 3),
-        "generation": max((line["generation"] for line in lines if line["event"] == "published"), default=0),
-        "recoveries": recoveries(lines),
-        "job_dir": str(job_dir),
-    }
-
-
-def _say_failure(outcome: Outcome) -> None:
-    """The traceback first, then one paragraph."""
-    if outcome.exit_code == ExitCode.DONE:
-        return
-    sentence, _, traceback = outcome.because.partition("\n")
-    if traceback:
-        print(traceback.rstrip(), file=sys.stderr)
-    print(f"elastic: {sentence}", file=sys.stderr, flush=True)
 
 
 def _how(status: int | None) -> str:

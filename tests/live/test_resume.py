@@ -58,7 +58,7 @@ def kill_every_worker(job: Job) -> None:
 
 
 def test_a_job_that_loses_every_worker_goes_on_from_memory(tmp_path: Path, quiet: Quiet) -> None:
-    options = ("--workers", "2", "--quiet", "--checkpoint-every", "60 steps", "--snapshot-every", "2 steps")
+    options = ("--workers", "2", "--json", "--checkpoint-every", "60 steps", "--snapshot-every", "2 steps")
     with Job(tmp_path, *options, str(TRAINER)) as job:
         job.pace(0.005)
         job.await_event("checkpoint_complete", step=60)
@@ -71,6 +71,9 @@ def test_a_job_that_loses_every_worker_goes_on_from_memory(tmp_path: Path, quiet
         said = " ".join(job.output.split())
         assert not memory_of(job).exists()
     (resume,) = map(json.loads, (job.dir / "resumes.jsonl").read_text().splitlines())
+    (summary,) = [json.loads(line) for line in job.output.splitlines() if line.startswith('{"event": "summary"')]
+    (resumed,) = summary["resumes"]
+    assert resumed == {name: resume[name] for name in resumed} and summary["exit_code"] == 0
     assert resume["memory"] is True
     assert 60 < resume["step"] < 120, "newer than the only checkpoint on disk"
     assert resume["redone"] is None or resume["redone"][0] == resume["step"]

@@ -30,11 +30,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[JobSpec, Path]]:
     """What would have been run."""
     runs: list[tuple[JobSpec, Path]] = []
 
-    def record(spec: JobSpec, job_dir: Path, **_: Any) -> int:
+    def record(spec: JobSpec, job_dir: Path, signals: run.Signals, **_: Any) -> run.Outcome:
         runs.append((spec, job_dir))
-        return 0
+        return run.Outcome(ExitCode.DONE, "all members have finished")
 
-    monkeypatch.setattr(run, "run", record)
+    monkeypatch.setattr(run, "attempt", record)
     return runs
 
 

@@ -422,6 +422,22 @@ def test_a_snapshot_serves_where_the_newer_checkpoint_is_damaged(
     assert [entry for entry, _ in found.skipped] == [str(name)]
 
 
+def test_a_damaged_checkpoint_is_named_although_a_newer_snapshot_serves(
+    tmp_path: Path, memory: Path, disk: Path, complete: Complete
+) -> None:
+    series, snapshots = complete(disk, 4), complete(memory, 5)
+    (name,) = series.names()
+    move(complete(tmp_path, 3), series)
+    (disk / series.path("step-000000000002.0.g1-00000000")).mkdir()  # was never completed
+    (disk / series.path(name, "part-00000-of-00001.safetensors")).write_bytes(b"torn")
+    found = resume.decide(series, "feed", 6, snapshots)
+    assert (found.step, found.memory) == (5, True)
+    assert [entry for entry, _ in found.skipped] == [str(name)]
+    assert next(found.sentences()).startswith(
+        f"skipped the checkpoint {name}: its file part-00000-of-00001.safetensors"
+    )
+
+
 def test_a_snapshot_of_steps_that_the_ledger_lacks_or_of_another_job_is_not_used(
     memory: Path, disk: Path, complete: Complete
 ) -> None:

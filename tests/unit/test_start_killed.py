@@ -13,6 +13,7 @@ import pytest
 
 from elastic import cli, run
 from elastic.config import JobSpec
+from elastic.errors import ExitCode
 
 CHANGES = ("os.mkdir", "os.rename", "os.link", "os.remove", "os.truncate")
 MANY = 200
@@ -60,13 +61,13 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The job directories of the runs that were started."""
     found: list[Path] = []
 
-    def record(spec: JobSpec, job_dir: Path, **_: Any) -> int:
+    def record(spec: JobSpec, job_dir: Path, signals: run.Signals, **_: Any) -> run.Outcome:
         found.append(job_dir)
         (job_dir / "journal" / "agent.jsonl").write_text(f"run {len(found)}")
-        return 0
+        return run.Outcome(ExitCode.DONE, "all members have finished")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "run", record)
+    monkeypatch.setattr(run, "attempt", record)
     (tmp_path / "train.py").write_text("")
     return found
 
