@@ -510,8 +510,8 @@ def _status_text(document: dict[str, Any]) -> str:
 
 
 def _speed_text(member: dict[str, Any]) -> str:
-    shard_ms = member.get("shard_ms")
-    return "" if shard_ms is None else f"  {member['shards']} shards of {shard_ms:.3g} ms"
+    shard_ms, shards = member.get("shard_ms"), member.get("shards", 0)
+    return "" if shard_ms is None else f"  {shards} shard{'s' * (shards != 1)} of {shard_ms:.3g} ms"
 
 
 def _complain(error: Exception) -> None:

@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
-from statistics import median
+from statistics import median_low
 
 from elastic.tree import Node, split
 
@@ -27,21 +27,19 @@ def even_sizes(units: int, world_size: int) -> tuple[int, ...]:
 def sizes(units: int, paces: tuple[int, ...]) -> tuple[int, ...]:
     """Units of each rank, in rank order, as contiguous blocks.
 
-    paces: microseconds that each rank takes for a unit; 0: not known, then it counts as the median of the others.
+    paces: microseconds that each rank takes for a unit; 0: not known.
     The time of the slowest is the least possible (units go one by one to whoever would be done with it first), but for
     SLACK_PERCENT of it, within which blocks end where the tree is cut highest: then they are few partial sums. Each
     rank owns at least one unit, or nobody would learn that it has become faster. With fewer units than ranks, or
     without any pace, sizes are even.
     """
-    known = [pace for pace in paces if pace > 0]
     world_size = len(paces)
-    if not known or units < world_size:
+    if not any(paces) or units < world_size:
         return even_sizes(units, world_size)
-    typical = max(1, round(median(known)))
-    costs = [pace or typical for pace in paces]
-    least = _fastest(units, costs)
-    limit = slowest(least, costs) * (100 + SLACK_PERCENT) // 100
-    most = [max(size, limit // cost) for size, cost in zip(least, costs, strict=True)]
+    each = costs(paces)
+    least = _fastest(units, each)
+    limit = slowest(least, each) * (100 + SLACK_PERCENT) // 100
+    most = [max(size, limit // cost) for size, cost in zip(least, each, strict=True)]
     after = [*accumulate(reversed(most))][::-1]  # what the ranks from here on can take together
     ends: list[int] = []
     begin = 0
@@ -51,6 +49,13 @@ def sizes(units: int, paces: tuple[int, ...]) -> tuple[int, ...]:
         begin = _highest_cut(low, high, units)
         ends.append(begin)
     return tuple(end - start for start, end in zip([0, *ends], [*ends, units], strict=True))
+
+
+def costs(paces: Sequence[int]) -> tuple[int, ...]:
+    """Paces where those that are not known are the median of the others, of two the faster; 1 if none is known."""
+    known = [pace for pace in paces if pace > 0]
+    typical = median_low(known) if known else 1
+    return tuple(pace or typical for pace in paces)
 
 
 def slowest(owned: Sequence[int], paces: Sequence[int]) -> int:
@@ -73,16 +78,16 @@ def _roots(node: Node, start: int, end: int) -> int:
     return sum(_roots(child, start, end) for child in split(node))
 
 
-def _fastest(units: int, costs: Sequence[int]) -> list[int]:
+def _fastest(units: int, each: Sequence[int]) -> list[int]:
     """Sizes with which the slowest is done first, at least one each: the next unit goes to whoever would be done with
     it first. For units of one size that is the optimum (list scheduling on uniform machines)."""
-    owned = [1] * len(costs)
-    queue = [(2 * cost, rank) for rank, cost in enumerate(costs)]
+    owned = [1] * len(each)
+    queue = [(2 * cost, rank) for rank, cost in enumerate(each)]
     heapq.heapify(queue)
-    for _ in range(units - len(costs)):
+    for _ in range(units - len(each)):
         done, rank = queue[0]
         owned[rank] += 1
-        heapq.heapreplace(queue, (done + costs[rank], rank))
+        heapq.heapreplace(queue, (done + each[rank], rank))
     return owned
 
 

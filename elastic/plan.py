@@ -24,11 +24,13 @@ def redo_shares(
     order: Sequence[str],
     roots: Mapping[str, Collection[Node]],
     running: Mapping[str, int | None],
+    paces: Sequence[int] = (),
 ) -> tuple[Share, ...]:
     """Who contributes what to an interrupted operation; every unit exactly once.
 
     Finished roots and running units stay where they are. Of overlapping roots the largest is used (ties: the
-    senior's), the others are dropped. Every other unit goes to the member with the least left to compute.
+    senior's), the others are dropped. Every other unit goes to the member that is done with it first. paces: as in
+    Plan.
     """
     covered: set[int] = set()
     keep: dict[str, list[Node]] = {worker: [] for worker in order}
@@ -46,10 +48,11 @@ def redo_shares(
         if unit is not None and unit not in covered:
             covered.add(unit)
             compute[worker].append(unit)
+    costs = dict(zip(order, ownership.costs(paces or [0] * len(order)), strict=True))
     for unit in range(units):
         if unit not in covered:
-            least = min(order, key=lambda worker: (len(compute[worker]), order.index(worker)))
-            compute[least].append(unit)
+            first = min(order, key=lambda worker: ((len(compute[worker]) + 1) * costs[worker], order.index(worker)))
+            compute[first].append(unit)
     return tuple(Share(worker, tuple(sorted(keep[worker])), tuple(compute[worker])) for worker in order)
 
 
@@ -121,7 +124,9 @@ def decide_loss(
         members = rank_order((everybody | dict(newcomers))[worker] for worker in chosen)
         reduced = dict.fromkeys(chosen, newest)
     released = tuple(sorted(holders - chosen))
-    return LossPlan(members, _plan([m.worker_id for m in members], reduced, reports), released)
+    order = [m.worker_id for m in members]
+    paces = paces_of(order, chain[-1] if chain else None)
+    return LossPlan(members, _plan(order, reduced, reports, paces), released)
 
 
 def _newest_entered(chain: Sequence[Generation], entered: Sequence[Report], holders: set[str]) -> set[str]:
@@ -134,7 +139,9 @@ def _newest_entered(chain: Sequence[Generation], entered: Sequence[Report], hold
     return set()
 
 
-def _plan(order: Sequence[str], reduced: Mapping[str, int], reports: Mapping[str, Report]) -> Plan:
+def _plan(
+    order: Sequence[str], reduced: Mapping[str, int], reports: Mapping[str, Report], paces: tuple[int, ...]
+) -> Plan:
     """Where to resume: the three rules for a failure in an operation."""
     op = max(reduced.values())
     behind = [worker for worker in order if reduced[worker] < op]
@@ -153,8 +160,9 @@ def _plan(order: Sequence[str], reduced: Mapping[str, int], reports: Mapping[str
             order,
             {worker: report.roots for worker, report in begun.items()},
             {worker: report.running for worker, report in begun.items()},
+            paces,
         )
-    return Plan(op=op, units=units, shares=shares, laggards=laggards)
+    return Plan(op=op, units=units, shares=shares, laggards=laggards, paces=paces)
 
 
 def default_units_of(worker_id: str, record: Generation, units: int) -> tuple[int, ...]:

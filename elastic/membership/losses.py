@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from elastic.membership.actions import Action, Note
 from elastic.membership.changes import close_if_all_left, plan_change
@@ -12,7 +11,7 @@ from elastic.membership.group import Group, State, slot_of
 from elastic.membership.records import commit
 from elastic.membership.transitions import become_closed, become_quiescing
 from elastic.messages import Kind, Report
-from elastic.plan import AllLost, LossPlan, NotYet, decide_loss, paces_of, smallest_cover
+from elastic.plan import AllLost, LossPlan, NotYet, decide_loss, smallest_cover
 
 
 def lost(g: Group, worker: str, because: str, now_s: float, do: list[Action], *, dead: bool) -> None:
@@ -108,7 +107,6 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
                 because = f"{len(members)} of at least {g.spec.min_workers} workers are left, and none is replaced"
                 become_closed(g, 3, because, now_s, do)
                 return
-            plan = replace(plan, paces=paces_of((member.worker_id for member in members), g.top))
             commit(g, Kind.LOSS, members, plan, g.because, do, hold=short)
 
 

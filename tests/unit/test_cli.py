@@ -260,7 +260,26 @@ def test_status_counts_spares_apart_from_members() -> None:
     member = {"worker_id": "local.0.0", "node": "local", "pid": 7, "rank": 0, "applied": 9}
     facts = {"job": "train", "state": "running", "generation": 3, "because": "fine", "applied": 9, "members": [member]}
     assert "spare" not in cli._status_text(facts)
+    assert "shard" not in cli._status_text(facts), "nobody knows yet how fast it is"
     assert cli._status_text({**facts, "spares": ["local.2.0"]}).splitlines()[-1].split() == ["spare", "local.2.0"]
+
+
+def test_status_says_how_fast_members_are_and_who_is_too_slow() -> None:
+    fast = {
+        "worker_id": "local.0.0",
+        "node": "local",
+        "pid": 7,
+        "rank": 0,
+        "applied": 9,
+        "shards": 7,
+        "shard_ms": 20.93,
+    }
+    slow = fast | {"worker_id": "local.1.0", "rank": 1, "shards": 1, "shard_ms": 61.254}
+    facts = {"job": "train", "state": "running", "generation": 3, "because": "fine", "applied": 9}
+    named = {"local.1.0": "a shard takes it 61.3 ms"}
+    lines = cli._status_text({**facts, "members": [fast, slow], "stragglers": named}).splitlines()
+    assert [line.rpartition("steps")[2].strip() for line in lines[2:4]] == ["7 shards of 20.9 ms", "1 shard of 61.3 ms"]
+    assert lines[4].split(maxsplit=1) == ["straggler", "local.1.0: a shard takes it 61.3 ms"]
 
 
 def test_status_of_an_ended_job_comes_from_its_directory(here: Path, started: list[tuple[JobSpec, Path]]) -> None:

@@ -113,6 +113,11 @@ def test_of_overlapping_roots_the_largest_is_used() -> None:
     ]
 
 
+def test_what_a_dead_member_leaves_goes_to_who_is_done_with_it_first() -> None:
+    shares = redo_shares(8, ["a", "b", "c"], {"c": [(0, 1)]}, {"b": 1}, (10, 40, 0))
+    assert [(share.worker_id, share.units) for share in shares] == [("a", (2, 4, 6)), ("b", (1,)), ("c", (3, 5, 7))]
+
+
 # ------------------------------------------------------------------------------------------- losses
 
 
