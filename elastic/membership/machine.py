@@ -19,7 +19,7 @@ from elastic.membership.invitations import wait_for_slow
 from elastic.membership.losses import lost, reported
 from elastic.membership.rings import heard_of_ring
 from elastic.membership.speed import compare
-from elastic.membership.stuck import expel_stuck
+from elastic.membership.stuck import expel_if_stuck
 from elastic.membership.transitions import become_closed
 from elastic.messages import (
     Announce,
@@ -84,7 +84,7 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
         case Progress():
             progressed(g, event, now_s, do)
             compare(g, now_s, do)
-            expel_stuck(g, now_s, do)
+            expel_if_stuck(g, event.worker_id, now_s, do)
         case Ready(worker, _, outdated):
             if worker in g.workers:
                 g.workers[worker] = replace(g.workers[worker], ready=True)

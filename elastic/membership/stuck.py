@@ -35,25 +35,26 @@ def holding_up(g: Group) -> dict[str, str]:
     return {worker: f"{one.for_s:.1f} s in {one.phase}, others wait for it" for worker, one in held_up.items()}
 
 
-def expel_stuck(g: Group, now_s: float, do: list[Action]) -> None:
-    """Whoever holds the others up beyond its limit is lost, though it lives: what it reports does not count."""
-    for worker, how in holding_up(g).items():
-        one, limit_s = g.workers[worker], _limit_s(g, g.workers[worker])
-        if one.for_s < limit_s:
-            continue
-        first = g.errors.setdefault(f"stuck in {one.phase}", worker)
-        if first != worker:
-            because = f"{first} and {worker} both got stuck in {one.phase}; their logs end with where their threads are"
-            become_closed(g, 1, because, now_s, do)
-            return
-        do.append(Note("stuck", {"worker_id": worker, "because": how, "limit_s": round(limit_s, 1)}))
-        g.stuck.add(worker)
-        lost(g, worker, f"stuck: {how}", now_s, do, dead=False)
+def expel_if_stuck(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
+    """After its word. Whoever holds the others up beyond its limit is lost, though it lives: no report of it counts."""
+    one = g.workers.get(worker)
+    if one is None or one.for_s < g.spec.timing.progress_s or one.for_s < (limit_s := _limit_s(g, one)):
+        return  # nearly always, and without a look at all the others
+    if (how := holding_up(g).get(worker)) is None:
+        return
+    first = g.errors.setdefault(f"stuck in {one.phase}", worker)
+    if first != worker:
+        because = f"{first} and {worker} both got stuck in {one.phase}; their logs end with where their threads are"
+        become_closed(g, 1, because, now_s, do)
+        return
+    do.append(Note("stuck", {"worker_id": worker, "because": how, "limit_s": round(limit_s, 1)}))
+    g.stuck.add(worker)
+    lost(g, worker, f"stuck: {how}", now_s, do, dead=False)
 
 
 def _limit_s(g: Group, one: Seen) -> float:
     timing = g.spec.timing
-    if one.doing is Doing.DECLARED:
+    if one.doing in (Doing.DECLARED, Doing.WAITING):
         return math.inf
     usual_s = _usual_s(g)
     may_wait = one.doing is Doing.SHARD and not one.computes and usual_s > 0
