@@ -112,7 +112,7 @@ class Member:
         self._own: Json = None
         self._applied = 0
         self._pace = Pace()
-        self._speed = Speed()
+        self._speed = Speed(on_host=self.sums_on.type == "cpu")
         self._shards = 0
         self._activity = Activity()
         self._activity.enter("starting", Doing.DECLARED)

@@ -39,7 +39,10 @@ class Speed:
     """Told when a shard is handed out and when its gradient is here, when all have come to the end of a pass and when
     it is reduced, in seconds of one clock. What happens in between does not count."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_host: bool = True) -> None:
+        """on_host: where gradients are when they are here. A GPU goes on after the host was told that it has all it
+        needs, so of gradients that stay there it is not known when they are done, and nothing is said."""
+        self._on_host = on_host
         self.shard_us = 0
         """Microseconds for a shard, at least 1; 0: not known yet. Any thread may read it."""
         self.exchange_us = 0
@@ -66,7 +69,7 @@ class Speed:
         self._exchanging_s, self._passes = 0.0, 0
 
     def handed_out(self, now_s: float) -> None:
-        self._handed_out_s = now_s
+        self._handed_out_s = now_s if self._on_host else None
 
     def gathered(self, now_s: float) -> None:
         """Nobody is waited for any more."""

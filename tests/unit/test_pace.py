@@ -34,9 +34,9 @@ def test_the_wait_for_a_copy_is_no_part_of_a_step() -> None:
     assert pace.step_s == 2.0
 
 
-def speed_of(*steps: tuple[float, ...]) -> int:
+def speed_of(*steps: tuple[float, ...], on_host: bool = True) -> int:
     """shard_us after steps whose shards took so many seconds; between two shards 9 s go by."""
-    speed, now_s = Speed(), 0.0
+    speed, now_s = Speed(on_host=on_host), 0.0
     for shards in steps:
         speed.begin_step()
         for took_s in shards:
@@ -71,6 +71,10 @@ def test_a_gradient_of_which_nobody_knows_when_its_shard_began_does_not_count() 
         speed.begin_step()
         speed.done(7.0)
     assert speed.shard_us == 0
+
+
+def test_where_gradients_stay_on_a_gpu_nobody_says_how_fast_it_is() -> None:
+    assert speed_of(*9 * [(0.1,)], on_host=False) == 0
 
 
 def test_a_reduction_counts_from_the_moment_when_all_are_there() -> None:
