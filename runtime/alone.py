@@ -104,6 +104,7 @@ class Alone:
         if self._op is None or self._todo:
             return None
         result = self._held.pop((0, self._op.units))
+        result.settle()
         if self._op.kind is OpKind.ALLREDUCE:
             result.note = {self.worker_id: self._own}
         self._op = None

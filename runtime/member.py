@@ -365,6 +365,7 @@ class Member:
                         return result
                 case position.Deliver():
                     (result,) = self._standing.roots()
+                    result.settle()
                     if self._op.kind is OpKind.ALLREDUCE:  # whoever else had a value has gone with the result
                         result.note = {self.worker_id: self._own}
                     with self._standing.changed:
@@ -451,6 +452,8 @@ class Member:
         if ring is None:
             standing.post(position.RingLost(generation, "the ring is gone"))
             return None
+        for root in roots:
+            root.settle()
         carried: list[tuple[int, ...]] = []
 
         def check(headers: dict[str, dict[str, Json]]) -> None:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 
 from elastic.tree import Node
+from runtime.loose import Loose
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Scalars: TypeAlias = dict[str, tuple[str, float, float]]
@@ -21,6 +22,7 @@ class Partial:
 
     flats: group name ("float32", "float64") -> 1-D tensor of that dtype; all workers hold the same groups and
     lengths for one operation. Empty for operations which reduce scalars only. Never divided by the weight.
+    loose: the groups of a leaf that are not in flats yet, see `settle`; empty in every sum.
     has_grad: bit i is set when parameter i had a gradient in at least one leaf.
     weight: sum of the leaves' weights.
     note: a JSON value of the leftmost leaf that has one (integer buffers, the value of `once`).
@@ -33,10 +35,17 @@ class Partial:
     weight: float = 0.0
     scalars: Scalars = field(default_factory=dict)
     note: Json = None
+    loose: dict[str, Loose] = field(default_factory=dict)
 
     @property
     def node(self) -> Node:
         return (self.lo, self.hi)
+
+    def settle(self) -> None:
+        """Put everything into flats: for whoever does not `fold` it. By the thread that computes, if by any."""
+        while self.loose:
+            group, values = self.loose.popitem()
+            self.flats[group] = values.flat()
 
     def meta(self) -> dict[str, Json]:
         """Everything but the tensors' bytes, for a header. Floats survive JSON exactly (shortest repr)."""
@@ -53,13 +62,20 @@ def fold(left: Partial, right: Partial, into: Partial | None = None) -> Partial:
     """Add two siblings in tree order, ``left + right``; the sum is written into the tensors of ``into``.
 
     into: left or right (the default); the other one stays intact, so a fold that must be undone loses only the
-    leaves of ``into``.
+    leaves of ``into``. What is loose in one of them is summed into a new tensor.
     """
     if left.hi != right.lo:
         raise ValueError(f"{left.node} and {right.node} are not siblings")
     flats = (into or right).flats
+    for group in left.loose.keys() | right.loose.keys():
+        first, second = left.loose.get(group), right.loose.get(group)
+        if first is not None:
+            flats[group] = first.plus(right.flats[group] if second is None else second)
+        elif second is not None:
+            flats[group] = second.added_to(left.flats[group])
     for group, flat in flats.items():
-        torch.add(left.flats[group], right.flats[group], out=flat)
+        if group not in left.loose and group not in right.loose:
+            torch.add(left.flats[group], right.flats[group], out=flat)
     return Partial(left.lo, right.hi, flats, *fold_meta(left, right))
 
 
@@ -77,7 +93,7 @@ def fold_meta(left: Partial, right: Partial) -> tuple[int, float, Scalars, Json]
 
 
 def total(partials: Sequence[Partial]) -> Partial:
-    """The sum of any partials in the given order; new tensors if there are several. lo and hi mean nothing then."""
+    """The sum of settled partials in the given order; new tensors if there are several. lo and hi mean nothing then."""
     first, *others = partials
     if not others:
         return first

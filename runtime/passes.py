@@ -264,12 +264,12 @@ class Pass(Iterator[Any]):
     def _install(self, result: Partial) -> None:
         """Raises NonFinite. All workers have the same result, so all decide alike."""
         training, running = self._training, self._running
-        harvest, policy = training.harvest(), running.work.nonfinite
-        if parameters := harvest.nonfinite(result):
+        policy = running.work.nonfinite
+
+        def accept(nonfinite: list[str]) -> bool:
             if policy == "stop":
-                raise guards.nonfinite(self._where, parameters)
+                raise guards.nonfinite(self._where, nonfinite)
             running.metrics[NONFINITE] = running.metrics.get(NONFINITE, 0.0) + 1.0
-            if policy == "skip":
-                harvest.leave_out()
-                return
-        harvest.install(result, running.work.gradients)
+            return policy != "skip"
+
+        training.harvest().install(result, running.work.gradients, accept)

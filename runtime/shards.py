@@ -1,16 +1,17 @@
 """One pass seen from one worker: random numbers, buffers and gradients of each shard, and the merged result.
 
 A shard's bits depend on (seed, step, pass, shard) and on the state before the pass, never on the process that
-runs it or on what ran there before. Its leaf is one flat tensor per dtype group, so that folding and exchanging
-are a few large operations:
+runs it or on what ran there before. A partial sum is one flat tensor per dtype group, so that exchanging it is one
+large operation; a leaf may still be in parts (see loose.py):
 
     gradients, times the weight | "mean" buffers, times the weight | "first" buffers | one changed flag per buffer
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Literal, cast
 
 import torch
@@ -19,6 +20,8 @@ from torch import nn
 from elastic.errors import NotCarried
 from runtime.buffers import Buffer
 from runtime.flats import CPU, Flats
+from runtime.groups import Group
+from runtime.loose import Loose
 from runtime.partial import Json, Partial, Scalars
 from runtime.randomness import ShardRandom, own_random, seed_all
 
@@ -29,37 +32,8 @@ _GROUP_DTYPES = {
     "float16": torch.float32,
 }
 
-
-@dataclass(slots=True)
-class _Group:
-    """The layout of one flat tensor. parameters: with their number among all; buffers: "mean" before "first"."""
-
-    dtype: torch.dtype
-    parameters: list[tuple[int, nn.Parameter]] = field(default_factory=list)
-    buffers: list[Buffer] = field(default_factory=list)
-
-    @property
-    def gradients(self) -> int:
-        """Elements that are gradients; they come first."""
-        return sum(parameter.numel() for _, parameter in self.parameters)
-
-    @property
-    def weighted(self) -> int:
-        """Elements that are multiplied by the weight: behind the gradients the "mean" buffers."""
-        return self.gradients + sum(buffer.live.numel() for buffer in self.buffers if buffer.merge == "mean")
-
-    @property
-    def elements(self) -> int:
-        firsts = sum(buffer.live.numel() for buffer in self.buffers if buffer.merge == "first")
-        return self.weighted + firsts + len(self.buffers)
-
-    def parts(self, flat: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
-        """(a view per parameter, a view per buffer, the changed flags) of a flat tensor."""
-        count = len(self.buffers)
-        shapes: list[torch.Tensor] = [parameter for _, parameter in self.parameters]
-        shapes += [buffer.live for buffer in self.buffers]
-        views = list(torch._C._nn.unflatten_dense_tensors(flat[: flat.numel() - count], shapes))
-        return views[: len(self.parameters)], views[len(self.parameters) :], flat[flat.numel() - count :]
+_PIECE = 1 << 17
+"""Elements that stay in the processor's cache between two looks at them."""
 
 
 class Harvest:
@@ -83,7 +57,7 @@ class Harvest:
         self._parameters = [parameter for _, parameter in parameters]
         self._floats = list(float_buffers)
         self._integers = list(int_buffers)
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, Group] = {}
         for i, (name, parameter) in enumerate(parameters):
             self._group(name, parameter.dtype).parameters.append((i, parameter))
         for buffer in sorted(self._floats, key=lambda buffer: buffer.merge == "first"):
@@ -97,11 +71,11 @@ class Harvest:
         }
         self._at = (0, 0, 0)
 
-    def _group(self, name: str, dtype: torch.dtype) -> _Group:
+    def _group(self, name: str, dtype: torch.dtype) -> Group:
         wide = _GROUP_DTYPES.get(str(dtype).removeprefix("torch."))
         if wide is None:
             raise NotCarried(f"{name} has dtype {dtype}; gradients are summed in float32 or float64")
-        return self._groups.setdefault(str(wide).removeprefix("torch."), _Group(wide))
+        return self._groups.setdefault(str(wide).removeprefix("torch."), Group(wide))
 
     def groups(self) -> dict[str, int]:
         """Elements of a leaf's flat tensor by dtype group: "float32" (also bfloat16, float16) and "float64"."""
@@ -138,38 +112,46 @@ class Harvest:
 
         weight 0: nothing of this shard counts. Gradients are None afterwards. The flat tensors' memory is used
         again once nobody refers to them any more, so a partial sum that was folded away should not be kept.
+        A group of which every parameter has a gradient of its own, in the group's dtype, is left loose.
         """
-        flats: dict[str, torch.Tensor] = {}
-        has_grad = 0
+        leaf = Partial(shard, shard + 1, weight=weight, scalars=scalars)
         with torch.no_grad():
             for name, group in self._groups.items():
-                flats[name] = flat = self._flats[name].take()
-                has_grad |= self._fill(group, flat, shard, weight)
-        note = self._changed_integers() if weight else None
+                if weight and self._device.type == "cpu" and group.may_stay_loose():
+                    leaf.loose[name] = self._loosen(name, group, shard, weight)
+                    leaf.has_grad |= group.bits
+                else:
+                    leaf.flats[name] = flat = self._flats[name].take()
+                    leaf.has_grad |= self._fill(group, flat, shard, weight)
+        leaf.note = self._changed_integers() if weight else None
         self._clear_gradients()
-        return Partial(shard, shard + 1, flats, has_grad, weight, scalars, note)
+        return leaf
 
-    def nonfinite(self, result: Partial) -> list[str]:
-        """The parameters whose reduced gradient has an infinite or undefined element; nearly always none.
-
-        The sum of all elements is not finite then. It may also overflow, so only then each is looked at.
-        """
-        found: list[str] = []
-        for name, group in self._groups.items():
-            flat = self._here(result, name)
-            if not bool(flat[: group.gradients].sum().isfinite()):
-                parts = zip(group.parameters, group.parts(flat)[0], strict=True)
-                found += [self._names[i] for (i, _), part in parts if not bool(part.isfinite().all())]
-        return found
-
-    def install(self, result: Partial, gradients: Literal["mean", "sum"]) -> None:
+    def install(
+        self,
+        result: Partial,
+        gradients: Literal["mean", "sum"],
+        accept: Callable[[list[str]], bool] = lambda nonfinite: True,
+    ) -> None:
         """Write the reduced gradients, None where no shard had one, and merged buffers; seed the random numbers.
 
         "mean" divides the gradients by the total weight, once; buffers are always a mean. result stays as it is.
+        accept: asked, before anything is written, with the names of the parameters whose reduced gradient has an
+        infinite or undefined element, if there are any; where it says no, this is `leave_out`.
         """
         with torch.no_grad():
+            averages: dict[str, torch.Tensor] = {}
+            nonfinite: list[str] = []
+            for name, group in self._groups.items():
+                averages[name], finite = self._average(name, result, gradients)
+                if not finite:
+                    parts = zip(group.parameters, group.parts(self._here(result, name))[0], strict=True)
+                    nonfinite += [self._names[i] for (i, _), part in parts if not bool(part.isfinite().all())]
+            if nonfinite and not accept(nonfinite):
+                self.leave_out()
+                return
             for name in self._groups:
-                self._install_gradients(name, result, gradients)
+                self._install_gradients(name, result, averages[name])
                 self._install_buffers(name, result)
             self._install_integers(result.note)
         for buffer in (*self._floats, *self._integers):
@@ -184,49 +166,80 @@ class Harvest:
             buffer.base = None
         seed_all(*self._at, "end")
 
-    def _fill(self, group: _Group, flat: torch.Tensor, shard: int, weight: float) -> int:
+    def _loosen(self, name: str, group: Group, shard: int, weight: float) -> Loose:
+        gradients = [parameter.grad for _, parameter in group.parameters if parameter.grad is not None]
+        if weight != 1:
+            torch._foreach_mul_(gradients, weight)
+        rest = torch.empty(group.elements - group.gradients, dtype=group.dtype)
+        self._fill_buffers(group, rest, shard, weight)
+        return Loose([*gradients, rest], self._flats[name])
+
+    def _fill(self, group: Group, flat: torch.Tensor, shard: int, weight: float) -> int:
+        """Returns which parameters have a gradient, as in Partial.has_grad."""
         if weight == 0:
             flat.zero_()
             return 0
-        parts, buffer_parts, flags = group.parts(flat)
         targets: list[torch.Tensor] = []
         sources: list[torch.Tensor] = []
         absent: list[torch.Tensor] = []
         has_grad = 0
-        for (i, parameter), part in zip(group.parameters, parts, strict=True):
+        for (i, parameter), part in zip(group.parameters, group.parts(flat)[0], strict=True):
             if parameter.grad is None:
                 absent.append(part)
                 continue
             has_grad |= 1 << i
             targets.append(part)
             sources.append(parameter.grad if parameter.grad.layout == torch.strided else parameter.grad.to_dense())
-        changed: list[bool] = []
-        for buffer, part in zip(group.buffers, buffer_parts, strict=True):
-            counts = buffer.merge == "mean" or shard == 0
-            changed.append(counts and not torch.equal(buffer.live, _base(buffer)))
-            if counts:
-                targets.append(part)
-                sources.append(buffer.live)
-            else:
-                absent.append(part)
+        self._copy(targets, sources)
+        if absent:
+            torch._foreach_zero_(absent)
+        if weight != 1:
+            flat[: group.gradients].mul_(weight)
+        self._fill_buffers(group, flat[group.gradients :], shard, weight)
+        return has_grad
+
+    def _copy(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         if targets:
             torch._foreach_copy_(targets, sources, non_blocking=self._staged)
             if self._staged:
                 torch.cuda.synchronize()  # the copies are on their way; of whatever GPUs the model is on
-        if absent:
+
+    def _fill_buffers(self, group: Group, rest: torch.Tensor, shard: int, weight: float) -> None:
+        """rest: what lies behind the gradients of a flat tensor."""
+        if not group.buffers:
+            return
+        parts, flags = group.buffer_parts(rest)
+        counts = [buffer.merge == "mean" or shard == 0 for buffer in group.buffers]
+        changed = [
+            counting and not torch.equal(buffer.live, _base(buffer))
+            for buffer, counting in zip(group.buffers, counts, strict=True)
+        ]
+        self._copy(list(compress(parts, counts)), [buffer.live for buffer in compress(group.buffers, counts)])
+        if absent := [part for part, counting in zip(parts, counts, strict=True) if not counting]:
             torch._foreach_zero_(absent)
         if weight != 1:
-            flat[: group.weighted].mul_(weight)
+            rest[: group.weighted - group.gradients].mul_(weight)
         flags.copy_(torch.tensor(changed))
-        return has_grad
 
-    def _install_gradients(self, name: str, result: Partial, gradients: Literal["mean", "sum"]) -> None:
-        group = self._groups[name]
+    def _average(self, name: str, result: Partial, gradients: Literal["mean", "sum"]) -> tuple[torch.Tensor, bool]:
+        """A new flat tensor, and whether the sum of all gradients is finite; it may overflow where none is infinite.
+
+        On CPUs one piece after the other, so that each is read once.
+        """
         flat = self._flats[name].take()
-        if gradients == "mean":
-            torch.div(self._here(result, name), _divisor(result, flat), out=flat)
-        else:
-            flat.copy_(result.flats[name])
+        source, step = self._here(result, name), _PIECE if flat.device.type == "cpu" else flat.numel() or 1
+        ends, divisor = self._groups[name].gradients, _divisor(result, flat)
+        total = 0.0
+        for piece, target in zip(source[:ends].split(step), flat[:ends].split(step), strict=True):
+            total += float(piece.sum())
+            if gradients == "mean":
+                torch.div(piece, divisor, out=target)
+            else:
+                target.copy_(piece)
+        return flat, math.isfinite(total)
+
+    def _install_gradients(self, name: str, result: Partial, flat: torch.Tensor) -> None:
+        group = self._groups[name]
         for (i, parameter), part in zip(group.parameters, group.parts(flat)[0], strict=True):
             if not result.has_grad >> i & 1:
                 parameter.grad = None

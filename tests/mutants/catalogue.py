@@ -27,6 +27,7 @@ class Mutant:
 def _first_redone(standing: Any, leaf: Any) -> bool:
     """Whether this is the first shard of a pass that is computed after a loss, in this generation."""
     p = standing.position
+    leaf.settle()
     if p.record is None or str(p.record.kind) != "loss" or p.record.plan.op != p.reduced or not leaf.flats:
         return False
     first = getattr(standing, "mutated", 0) != p.record.number

@@ -58,6 +58,7 @@ def run(model: nn.Module, harvest: Harvest, shard: int, weight: float = 1.0, row
 
 
 def copy_of(partial: Partial) -> list[bytes]:
+    partial.settle()
     return [flat.numpy().tobytes() for flat in partial.flats.values()]
 
 
@@ -256,6 +257,7 @@ def test_each_width_has_a_flat_tensor_of_its_own() -> None:
     wide.grad = torch.full((2,), 1 / 3, dtype=torch.float64)
     narrow.grad = torch.full((3,), 0.5)
     leaf = harvest.leaf(0, 3.0, {})
+    leaf.settle()
     assert leaf.flats["float64"].tolist() == [1 / 3 * 3.0] * 2
     assert leaf.flats["float32"].tolist() == [1.5] * 3
     harvest.install(leaf, "mean")

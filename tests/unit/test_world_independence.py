@@ -90,6 +90,8 @@ def fold_all(held: dict[Node, Partial]) -> None:
 def reduce(roots: Sequence[Partial]) -> Partial:
     """What the exchange does: everybody's roots, summed along the tree, out of place."""
     assert covers_exactly([root.node for root in roots], SHARDS)
+    for root in roots:
+        root.settle()
     held = {
         root.node: Partial(
             root.lo,

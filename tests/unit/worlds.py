@@ -352,5 +352,6 @@ class FakeMember:
 
 
 def copied(partial: Partial) -> Partial:
+    partial.settle()
     flats: dict[str, torch.Tensor] = {name: flat.clone() for name, flat in partial.flats.items()}
     return Partial(partial.lo, partial.hi, flats, partial.has_grad, partial.weight, dict(partial.scalars), partial.note)
