@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos_tests import cli as chaos
-from elastic import samples
+from elastic import launchers, samples, siblings
 from elastic.checkpoints import commands
 from elastic.checkpoints.naming import OWN_FILES_PREFIX
 from elastic.config import JobSpec, Reduction, RingKind, Stragglers, Timing
@@ -36,6 +36,7 @@ examples:
   elastic run --workers 4 --min-workers 2 train.py --lr 3e-4
   elastic run --job-dir /data/job --fresh train.py  a new job where an old one was
   elastic run -m mypackage.train --lr 3e-4          a module instead of a file
+  mpirun -n 4 elastic run train.py                  four workers, of this one machine; srun is alike
 
 exit codes:
   0 done                                1 the script failed
@@ -124,7 +125,12 @@ def _add_run(verbs: Any) -> None:
         description="Run a training script with several workers on this machine. The script calls elastic.join().",
         epilog=RUN_EXAMPLES,
     )
-    run.add_argument("--workers", type=int, default=DEFAULT_WORKERS, metavar="N", help="workers (default %(default)s)")
+    run.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help=f"workers (default {DEFAULT_WORKERS}; under mpirun or srun as many as they have started tasks)",
+    )
     run.add_argument(
         "--min-workers",
         type=int,
@@ -314,21 +320,32 @@ def _add_doctor(verbs: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    """Once, however many processes of this command a launcher has started on this machine."""
+    launch = launchers.find(os.environ, os.getppid())
+    if launch is None:
+        return _run_here(options, DEFAULT_WORKERS)
+    if launch.local_rank:
+        return siblings.follow(launch)
+    return siblings.lead(launch, lambda: _run_here(options, launch.local_size))
+
+
+def _run_here(options: argparse.Namespace, default_workers: int) -> int:
     from elastic import embedded, hostmemory, jobdir, runs, scratch
 
     notices = choose.check(options.notices)
     choose.check_grace(options.grace)
     program, command = _command(options.script, options.module)
-    if options.max_workers not in (None, options.workers):
+    workers: int = default_workers if options.workers is None else options.workers
+    if options.max_workers not in (None, workers):
         raise ConfigError(
             f"--max-workers {options.max_workers}: the workers of one machine start together, so there are never more "
-            f"than --workers {options.workers}; say with it how many to start, with --min-workers how many must be "
+            f"than --workers {workers}; say with it how many to start, with --min-workers how many must be "
             "left, and with --spares how many to keep ready"
         )
     spec = JobSpec(
         name=options.name if options.name is not None else jobdir.default_name(program),
         command=command,
-        workers=options.workers,
+        workers=workers,
         min_workers=options.min_workers,
         spares=options.spares,
         stragglers=Stragglers(options.stragglers),

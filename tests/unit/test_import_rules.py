@@ -36,6 +36,7 @@ PURE_ROOMS = [
     "elastic/examination.py",
     "elastic/fleet/documents.py",
     "elastic/fleet/schedule.py",
+    "elastic/launchers.py",
     *rooms("elastic/membership"),
     "elastic/messages.py",
     "elastic/ownership.py",
