@@ -82,6 +82,9 @@ def put(storage: Storage, path: str, content: bytes) -> None:
         file.write(content)
 
 
+LASTING_KEPT = 64
+
+
 def storage_at(url: str) -> Storage:
     """Raises ConfigError for a scheme that nobody can serve here."""
     if "://" not in url:
@@ -98,6 +101,8 @@ class LocalStorage:
 
     def __init__(self, root: str) -> None:
         self.url = root
+        self._lasting: set[str] = set()
+        """Directories whose names are durable, as far as this process has seen to it."""
 
     def directories(self, path: str) -> list[str]:
         try:
@@ -156,6 +161,7 @@ class LocalStorage:
 
     def remove_directory(self, path: str) -> None:
         root = self._at(path)
+        self._lasting = {known for known in self._lasting if known != root and os.path.dirname(known) != root}
         for directory, _, names in os.walk(root, topdown=False):
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
@@ -167,14 +173,21 @@ class LocalStorage:
         return os.path.join(self.url, path) if path else self.url
 
     def _make(self, directory: str) -> None:
-        """With its parents; each new name is durable before anything is put into it."""
-        if os.path.isdir(directory):
+        """With its parents, up to one that is not below the root; each name is durable before anything is put into it,
+        also where another process has made it, which may have been killed before it saw to that."""
+        if os.path.isdir(directory) and (directory in self._lasting or not self._is_below(directory)):
             return
         parent = os.path.dirname(directory)
         self._make(parent)
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, 0o755)
         self._sync_directory(parent)
+        if len(self._lasting) >= LASTING_KEPT:
+            self._lasting.clear()  # once more is no harm
+        self._lasting.add(directory)
+
+    def _is_below(self, directory: str) -> bool:
+        return directory.startswith(os.path.join(self.url, ""))
 
     def _sync(self, descriptor: int) -> None:
         os.fsync(descriptor)
