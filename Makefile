@@ -13,7 +13,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim live test-exact test-live test-chaos lint proto demo soak bench bench-state bench-step clean
+.PHONY: help setup etcd test unit sim live test-exact test-live test-gpu test-chaos lint proto demo soak bench bench-state bench-step clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,10 @@ test-exact: setup ## 200 random trainings and fates, other ones each time, again
 
 test-live: setup etcd ## the long live tests, such as killing everything 30 times; SEED=n repeats what that printed
 	$(BOUND) 90m $(PYTEST) $(LONG) -m long -s tests/live
+
+# Not a part of `test`: without a GPU it skips everything and says so.
+test-gpu: setup ## NCCL on one GPU: kill, freeze, join, and what one rank costs; without a GPU it tries nothing
+	$(BOUND) 20m $(PYTEST) $(LONG) -s tests/gpu
 
 test-chaos: setup etcd ## plant defects into the product, and see each caught by its invariant
 	$(BOUND) 60m $(PYTEST) $(LONG) tests/chaos

@@ -31,6 +31,7 @@ from runtime import guards, small
 from runtime.alone import Alone
 from runtime.apart import Apart
 from runtime.evaluate import Score, evaluate
+from runtime.flats import CPU
 from runtime.leading import Sink
 from runtime.loader import Loader, check_count, check_seed
 from runtime.loop import Epochs, Extent, Steps, shards_of, steps_of
@@ -92,7 +93,9 @@ def _session(threads: int, device: torch.device) -> Session:
         return connect(threads, device)
     guards.check_launcher(os.environ)
     examination = Examination.from_environment(os.environ)
-    return Apart() if examination is not None and examination.apart else Alone(device)
+    if examination is not None and examination.apart:
+        return Apart()
+    return Alone(device if device.type == "cuda" else CPU)
 
 
 def _device(device: str | torch.device | None) -> torch.device:

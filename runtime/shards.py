@@ -202,7 +202,8 @@ class Harvest:
         if targets:
             torch._foreach_copy_(targets, sources, non_blocking=self._staged)
             if self._staged:
-                torch.cuda.synchronize()  # the copies are on their way; of whatever GPUs the model is on
+                for gpu in {source.device for source in sources if source.is_cuda}:
+                    torch.cuda.current_stream(gpu).synchronize()  # the copies are on their way
 
     def _fill_buffers(self, group: Group, rest: torch.Tensor, shard: int, weight: float) -> None:
         """rest: what lies behind the gradients of a flat tensor."""

@@ -23,7 +23,7 @@ labels = (inputs.sum(1) > 0).long()
 data = torch.utils.data.TensorDataset(inputs, labels)
 model = torch.nn.Sequential(
     torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 2)
-)
+).to(job.device)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 ahead = 1 if os.environ.get("ELASTIC_SLOT") == "0" else 0  # one worker fetches ahead, and nobody may notice
 train = job.loader(data, batch_size=16, shards=8, shuffle=True, workers=ahead)

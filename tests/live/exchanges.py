@@ -1,0 +1,64 @@
+"""Jobs whose gradients go over a process group, broken in the middle of an exchange.
+
+Two patches for their processes (see tests/mutants) say who carries the gradients, and where a worker can be held.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.live.jobs import Job
+
+
+def kill_and_freeze(job: Job) -> None:
+    """Kill a member in the middle of an exchange, and then freeze one, in a world of three; each is replaced, the job
+    goes on to its end, and nobody else is touched."""
+    members = job.await_world(3)
+    victims = []
+    for sent in (signal.SIGKILL, signal.SIGSTOP):
+        victim = members[1]
+        (job.gates / "exchange").write_text(victim)
+        job.until("the victim in an exchange", (job.gates / f"exchange.{victim}").exists)
+        job.send(victim, sent)
+        job.open("exchange")
+        victims.append(victim)
+        job.until("a world without it", lambda victim=victim: victim not in job.members())  # type: ignore[misc]
+        members = job.await_world(3)
+    job.pace(0)
+    job.open("end")
+    assert job.wait() == 0
+    ends = {line["worker_id"]: line["because"] for line in job.events("worker_exited")}
+    stayed = {line["worker_id"] for line in job.events("entered")} - set(victims)
+    assert {ends[worker] for worker in stayed} == {"exited with 0"}, "a survivor was restarted"
+    assert len(stayed) == 3, "each victim was replaced, and nobody else"
+    assert job.left_behind() == {}
+
+
+def gloo_for_nccl(nccl: Any) -> None:
+    """`--ring nccl` is gloo between CPUs."""
+    from tests.unit.gloo import GlooGroup
+
+    sound = nccl.ring_kind
+    nccl.ring_kind = lambda wanted, *others: wanted if wanted == "nccl" else sound(wanted, *others)
+    nccl.make_group = GlooGroup
+
+
+def gated(process_group: Any) -> None:
+    """A worker can be held in the middle of an exchange: at the gate "exchange"."""
+    transport = process_group.ProcessGroupTransport
+    sound, attempt = transport.exchange, transport.attempt
+
+    def exchange(self: Any, *tensors: Any) -> None:
+        sound(self, *tensors)
+        if self.attempts > 1:  # the first one greets
+            from tests.live.scripts import gates  # it looks at who it is in, which a process that is forked from is not
+
+            gates.hold("exchange")
+
+    def counted(self: Any) -> Any:
+        self.attempts = getattr(self, "attempts", 0) + 1
+        return attempt(self)
+
+    transport.attempt, transport.exchange = counted, exchange
