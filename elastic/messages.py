@@ -11,6 +11,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import TypeAlias
 
 from elastic.tree import Node
@@ -76,7 +77,7 @@ class Plan:
         return next((lag.source for lag in self.laggards if lag.worker_id == worker_id), None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Generation:
     """One committed member list with its whole plan; immutable. members are in rank order.
 
@@ -97,12 +98,18 @@ class Generation:
     token: str = ""
     early: bool = False
 
-    @property
+    # Kept, because a leader of thousands asks with every word that it hears.
+
+    @cached_property
     def ids(self) -> tuple[str, ...]:
         return tuple(member.worker_id for member in self.members)
 
+    @cached_property
+    def _by_id(self) -> dict[str, Member]:
+        return {member.worker_id: member for member in self.members}
+
     def member(self, worker_id: str) -> Member | None:
-        return next((member for member in self.members if member.worker_id == worker_id), None)
+        return self._by_id.get(worker_id)
 
     def digest(self) -> str:
         """Hash of the whole record: peers compare it before any data flows."""

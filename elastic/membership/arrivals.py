@@ -84,16 +84,17 @@ def _is_stranded(g: Group, word: Announce) -> bool:
 
 def _strange_numerics(g: Group, seen: Seen) -> tuple[str, str] | None:
     """Why this worker would compute other bits than the members, or could exchange none with them, and what to do."""
-    members = g.listed if g.chain else set(g.workers)
-    for worker in sorted(members):
+    listed = (worker for record in g.chain for worker in record.ids)
+    for worker in listed if g.chain else g.workers:
         other = g.workers.get(worker)
-        if not other or not other.numerics or other.refused:
+        if other is None or other is seen or not other.numerics or other.refused:
             continue
         ours, theirs = seen.numerics.partition(_RING)[2], other.numerics.partition(_RING)[2]
         if ours != theirs:
             return f"its gradients go over {ours}, those of {worker} over {theirs}", _ONE_RING
         if g.spec.reduction == "exact" and other.numerics != seen.numerics:
             return f"its numerics ({seen.numerics}) differ from those of {worker} ({other.numerics})", _SAME
+        return None  # all others are like that one, or they would have been refused
     return None
 
 
@@ -114,7 +115,7 @@ def form(g: Group, now_s: float, do: list[Action]) -> None:
     so: on a busy machine it takes a while until the script has done its imports. Devices go by slot, so the last slots
     of a node, its spares, become members only if the window is over.
     """
-    if g.committing is not None:
+    if g.committing is not None or (len(g.workers) < g.spec.workers and not g.window_over):
         return
     present = [seen for worker, seen in g.workers.items() if worker not in g.dead and worker not in g.given_up]
     spares = [seen for seen in present if seen.slot >= g.slots.get(seen.member.node, math.inf)]

@@ -27,7 +27,11 @@ def fence(g: Group, workers: Iterable[str], because: str, now_s: float, do: list
 def kill_expelled(g: Group, now_s: float, do: list[Action]) -> None:
     """fence_grace is over and a later generation has completed a step."""
     base = g.base
-    if base is None or not any(g.workers[w].reduced > base.plan.op for w in base.ids if w in g.workers):
+    if (
+        not g.expelled
+        or base is None
+        or not any(g.workers[w].reduced > base.plan.op for w in base.ids if w in g.workers)
+    ):
         return
     for worker, since in list(g.expelled.items()):
         if now_s >= since + g.spec.timing.fence_grace_s:

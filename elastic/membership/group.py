@@ -149,8 +149,9 @@ class Group:
     @property
     def running(self) -> Generation | None:
         """The newest generation that somebody is known to have entered."""
-        entered = {seen.entered for seen in self.workers.values()}
-        return next((record for record in reversed(self.chain) if record.number in entered), self.base)
+        seen = self.workers.values()
+        newest = (r for r in reversed(self.chain) if any(worker.entered == r.number for worker in seen))
+        return next(newest, self.base)
 
     @property
     def newcomers(self) -> set[str]:

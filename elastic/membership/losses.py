@@ -76,6 +76,8 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
     """
     if g.committing is not None:
         return
+    if not waited_out and len(g.reports) + len(g.dead) + len(g.given_up) < len(g.chain[-1].ids):
+        return  # nearly always, and told without a look at everybody
     settled = {*g.reports, *g.dead, *g.given_up}
     if not (waited_out or settled >= g.listed):
         return

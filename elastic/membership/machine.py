@@ -55,7 +55,8 @@ def step(group: Group, event: Event, now_s: float) -> tuple[Group, tuple[Action,
     actions: list[Action] = []
     if g.state is not State.CLOSED:
         _apply(g, event, now_s, actions)
-        invite_spares(g, now_s, actions)
+        if not isinstance(event, Progress) or (g.chain, g.state) != (group.chain, group.state):
+            invite_spares(g, now_s, actions)  # what frees a place is news of another kind
     return g, tuple(actions)
 
 
