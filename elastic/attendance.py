@@ -150,7 +150,7 @@ class Attendance:
                             self._welcome(order.welcome.term, outbox)
                             speaking = asyncio.create_task(_speak(call, outbox))
                         case "addressed":
-                            self._hear(list(order.addressed.to), codec.order_from_wire(order.addressed.order))
+                            self._hear(list(order.addressed.to), codec.order_from_bytes(order.addressed.order))
                         case "drain_node" if order.drain_node.over:
                             self._attendant.on_drain_over()
                         case "drain_node":

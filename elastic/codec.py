@@ -19,7 +19,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ElasticError
@@ -75,6 +75,19 @@ def order_to_wire(order: Order) -> pb.Order:
     name, translator = _oneof(Order, "Order")[type(order)]
     content: dict[str, Any] = {name: translator.encode(order)}
     return pb.Order(**content)
+
+
+def order_to_bytes(order: Order) -> bytes:
+    """For a leader that tells many agents the same. Raises WireError for a value that could not be read back."""
+    return order_to_wire(order).SerializeToString()
+
+
+def order_from_bytes(document: bytes) -> Order:
+    """Raises WireError for what order_to_bytes would not have written."""
+    try:
+        return order_from_wire(pb.Order.FromString(document))
+    except DecodeError as error:
+        raise WireError(f"no order: {error}") from error
 
 
 def order_from_wire(message: pb.Order) -> Order:

@@ -166,13 +166,13 @@ class Reign:
                 known: dict[str, Any] = fields
                 self._journal.write(event, **known)
             case Tell(to, order):
-                self._tell(to, codec.order_to_wire(order))
+                self._tell(to, codec.order_to_bytes(order))
             case Commit(generation):
                 self._start(self._commit(generation))
             case Point(series, pointer):
                 self._start(self._point(series, pointer))
 
-    def _tell(self, to: tuple[str, ...], order: pb.Order) -> None:
+    def _tell(self, to: tuple[str, ...], order: bytes) -> None:
         by_node: dict[str, list[str]] = {}
         for worker_id in to:
             by_node.setdefault(node_of(worker_id), []).append(worker_id)
@@ -229,7 +229,7 @@ class Reign:
         self._journal.write("pointer_moved" if holds else "pointer_stays", series=series, entry=now.entry)
         if pointer.holder:
             order = Pointed(self.term, pointer.holder, series, pointer.entry, holds)
-            self._tell((pointer.holder,), codec.order_to_wire(order))
+            self._tell((pointer.holder,), codec.order_to_bytes(order))
 
     async def _finish(self, end: End) -> Deposed | None:
         """Make the end of the job durable before anybody hears of it. Deposed: another leader decides."""

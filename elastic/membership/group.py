@@ -95,6 +95,8 @@ class Group:
     """Slots whose newcomer could not copy the state within the time in which the ring stood still for it."""
     stuck: set[str] = field(default_factory=set)
     """Members that live and were given up, because they held all others up: their reports do not count."""
+    stuck_at: dict[str, str] = field(default_factory=dict)
+    """Place -> worker that got stuck there first."""
     expelled: dict[str, float] = field(default_factory=dict)
     """Fenced workers -> when."""
     round: int = 0

@@ -46,7 +46,7 @@ def step(group: Group, event: Event, now_s: float) -> tuple[Group, tuple[Action,
     g = copy(group)
     for name in ("workers", "dead", "given_up", "silent_nodes", "slots", "expelled", "reports", "drains"):
         setattr(g, name, dict(getattr(group, name)))
-    for name in ("missed", "advanced_s", "accused", "failed_builds", "errors", "slots_given_up"):
+    for name in ("missed", "advanced_s", "accused", "failed_builds", "errors", "slots_given_up", "stuck_at"):
         setattr(g, name, dict(getattr(group, name)))
     for name in ("slow_since_s", "stragglers", "demoted_s"):
         setattr(g, name, dict(getattr(group, name)))

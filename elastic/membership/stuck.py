@@ -42,7 +42,7 @@ def expel_if_stuck(g: Group, worker: str, now_s: float, do: list[Action]) -> Non
         return  # nearly always, and without a look at all the others
     if (how := holding_up(g).get(worker)) is None:
         return
-    first = g.errors.setdefault(f"stuck in {one.phase}", worker)
+    first = g.stuck_at.setdefault(one.phase, worker)
     if first != worker:
         because = f"{first} and {worker} both got stuck in {one.phase}; their logs end with where their threads are"
         become_closed(g, 1, because, now_s, do)

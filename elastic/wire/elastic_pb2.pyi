@@ -63,8 +63,8 @@ class Addressed(_message.Message):
     TO_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     to: _containers.RepeatedScalarFieldContainer[str]
-    order: Order
-    def __init__(self, to: _Optional[_Iterable[str]] = ..., order: _Optional[_Union[Order, _Mapping]] = ...) -> None: ...
+    order: bytes
+    def __init__(self, to: _Optional[_Iterable[str]] = ..., order: _Optional[bytes] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("term", "exit_code", "because", "digest")

@@ -59,8 +59,7 @@ def test_every_order_is_read_as_it_was_given(kind: type) -> None:
     @settings(max_examples=25, deadline=None)
     @given(values(kind, ""))
     def round_trip(order: Order) -> None:
-        wire = codec.order_to_wire(order).SerializeToString()
-        assert codec.order_from_wire(pb.Order.FromString(wire)) == order
+        assert codec.order_from_bytes(codec.order_to_bytes(order)) == order
 
     round_trip()
 
@@ -83,6 +82,15 @@ def test_random_bytes_are_a_word_or_refused_with_a_type(garbage: bytes) -> None:
         return
     try:
         codec.word_from_wire(message)
+    except codec.WireError:
+        return
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_random_bytes_are_an_order_or_refused_with_a_type(garbage: bytes) -> None:
+    try:
+        codec.order_from_bytes(garbage)
     except codec.WireError:
         return
 

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from elastic import codec
 from elastic.config import JobSpec
 from elastic.election import LEASE_S, SAFETY, Candidate, Won
 from elastic.errors import StoreUnavailable
 from elastic.journal import Journal
 from elastic.membership import End
-from elastic.messages import CheckpointComplete, Generation, Kind, Member, Plan, SlotGivenUp, Word
+from elastic.messages import CheckpointComplete, Generation, Kind, Member, Order, Plan, Pointed, SlotGivenUp, Word
 from elastic.reign import Deposed, Reign, StoreThread
 from elastic.store import Compare, Lease, MemoryStore, Put, TxnResult
+from elastic.wire import elastic_pb2 as pb
 
 SPEC = JobSpec(name="job", command=("train",), workers=1)
 HOPELESS = SlotGivenUp("a", 0, "the worker cannot be started", exit_code=2)
@@ -107,6 +109,10 @@ def test_a_leader_whose_lease_ran_out_meanwhile_ends_nothing(journal: Journal) -
     assert isinstance(outcome, Deposed) and told == ["welcome"]
 
 
+def _order(message: pb.LeaderOrder) -> Order | None:
+    return codec.order_from_bytes(message.addressed.order) if message.HasField("addressed") else None
+
+
 def lead_until_pointed(store: DeafStore, journal: Journal, *, resumed: str, words: Sequence[Word] = ()) -> list[str]:
     """A reign over the member a.0.0, up to its answers to these words. Returns what its agent was told of pointers, and
     at last what `elastic status` shows."""
@@ -128,9 +134,8 @@ def lead_until_pointed(store: DeafStore, journal: Journal, *, resumed: str, word
                 await asyncio.sleep(0.01)  # a thread answers, and tells nobody
             for word in words:
                 await reign.post(word)
-                while (order := await session.outbox.get()).addressed.order.WhichOneof("content") != "pointed":
+                while not isinstance(pointed := _order(await session.outbox.get()), Pointed):
                     continue
-                pointed = order.addressed.order.pointed
                 told.append(f"{pointed.series} {pointed.entry} {pointed.holds}")
             await reign.post(HOPELESS)
             await leading
