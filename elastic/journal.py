@@ -36,6 +36,14 @@ Events of newcomers, all by workers (k: an operation):
     copy_outdated               op, because      the result of k is not held any more; it copies anew, and says so
     joined                      op               its generation took effect after k
 
+and by the leader, of the newcomer worker_id:
+
+    newcomer_hung               because          invited, and its set-up got nowhere: it is ended; shown to the user
+    newcomer_stuck              because          admitted, and its copy got nowhere: it is ended
+    newcomer_awaited            missed           training waits: its slot's newcomers were too late for their epoch
+    newcomer_awaited            outdated         training waits: so many copies were out of date; shown to the user
+    newcomer_in_vain            slot, seconds    training waited so long, and goes on without it; shown to the user
+
 Events of checkpoints, all by workers, with the series and the entry they speak of:
 
     checkpoint_part_written     bytes, stall_ms, seconds, cpu_s   its own part is durable
