@@ -63,11 +63,12 @@ def meeting(make: MakeGroup, host: str, device: torch.device) -> Meet:
     @contextmanager
     def meet(generation: int, members: Sequence[str], rank: int) -> Iterator[Meeting]:
         place = _Place(make, generation, rank, len(members), device)
-        if rank:
-            yield place
-            return
+        if rank == 0:
+            try:
+                place.open(host)
+            except (OSError, RuntimeError) as error:
+                raise BuildFailed(f"generation {generation}: no store on {host}: {error}") from error
         try:
-            place.open(host)
             yield place
         finally:
             place.server = None
@@ -108,7 +109,7 @@ class _Place:
             raise BuildFailed(f"generation {self.generation}: {error}") from error
         try:
             transport.greet()
-        except RingBroken as error:
+        except (RingBroken, RuntimeError) as error:
             transport.close()
             raise BuildFailed(f"{error}; not all members were connected within {CONNECT_S:g} s") from error
         return transport
@@ -184,6 +185,8 @@ class ProcessGroupTransport:
             self._queued += 1
             if self._stream is not None and self._queued % QUEUED_MAX == 0:
                 self._await(self._stream.query)
+        except torch.OutOfMemoryError:
+            raise  # another generation would not help
         except RuntimeError as error:
             raise RingBroken(f"generation {self._generation}: {error}") from error
 

@@ -35,7 +35,7 @@ def heard_of_ring(g: Group, word: RingUp | RingBroken | BuildFailed, now_s: floa
                 g.accused[word.worker_id] = unreachable
                 members = frozenset(record.ids)
                 g.failed_builds[members] = g.failed_builds.get(members, 0) + 1
-                named = ", ".join(unreachable)
+                named = ", ".join(unreachable) or "the others by what carries the gradients"
                 become_quiescing(g, f"{word.worker_id} cannot reach {named} in generation {number}", now_s, do)
             elif record is g.aim or record.early:
                 _turn_away(g, record, {word.worker_id, *unreachable}, now_s, do)

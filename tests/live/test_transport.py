@@ -5,14 +5,19 @@ The group is gloo's between CPUs, in the place of NCCL's between GPUs; everythin
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+
+import pytest
 
 from elastic import ledger
 from tests.live.conftest import Quiet
 from tests.live.exchanges import kill_and_freeze
 from tests.live.jobs import TRAINER, Job
+from tests.live.test_kills import Killer
 
 SITE = Path(__file__).parent / "gloo_site"
+KILLS = 12
 
 
 def test_kills_freezes_and_joins_leave_the_bits_of_the_quiet_run_over_tcp(quiet: Quiet, tmp_path: Path) -> None:
@@ -22,6 +27,24 @@ def test_kills_freezes_and_joins_leave_the_bits_of_the_quiet_run_over_tcp(quiet:
         kill_and_freeze(job)
         assert job.result["digest"] == quiet.digest
         assert ledger.compare(quiet.steps, job.steps()) is None
+
+
+@pytest.mark.long
+def test_kills_at_random_moments_end_in_the_bits_of_the_quiet_run_over_tcp(quiet: Quiet, tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    with Job(tmp_path, "--workers", "4", "--ring", "nccl", "--quiet", str(TRAINER), site=SITE) as job:
+        job.pace(0.12)
+        job.shut("end")
+        job.await_world(4)
+        killer = Killer(job, seed)
+        while len(killer.killed) < KILLS:
+            print(f"step {len(job.steps())}:", killer.round())
+        job.pace(0)
+        job.open("end")
+        assert job.wait() == 0
+        assert job.result["digest"] == quiet.digest
+        assert job.left_behind() == {}
 
 
 def test_a_ring_that_the_device_cannot_have_ends_the_job_with_what_to_do(tmp_path: Path) -> None:

@@ -85,6 +85,14 @@ def test_a_member_that_does_not_come_fails_the_build(monkeypatch: pytest.MonkeyP
         met.connect(met.offer)
 
 
+def test_an_address_that_is_not_this_machines_fails_the_build() -> None:
+    with (
+        pytest.raises(BuildFailed, match=r"no store on 192\.0\.2\.1"),
+        meeting(GlooGroup, "192.0.2.1", CPU)(1, ["a"], 0),
+    ):
+        pass
+
+
 def test_an_offer_that_is_none_fails_the_build() -> None:
     with meeting(GlooGroup, "127.0.0.1", CPU)(next(GENERATIONS), ["a", "b"], 1) as met, pytest.raises(BuildFailed):
         met.connect("")
