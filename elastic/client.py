@@ -43,6 +43,10 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+CONNECT = ("grpc.min_reconnect_backoff_ms", 1000)
+"""How long a replica may take to accept a connection. One on a machine that is gone does not even refuse it."""
+
+
 class AgentUnreachable(ElasticError):
     """Exit: the agent that started this process does not answer on its socket any more."""
 
@@ -196,7 +200,7 @@ def ask_leader(addresses: str | Sequence[str], ask: Callable[[grpc.Channel], Any
         if address in asked:
             continue
         asked.add(address)
-        with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        with grpc.insecure_channel(address, options=(*CHANNEL_OPTIONS, CONNECT)) as channel:
             try:
                 reply = ask(channel)
             except grpc.RpcError as error:

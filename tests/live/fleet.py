@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -18,7 +18,7 @@ from elastic.embedded import find_binary
 from elastic.errors import ElasticError
 from elastic.fleet.client import FleetClient
 from tests.live.etcd_cluster import EtcdCluster
-from tests.live.jobs import DEADLINE_S, POLL_S, ROOT, SLACK_S, TRAINER, run_alone  # noqa: F401
+from tests.live.jobs import DEADLINE_S, POLL_S, ROOT, SLACK_S, TRAINER
 from tests.live.spread import told_from
 
 T = TypeVar("T")
@@ -27,10 +27,15 @@ PREFIX = ("setpriv", "--pdeathsig", "KILL")
 
 
 class Fleet:
-    """Context manager; whatever it started is gone afterwards. replicas, nodes: their processes, by name."""
+    """Context manager; whatever it started is gone afterwards. replicas, nodes: their processes, by name.
 
-    def __init__(self, home: Path, *, replicas: int = 2) -> None:
+    host: where the replicas listen. silent: addresses at which nobody answers, which everybody asks first.
+    """
+
+    def __init__(self, home: Path, *, replicas: int = 2, host: str = "127.0.0.1", silent: Sequence[str] = ()) -> None:
         self.home = home
+        self._host = host
+        self._insecure = () if host == "127.0.0.1" else ("--insecure",)
         self.gates = home / "gates"
         self.gates.mkdir()
         (home / "etcd").mkdir()
@@ -40,7 +45,7 @@ class Fleet:
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         for number in range(replicas):
             self.replica(f"r{number}")
-        self.client = FleetClient([self.address(name) for name in self.replicas])
+        self.client = FleetClient([*silent, *(self.address(name) for name in self.replicas)])
 
     def __enter__(self) -> Self:
         return self
@@ -57,21 +62,22 @@ class Fleet:
 
     def replica(self, name: str) -> None:
         (self.home / name / "rendezvous.json").unlink(missing_ok=True)
-        words = ("--etcd", ",".join(self._etcd.endpoints), "--listen", "127.0.0.1:0", "--dir", str(self.home / name))
-        self.replicas[name] = self._start(name, "rendezvous", *words)
+        where = ("--etcd", ",".join(self._etcd.endpoints), "--listen", f"{self._host}:0", *self._insecure)
+        self.replicas[name] = self._start(name, "rendezvous", *where, "--dir", str(self.home / name))
         self.until(f"{name} to listen", (self.home / name / "rendezvous.json").exists)
 
     def address(self, replica: str) -> str:
         document = json.loads((self.home / replica / "rendezvous.json").read_bytes())
         return str(document["address"])
 
-    def node(self, name: str, *options: str) -> None:
+    def node(self, name: str, *options: str, within: Sequence[str] = ()) -> None:
+        """within: a command that runs another one, on another host for example."""
         words = ("--rendezvous", ",".join(self.client.replicas), "--node", name, "--jobs-dir", str(self.home / name))
-        self.nodes[name] = self._start(name, "agent", *words, *options)
+        self.nodes[name] = self._start(name, "agent", *words, *self._insecure, *options, within=within)
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A verb of an operator."""
-        where = ("--rendezvous", ",".join(self.client.replicas))
+        where = ("--rendezvous", ",".join(self.client.replicas), *self._insecure)
         command = [sys.executable, "-m", "elastic.cli", *words, *where]
         return subprocess.run(
             command, cwd=self.home, env=self._environment(), capture_output=True, text=True, timeout=DEADLINE_S
@@ -93,10 +99,10 @@ class Fleet:
         process.kill()
         process.wait()
 
-    def _start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, *words: str, within: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         with (self.home / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [*PREFIX, sys.executable, "-m", "elastic.cli", *words],
+                [*PREFIX, *within, sys.executable, "-m", "elastic.cli", *words],
                 cwd=self.home,
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
