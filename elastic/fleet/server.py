@@ -192,14 +192,18 @@ class Server:
                     await asyncio.sleep(RETRY_S)
 
     async def _enforce(self, job: Job) -> None:
-        """End a job that somebody has stopped and that does not end by itself: while it forms at once, else STOP_S
-        after this replica has heard of it, if it leads the job then."""
+        """End a job that somebody has stopped, if this replica leads it. Its nodes leave it; while it forms, or when it
+        has not ended STOP_S after this replica has heard of it, it is ended at once."""
         assert job.stop is not None
-        ends_s = time.monotonic() + STOP_S
+        because, ends_s, told = f"stopped: {job.stop.because}", time.monotonic() + STOP_S, 0
         lead = self._service.leads[job.name]
         while job.name in self._parts and not self._parts[job.name].done():
-            if lead.reign is not None and (lead.reign.group.state is State.FORMING or time.monotonic() >= ends_s):
-                await lead.reign.post(Stopped(f"stopped: {job.stop.because}"))
+            if (reign := lead.reign) is not None:
+                if reign.group.state is State.FORMING or time.monotonic() >= ends_s:
+                    await reign.post(Stopped(because, at_once=True))
+                elif reign.term != told:
+                    told = reign.term
+                    await reign.post(Stopped(because, at_once=False))
             await asyncio.sleep(LOOK_S)
 
 

@@ -120,10 +120,18 @@ def wished_to_drain(g: Group, word: DrainWish, now_s: float, do: list[Action]) -
     The last call comes LAST_CALL_S before the end, or, of little time, when half of it is over.
     """
     left_s = word.left_ms / 1000
-    leaver = Leaver(word.because, now_s + max(left_s - LAST_CALL_S, left_s / 2))
+    last_call_s = now_s if g.stopping else now_s + max(left_s - LAST_CALL_S, left_s / 2)
+    leaver = Leaver(word.because, last_call_s)
     g.drains |= dict.fromkeys(_neighbours(g, word.worker_id), leaver)
     if g.state is not State.FORMING:  # there the job waits for them, and stops in order once it has begun
         release_newcomers(g, do)
+    plan_change(g, now_s, do)
+
+
+def stop_in_order(g: Group, now_s: float, do: list[Action]) -> None:
+    """Nobody will take over: the last call of all who leave is now."""
+    g.stopping = True
+    g.drains = {worker: replace(leaver, last_call_s=now_s) for worker, leaver in g.drains.items()}
     plan_change(g, now_s, do)
 
 

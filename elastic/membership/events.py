@@ -51,9 +51,11 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Somebody wants the job to end now, in order or not."""
+    """Somebody wants the job to end: in whatever state, or else as soon as all its nodes have said that they leave,
+    without waiting whether somebody takes over."""
 
     because: str
+    at_once: bool
 
 
 Event: TypeAlias = Word | Stopped | Elected | AgentUp | AgentDown | Committed | CommitRefused | Tick

@@ -105,6 +105,8 @@ class Group:
     planned_s: float = 0.0
     """When the pending generation was committed."""
     drains: dict[str, Leaver] = field(default_factory=dict)
+    stopping: bool = False
+    """Somebody wants the job to end in order, so nobody waits for successors of those who drain."""
     advanced_s: dict[int, float] = field(default_factory=dict)
     """Generation -> when a member last reported progress in it."""
     accused: dict[str, tuple[str, ...]] = field(default_factory=dict)

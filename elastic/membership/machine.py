@@ -8,7 +8,15 @@ from dataclasses import replace
 from elastic.errors import ExitCode
 from elastic.membership.actions import Action, Note
 from elastic.membership.arrivals import announced, elected
-from elastic.membership.changes import drain_is_over, invite_spares, left, plan_change, progressed, wished_to_drain
+from elastic.membership.changes import (
+    drain_is_over,
+    invite_spares,
+    left,
+    plan_change,
+    progressed,
+    stop_in_order,
+    wished_to_drain,
+)
 from elastic.membership.checkpoints import checkpointed
 from elastic.membership.commits import committed
 from elastic.membership.deadlines import ticked
@@ -110,7 +118,9 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
             slot_given_up(g, event, now_s, do)
         case CheckpointComplete():
             checkpointed(g, event, do)
-        case Stopped(because):
+        case Stopped(because, at_once=True):
             become_closed(g, int(ExitCode.TERMINATED), because, now_s, do)
+        case Stopped():
+            stop_in_order(g, now_s, do)
         case Tick():
             ticked(g, now_s, do)

@@ -21,6 +21,7 @@ from elastic.membership import (
     Group,
     Note,
     Point,
+    Stopped,
     Tell,
     Tick,
 )
@@ -116,6 +117,8 @@ class Job:
                 return CommitRefused(self.group.committing.number, "another leader wrote")
             case "tick":
                 return Tick()
+            case "stop":
+                return Stopped("stopped: enough", at_once="at_once" in words)
             case "announce":
                 ring = RingState(options.get("ring", "none"))
                 entered, reduced = int(options.get("entered", 0)), int(options.get("reduced", 0))
