@@ -41,7 +41,15 @@ def add(verbs: Any) -> None:
         "those that were not.",
         epilog=EXAMPLES,
     )
-    verb.add_argument("--job-dir", type=Path, required=True, metavar="DIR")
+    verb.add_argument(
+        "--job-dir",
+        type=Path,
+        required=True,
+        action="append",
+        dest="job_dirs",
+        metavar="DIR",
+        help="of a job of several machines: those of all its nodes, one after the other",
+    )
     verb.add_argument("--json", action="store_true", help="as one JSON object")
     verb.set_defaults(verb=_run)
 
@@ -49,20 +57,32 @@ def add(verbs: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     from elastic.exactly_once import prove  # with numpy, which the other verbs do without
 
-    if not (options.job_dir / "job.json").exists():
-        raise ConfigError(f"{options.job_dir} holds no job; give the --job-dir of `elastic run`")
-    path = options.job_dir / "steps.jsonl"
+    parts = [_part(job_dir) for job_dir in options.job_dirs]
     try:
-        epochs = prove(ledger.lines(path))
-    except FileNotFoundError:
+        epochs = prove(ledger.lines(parts[0]) if len(parts) == 1 else ledger.merged(parts))
+    except FileNotFoundError as error:
+        if len(parts) > 1:
+            raise ConfigError(
+                f"{error.filename} is not there; give the directories of nodes that had members"
+            ) from error
         epochs = []
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} is damaged: {type(error).__name__} {error}") from error
+        raise ConfigError(f"{_named(parts)} is damaged: {type(error).__name__} {error}") from error
     if not epochs:
-        raise ConfigError(f"{options.job_dir} has no applied step yet, so there is nothing to prove")
+        raise ConfigError(f"{_named(options.job_dirs)} has no applied step yet, so there is nothing to prove")
     proved = all(epoch.proved for epoch in epochs)
     print(json.dumps(_document(epochs, proved)) if options.json else "\n".join(_table(epochs, proved)))
     return ExitCode.DONE if proved else ExitCode.SCRIPT_FAILED
+
+
+def _part(job_dir: Path) -> Path:
+    if not (job_dir / "job.json").exists():
+        raise ConfigError(f"{job_dir} holds no job; give the --job-dir of `elastic run`")
+    return job_dir / "steps.jsonl"
+
+
+def _named(paths: list[Path]) -> str:
+    return ", ".join(map(str, paths))
 
 
 def _document(epochs: list[Epoch], proved: bool) -> dict[str, Any]:

@@ -163,7 +163,7 @@ class Charge:
         with suppress(FileExistsError):
             create_atomically(self._dir / "id", identity.encode())
         write_atomically(self._dir / "job.json", codec.job_to_json(spec))
-        storage = storage_at(spec.checkpoint_dir)
+        storage = storage_at(self._submission.checkpoints)
         own(storage, spec.name, identity)
         settings = Settings(
             root=storage.url,

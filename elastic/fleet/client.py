@@ -64,9 +64,9 @@ class FleetClient:
         """That job's entry of the overview; by default that of the only one that is not over."""
         jobs = cast(list[dict[str, Any]], self.overview()["jobs"])
         if name:
-            found = [job for job in jobs if job["job"] == name] or [
-                job for job in jobs if job["job"].rpartition("-")[0] == name and job["state"] != "ended"
-            ]
+            found = [job for job in jobs if job["job"] == name]
+            alike = [job for job in jobs if job["job"].rpartition("-")[0] == name]
+            found = found or [job for job in alike if job["state"] != "ended"] or alike[-1:]
         else:
             found = [job for job in jobs if job["state"] != "ended"]
         if len(found) == 1:

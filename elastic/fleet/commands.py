@@ -62,7 +62,7 @@ job.toml:
   workers = 4
   min_workers = 2                       it starts when these fit, all or none
   labels = ["gpu=h100"]                 only on nodes whose agents have these
-  checkpoint_dir = "s3://bucket/train"  which every node reaches
+  checkpoint_dir = "s3://bucket/runs"   which every node reaches; each job has a directory in it
   [env]
   OMP_NUM_THREADS = "4"
 """
@@ -288,7 +288,7 @@ def _add_submit(verbs: Any) -> None:
 def _submit(options: argparse.Namespace) -> int:
     client = client_of(options)
     spec = read_job_file(options.file)
-    resume = f"{options.resume}@{_newest_checkpoint(client, options.resume, spec)}" if options.resume else ""
+    resume = f"{options.resume}@{_newest_checkpoint(client, options.resume)}" if options.resume else ""
     name = client.submit(spec, resume)
     if not options.wait:
         print(json.dumps({"job": name}) if options.json else name)
@@ -314,13 +314,13 @@ def read_job_file(path: Path) -> JobSpec:
     return spec
 
 
-def _newest_checkpoint(client: FleetClient, job: str, spec: JobSpec) -> str:
+def _newest_checkpoint(client: FleetClient, job: str) -> str:
     """The newest of that job's that is whole. Raises ConfigError if there is none."""
     from elastic.checkpoints.series import Series
     from elastic.checkpoints.storage import storage_at
 
     before = client.job(job)
-    storage = storage_at(spec.checkpoint_dir)
+    storage = storage_at(before["checkpoints"])
     try:
         found, skipped = Series(storage).newest(before["identity"])
     except OSError as error:

@@ -118,14 +118,17 @@ class Desk(FleetServicer):
             if job.result is None:
                 raise Refused(f"{job.name} is not over; stop it first")
             before = job.submission
+            if before.spec.checkpoint_dir != spec.checkpoint_dir:
+                raise Refused(
+                    f"{job.name} has its checkpoints below {before.spec.checkpoint_dir}, and this job has "
+                    f"checkpoint_dir={spec.checkpoint_dir!r}; give it the same"
+                )
         entry = submit.resume.partition("@")[2]
 
         def write(to: registry.Registry) -> str:
             for _ in range(3):
                 try:
-                    if before is None:
-                        return to.submit(spec)
-                    return to.submit(spec, before.identity, entry, before.interruptions + 1)
+                    return to.submit(spec, before, entry)
                 except CompareFailed:
                     continue
             raise CompareFailed("too many jobs are submitted in the same moment")
@@ -186,6 +189,7 @@ class Desk(FleetServicer):
             "workers": job.spec.workers,
             "min_workers": job.spec.min_workers,
             "identity": job.submission.identity,
+            "checkpoints": job.submission.checkpoints,
             "slots": {share.node: share.slots for share in job.shares},
         }
         if job.result is not None:
@@ -220,16 +224,15 @@ class Desk(FleetServicer):
 
 
 def _find(office: Office, name: str) -> Job:
-    """By its name, or by the one it was submitted under if that is clear."""
+    """By its name, or by the one it was submitted under: the only one that is not over, else the newest."""
     if (job := office.book.job(name)) is not None:
         return job
     alike = [job for job in office.book.jobs if registry.base_name(job.name) == name]
-    if running := [job for job in alike if job.result is None]:
-        alike = running
-    if len(alike) == 1:
-        return alike[0]
-    if alike:
-        raise Refused(f"{name} is the name of several jobs: {', '.join(job.name for job in alike)}; give one of them")
+    found = [job for job in alike if job.result is None] or alike[-1:]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise Refused(f"{name} is the name of several jobs: {', '.join(job.name for job in found)}; give one of them")
     raise Refused(f"no job {name!r:.64}; `elastic jobs` shows which there are")
 
 

@@ -24,15 +24,22 @@ from elastic.errors import ConfigError
 class Submission:
     """A job as it was asked for. spec.name: the job's own, "<name>-<number>".
 
-    identity: of its checkpoints, the same for a job that goes on with them. resume: the checkpoint from which it goes
-    on, or "". interruptions: how often it was interrupted before.
+    series, identity: of its checkpoints, the same for a job that goes on with them; they lie below spec.checkpoint_dir
+    in a directory of that name, the first job's. resume: the checkpoint from which it goes on, or "". interruptions:
+    how often it was interrupted before.
     """
 
     spec: JobSpec
     number: int
+    series: str
     identity: str
     resume: str = ""
     interruptions: int = 0
+
+    @property
+    def checkpoints(self) -> str:
+        """Where they are."""
+        return f"{self.spec.checkpoint_dir.rstrip('/')}/{self.series}"
 
 
 @dataclass(frozen=True, slots=True)

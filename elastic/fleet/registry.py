@@ -65,9 +65,9 @@ class Registry:
         self._store = store
         self._candidate = candidate
 
-    def submit(self, spec: JobSpec, identity: str = "", resume: str = "", interruptions: int = 0) -> str:
-        """Returns the job's name. identity, resume, interruptions: of a job that goes on with the checkpoints of an
-        earlier one. Raises ConfigError if there is no room for its number in the name."""
+    def submit(self, spec: JobSpec, before: Submission | None = None, resume: str = "") -> str:
+        """Returns the job's name. before, resume: an earlier job, and the one of its checkpoints from which this one
+        goes on. Raises ConfigError if there is no room for its number in the name."""
         item = self._store.get(COUNT, timeout_s=CALL_S)
         number = (int(item.value) if item is not None else 0) + 1
         name = f"{spec.name}-{number}"
@@ -75,9 +75,12 @@ class Registry:
             check_name("name", name)
         except ConfigError as error:
             raise ConfigError(f"name={spec.name!r} is too long for a fleet, which adds a number: {error}") from error
-        submission = Submission(
-            replace(spec, name=name), number, identity or secrets.token_hex(8), resume, interruptions
-        )
+        submission = Submission(replace(spec, name=name), number, name, secrets.token_hex(8))
+        if before is not None:
+            again = before.interruptions + 1
+            submission = replace(
+                submission, series=before.series, identity=before.identity, resume=resume, interruptions=again
+            )
         done = self._candidate.write(
             (ModRevision(COUNT, item.mod_revision if item is not None else 0),),
             (Put(COUNT, str(number).encode()), Put(f"{ROOT}jobs/{name}", codec.to_json(submission))),

@@ -85,7 +85,7 @@ class Fleet:
 
     def submit(self, name: str, *options: str, script: Path = TRAINER, **fields: object) -> str:
         """`elastic submit`. Returns the job's name."""
-        values = {"workers": 3, "checkpoint_dir": str(self.home / "checkpoints" / name), **fields}
+        values = {"workers": 3, "checkpoint_dir": str(self.home / "checkpoints"), **fields}
         lines = [f"name = {json.dumps(name)}", f'command = ["python", {json.dumps(str(script))}]']
         lines += [f"{field} = {json.dumps(value)}" for field, value in values.items()]
         lines += ["[env]", f'LIVE_GATES = "{self.gates}"', 'OMP_NUM_THREADS = "1"']

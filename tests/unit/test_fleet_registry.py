@@ -12,7 +12,14 @@ from elastic.fleet.documents import Job, Placement, Result, Share, Wish
 from elastic.fleet.registry import Registry
 from elastic.store import MemoryStore
 
-SPEC = JobSpec(name="train", command=("python", "train.py"), workers=2, env=("LR=3",), labels=("gpu=h100",))
+SPEC = JobSpec(
+    name="train",
+    command=("python", "train.py"),
+    workers=2,
+    env=("LR=3",),
+    labels=("gpu=h100",),
+    checkpoint_dir="s3://bucket/runs",
+)
 
 
 @pytest.fixture
@@ -37,7 +44,9 @@ def test_jobs_get_names_that_no_other_job_ever_had(store: MemoryStore) -> None:
 
 def test_everything_that_is_written_is_read(store: MemoryStore) -> None:
     _, to = elected(store)
-    name = to.submit(SPEC, "beef", "step-7", 2)
+    first = to.submit(SPEC)
+    before = registry.read(store)[0].jobs[0].submission
+    name = to.submit(SPEC, before, "step-7")
     placement = Placement((Share("a", 1), Share("b", 1)))
     to.place(name, placement)
     to.stop(name, "enough")
@@ -45,8 +54,10 @@ def test_everything_that_is_written_is_read(store: MemoryStore) -> None:
     registry.end(store, name, Result(6, "drained", "", 4))
     registry.end(store, name, Result(0, "said too late"))
     book, _ = registry.read(store)
-    (job,) = book.jobs
-    assert (job.submission.identity, job.submission.resume, job.submission.interruptions) == ("beef", "step-7", 2)
+    _, job = book.jobs
+    assert (job.submission.series, job.submission.identity) == (first, before.identity)
+    assert (job.submission.resume, job.submission.interruptions) == ("step-7", 1)
+    assert job.submission.checkpoints == f"{SPEC.checkpoint_dir}/train-1"
     assert (job.spec.env, job.spec.labels, job.placement) == (SPEC.env, SPEC.labels, placement)
     assert (job.stop, job.result) == (Wish("enough"), Result(6, "drained", "", 4))
     assert dict(book.cordons) == {"b": Wish("disk")}

@@ -199,6 +199,22 @@ def test_a_script_that_draws_its_own_samples_is_not_proved(tmp_path: Path, capsy
     assert "draws its own samples" in capsys.readouterr().out
 
 
+def test_the_parts_of_several_nodes_prove_what_none_of_them_does_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ledger("shuffled")
+    for name in ("late", "early", "none"):
+        (tmp_path / name).mkdir()
+    late, early = write(tmp_path / "late", lines[2:]), write(tmp_path / "early", lines[:4])
+    none = write(tmp_path / "none", [])
+    assert cli.main(late) == ExitCode.SCRIPT_FAILED
+    assert cli.main([*late, *early[1:]]) == ExitCode.DONE
+    assert "proved: each sample" in capsys.readouterr().out
+    (tmp_path / "none" / "steps.jsonl").unlink()
+    assert cli.main([*late, *none[1:]]) == ExitCode.BAD_INPUT
+    assert "steps.jsonl is not there" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [

@@ -17,7 +17,7 @@ def job(number: int, workers: int = 2, least: int = 1, placed: dict[str, int] | 
     labels = fields.pop("labels", ())
     spec = JobSpec(name=f"j-{number}", command=("train",), workers=workers, min_workers=least, labels=labels)
     placement = None if placed is None else Placement(tuple(Share(node, slots) for node, slots in placed.items()))
-    return Job(Submission(spec, number, "id"), placement, **fields)
+    return Job(Submission(spec, number, "series", "id"), placement, **fields)
 
 
 def nodes(**slots: int) -> list[Node]:
