@@ -509,7 +509,8 @@ def _closed(job_dir: Path, result: dict[str, Any]) -> dict[str, Any]:
 
 def _status_text(document: dict[str, Any]) -> str:
     lines = [
-        f"{document['job']}: {document['state']}, generation {document['generation']}, {document['applied']} steps",
+        f"{document['job']}: {document['state']}, generation {document['generation']}"
+        + (f", {document['applied']} steps" if "applied" in document else ""),
         f"because {document['because']}",
     ]
     if document.get("checkpoint"):

@@ -79,7 +79,7 @@ class FleetClient:
     def status(self, name: str = "") -> dict[str, Any]:
         """As `elastic status --json` prints it: of a job that runs what its own leader says, with the fleet's word."""
         job = self.job(name)
-        told: dict[str, Any] = {"generation": 0, "applied": 0, "members": [], **job}
+        told: dict[str, Any] = {"generation": 0, "members": [], **job}
         if job["state"] in ("ended", "waits"):
             return told
         try:
