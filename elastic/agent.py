@@ -344,9 +344,8 @@ class Agent:
 
     def _show_stacks(self, worker_id: str) -> None:
         """At the end of its log: where the threads are of one that is given up. Also if it holds the interpreter."""
-        if worker_id in self._processes:
+        if worker_id in self._processes and stacks.ask(self._processes[worker_id].pid):
             self._journal.write("stacks_asked", worker_id=worker_id)
-            stacks.ask(self._processes[worker_id].pid)
 
     async def _kill_all(self) -> None:
         """Nothing survives this agent, whatever ended it."""

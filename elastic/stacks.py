@@ -5,10 +5,10 @@ The worker's side is faulthandler, whose handler needs no interpreter: it also s
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import os
 import signal
+from pathlib import Path
 
 _SIGNAL = signal.SIGQUIT
 """What asks other runtimes for the same. A script that handles it itself keeps its handler."""
@@ -19,7 +19,14 @@ def show_when_asked() -> None:
     faulthandler.register(_SIGNAL, all_threads=True)
 
 
-def ask(pid: int) -> None:
-    """A worker that has announced itself. One that is stopped answers when it goes on."""
-    with contextlib.suppress(ProcessLookupError):
+def ask(pid: int) -> bool:
+    """Whether it will say so: one that is stopped does when it goes on, one that cannot answer is left alone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+        if not caught >> (_SIGNAL - 1) & 1:
+            return False
         os.kill(pid, _SIGNAL)
+    except (OSError, IndexError):  # it has ended, or is about to
+        return False
+    return True

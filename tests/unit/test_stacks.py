@@ -1,0 +1,42 @@
+"""Whoever is given up says where its threads are, and whoever cannot is not ended by the question."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from elastic import stacks
+
+BUSY = """
+import sys, threading
+{register}
+def lost_in_thought():
+    print("ready", flush=True)
+    sys.stdin.read()
+lost_in_thought()
+"""
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_stacks_are_shown_by_whoever_can(answers: bool) -> None:
+    register = "from elastic import stacks; stacks.show_when_asked()" if answers else ""
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUSY.format(register=register)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    assert stacks.ask(process.pid) is answers
+    _, said = process.communicate("go on")
+    assert process.returncode == 0
+    assert ("lost_in_thought" in said) is answers
+
+
+def test_nobody_is_asked_who_has_ended() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert not stacks.ask(process.pid)
