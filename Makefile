@@ -13,10 +13,10 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim live test-exact test-live test-gpu test-chaos lint proto demo soak bench bench-state bench-step clean
+.PHONY: help setup etcd test unit sim live test-exact test-live test-gpu test-chaos lint proto demo soak bench bench-state bench-step bench-goodput clean
 
 help: ## say what each target does
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.stamp ## create .venv with the exact versions of constraints.txt
 
@@ -88,6 +88,9 @@ bench-state: setup ## measure what moving the state costs: join, copy, replaceme
 
 bench-step: setup ## measure a step without faults against torch DDP: time, memory, bytes
 	$(PY) -m tests.bench.step
+
+bench-goodput: setup ## measure what is left of the work under faults all the time, and torchrun's: 80 minutes
+	$(PY) -m tests.bench.goodput
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

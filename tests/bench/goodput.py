@@ -1,0 +1,233 @@
+"""Measures how much of a job's work is left when its workers are killed, frozen and drained all the time.
+
+    python -m tests.bench.goodput [--minutes 5] [--rounds 3] [--small] [--no-targets] [--seed 1] [--json FILE]
+
+In each round five jobs train one after the other for so many minutes: this project's undisturbed, under a kill every
+15 s, and under a fault of other kinds every 29 s, and torchrun's undisturbed and under the same kills. Three rounds of
+five minutes take about 80 minutes. Exit code 1 if a target is missed. --small only tries whether all of it works: its
+figures say nothing, no target is judged, and docs/performance.md stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from chaos_tests.harness.processes import exit_on_sigterm
+from tests.bench import contenders, legs, report, work
+from tests.bench.legs import DRAIN, FREEZE, KILL, Leg, Recipe
+from tests.bench.recovery import say
+from tests.bench.report import Row, target
+
+DOCUMENT = contenders.ROOT / "docs" / "performance.md"
+MARKERS = ("<!-- bench-goodput:begin -->", "<!-- bench-goodput:end -->")
+JSON_FILE = contenders.ROOT / "build" / "bench" / "goodput.json"
+
+QUIET, KILLS, MIXED, THEIRS, THEIR_KILLS = "quiet", "kill15", "mixed29", "torchrun quiet", "torchrun15"
+ORDER = (QUIET, KILLS, MIXED, THEIRS, THEIR_KILLS)
+STALL_MOST = {KILLS: 0.01, MIXED: 0.06}
+SAMPLES_LEAST = {KILLS: 0.85, MIXED: 0.88}
+TITLES = {KILLS: "a SIGKILL every {kill_s:g} s", MIXED: "kill, freeze or drain every {mixed_s:g} s"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """seconds: of a leg. kill_s, mixed_s: time between two faults of either recipe."""
+
+    seconds: float = 300.0
+    rounds: int = 3
+    kill_s: float = 15.0
+    mixed_s: float = 29.0
+
+
+SMALL = Sizes(seconds=6.0, rounds=1, kill_s=5.0, mixed_s=2.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """legs: by name, one of each round."""
+
+    sizes: Sizes
+    legs: dict[str, list[Leg]]
+
+    def ratios(self, name: str, quiet: str) -> list[float]:
+        """Steps in the same time, against the quiet leg of the round. A step has as many samples in every world."""
+        return [
+            one.steps / one.seconds / (other.steps / other.seconds)
+            for one, other in zip(self.legs[name], self.legs[quiet], strict=True)
+        ]
+
+    def shares(self, name: str, seconds: Callable[[Leg], float]) -> list[float]:
+        return [seconds(leg) / leg.seconds for leg in self.legs[name]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    if not options.small:
+        report.around_section(DOCUMENT, MARKERS)  # before the measuring, which takes long
+    exit_on_sigterm()
+    begun_s = time.monotonic()
+    sizes = SMALL if options.small else Sizes(seconds=options.minutes * 60, rounds=options.rounds)
+    found = measure(sizes, options.seed)
+    about, rows = report.machine(), rows_of(found)
+    figures = {
+        "command": command_of(options),
+        "machine": about,
+        "measured": asdict(found),
+        "table": [asdict(row) for row in rows],
+    }
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if not options.small:
+        report.write_section(DOCUMENT, report.section(command_of(options), about, rows, notes(sizes)), MARKERS)
+    say(f"{time.monotonic() - begun_s:.0f} s; all figures in {options.json}")
+    print(report.table(rows))
+    print(summary(found), flush=True)
+    return 1 if report.missed(rows) and not options.no_targets else 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.goodput")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of each of the five legs of a round")
+    parser.add_argument("--rounds", type=int, default=3, help="how often all legs are run")
+    parser.add_argument("--small", action="store_true", help="little of everything; docs/performance.md stays as it is")
+    parser.add_argument("--no-targets", action="store_true", help="a missed target is no failure")
+    parser.add_argument("--seed", type=int, default=1, help="of the victims and of the order of kinds")
+    parser.add_argument("--json", type=Path, default=JSON_FILE, help="where all figures go")
+    options = parser.parse_args(arguments)
+    if options.minutes < 1 or options.rounds < 1:
+        parser.error("at least --minutes 1 and --rounds 1: a schedule needs time for its faults; or try --small")
+    options.no_targets |= options.small
+    return options
+
+
+def command_of(options: argparse.Namespace) -> str:
+    return (
+        f"python -m tests.bench.goodput --minutes {options.minutes:g} --rounds {options.rounds} --seed {options.seed}"
+    )
+
+
+def measure(sizes: Sizes, seed: int) -> Measured:
+    """Raises AssertionError if a job ends, TimeoutError if it comes to a stand."""
+    kills, mixed = Recipe(sizes.kill_s), Recipe(sizes.mixed_s, (KILL, FREEZE, DRAIN))
+    runs: dict[str, tuple[Callable[[Path, Recipe, float, int], Leg], Recipe]] = {
+        QUIET: (legs.elastic, Recipe()),
+        KILLS: (legs.elastic, kills),
+        MIXED: (legs.elastic, mixed),
+        THEIRS: (legs.torchrun, Recipe()),
+        THEIR_KILLS: (legs.torchrun, kills),
+    }
+    found: dict[str, list[Leg]] = {name: [] for name in ORDER}
+    directory = Path(tempfile.mkdtemp(prefix="elastic-bench-"))
+    try:
+        for number in range(sizes.rounds):
+            # There and back: what changes evenly with time falls out of the ratios of two rounds.
+            for place, name in enumerate(ORDER if number % 2 == 0 else ORDER[::-1]):
+                run, recipe = runs[name]
+                leg = run(directory / f"{number}-{place}", recipe, sizes.seconds, seed + number)
+                found[name].append(leg)
+                faults = ", ".join(f"{count} {kind}" for kind, count in leg.faults.items()) or "no faults"
+                say(f"round {number + 1}/{sizes.rounds} {name}: {leg.steps} steps in {leg.seconds:.0f} s, {faults}")
+                assert not recipe.every_s or any(leg.faults.values()), f"{name}: no fault could be done"
+    finally:
+        shutil.rmtree(directory)
+    return Measured(sizes, found)
+
+
+# ------------------------------------------------------------------------------------------------ the report
+
+
+def rows_of(found: Measured) -> list[Row]:
+    rows = [rate_row(found, name) for name in ORDER]
+    for name in (KILLS, MIXED):
+        title = title_of(found, name)
+        ratios, stalls = found.ratios(name, QUIET), found.shares(name, lambda leg: leg.stall_s)
+        least, most = SAMPLES_LEAST[name], STALL_MOST[name]
+        met = target(statistics.median(ratios) >= least, f">= {least:.0%}")
+        rows.append(share_row(f"{title}: samples / undisturbed", ratios, met))
+        met = target(statistics.median(stalls) <= most, f"<= {most:.0%}")
+        rows.append(share_row(f"{title}: nobody computes (stall)", stalls, met))
+        rows.append(share_row(f"{title}: interrupted steps are completed (redo)", redo_shares(found, name)))
+        rows.append(share_row(f"{title}: processors' time that replacements start in", start_shares(found, name)))
+        rows.append(share_row(f"{title}: loss that none of these three explains", rest(found, name)))
+    ratios = found.ratios(THEIR_KILLS, THEIRS)
+    rows.append(share_row(f"torchrun, {title_of(found, KILLS)}: samples / undisturbed", ratios))
+    return rows
+
+
+def title_of(found: Measured, name: str) -> str:
+    return TITLES[name].format(kill_s=found.sizes.kill_s, mixed_s=found.sizes.mixed_s)
+
+
+def redo_shares(found: Measured, name: str) -> list[float]:
+    return found.shares(name, lambda leg: leg.redo_s)
+
+
+def start_shares(found: Measured, name: str) -> list[float]:
+    """Of the time of all processors."""
+    cores = len(os.sched_getaffinity(0))
+    return found.shares(name, lambda leg: leg.start_cpu_s / cores)
+
+
+def rest(found: Measured, name: str) -> list[float]:
+    stalls = found.shares(name, lambda leg: leg.stall_s)
+    parts = zip(found.ratios(name, QUIET), stalls, redo_shares(found, name), start_shares(found, name), strict=True)
+    return [1 - ratio - stall - redo - start for ratio, stall, redo, start in parts]
+
+
+def rate_row(found: Measured, name: str) -> Row:
+    rates = [leg.steps * work.SHARDS * work.MICRO_BATCH / leg.seconds for leg in found.legs[name]]
+    faults = sum(sum(leg.faults.values()) for leg in found.legs[name])
+    spread = f"{min(rates):.0f} to {max(rates):.0f}/s, {len(rates)} times, {faults} faults"
+    return Row(f"{name}: samples", f"{statistics.median(rates):.0f}/s", spread)
+
+
+def share_row(what: str, values: Sequence[float], wanted: str = "") -> Row:
+    return Row(what, f"{statistics.median(values):.2%}", f"{min(values):.2%} to {max(values):.2%}", wanted)
+
+
+def summary(found: Measured) -> str:
+    """The last line, for scripts: medians over the rounds."""
+    values = {
+        KILLS: found.ratios(KILLS, QUIET),
+        MIXED: found.ratios(MIXED, QUIET),
+        "stall15": found.shares(KILLS, lambda leg: leg.stall_s),
+        "stall29": found.shares(MIXED, lambda leg: leg.stall_s),
+        THEIR_KILLS: found.ratios(THEIR_KILLS, THEIRS),
+    }
+    return "goodput: " + " ".join(f"{name}={statistics.median(of):.3f}" for name, of in values.items())
+
+
+def notes(sizes: Sizes) -> list[str]:
+    """What a reader has to know to judge the table."""
+    return [
+        "Every job trains the same MLP of 10.0 million float32 parameters on three workers of this machine, "
+        f"{work.SHARDS} micro-batches of {work.MICRO_BATCH} samples a step. This project's stands on three nodes with "
+        "a worker each; torchrun's has one agent with three workers and writes a checkpoint every 10 steps.",
+        f"Legs of {sizes.seconds / 60:g} minutes follow each other, in the opposite order in every second round, and "
+        "each is compared with the undisturbed leg of its own launcher in its round. Shown are the median, least and "
+        "greatest of the rounds.",
+        f"A frozen worker is stopped for {legs.FROZEN_S:g} s, which is longer than it takes to be expelled. A drained "
+        f"node gets a notice, leaves between two steps, and returns {legs.DRAINED_S:g} s after the notice. Partitions "
+        "are left out: on one machine the harness has no way to cut the network between two workers.",
+        "Stall is what the journals show from each loss until all survivors are connected again; a worker that is just "
+        "in its own shard computes on meanwhile, so it is an upper bound. A worker that stands still is waited for "
+        "until it is expelled, 2.5 s later, and that is most of the stall under mixed faults. Redo lasts until the "
+        "interrupted step is complete, with what was still to be done of it in any case.",
+        "Replacements' time is the CPU time of each until it has made its first step, of all processors' time. On two "
+        "cores the survivors lack it; on a machine of its own a newcomer takes nothing from them.",
+        "A job that goes back to a checkpoint loses the steps since then: what counts is how far it has come at last.",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
