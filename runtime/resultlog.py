@@ -1,14 +1,16 @@
 """Results of consecutive operations, kept for newcomers whose copy of the state is older than the one in progress.
 
-Nothing is kept while nobody follows. The results themselves are held, not copied: their memory is not used again.
+Nothing is kept while nobody follows. The results themselves are held, not copied: their memory is not used again. Only
+what is on a GPU is copied to the CPU, because that is whose memory there may be some to spare of.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from runtime.encoding import to_blobs
 from runtime.partial import Partial
 from runtime.session import Op
 
@@ -57,15 +59,21 @@ class ResultLog:
             self._trim()
 
     def append(self, entry: Entry) -> bool:
-        """Whether it is held now. Beyond the limit everything is dropped: whoever follows has to begin anew."""
+        """Whether its own tensors are held now. Beyond the limit everything is dropped: whoever follows has to begin
+        anew."""
         if not self._needs:
             return False
+        flats = entry.result.flats
+        if copied := any(flat.is_cuda for flat in flats.values()):
+            blobs = zip(flats, to_blobs(list(flats.values())), strict=True)
+            on_cpu = {name: blob.view(flats[name].dtype) for name, blob in blobs}
+            entry = replace(entry, result=replace(entry.result, flats=on_cpu))
         self._entries.append(entry)
         self._nbytes += entry.nbytes
         if self._nbytes > self._limit_bytes:
             self._needs.clear()
             self._trim()
-        return bool(self._entries)
+        return bool(self._entries) and not copied
 
     def since(self, follower: Hashable, number: int, most_bytes: int) -> list[Entry]:
         """Its next results, from operation ``number`` on: at least one, more while they fit; none if it is not held.

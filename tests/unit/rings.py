@@ -51,6 +51,7 @@ def build_one(
     token: str = TOKEN,
     deadline_s: float = GENEROUS_S,
     cancelled: threading.Event | None = None,
+    offer: str = "",
 ) -> Ring:
     return build(
         door,
@@ -62,6 +63,7 @@ def build_one(
         token=token,
         deadline_s=deadline_s,
         cancelled=cancelled or threading.Event(),
+        offer=offer,
     )
 
 

@@ -318,3 +318,15 @@ def test_a_closed_listener_refuses_connections() -> None:
         opened["a"].close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(opened["a"].address, timeout=GENEROUS_S)
+
+
+def test_what_rank_0_offers_is_told_to_all() -> None:
+    with listeners(["w0", "w1", "w2"]) as opened:
+        peers = peers_of(opened)
+
+        def member(name: str) -> str:
+            ring = build_one(opened[name], name, peers, offer=f"of {name}")
+            ring.close()
+            return ring.offer
+
+        assert everyone([lambda name=name: member(name) for name in opened]) == ["of w0"] * 3  # type: ignore[misc]
