@@ -27,7 +27,7 @@ from pathlib import Path
 from elastic import lifeline, process, stacks, supervision
 from elastic.accounts import Accounts
 from elastic.attendance import Attendance, Ended
-from elastic.config import JobSpec, check_name
+from elastic.config import JobSpec, RingKind, check_name
 from elastic.departure import OPERATOR, Departure
 from elastic.detector import Detector, Health
 from elastic.errors import ConfigError, ElasticError, ExitCode
@@ -55,6 +55,7 @@ from elastic.messages import (
     WorkerDead,
     WorkerFrozen,
 )
+from elastic.mpirun import Mpirun
 from elastic.process import WorkerProcess
 from elastic.resume import read_settings
 from elastic.slots import SlotFile
@@ -123,6 +124,7 @@ class Agent:
         self._detector = Detector(spec.timing, time.monotonic())
         self._stdout = Stdout()
         self._starter = Starter(spec, job_dir / "logs", node, journal)
+        self._mpirun = Mpirun(job_dir / "logs" / "mpirun.log", journal, self._on_rank_lost)
         self._attendance = Attendance(spec, job_dir, node, slots, journal, self, replicas)
         self._switchboard = Switchboard(spec.name, job_dir, node, journal, self)
         self._departure = Departure(journal, self)
@@ -140,6 +142,8 @@ class Agent:
             loop.add_signal_handler(sent, self._on_signal, sent)
         await self._switchboard.listen()
         self._departure.watch(notices)
+        if self._spec.ring is RingKind.MPI:
+            await self._mpirun.start([slot.worker_id for slot in self._slots])
         for number in range(len(self._slots)):
             self._arm(number)
         attending = asyncio.create_task(self._attendance.always())
@@ -158,6 +162,7 @@ class Agent:
             await asyncio.gather(attending, watching, over, return_exceptions=True)
             self._departure.close()
             await self._kill_all()
+            await self._mpirun.close()
             await self._switchboard.close()
             if dropped := self._stdout.close(wait_s=1.0):
                 print(f"elastic: {dropped} lines of output are in the logs only", file=sys.stderr)
@@ -258,6 +263,7 @@ class Agent:
             "ELASTIC_TIMING": json.dumps(asdict(self._spec.timing)),
             lifeline.VARIABLE: line.path,
             **self._checkpoints.to_environment(),
+            **self._mpirun.settings(worker_id),
         }
 
         def started(worker: WorkerProcess, cold: str) -> None:
@@ -323,6 +329,10 @@ class Agent:
         self._say_how_far(worker_id)
         self.supervise_worker(worker_id, supervision.Dying(status))
 
+    def _on_rank_lost(self, worker_id: str) -> None:
+        if worker_id in self._processes:
+            self._processes[worker_id].signal(signal.SIGKILL)
+
     def _say_how_far(self, worker_id: str) -> None:
         """Its last beat may be old, and nobody else may be left to say how far the job had come."""
         self.say(Progress(worker_id, 0, 0, self._accounts.next_step, "gone"))
@@ -332,6 +342,8 @@ class Agent:
         self._journal.write("worker_exited", worker_id=worker_id, pid=self._pids.pop(worker_id, 0), because=because)
         worker = self._processes.pop(worker_id)
         self._lifelines.pop(worker_id).close()
+        if self._mpirun.left(worker_id):
+            status = -signal.SIGKILL  # its own words are those of the MPI library, about what somebody else did
         self._exits.set()
         self._detector.forget(worker_id)
         self._frozen.discard(worker_id)

@@ -173,8 +173,8 @@ def _add_run(verbs: Any) -> None:
         "--ring",
         choices=[str(kind) for kind in RingKind],
         default=str(RingKind.AUTO),
-        help="what carries the gradients; auto: nccl if every worker has a GPU to itself, else tcp "
-        "(default %(default)s)",
+        help="what carries the gradients; auto: nccl if every worker has a GPU to itself, else tcp; mpi: of one "
+        "mpirun, needs elastic-ring[mpi] (default %(default)s)",
     )
     run.add_argument("--threads", type=int, default=1, metavar="T", help="torch threads of each worker (default 1)")
     run.add_argument("--job-dir", type=Path, metavar="DIR", help="default: ./elastic-jobs/<name>-<n>")
@@ -330,7 +330,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _run_here(options: argparse.Namespace, default_workers: int) -> int:
-    from elastic import embedded, hostmemory, jobdir, runs, scratch
+    from elastic import embedded, hostmemory, jobdir, mpirun, runs, scratch
 
     notices = choose.check(options.notices)
     choose.check_grace(options.grace)
@@ -362,6 +362,8 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
         fork=not options.cold_start,
         timing=Timing(pause_limit_s=options.pause_limit, hang_s=options.hang_limit),
     )
+    if spec.ring is RingKind.MPI:
+        mpirun.find()
     try:
         embedded.find_binary()
     except ConfigError as error:

@@ -54,6 +54,8 @@ class RingKind(StrEnum):
     """NCCL if the workers train on GPUs and each has one to itself, else TCP."""
     TCP = "tcp"
     NCCL = "nccl"
+    MPI = "mpi"
+    """MPI between the CPUs of one machine, started by an mpirun of the job's own."""
 
 
 def check_name(what: str, name: str) -> str:

@@ -86,6 +86,10 @@ def notice(line: Line) -> str | None:
             return f"{worker} gives its place to a spare, because it is too slow"
         case {"event": "nursery_over", "from_outside": False, "because": str(because)}:
             return f"workers cannot be forked and start with an interpreter of their own: {because}"
+        case {"event": "mpirun_ended", "because": str(because)}:
+            return f"mpirun {because}, and every worker that had a rank of it ends with it"
+        case {"event": "ring_without_mpi", "generation": int(generation), "because": str(because)}:
+            return f"generation {generation} sends its gradients over TCP: {because}"
         case {"event": "initial_state_copied", "worker_id": str(worker), "source": str(source)}:
             return (
                 f"the initial parameters of {worker} differed from rank 0's and were copied from {source}; build the "

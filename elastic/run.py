@@ -245,7 +245,8 @@ class _Children:
             # Whoever asks a job to stop does not want it to go on from a snapshot, whatever became of its workers.
             self._signals.received = self._signals.received or [signal.SIGTERM]
             return interrupted(self._signals)
-        if outcome.exit_code in (ExitCode.DONE, ExitCode.DRAINED):  # otherwise the error itself is what has to be heard
+        # Otherwise the error itself is what has to be heard; with every copy lost, nobody is left to say why.
+        if outcome.exit_code in (ExitCode.DONE, ExitCode.DRAINED, ExitCode.STATE_LOST):
             self._notify()
         return outcome
 

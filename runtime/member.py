@@ -41,8 +41,9 @@ from elastic.messages import (
 )
 from elastic.plan import default_units_of
 from elastic.position import Phase
+from elastic.ranks import Ranks
 from elastic.tree import leaves
-from runtime import guards, nccl, numerics
+from runtime import guards, mpi, nccl, numerics
 from runtime.activity import Activity
 from runtime.admission import Admission
 from runtime.bulk import exchange_native_over, exchange_over
@@ -70,7 +71,7 @@ class Member:
     reduction: str
 
     def __init__(self, environment: dict[str, str], threads: int, device: torch.device) -> None:
-        """Raises ConfigError for a broken environment, and for a ring that this device cannot have; blocks nowhere."""
+        """Raises ConfigError for a broken environment, and for a ring that it cannot have. Blocks for MPI only."""
         kind = nccl.ring_kind(
             RingKind(environment.get("ELASTIC_RING", "auto")), device, int(environment.get("ELASTIC_SLOTS", "1"))
         )
@@ -99,6 +100,8 @@ class Member:
         )
         host, port = self._listener.address
         meet = meeting(nccl.make_group, host, device) if kind is RingKind.NCCL else None
+        if kind is RingKind.MPI:
+            meet = mpi.World(Ranks.from_environment(environment), self.worker_id, self._journal).meet
         self._rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, meet)
         self._standing = Standing(self.worker_id, self._rings, self._send, self._journal, self.sums_on)
         self._standing.position = replace(self._standing.position, phase=Phase.FRESH)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elastic.config import JobSpec
+from elastic.config import JobSpec, RingKind
 from elastic.errors import ConfigError
 
 
@@ -135,5 +135,7 @@ def check_for_fleet(spec: JobSpec) -> None:
         )
     if spec.snapshot_every not in ("auto", "off"):
         raise ConfigError(f"snapshot_every={spec.snapshot_every!r}: copies in memory are made by `elastic run` only")
+    if spec.ring is RingKind.MPI:
+        raise ConfigError("ring='mpi' connects the workers of one machine, under `elastic run`; take 'tcp' or 'nccl'")
     if spec.directory and not spec.directory.startswith("/"):
         raise ConfigError(f"directory={spec.directory!r} must be an absolute path, the same on every node")

@@ -61,6 +61,7 @@ def test_what_one_rank_costs(capsys: pytest.CaptureFixture[str]) -> None:
     times_ms: dict[str, list[float]] = {"reduction": [], "copy to the CPU": []}
     with rings(1) as (ring,), meeting(make_group, "127.0.0.1", device)(1, ring.members, 0) as met:
         ring.transport = met.connect(met.offer)
+        assert ring.transport is not None
         for op in range(ROUNDS):
             begun_s = time.perf_counter()
             _, result = exchange_over(

@@ -85,6 +85,7 @@ RUNTIME_MAY_USE = {
     "elastic.plan",
     "elastic.position",
     "elastic.preload",
+    "elastic.ranks",
     "elastic.scratch",
     "elastic.tree",
 }

@@ -37,7 +37,9 @@ def meet_all(meet: Meet, names: Sequence[str]) -> list[Transport]:
                 offers.append(met.offer)
                 told.set()
             assert told.wait(GENEROUS_S)
-            return met.connect(offers[0])
+            transport = met.connect(offers[0])
+            assert transport is not None
+            return transport
 
     transports = everyone([lambda rank=rank: member(rank) for rank in range(len(names))])  # type: ignore[misc]
     host, port = offers[0].split()
@@ -109,7 +111,7 @@ class Unwilling:
     def meet(self, generation: int, members: Sequence[str], rank: int) -> Iterator[Meeting]:
         yield self
 
-    def connect(self, offer: str) -> Transport:
+    def connect(self, offer: str) -> Transport | None:
         self.failures -= 1
         if self.failures >= 0:
             raise BuildFailed("no way")

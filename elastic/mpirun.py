@@ -1,0 +1,229 @@
+"""The agent's side of `--ring mpi`: one `mpirun`, whose ranks are given to the workers.
+
+mpirun starts a placeholder for each rank (placeholder.py), which tells what a process must have in its environment to
+be that rank. A worker gets it with its own settings, and is the agent's child like any other. When it ends, its
+placeholder stays: who has died is decided without MPI, and the library's own handling of a death has been seen to crash
+the ranks that live. When a placeholder ends first, somebody has ended the rank, or mpirun, and the worker has to go:
+its next call of MPI would end it anyway.
+
+The ranks are those of the start. MPI cannot give one away twice, so a worker that replaces a lost one has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from elastic import hostmemory, placeholder, process, scratch
+from elastic.errors import ConfigError
+from elastic.journal import Journal
+from elastic.process import worker_environment
+from elastic.ranks import Ranks
+from elastic.supervision import describe
+
+START_S = 30.0
+"""From starting mpirun until all its ranks have spoken. A tenth of a second is usual."""
+END_S = 2.0
+
+INSTALL = "pip install 'elastic-ring[mpi]' (mpi4py, and Open MPI 5 with ULFM)"
+SCHEDULERS = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_", "PRTE_", "PRRTE_")
+"""What would make mpirun ask a scheduler for machines; all ranks are on this one."""
+TUNING = "OMPI_MCA_"
+"""Settings of Open MPI, the user's own unless an outer mpirun has made them."""
+IDENTITY = ("PMIX_", "OMPI_", "PRTE_", "OPAL_", "UCX_")
+"""Names of the variables that make a process a rank."""
+LOG_LINES = 3
+
+_Arrival: TypeAlias = tuple[dict[str, str], asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def find() -> str:
+    """The program. Raises ConfigError, saying what to install, unless `--ring mpi` can work here."""
+    if importlib.util.find_spec("mpi4py") is None:
+        raise ConfigError(f"--ring mpi needs mpi4py, which {sys.executable} does not have: {INSTALL}")
+    where = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    mpirun = shutil.which("mpirun", path=where)
+    if mpirun is None:
+        raise ConfigError(f"--ring mpi needs the mpirun of Open MPI 5, and none is on PATH: {INSTALL}")
+    info = shutil.which("ompi_info", path=str(Path(mpirun).parent))
+    said = subprocess.run([info], capture_output=True, text=True).stdout if info else ""
+    if "ftmpi" not in said:
+        raise ConfigError(
+            f"--ring mpi needs an Open MPI with ULFM, and {mpirun} belongs to none: no ompi_info beside it names the "
+            f"extension 'ftmpi'; {INSTALL}"
+        )
+    return mpirun
+
+
+def environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Of mpirun: what a worker inherits, without the schedulers; with the user's settings of Open MPI, unless they are
+    those of an outer mpirun."""
+    kept = {name: value for name, value in worker_environment(inherited, {}).items() if not name.startswith(SCHEDULERS)}
+    if "OMPI_COMM_WORLD_SIZE" in inherited:
+        return kept
+    return {**kept, **{name: value for name, value in inherited.items() if name.startswith(TUNING)}}
+
+
+class Mpirun:
+    """Used on the agent's event loop only. on_lost: called with a worker's id when its rank has been ended under it."""
+
+    def __init__(self, log: Path, journal: Journal, on_lost: Callable[[str], None]) -> None:
+        self._log = log
+        self._journal = journal
+        self._on_lost = on_lost
+        self._ranks: Ranks | None = None
+        self._scratch: scratch.Scratch | None = None
+        self._holders: dict[str, _Holder] = {}
+        self._left: set[str] = set()
+        self._watching: list[asyncio.Task[None]] = []
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self, workers: Sequence[str]) -> None:
+        """One rank for each of these workers. Raises ConfigError if that cannot be had."""
+        program = find()
+        try:
+            self._scratch = scratch.Scratch(hostmemory.PARENT, hostmemory.PREFIX)
+        except OSError as error:
+            raise ConfigError(f"--ring mpi needs {hostmemory.PARENT}, and cannot use it: {error.strerror}") from error
+        self._ranks = Ranks(tuple(workers), self._scratch.path)
+        try:
+            async with asyncio.timeout(START_S):
+                await self._start(program, self._ranks)
+        except TimeoutError as late:
+            raise ConfigError(f"mpirun has not started its ranks within {START_S:g} s: {self._words()}") from late
+        finally:
+            if len(self._holders) < len(workers):
+                await self.close()
+        self._watching.append(asyncio.create_task(self._watch_mpirun()))
+
+    async def _start(self, program: str, ranks: Ranks) -> None:
+        arrivals: asyncio.Queue[_Arrival] = asyncio.Queue()
+
+        async def arrived(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            arrivals.put_nowait((json.loads(await reader.readline()), reader, writer))
+
+        address = str(ranks.directory / "ranks")
+        server = await asyncio.start_unix_server(arrived, address, limit=2**20)
+        try:
+            self._process = await self._run(program, ranks, address)
+            while len(self._holders) < len(ranks.workers):
+                arrival = asyncio.ensure_future(arrivals.get())
+                over = asyncio.ensure_future(self._process.wait())
+                await asyncio.wait((arrival, over), return_when=asyncio.FIRST_COMPLETED)
+                over.cancel()
+                if not arrival.done():
+                    arrival.cancel()
+                    how = describe(self._process.returncode or 0)
+                    raise ConfigError(f"mpirun {how} before all its ranks were there: {self._words()}")
+                self._take(ranks, *arrival.result())
+        finally:
+            server.close()
+
+    async def _run(self, program: str, ranks: Ranks, address: str) -> asyncio.subprocess.Process:
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            raise ConfigError("setpriv not found; install util-linux")
+        options = ["--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none", "-n", str(len(ranks.workers))]
+        if os.geteuid() == 0:
+            options.append("--allow-run-as-root")
+        with self._log.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *(setpriv, "--pdeathsig", "KILL", "--", program, *options),
+                *(sys.executable, "-I", "-S", str(Path(placeholder.__file__)), address),
+                env={**environment(os.environ), "TMPDIR": str(ranks.directory)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def _take(
+        self, ranks: Ranks, its: Mapping[str, str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        worker_id = ranks.workers[int(its["OMPI_COMM_WORLD_RANK"])]
+        credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        identity = {name: value for name, value in its.items() if name.startswith(IDENTITY)}
+        self._holders[worker_id] = _Holder(struct.unpack("3i", credentials)[0], identity, writer)
+        self._watching.append(asyncio.create_task(self._watch(worker_id, reader)))
+
+    async def _watch(self, worker_id: str, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.read(1)
+        if worker_id not in self._left:
+            self._journal.write("rank_ended", worker_id=worker_id)
+            self._on_lost(worker_id)
+
+    async def _watch_mpirun(self) -> None:
+        assert self._process is not None
+        because = describe(await self._process.wait())
+        if self._holders.keys() - self._left:
+            self._journal.write("mpirun_ended", because=because, words=self._words())
+
+    def settings(self, worker_id: str) -> dict[str, str]:
+        """Environment variables of a worker that is about to start; none where mpirun was not."""
+        if self._ranks is None:
+            return {}
+        holder = self._holders.get(worker_id)
+        shared = {"OMPI_MCA_btl_sm_backing_directory": str(self._ranks.directory)}
+        return {**(holder.identity if holder else {}), **shared, **self._ranks.to_environment()}
+
+    def left(self, worker_id: str) -> bool:
+        """The worker has ended. Whether its rank had ended before, and the worker because of that."""
+        holder = self._holders.get(worker_id)
+        if holder is None or self._ranks is None:
+            return False
+        self._left.add(worker_id)
+        self._ranks.gone(self._ranks.workers.index(worker_id)).touch()
+        return holder.has_ended
+
+    async def close(self) -> None:
+        """Nothing of it is left afterwards."""
+        for watching in self._watching:
+            watching.cancel()
+        for holder in self._holders.values():
+            holder.writer.close()
+        self._holders.clear()
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            try:
+                await asyncio.wait_for(self._process.wait(), END_S)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        if self._scratch is not None:
+            self._scratch.remove()
+            self._scratch = None
+
+    def _words(self) -> str:
+        """The last of what mpirun said."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines()]
+            if said := [line for line in lines if line.strip("-")]:
+                return " ".join(said[-LOG_LINES:])
+        return "it said nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """A placeholder that has a rank. identity: what makes a process this rank."""
+
+    pid: int
+    identity: Mapping[str, str]
+    writer: asyncio.StreamWriter
+
+    @property
+    def has_ended(self) -> bool:
+        seen = process.facts(self.pid)
+        return seen is None or seen.state in "ZX"

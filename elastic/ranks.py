@@ -1,0 +1,34 @@
+"""What the agent tells its workers of mpirun's ranks: who has one, and who is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "ELASTIC_MPI"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """workers: ids of those that have a rank, by rank. directory: only this user's, gone with the agent."""
+
+    workers: tuple[str, ...]
+    directory: Path
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Ranks:
+        document = json.loads(environment[VARIABLE])
+        return cls(tuple(document["workers"]), Path(document["directory"]))
+
+    def to_environment(self) -> dict[str, str]:
+        return {VARIABLE: json.dumps({"workers": self.workers, "directory": str(self.directory)})}
+
+    def ready(self, rank: int) -> Path:
+        """A file that the worker makes when it is about to join the others."""
+        return self.directory / f"ready.{rank}"
+
+    def gone(self, rank: int) -> Path:
+        """A file that the agent makes when the worker has ended."""
+        return self.directory / f"gone.{rank}"

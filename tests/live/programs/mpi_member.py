@@ -1,0 +1,117 @@
+"""One rank of mpirun with a mesh beside it: reduces over both, and compares; then the others go on without the last.
+
+Arguments: directory, own id. The directory holds `members`, the ids by rank; results are printed as JSON lines.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from elastic.errors import RingBroken
+from elastic.journal import Journal
+from elastic.ranks import Ranks
+from elastic.tree import fold_nodes
+from runtime.bulk import exchange_over
+from runtime.mpi import MpiTransport, World
+from runtime.partial import Partial
+from runtime.reduce import exchange
+from runtime.ring import Peer, Ring
+from tests.unit.rings import build_one, listener
+from tests.unit.test_reduce import sum_of
+
+LAYOUTS = (
+    (4, {"float32": 1000, "float64": 7}),
+    (8, {"float32": 300_001}),
+    (3, {"float32": 5_000_003, "float64": 65}),
+    (1, {"float32": 64}),
+    (8, {"float32": 0}),
+)
+
+
+def main(home: Path, me: str) -> None:
+    members = (home / "members").read_text().split()
+    torch.set_num_threads(1)
+    world = World(Ranks.from_environment(os.environ), me, Journal(home / f"{me}.jsonl", job="job", who=me, node="n"))
+    door = listener(me)
+    write(home / f"port.{me}", str(door.address[1]))
+
+    def ring_of(generation: int, ids: list[str]) -> Ring:
+        ports = [int(await_file(home / f"port.{name}")) for name in ids]
+        peers = [Peer(name, "127.0.0.1", port) for name, port in zip(ids, ports, strict=True)]
+        ring = build_one(door, me, peers, generation=generation)
+        with world.meet(generation, ids, ids.index(me)) as meeting:
+            ring.transport = meeting.connect("")
+        return ring
+
+    ring = ring_of(1, members)
+    for op, (units, groups) in enumerate(LAYOUTS):
+        compare(ring, op, units, groups)
+    say(event="same", layouts=len(LAYOUTS))
+    if me == members[-1]:
+        say(event="blocked")
+        time.sleep(1000)
+    threading.Timer(0.2, ring.abort).start()  # the control thread, when it has heard of the loss
+    begun_s = time.monotonic()
+    try:
+        assert isinstance(ring.transport, MpiTransport)
+        with ring.transport.attempt():
+            one = torch.ones(1 << 20)
+            others = [rank for rank in range(len(members)) if rank != ring.rank]
+            ring.transport.exchange(dict.fromkeys(others, one), {rank: torch.empty(1 << 20) for rank in others})
+    except RingBroken:
+        say(event="broken", after_s=round(time.monotonic() - begun_s, 3))
+    ring.close()
+    for generation in range(2, 22):
+        if generation == 4:
+            say(event="settled", **held())
+        ring = ring_of(generation, members[:-1])
+        compare(ring, 0, *LAYOUTS[0])
+        compare(ring, 1, *LAYOUTS[1])
+        ring.close()
+    say(event="rebuilt", **held())
+    assert world.connect(50, [me, "n.9.1"]) is None, "without a rank there is no way to it"
+    say(event="end")
+
+
+def compare(ring: Ring, op: int, units: int, groups: dict[str, int]) -> None:
+    assert ring.transport is not None
+    leaves = [(unit, unit + 1) for unit in range(units) if unit % ring.world_size == ring.rank]
+    roots = [sum_of(node, groups, op) for node in fold_nodes(leaves, units)]
+    out = {group: torch.full((length,), float("nan"), dtype=getattr(torch, group)) for group, length in groups.items()}
+    common = {"header": {}, "units": units, "groups": groups, "check": lambda headers: None}
+    over_mpi = exchange_over(ring, transport=ring.transport, op=2 * op, roots=roots, out=out, **common)[1]  # type: ignore[arg-type]
+    over_mesh = exchange(ring, op=2 * op + 1, roots=roots, **common)[1]  # type: ignore[arg-type]
+    assert bits(over_mpi) == bits(over_mesh), (units, groups)
+
+
+def bits(partial: Partial) -> dict[str, bytes]:
+    return {group: flat.numpy().tobytes() for group, flat in partial.flats.items()}
+
+
+def held() -> dict[str, int]:
+    return {"threads": threading.active_count(), "fds": len(os.listdir("/proc/self/fd"))}
+
+
+def write(path: Path, text: str) -> None:
+    partial = path.with_name(f"{path.name}.part")
+    partial.write_text(text)
+    partial.rename(path)
+
+
+def await_file(path: Path) -> str:
+    while not path.exists():
+        time.sleep(0.01)
+    return path.read_text()
+
+
+def say(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,72 @@
+"""What `--ring mpi` needs is looked for before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic import mpirun
+from elastic.errors import ConfigError
+from elastic.ranks import Ranks
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine with this interpreter and mpi4py and nothing else; returns the only directory of programs."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    return programs
+
+
+def program(path: Path, says: str) -> None:
+    path.write_text(f"#!/bin/sh\necho {says}\n")
+    path.chmod(0o755)
+
+
+def test_without_mpi4py_it_says_what_to_install(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs mpi4py.*pip install 'elastic-ring\[mpi\]'"):
+        mpirun.find()
+
+
+def test_without_mpirun_it_says_what_to_install(bare: Path) -> None:
+    with pytest.raises(ConfigError, match=r"needs the mpirun of Open MPI 5.*pip install"):
+        mpirun.find()
+
+
+@pytest.mark.parametrize("info", ["MPI extensions: affinity, cuda", None])
+def test_an_mpirun_without_fault_tolerance_is_refused(bare: Path, info: str | None) -> None:
+    program(bare / "mpirun", "")
+    if info is not None:
+        program(bare / "ompi_info", info)
+    with pytest.raises(ConfigError, match=r"needs an Open MPI with ULFM.*pip install"):
+        mpirun.find()
+
+
+def test_an_mpirun_with_it_is_found(bare: Path) -> None:
+    program(bare / "mpirun", "")
+    program(bare / "ompi_info", "MPI extensions: affinity, cuda, ftmpi")
+    assert mpirun.find() == str(bare / "mpirun")
+
+
+def test_mpirun_inherits_no_scheduler_and_no_outer_rank_but_the_users_settings() -> None:
+    inherited = {"HOME": "/h", "SLURM_JOB_ID": "7", "PMIX_RANK": "0", "OMPI_MCA_btl": "self,tcp"}
+    kept = mpirun.environment(inherited)
+    assert kept["HOME"] == "/h"
+    assert kept["OMPI_MCA_btl"] == "self,tcp"
+    assert not {"SLURM_JOB_ID", "PMIX_RANK"} & kept.keys()
+    assert "OMPI_MCA_btl" not in mpirun.environment({**inherited, "OMPI_COMM_WORLD_SIZE": "4"})
+
+
+def test_what_a_worker_is_told_of_the_ranks_survives_its_environment(tmp_path: Path) -> None:
+    ranks = Ranks(("n.0.0", "n.1.0"), tmp_path)
+    environment = ranks.to_environment()
+    assert json.loads(environment["ELASTIC_MPI"])["workers"] == ["n.0.0", "n.1.0"]
+    assert Ranks.from_environment(environment) == ranks
