@@ -155,21 +155,24 @@ def test_members_with_different_groups_disagree() -> None:
 
 
 def run_alone(ring: Ring, elements: int = 4000, *, op: int = 0) -> Partial:
-    """This member's side of a reduction with a unit from each member."""
+    """This member's side of a reduction with a unit from each member. Also asserts that its root was not changed."""
     assert ring.transport is not None
     groups = {"float32": elements}
     root = leaf(ring.rank, groups)
-    return exchange_over(
-        ring,
-        transport=ring.transport,
-        op=op,
-        header={},
-        roots=[root],
-        units=ring.world_size,
-        groups=groups,
-        check=lambda headers: None,
-        out={"float32": torch.empty(elements)},
-    )[1]
+    try:
+        return exchange_over(
+            ring,
+            transport=ring.transport,
+            op=op,
+            header={},
+            roots=[root],
+            units=ring.world_size,
+            groups=groups,
+            check=lambda headers: None,
+            out={"float32": torch.empty(elements)},
+        )[1]
+    finally:
+        assert_same(root, leaf(ring.rank, groups))  # it is needed again if this was broken off
 
 
 def test_roots_of_another_shape_are_the_callers_mistake() -> None:
