@@ -170,6 +170,12 @@ def _add_run(verbs: Any) -> None:
         "(default %(default)s)",
     )
     run.add_argument(
+        "--no-retain-results",
+        action="store_true",
+        help="use less memory: do not keep the gradients of the last pass for a worker that missed them when another "
+        "died; it computes that pass again",
+    )
+    run.add_argument(
         "--ring",
         choices=[str(kind) for kind in RingKind],
         default=str(RingKind.AUTO),
@@ -352,6 +358,7 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
         slow_factor=options.slow_factor,
         reduction=Reduction(options.reduction),
         ring=RingKind(options.ring),
+        retain_results=not options.no_retain_results,
         threads=options.threads,
         replace=not options.no_replace,
         max_restarts=options.max_restarts,

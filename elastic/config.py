@@ -217,6 +217,10 @@ class JobSpec:
     reduction: Reduction = Reduction.EXACT
     ring: RingKind = RingKind.AUTO
 
+    retain_results: bool = True
+    """Whether members keep the result of the last pass for one that missed it when another died. If not, they need less
+    memory, and such a member computes all shards of the pass again, alone."""
+
     threads: int = 1
     """torch threads of each worker. Part of the bits, so it never depends on the machine."""
 
@@ -285,6 +289,11 @@ class JobSpec:
             raise ConfigError(f"spares={self.spares} replace lost workers, and replace=False forbids it; leave one out")
         if not (math.isfinite(self.slow_factor) and self.slow_factor > 1):
             raise ConfigError(f"slow_factor={self.slow_factor} must be above 1; 2 names workers at half the speed")
+        if not self.retain_results and self.reduction is not Reduction.EXACT:
+            raise ConfigError(
+                f"retain_results=False needs reduction='exact', not {str(self.reduction)!r}: what one member computes "
+                "again must have the bits that the others have"
+            )
         if self.threads < 1:
             raise ConfigError(f"threads={self.threads} must be >= 1")
         if self.max_restarts < 0:

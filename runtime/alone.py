@@ -110,6 +110,9 @@ class Alone:
         self._op = None
         return result
 
+    def used(self) -> None:
+        """Nobody else wants it."""
+
     def applied(self, record: StepRecord) -> None:
         """A job of one keeps no ledger."""
 

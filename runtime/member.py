@@ -80,6 +80,7 @@ class Member:
         self.job = environment["ELASTIC_JOB"]
         self.local_rank = int(environment["ELASTIC_SLOT"])
         self.reduction = environment.get("ELASTIC_REDUCTION", "exact")
+        self._retains = environment.get("ELASTIC_RETAIN_RESULTS", "1") == "1"
         self.restarted = environment.get("ELASTIC_RESTARTED") == "1"
         self._node = environment["ELASTIC_NODE"]
         self._job_dir = Path(environment["ELASTIC_JOB_DIR"])
@@ -348,6 +349,11 @@ class Member:
         if self._op.kind is OpKind.SYNC and self._op.pass_no == 0:
             self._start_alike(result)
         return result
+
+    def used(self) -> None:
+        if not self._retains and not self.behind:
+            with self._standing.changed:
+                self._standing.post(position.Used(self._standing.position.reduced - 1))
 
     def _finish(self) -> Partial | None:
         while True:

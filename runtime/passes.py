@@ -245,6 +245,7 @@ class Pass(Iterator[Any]):
         training, running = self._training, self._running
         running.metrics.update(training.riders.arrive(result.scalars))
         self._install(result)
+        training.session.used()
         running.passes += 1
         if ENDS in result.scalars:
             running.ended, running.place = True, replace(running.place, last_in_epoch=True)

@@ -9,7 +9,6 @@ large operation; a leaf may still be in parts (see loose.py):
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Literal, cast
@@ -31,9 +30,6 @@ _GROUP_DTYPES = {
     "bfloat16": torch.float32,
     "float16": torch.float32,
 }
-
-_PIECE = 1 << 17
-"""Elements that stay in the processor's cache between two looks at them."""
 
 
 class Harvest:
@@ -140,18 +136,12 @@ class Harvest:
         infinite or undefined element, if there are any; where it says no, this is `leave_out`.
         """
         with torch.no_grad():
-            averages: dict[str, torch.Tensor] = {}
-            nonfinite: list[str] = []
-            for name, group in self._groups.items():
-                averages[name], finite = self._average(name, result, gradients)
-                if not finite:
-                    parts = zip(group.parameters, group.parts(self._here(result, name))[0], strict=True)
-                    nonfinite += [self._names[i] for (i, _), part in parts if not bool(part.isfinite().all())]
+            nonfinite = self._nonfinite(result)
             if nonfinite and not accept(nonfinite):
                 self.leave_out()
                 return
             for name in self._groups:
-                self._install_gradients(name, result, averages[name])
+                self._install_gradients(name, result, gradients)
                 self._install_buffers(name, result)
             self._install_integers(result.note)
         for buffer in (*self._floats, *self._integers):
@@ -222,25 +212,26 @@ class Harvest:
             rest[: group.weighted - group.gradients].mul_(weight)
         flags.copy_(torch.tensor(changed))
 
-    def _average(self, name: str, result: Partial, gradients: Literal["mean", "sum"]) -> tuple[torch.Tensor, bool]:
-        """A new flat tensor, and whether the sum of all gradients is finite; it may overflow where none is infinite.
+    def _nonfinite(self, result: Partial) -> list[str]:
+        """The parameters whose reduced gradient has an infinite or undefined element; nearly always none.
 
-        On CPUs one piece after the other, so that each is read once.
+        The sum of all elements is not finite then. It may also overflow, so only then each is looked at.
         """
-        flat = self._flats[name].take()
-        source, step = self._here(result, name), _PIECE if flat.device.type == "cpu" else flat.numel() or 1
-        ends, divisor = self._groups[name].gradients, _divisor(result, flat)
-        total = 0.0
-        for piece, target in zip(source[:ends].split(step), flat[:ends].split(step), strict=True):
-            total += float(piece.sum())
-            if gradients == "mean":
-                torch.div(piece, divisor, out=target)
-            else:
-                target.copy_(piece)
-        return flat, math.isfinite(total)
+        found: list[str] = []
+        for name, group in self._groups.items():
+            flat = self._here(result, name)
+            if not bool(flat[: group.gradients].sum().isfinite()):
+                parts = zip(group.parameters, group.parts(flat)[0], strict=True)
+                found += [self._names[i] for (i, _), part in parts if not bool(part.isfinite().all())]
+        return found
 
-    def _install_gradients(self, name: str, result: Partial, flat: torch.Tensor) -> None:
+    def _install_gradients(self, name: str, result: Partial, gradients: Literal["mean", "sum"]) -> None:
         group = self._groups[name]
+        flat = self._flats[name].take()
+        if gradients == "mean":
+            torch.div(self._here(result, name), _divisor(result, flat), out=flat)
+        else:
+            flat.copy_(result.flats[name])
         for (i, parameter), part in zip(group.parameters, group.parts(flat)[0], strict=True):
             if not result.has_grad >> i & 1:
                 parameter.grad = None

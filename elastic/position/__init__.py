@@ -14,7 +14,8 @@ yields its result (`Obtained`), and only the user's next operation shows that th
 * A planned generation takes effect after k if all headers of k carried it; of two the newer one. If none is in all
   headers, nothing changes.
 * Who drains does not wait for who joins: a generation without the newcomers is carried beside the newest.
-* The result of k is kept until headers of k + 1 from every member of the current generation are held.
+* The result of k is kept until headers of k + 1 from every member of the current generation are held, or, if results
+  are not retained, until it was used here (`Used`), unless newcomers came in after k.
 
     state.py   where a worker stands            machine.py      each event to the function that knows what it means
     moves.py   what the user's thread does next operations.py   from begin to result
@@ -54,6 +55,7 @@ from elastic.position.events import (
     RingFailed,
     RingLost,
     Started,
+    Used,
 )
 from elastic.position.joins import outcome
 from elastic.position.machine import step
@@ -117,6 +119,7 @@ __all__ = [
     "Say",
     "Started",
     "Stop",
+    "Used",
     "Wait",
     "move",
     "outcome",

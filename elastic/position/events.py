@@ -89,6 +89,13 @@ class HeadersHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class Used:
+    """The user's thread needs the result of operation ``op`` no more, and it is not retained for members behind."""
+
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
 class CopyBegun:
     newcomer: str
 
@@ -142,6 +149,7 @@ Event: TypeAlias = (
     | RingFailed
     | RingLost
     | HeadersHeld
+    | Used
     | CopyBegun
     | CopyEnded
     | GraceOver

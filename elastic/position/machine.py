@@ -26,11 +26,12 @@ from elastic.position.events import (
     RingFailed,
     RingLost,
     Started,
+    Used,
 )
 from elastic.position.generations import enter_loss, joined, planned, quiesce
 from elastic.position.joins import to_carry
 from elastic.position.moves import Exchange, move
-from elastic.position.operations import begin, done, fetch_failed, fetched, headers_held, obtained
+from elastic.position.operations import begin, done, fetch_failed, fetched, headers_held, obtained, used
 from elastic.position.rings import ring_changed
 from elastic.position.state import Phase, Position
 
@@ -60,6 +61,8 @@ def step(p: Position, event: Event) -> Outcome:
             return ring_changed(p, event)
         case HeadersHeld(generation, op):
             return headers_held(p, generation, op)
+        case Used(op):
+            return used(p, op)
         case CopyBegun(newcomer):
             return replace(p, copying=_with(p.copying, newcomer), holders=_without(p.holders, newcomer)), ()
         case CopyEnded(newcomer, op, complete):

@@ -17,7 +17,7 @@ from elastic.position.actions import (
 )
 from elastic.position.events import Begin, Done
 from elastic.position.generations import enter_planned
-from elastic.position.joins import taking_effect
+from elastic.position.joins import newcomers_in, taking_effect
 from elastic.position.state import Phase, Position
 from elastic.tree import leaves
 
@@ -71,7 +71,7 @@ def obtained(p: Position, generation: int, carried: tuple[tuple[int, ...], ...])
         return p, ()
     record = p.record
     assert record is not None
-    p = replace(p, effect=(op, chosen.number))
+    p = replace(p, effect=(op, chosen.number), owed=op if newcomers_in(chosen, record) else p.owed)
     leavers = tuple(worker for worker in record.ids if worker not in chosen.ids)
     if chosen.member(p.me) is None:
         stayers = tuple(worker for worker in chosen.ids if worker in record.ids)
@@ -111,6 +111,14 @@ def fetch_failed(p: Position, op: int) -> Outcome:
         return p, ()
     held = set(leaves(p.roots)) | ({p.running} if p.running is not None else set())
     return replace(p, laggard="", todo=tuple(unit for unit in range(p.units) if unit not in held)), ()
+
+
+def used(p: Position, op: int) -> Outcome:
+    """Free the result early: a member behind then computes it alone. Newcomers that have just come in ask for it; they
+    could not compute it. What was reported stays as it is."""
+    if p.kept != op or p.owed == op or p.quiesced:
+        return p, ()
+    return replace(p, kept=-1), (FreeResult(op),)
 
 
 def headers_held(p: Position, generation: int, op: int) -> Outcome:

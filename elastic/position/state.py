@@ -51,6 +51,8 @@ class Position:
     kept: int = -1
     effect: tuple[int, int] = (-1, 0)
     """The last operation after which a planned generation took effect here, and that generation."""
+    owed: int = -1
+    """The last operation after which newcomers came in, which ask for its result."""
     copied: int = -1
     copying: tuple[str, ...] = ()
     holders: tuple[str, ...] = ()

@@ -67,6 +67,8 @@ class Scene:
     """How many times longer the workers of each node take for a unit; nodes beyond: once."""
     stragglers: Stragglers = Stragglers.NAME
     uneven_s: float = 30.0
+    retains: bool = True
+    """Whether members keep a result for those behind."""
 
 
 PROFILES: dict[str, tuple[str, ...]] = {
@@ -124,6 +126,7 @@ def draw(seed: int) -> Scene:
         link_trouble=random.choice([0.0, 0.0, 0.1]) if trouble else 0.0,
         short_log=random.random() < 0.2,
         heal_s=heal_s,
+        retains=Random(f"retains {seed}").random() < 0.7,
         **_speeds(Random(f"speed {seed}"), nodes),
     )
 

@@ -54,6 +54,7 @@ from elastic.position import (
     Say,
     Started,
     Stop,
+    Used,
     Wait,
 )
 from elastic.tree import Node, fold_nodes
@@ -345,6 +346,8 @@ class Worker:
         if self.applied < self.world.script.last:
             self.state = apply(self.state, result)
         self.applied += 1
+        if not self.world.scene.retains:
+            self.post(Used(self.applied - 1))
 
     def _computed(self, unit: int, value: tuple[int, int, int]) -> None:
         """The fold happens outside the lock, so a plan may take its inputs meanwhile."""

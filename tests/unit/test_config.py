@@ -153,6 +153,12 @@ def test_every_field_can_be_set_from_toml() -> None:
     )
 
 
+def test_results_are_computed_again_only_where_that_gives_the_same_bits() -> None:
+    assert not job_from_toml(MINIMAL + "retain_results = false", "job.toml").retain_results
+    with pytest.raises(ConfigError, match="retain_results=False needs reduction='exact', not 'allreduce'"):
+        job_from_toml(MINIMAL + 'retain_results = false\nreduction = "allreduce"', "job.toml")
+
+
 def test_the_environment_of_workers_is_a_table() -> None:
     job = job_from_toml(f'{MINIMAL}labels = ["gpu=h100"]\n[env]\nLR = "3e-4"\nEMPTY = ""', "job.toml")
     assert (job.env, job.labels) == (("LR=3e-4", "EMPTY="), ("gpu=h100",))

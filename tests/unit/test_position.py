@@ -69,6 +69,7 @@ from elastic.position import (
     Say,
     Started,
     Stop,
+    Used,
     Wait,
 )
 from elastic.tree import Node, fold_nodes, leaves
@@ -123,6 +124,8 @@ class Worker:
                 return RingLost(numbers[0])
             case "headers":
                 return HeadersHeld(numbers[0], numbers[1])
+            case "used":
+                return Used(numbers[0])
             case "copying":
                 return CopyBegun(words[0])
             case "copy-ended":

@@ -310,6 +310,9 @@ class FakeMember:
             part.held[above] = fold(part.held.pop(left), part.held.pop(right))
         self.computed += 1
 
+    def used(self) -> None:
+        """The world keeps copies of its own."""
+
     def finish(self) -> Partial | None:
         if self.behind:
             return self._take_over(self.begun)
