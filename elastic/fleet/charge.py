@@ -25,6 +25,7 @@ from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError
 from elastic.files import create_atomically, write_atomically
+from elastic.fleet.devices import VARIABLE
 from elastic.fleet.documents import Submission
 from elastic.journal import Journal
 from elastic.process import own_environment
@@ -59,14 +60,22 @@ class Site:
 
 
 class Charge:
-    """Used on the event loop, by the main thread. changed: called when `trouble` is another one, or it has ended."""
+    """Used on the event loop, by the main thread. devices: accelerators for its workers, on a node that has any.
+    changed: called when `trouble` is another one, or it has ended."""
 
     def __init__(
-        self, site: Site, submission: Submission, slots: int, journal: Journal, changed: Callable[[], None]
+        self,
+        site: Site,
+        submission: Submission,
+        slots: int,
+        devices: tuple[str, ...],
+        journal: Journal,
+        changed: Callable[[], None],
     ) -> None:
         self._site = site
         self._submission = submission
         self._slots = slots
+        self.devices = devices
         self._journal = journal
         self._changed = changed
         self._dir = site.jobs_dir / submission.spec.name
@@ -135,7 +144,7 @@ class Charge:
         ended = asyncio.Event()
         pidfd = os.pidfd_open(keeper.pid)
         loop.add_reader(pidfd, ended.set)
-        self._journal.write("charge_started", job=self.job, slots=self._slots, pid=keeper.pid)
+        self._journal.write("charge_started", job=self.job, slots=self._slots, devices=self.devices, pid=keeper.pid)
         try:
             if not await _first(ended, self._leave):
                 keeper.send_signal(signal.SIGTERM)
@@ -191,6 +200,8 @@ class Charge:
         environment = own_environment()
         # So that `python` in a job's command is the interpreter of this package.
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
+        if self.devices:
+            environment[VARIABLE] = ",".join(self.devices)
         with (
             (self._dir / "logs" / "agent.log").open("ab") as log,
             (self._dir / "logs" / "stdout.log").open("ab") as out,

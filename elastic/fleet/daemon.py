@@ -16,6 +16,7 @@ from typing import Any
 import grpc.aio
 
 from elastic import codec
+from elastic.fleet import devices
 from elastic.fleet.charge import Charge, Site
 from elastic.fleet.documents import Submission
 from elastic.journal import Journal
@@ -44,6 +45,7 @@ class Daemon:
         self._site = site
         self._journal = journal
         self._hello = pb.NodeHello(node=site.node, slots=offer.slots, labels=offer.labels, address=site.address)
+        self._devices = devices.of_node(os.environ)
         self._charges: dict[str, Charge] = {}
         self._duties: dict[str, pb.Duty] = {}
         self._outbox: asyncio.Queue[pb.NodeWord] | None = None
@@ -124,7 +126,9 @@ class Daemon:
         for job, duty in self._duties.items():
             if not (job in self._charges or duty.leave or self._asked.is_set()):
                 submission = codec.from_json(Submission, duty.document.encode())
-                self._charges[job] = Charge(self._site, submission, duty.slots, self._journal, self._told)
+                taken = (device for charge in self._charges.values() for device in charge.devices)
+                own = devices.choose(self._devices, taken, duty.slots)
+                self._charges[job] = Charge(self._site, submission, duty.slots, own, self._journal, self._told)
 
     def _told(self) -> None:
         """Tell the leader of what does not run as it should."""

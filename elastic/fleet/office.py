@@ -164,6 +164,7 @@ class Office:
         """What an operator asked for, written and read back. Raises StoreError, LeadershipLost, ConfigError."""
         done = await self._store.call(write, self._registry)
         await self._reread()
+        self._changed.set()
         return done
 
     async def _work(self) -> None:

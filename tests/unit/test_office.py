@@ -1,0 +1,154 @@
+"""What the leader of a fleet tells its nodes: everything that they have to run, and only when it knows it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from elastic import codec
+from elastic.config import JobSpec
+from elastic.election import Candidate, Won
+from elastic.fleet import office as office_module
+from elastic.fleet import registry
+from elastic.fleet.documents import Result, Submission
+from elastic.fleet.office import NodeSession, Office
+from elastic.journal import Journal
+from elastic.reign import StoreThread
+from elastic.store import MemoryStore
+from elastic.wire import elastic_pb2 as pb
+
+PATIENCE_S = 30.0
+
+
+class Leading:
+    """An office that leads on a store in memory, with nodes on paper."""
+
+    def __init__(self, directory: Path) -> None:
+        self.store = MemoryStore()
+        self.candidate = Candidate(self.store, registry.NAME, "here", time.monotonic)
+        won = self.candidate.stand()
+        assert isinstance(won, Won)
+        self.thread = StoreThread()
+        self.journal = Journal(directory / "journal.jsonl", "", "rendezvous", "here")
+        self.office = Office(won.term, self.candidate, self.store, self.thread, self.journal)
+
+    def node(self, name: str, slots: int = 1, address: str = "10.0.0.1") -> NodeSession:
+        return self.office.attach(pb.NodeHello(node=name, slots=slots, address=address))
+
+    async def submit(self, name: str, workers: int, least: int) -> str:
+        spec = JobSpec(name=name, command=("train",), workers=workers, min_workers=least, checkpoint_dir="/shared")
+        await asyncio.wait_for(self.office.ready.wait(), PATIENCE_S)
+        return await self.office.change(lambda to: to.submit(spec))
+
+
+def play(tmp_path: Path, story: Callable[[Leading], Awaitable[None]]) -> None:
+    async def told() -> None:
+        leading = Leading(tmp_path)
+        work = asyncio.create_task(leading.office.lead())
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await story(leading)
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            leading.thread.close()
+            leading.journal.close()
+
+    asyncio.run(told())
+
+
+async def duties(session: NodeSession, wanted: dict[str, int]) -> list[pb.Duty]:
+    """Wait until the node is told to run exactly those."""
+    while True:
+        order = await session.outbox.get()
+        if order.WhichOneof("content") == "duties":
+            told = list(order.duties.duties)
+            if {duty.job: duty.slots for duty in told} == wanted:
+                return told
+
+
+def test_nodes_are_told_when_a_job_fits_and_when_it_is_over(tmp_path: Path) -> None:
+    async def story(leading: Leading) -> None:
+        a = leading.node("a")
+        assert (await a.outbox.get()).welcome.term == leading.office.term, "the first word"
+        job = await leading.submit("train", 3, 2)
+        await duties(a, {})
+        b = leading.node("b", slots=2)
+        (duty,) = await duties(b, {job: 2})
+        assert codec.from_json(Submission, duty.document.encode()).spec.min_workers == 2
+        await duties(a, {job: 1})
+        await leading.office.change(lambda to: to.stop(job, "enough"))
+        leading.office.read(*registry.read(leading.store))
+        assert [one.leave for one in await duties(a, {job: 1})] == [True]
+        registry.end(leading.store, job, Result(6, "drained"))
+        leading.office.read(*registry.read(leading.store))
+        await duties(a, {})
+
+    play(tmp_path, story)
+
+
+def test_a_node_that_leaves_or_is_cordoned_is_told_to_run_nothing(tmp_path: Path) -> None:
+    async def story(leading: Leading) -> None:
+        a, b, c = (leading.node(name) for name in "abc")
+        job = await leading.submit("train", 1, 1)
+        await duties(a, {job: 1})
+        leading.office.heard(a, pb.NodeWord(leaves=pb.NodeLeaves(because="asked")))
+        await duties(a, {})
+        await duties(b, {job: 1})
+        await leading.office.change(lambda to: to.cordon("b", "disk"))
+        leading.office.read(*registry.read(leading.store))
+        await duties(b, {})
+        await duties(c, {job: 1})
+
+    play(tmp_path, story)
+
+
+def test_the_slots_of_an_absent_node_are_given_elsewhere_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(office_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(office_module, "ABSENT_S", 0.2)
+
+    async def story(leading: Leading) -> None:
+        a, b = leading.node("a"), leading.node("b")
+        job = await leading.submit("train", 2, 1)
+        await duties(a, {job: 1})
+        await duties(b, {job: 1})
+        leading.office.detach(b)
+        await duties(leading.node("c"), {job: 1})
+        await duties(leading.node("b"), {})
+
+    play(tmp_path, story)
+
+
+def test_a_second_daemon_of_one_name_is_refused_and_a_restarted_one_is_not(tmp_path: Path) -> None:
+    async def story(leading: Leading) -> None:
+        first = leading.node("a", address="10.0.0.1")
+        with pytest.raises(codec.WireError, match=r"a node a attends from 10.0.0.1 already; give this one another"):
+            leading.node("a", address="10.0.0.2")
+        again = leading.node("a", address="10.0.0.1")
+        assert first.ended.is_set() and not again.ended.is_set()
+        leading.office.detach(first)
+        assert leading.office.sessions == {"a": again}, "what a stream that was replaced says no longer counts"
+
+    play(tmp_path, story)
+
+
+def test_an_office_whose_lease_is_gone_leads_no_longer_and_ends_its_streams(tmp_path: Path) -> None:
+    async def told() -> str:
+        leading = Leading(tmp_path)
+        session = leading.node("a")
+        work = asyncio.create_task(leading.office.lead())
+        await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
+        leading.store.advance(1e9)
+        because = await asyncio.wait_for(work, PATIENCE_S)
+        assert session.ended.is_set()
+        leading.thread.close()
+        leading.journal.close()
+        return because
+
+    assert "lease has expired" in asyncio.run(told())
