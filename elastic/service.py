@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from elastic import codec, membership
 from elastic.journal import Journal
 from elastic.membership import AgentUp
 from elastic.messages import Word, node_of
-from elastic.reign import AgentSession, Reign, happened
+from elastic.reign import FAREWELL_S, AgentSession, Reign, happened
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import RendezvousServicer
 
@@ -82,6 +83,8 @@ class Service(RendezvousServicer):
         if lead.ended is not None:
             await context.write(pb.LeaderOrder(welcome=pb.Welcome(term=lead.ended.term)))
             await context.write(pb.LeaderOrder(end=lead.ended))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(_goodbye(words), FAREWELL_S)
             return
         reign = lead.reign
         if reign is None:
@@ -146,6 +149,12 @@ async def _hello(words: AsyncIterator[pb.AgentWord]) -> pb.AgentHello:
             break
         return word.hello
     raise codec.WireError("the first word of an agent must be its hello")
+
+
+async def _goodbye(words: AsyncIterator[pb.AgentWord]) -> None:
+    async for word in words:
+        if word.WhichOneof("content") == "goodbye":
+            return
 
 
 def _closed(job: str, result: dict[str, object]) -> dict[str, object]:

@@ -1,0 +1,75 @@
+"""An agent finds the leader of its job among replicas, and hears of the end also when it comes late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc.aio
+
+from elastic.attendance import Attendance, Ended
+from elastic.config import JobSpec
+from elastic.journal import Journal, read
+from elastic.messages import Order, Word
+from elastic.service import SERVER_OPTIONS, Lead, Service
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.elastic_pb2_grpc import add_RendezvousServicer_to_server
+
+PATIENCE_S = 30.0
+
+
+class Attendant:
+    """An agent without workers."""
+
+    def __init__(self) -> None:
+        self.ended: list[Ended] = []
+
+    def standing_words(self) -> tuple[Word, ...]:
+        return ()
+
+    def on_order(self, to: list[str], order: Order) -> None: ...
+    def on_orphaned(self, term: int) -> None: ...
+    def on_drain(self, left_s: float, because: str) -> None: ...
+    def on_drain_over(self) -> None: ...
+
+    def on_end(self, ended: Ended) -> None:
+        self.ended.append(ended)
+
+
+async def replica(lead: Lead | None) -> tuple[grpc.aio.Server, str]:
+    """One that has this job, or none."""
+    service = Service()
+    if lead is not None:
+        service.leads["job"] = lead
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    add_RendezvousServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, f"127.0.0.1:{port}"
+
+
+async def attend(journal: Journal, home: Path, replicas: Sequence[str]) -> list[Ended]:
+    attendant = Attendant()
+    spec = JobSpec(name="job", command=("train",), workers=1)
+    attendance = Attendance(spec, home, "a", 1, journal, attendant, replicas)
+    await asyncio.wait_for(attendance.always(), PATIENCE_S)
+    return attendant.ended
+
+
+def test_an_agent_that_comes_late_is_told_how_the_job_ended_by_whom_the_others_name(tmp_path: Path) -> None:
+    async def story() -> list[Ended]:
+        with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
+            knows = Lead(journal, ended=pb.End(term=7, exit_code=6, because="drained"))
+            last, knowing = await replica(knows)
+            named, names = await replica(Lead(journal, leader=knowing))
+            other, without = await replica(None)
+            try:
+                return await attend(journal, tmp_path, ["127.0.0.1:1", without, names])
+            finally:
+                for server in (last, named, other):
+                    await server.stop(grace=0)
+
+    assert asyncio.run(story()) == [Ended(6, "drained")]
+    attending = [line["term"] for line in read(tmp_path / "journal.jsonl") if line["event"] == "attending"]
+    assert attending == [7]
