@@ -62,6 +62,16 @@ def own_address(text: str) -> str:
     return address
 
 
+def check_reachable(address: str, replicas: Sequence[str]) -> None:
+    """Raises ConfigError for a node that no other one could reach, though its rendezvous is elsewhere."""
+    far = [replica for replica in replicas if not _is_loopback(host_of(replica))]
+    if far and _is_loopback(address):
+        raise ConfigError(
+            f"--address {address} is this machine alone, and the rendezvous at {far[0]} is not; give the address under "
+            "which other nodes reach this one"
+        )
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic.config import JobSpec, check_name, check_pairs, job_from_toml
 from elastic.errors import ConfigError, ElasticError, ExitCode
-from elastic.fleet.addresses import INSECURE, check_plain, own_address, parse
+from elastic.fleet.addresses import INSECURE, check_plain, check_reachable, own_address, parse
 from elastic.fleet.documents import check_for_fleet
 from elastic.jobdir import DEFAULT_PARENT
 from elastic.spot import choose
@@ -227,6 +227,7 @@ def _agent(options: argparse.Namespace) -> int:
     address = own_address(options.address)
     check_plain("--rendezvous", replicas, insecure=options.insecure)
     check_plain("--address", [address], insecure=options.insecure)
+    check_reachable(address, replicas)
     _make(options.jobs_dir, "--jobs-dir")
     jobs_dir = options.jobs_dir.absolute()
     site = Site(

@@ -44,6 +44,7 @@ def code_of(arguments: list[str]) -> int:
         (["agent", "--rendezvous", "127.0.0.1:0"], "must be HOST:PORT"),
         (["agent", "--rendezvous", " , "], "is empty"),
         (["agent", "--rendezvous", "10.0.0.1:7070"], "whoever reaches the port can run commands as this user"),
+        (["agent", "--rendezvous", "10.0.0.1:7070", "--insecure"], "--address 127.0.0.1 is this machine alone"),
         (["agent", *HERE, "--slots", "0"], "--slots=0 must be >= 1"),
         (["agent", *HERE, "--node", "GPU 7"], "'gpu-7'"),
         (["agent", *HERE, "--label", "fast"], "--label: 'fast' must be NAME=VALUE"),
