@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import statistics
 import sys
@@ -225,13 +226,20 @@ def ratio_row(what: str, part: Part, name: str, baseline: str, bar: float | None
     return Row(f"{what}: {name} / {baseline}", *shown_ratio(interval), wanted)
 
 
+def needed(shards: int) -> float:
+    """What a worker of this project needs, in gradients: docs/performance.md, *Memory*. shards: of a worker."""
+    momentum, gradients, results = 1, 2, 2
+    return momentum + gradients + max(1.0, math.log2(shards)) + results
+
+
 def memory_rows(part: Part) -> list[Row]:
     one = ELEMENTS[part.model] * 4
+    formula = f"; formula {needed(part.shards // part.workers):g} N"
     return [
         Row(
             f"{title(part.model)}, {part.workers} workers: peak memory of a worker: {name}",
             f"{peak / 2**20:.0f} MiB",
-            f"{peak / one:.1f} N, N = {one / 2**20:.0f} MiB",
+            f"{peak / one:.1f} N, N = {one / 2**20:.0f} MiB{formula if name in BARS else ''}",
         )
         for name, peak in part.peak_bytes.items()
         if name != NULL
@@ -278,7 +286,7 @@ def notes() -> list[str]:
         f'"{KEEPING}" is DDP with an allocator that does not return freed gradients to the kernel '
         f"({', '.join(KEEP_MEMORY)}), which `elastic run` sets for its workers. The last two groups use it too.",
         "Peak memory is VmHWM at the end less VmRSS before the first step, when the model is built and the optimizer "
-        "has no state yet; one N of it is the momentum.",
+        "has no state yet. The formula stands under Memory; it leaves out activations.",
         "Bytes are counted where they leave the process, frames and headers included, all steps and the start.",
     ]
 

@@ -165,7 +165,7 @@ class Newcomer:
             elif result is None:
                 self._candidate += 1
             elif self.w.post(Joined(number, op)).phase is Phase.READY:
-                self.w.results = {op: result}
+                self.w.results, self.w.gradients = {op: result}, result
                 self.w.world.obtained(self.w, op, result, before)
                 self.w.world.hook("joined", self.w)
                 self.w.world.reach("a newcomer joined")

@@ -80,6 +80,8 @@ class Worker:
         self.applied = 0
         """Operations whose result the user's code has applied; ``state`` is the parameters after them."""
         self.results: dict[int, Sum] = {}
+        self.gradients: Sum = ()
+        """Of the last operation, which the script applies."""
         self.log: dict[int, Sum] = {}
         self.followers: dict[str, int] = {}
         """Newcomer -> the first operation whose result it needs."""
@@ -323,8 +325,7 @@ class Worker:
     def _between(self) -> None:
         """User code: apply the result, then ask for the next operation."""
         if self.applied < self.p.reduced:
-            op = self.p.reduced - 1
-            result = self.results[op]
+            result = self.gradients
             self.work(0.001, 0.02, lambda: self._applied(result))
             return
         script = self.world.script
@@ -346,8 +347,6 @@ class Worker:
         if self.applied < self.world.script.last:
             self.state = apply(self.state, result)
         self.applied += 1
-        if not self.world.scene.retains:
-            self.post(Used(self.applied - 1))
 
     def _computed(self, unit: int, value: tuple[int, int, int]) -> None:
         """The fold happens outside the lock, so a plan may take its inputs meanwhile."""
@@ -375,10 +374,15 @@ class Worker:
         before = self.p
         self.post(event)
         if self.p.reduced == op + 1:
-            self.results = {op: result}
+            self.results, self.gradients = {op: result}, result
             if self.followers:
                 self.log[op] = result
             self.world.obtained(self, op, result, before)
+            if not self.world.scene.retains:
+                self.work(0, 0.001, lambda: self._used(op))
+
+    def _used(self, op: int) -> None:
+        self.post(Used(op))
 
     def obtained(self, event: Obtained, result: Sum) -> None:
         """Between the last byte and the lock the control thread may have left the ring, and reported."""

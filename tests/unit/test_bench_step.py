@@ -43,6 +43,15 @@ def test_bytes_are_shown_against_the_bound_of_every_algorithm(workers: int, show
     assert row.spread.startswith(f"{shown} of")
 
 
+@pytest.mark.parametrize(("shards", "gradients"), [(1, 6), (2, 6), (4, 7), (8, 8)])
+def test_memory_is_shown_beside_the_formula_of_the_documentation(shards: int, gradients: float) -> None:
+    """Momentum, two gradients, a partial sum for each level of the tree but at least one, two results."""
+    assert step.needed(shards) == gradients
+    shown = {row.what.rpartition(": ")[2]: row.spread for row in step.memory_rows(part("mlp", 2, 1.0))}
+    assert shown[EXACT] == "3.0 N, N = 38 MiB; formula 7 N"
+    assert shown[BASELINE] == "3.0 N, N = 38 MiB"
+
+
 @pytest.mark.parametrize("model", step.ELEMENTS)
 def test_n_is_the_size_of_the_model_that_is_trained(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "MODEL", model)
