@@ -13,7 +13,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim live test-exact test-live test-gpu test-chaos lint proto demo soak bench bench-state bench-step bench-goodput clean
+.PHONY: help setup etcd test unit sim live test-exact test-live test-gpu test-chaos lint model proto demo soak bench bench-state bench-step bench-goodput clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ lint: setup ## ruff and mypy --strict
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+model: setup ## search the models of the protocol (docs/model) with spin: claims, and planted faults
+	$(PY) -m tests.model
 
 proto: setup ## regenerate elastic/wire from proto/
 	$(PY) -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
