@@ -25,7 +25,7 @@ LIMIT_S = 600.0
 DEPTH = 2_000_000
 
 TOOLS = ("spin", "gcc")
-LINE = "{:<8} {:<58} {:>11} {:>6} {:>6}  {}"
+LINE = "{:<14} {:<58} {:>11} {:>6} {:>6}  {}"
 
 
 @dataclass(frozen=True, slots=True)
