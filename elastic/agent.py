@@ -260,7 +260,6 @@ class Agent:
             "ELASTIC_REDUCTION": str(self._spec.reduction),
             "ELASTIC_RETAIN_RESULTS": "1" if self._spec.retain_results else "0",
             "ELASTIC_RING": str(self._spec.ring),
-            "ELASTIC_SLOTS": str(len(self._slots)),
             "ELASTIC_TIMING": json.dumps(asdict(self._spec.timing)),
             lifeline.VARIABLE: line.path,
             **self._checkpoints.to_environment(),

@@ -178,9 +178,9 @@ def _add_run(verbs: Any) -> None:
     run.add_argument(
         "--ring",
         choices=[str(kind) for kind in RingKind],
-        default=str(RingKind.AUTO),
-        help="what carries the gradients; auto: nccl if every worker has a GPU to itself, else tcp; mpi: of one "
-        "mpirun, needs elastic-ring[mpi] (default %(default)s)",
+        default=str(RingKind.TCP),
+        help="what carries the gradients; nccl: between GPUs, one for each worker; mpi: of one mpirun, needs "
+        "elastic-ring[mpi] (default %(default)s)",
     )
     run.add_argument("--threads", type=int, default=1, metavar="T", help="torch threads of each worker (default 1)")
     run.add_argument("--job-dir", type=Path, metavar="DIR", help="default: ./elastic-jobs/<name>-<n>")

@@ -50,10 +50,10 @@ class Stragglers(StrEnum):
 class RingKind(StrEnum):
     """What carries the gradients from worker to worker."""
 
-    AUTO = "auto"
-    """NCCL if the workers train on GPUs and each has one to itself, else TCP."""
     TCP = "tcp"
+    """Summed on CPUs, also where the workers train on GPUs."""
     NCCL = "nccl"
+    """Summed on GPUs, one of which each worker has to itself."""
     MPI = "mpi"
     """MPI between the CPUs of one machine, started by an mpirun of the job's own."""
 
@@ -215,7 +215,7 @@ class JobSpec:
     """Processes that each node keeps ready besides its workers: set up by the script up to its loop, no members."""
 
     reduction: Reduction = Reduction.EXACT
-    ring: RingKind = RingKind.AUTO
+    ring: RingKind = RingKind.TCP
 
     retain_results: bool = True
     """Whether members keep the result of the last pass for one that missed it when another died. If not, they need less

@@ -72,9 +72,9 @@ class Member:
 
     def __init__(self, environment: dict[str, str], threads: int, device: torch.device) -> None:
         """Raises ConfigError for a broken environment, and for a ring that it cannot have. Blocks for MPI only."""
-        kind = nccl.ring_kind(
-            RingKind(environment.get("ELASTIC_RING", "auto")), device, int(environment.get("ELASTIC_SLOTS", "1"))
-        )
+        kind = RingKind(environment.get("ELASTIC_RING", "tcp"))
+        if kind is RingKind.NCCL:
+            nccl.check_device(device)
         self.sums_on = device if kind is RingKind.NCCL else CPU
         self.worker_id = environment["ELASTIC_WORKER_ID"]
         self.job = environment["ELASTIC_JOB"]
@@ -124,7 +124,7 @@ class Member:
         self.may_part = True
         self._stopping = threading.Event()
         self._before_leaving: Callable[[], None] = lambda: None
-        bits = numerics.fingerprint(threads, device, kind)
+        bits = numerics.fingerprint(threads, device)
         self._announce = Announce(self.worker_id, self._node, self.local_rank, os.getpid(), host, port, bits)
         self._client = AgentClient(environment["ELASTIC_AGENT_SOCKET"], self._orders.deliver, self._on_lost)
         self._orders.close_client = self._client.close

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from elastic.config import RingKind
 from elastic.errors import ConfigError
 from runtime.process_group import Group
 
@@ -28,20 +27,12 @@ _NEVER = timedelta(days=365)
 """Whether a member is gone is decided elsewhere."""
 
 
-def ring_kind(wanted: RingKind, device: torch.device, processes: int) -> RingKind:
-    """What carries the gradients of a worker on this device, on a node with so many worker processes.
-
-    Raises ConfigError if NCCL is wanted and cannot be had.
-    """
-    if wanted is RingKind.AUTO:
-        alone = device.type == "cuda" and processes <= torch.cuda.device_count()
-        return RingKind.NCCL if alone and dist.is_nccl_available() else RingKind.TCP
-    if wanted is RingKind.NCCL:
-        if device.type != "cuda":
-            raise ConfigError(f"--ring nccl is for GPUs, and the device of this worker is {device}; use --ring tcp")
-        if not dist.is_nccl_available():
-            raise ConfigError(f"--ring nccl: torch {torch.__version__} was built without NCCL; use --ring tcp")
-    return wanted
+def check_device(device: torch.device) -> None:
+    """Raises ConfigError where a worker on this device cannot have it."""
+    if device.type != "cuda":
+        raise ConfigError(f"--ring nccl is for GPUs, and the device of this worker is {device}; use --ring tcp")
+    if not dist.is_nccl_available():
+        raise ConfigError(f"--ring nccl: torch {torch.__version__} was built without NCCL; use --ring tcp")
 
 
 def make_group(store: Store, rank: int, world_size: int, generation: int, device: torch.device) -> Group:

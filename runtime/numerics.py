@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from elastic.config import RingKind
 
-
-def fingerprint(threads: int, device: torch.device, ring: RingKind) -> str:
-    """torch version, threads, CPU capability or device name, and last "ring:" and what carries the gradients;
-    readable, because errors show it."""
+def fingerprint(threads: int, device: torch.device) -> str:
+    """torch version, threads, CPU capability or device name; readable, because errors show it."""
     cuda = device.type == "cuda"
     where = torch.cuda.get_device_name(device) if cuda else f"CPU {torch.backends.cpu.get_cpu_capability()}"
-    return f"torch {torch.__version__}, {threads} threads, {where}, ring:{ring}"
+    return f"torch {torch.__version__}, {threads} threads, {where}"

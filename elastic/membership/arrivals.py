@@ -15,11 +15,6 @@ from elastic.membership.rings import end_rebuilding
 from elastic.membership.transitions import become_closed, become_forming, become_quiescing, dismiss
 from elastic.messages import Announce, Close, Kind, Member, Plan, Publish, Quiesce, RingState
 
-_SAME = "run all workers on the same torch, thread count and CPU capability, or use --reduction allreduce"
-_ONE_RING = "give every worker a GPU to itself, or use --ring tcp"
-_RING = "ring:"
-"""In a worker's numerics, before what carries its gradients."""
-
 
 def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
     """Records are durable, everything else is learned again from the announcements of agents."""
@@ -60,7 +55,7 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
         fence(g, (word.worker_id,), "a later generation exists without this worker", now_s, do)
         return
     if (strange := _strange_numerics(g, seen)) is not None:
-        _refuse(g, word.worker_id, *strange, now_s, do)
+        _refuse(g, word.worker_id, strange, now_s, do)
         return
     if g.state is State.FORMING:
         form(g, now_s, do)
@@ -82,27 +77,27 @@ def _is_stranded(g: Group, word: Announce) -> bool:
     return not (g.state is State.REBUILDING and g.base is not None and word.entered < g.base.number)
 
 
-def _strange_numerics(g: Group, seen: Seen) -> tuple[str, str] | None:
-    """Why this worker would compute other bits than the members, or could exchange none with them, and what to do."""
+def _strange_numerics(g: Group, seen: Seen) -> str | None:
+    """Why this worker would compute other bits than the members, or None."""
+    if g.spec.reduction != "exact":
+        return None
     listed = (worker for record in g.chain for worker in record.ids)
     for worker in listed if g.chain else g.workers:
         other = g.workers.get(worker)
         if other is None or other is seen or not other.numerics or other.refused:
             continue
-        ours, theirs = seen.numerics.partition(_RING)[2], other.numerics.partition(_RING)[2]
-        if ours != theirs:
-            return f"its gradients go over {ours}, those of {worker} over {theirs}", _ONE_RING
-        if g.spec.reduction == "exact" and other.numerics != seen.numerics:
-            return f"its numerics ({seen.numerics}) differ from those of {worker} ({other.numerics})", _SAME
+        if other.numerics != seen.numerics:
+            return f"its numerics ({seen.numerics}) differ from those of {worker} ({other.numerics})"
         return None  # all others are like that one, or they would have been refused
     return None
 
 
-def _refuse(g: Group, worker: str, because: str, advice: str, now_s: float, do: list[Action]) -> None:
+def _refuse(g: Group, worker: str, because: str, now_s: float, do: list[Action]) -> None:
     """At formation an error; later only that newcomer is turned away."""
     do.append(Note("refused", {"worker_id": worker, "because": because}))
     if g.state is State.FORMING:
-        become_closed(g, 2, f"{worker} cannot take part in an {g.spec.reduction} job: {because}; {advice}", now_s, do)
+        advice = "run all workers on the same torch, thread count and CPU capability, or use --reduction allreduce"
+        become_closed(g, 2, f"{worker} cannot take part in an exact job: {because}; {advice}", now_s, do)
         return
     g.workers[worker] = replace(g.workers[worker], refused=True, ready=False)
     do.append(Tell((worker,), Close(g.term, f"refused: {because}", 2)))

@@ -183,7 +183,7 @@ def test_every_field_of_timing_can_be_set_from_toml() -> None:
         (MINIMAL + "threads = 1.5", "job.toml, line 4: threads=1.5 must be a whole number"),
         (MINIMAL + "replace = 1", "job.toml, line 4: replace=1 must be true or false"),
         (MINIMAL + 'reduction = "fast"', "job.toml, line 4: reduction='fast' must be 'exact' or 'allreduce'"),
-        (MINIMAL + "ring = 3", "job.toml, line 4: ring=3 must be 'auto' or 'tcp' or 'nccl'"),
+        (MINIMAL + "ring = 3", "job.toml, line 4: ring=3 must be 'tcp' or 'nccl' or 'mpi'"),
         (MINIMAL + '[timing]\nbeat_s = "1"', "job.toml, line 5: timing.beat_s='1' must be a number of seconds"),
         (MINIMAL + "[timing]\nbeat_s = inf", "job.toml, line 5: timing.beat_s=inf must be a positive"),
         (MINIMAL + "min_workers = 4", "job.toml, line 3: workers=3 must be >= min_workers=4"),

@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch._C._distributed_c10d import Store
 
-from elastic.config import RingKind
 from elastic.errors import BuildFailed, ConfigError
 from elastic.messages import Generation, Kind, Member, Plan
 from elastic.position import Event, RingBuilt, RingFailed
 from runtime import process_group
-from runtime.nccl import ring_kind
+from runtime.nccl import check_device
 from runtime.process_group import Group, meeting
 from runtime.rings import FAILURES_MAX, Rings
 from runtime.transport import Meet, Meeting, Transport
@@ -150,28 +149,9 @@ def test_transports_that_cannot_be_connected_are_tried_a_few_times(failures: int
                 rings.check()
 
 
-@pytest.mark.parametrize(
-    ("wanted", "device", "processes", "gpus", "kind"),
-    [
-        (RingKind.AUTO, "cpu", 1, 8, RingKind.TCP),
-        (RingKind.AUTO, "cuda:0", 8, 8, RingKind.NCCL),
-        (RingKind.AUTO, "cuda:0", 9, 8, RingKind.TCP),
-        (RingKind.NCCL, "cuda:0", 9, 8, RingKind.NCCL),
-        (RingKind.TCP, "cuda:0", 1, 1, RingKind.TCP),
-    ],
-)
-def test_nccl_is_chosen_where_each_worker_has_a_gpu_to_itself(
-    wanted: RingKind, device: str, processes: int, gpus: int, kind: RingKind, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    assert ring_kind(wanted, torch.device(device), processes) is kind
-
-
 def test_nccl_without_a_gpu_or_without_nccl_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="the device of this worker is cpu; use --ring tcp"):
-        ring_kind(RingKind.NCCL, CPU, 1)
+        check_device(CPU)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     with pytest.raises(ConfigError, match="built without NCCL"):
-        ring_kind(RingKind.NCCL, torch.device("cuda:0"), 1)
-    assert ring_kind(RingKind.AUTO, torch.device("cuda:0"), 0) is RingKind.TCP
+        check_device(torch.device("cuda:0"))
