@@ -10,7 +10,7 @@ from pathlib import Path
 from elastic import backlog, codec
 from elastic.errors import ExitCode
 from elastic.journal import Journal
-from elastic.ledger import Ledger, LedgerConflict, LedgerRefused
+from elastic.ledger import Ledger, LedgerConflict, LedgerRefused, Line
 from elastic.messages import Failed
 
 
@@ -36,25 +36,19 @@ class Accounts:
 
         Raises WireError for what is no record of a step.
         """
-        try:
-            line = json.loads(text)
-        except ValueError as error:
-            raise codec.WireError(f"a step record is no JSON: {error}") from error
-        self._append(worker_id, line)
+        self._append(worker_id, record(text))
 
     def keep_left_behind(self, worker_id: str) -> None:
         """The records of a worker that ended before we had them."""
         path = backlog.spill_path(self._job_dir, worker_id)
-        for line in backlog.left_behind(path):
-            self._append(worker_id, line)
+        for text in backlog.left_behind(path):
+            self._append(worker_id, record(text))
         path.unlink(missing_ok=True)
 
-    def _append(self, worker_id: str, line: object) -> None:
-        step = line.get("step") if isinstance(line, dict) else None
-        if not isinstance(line, dict) or type(step) is not int or step < 0:
-            raise codec.WireError("a step record needs a step")
+    def _append(self, worker_id: str, line: Line) -> None:
         if self._broken:
             return
+        step = line["step"]
         try:
             self._ledger.append(line)
         except LedgerConflict as error:
@@ -83,3 +77,15 @@ class Accounts:
         self._broken = True
         self._journal.write("ledger_broken", worker_id=worker_id, because=because)
         self._fail(Failed(worker_id, 0, place, because, exit_code))
+
+
+def record(text: str | bytes) -> Line:
+    """A line for the ledger, as a worker sent it. Raises WireError for what is no record of a step."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise codec.WireError(f"a step record is no JSON: {error}") from error
+    step = line.get("step") if isinstance(line, dict) else None
+    if not isinstance(line, dict) or type(step) is not int or not 0 <= step <= codec.NUMBER_LIMIT:
+        raise codec.WireError("a step record needs a step")
+    return line

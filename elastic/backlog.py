@@ -6,7 +6,6 @@ there is room. Records still here when the worker ends are left in that file for
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -114,10 +113,10 @@ def spill_path(job_dir: Path, worker_id: str) -> Path:
     return job_dir / "spill" / f"{worker_id}.jsonl"
 
 
-def left_behind(path: Path) -> Iterator[dict[str, object]]:
-    """The records of a worker that ended before they were acknowledged. A torn last line is left out."""
+def left_behind(path: Path) -> Iterator[bytes]:
+    """The records of a worker that ended before they were acknowledged, unread. A torn last line is left out."""
     if not path.exists():
         return
     for text in path.read_bytes().splitlines(keepends=True):
         if text.endswith(b"\n"):
-            yield json.loads(text)
+            yield text

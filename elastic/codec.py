@@ -102,6 +102,15 @@ def identifier(what: str, text: str) -> str:
     return text
 
 
+def is_text(value: str) -> bool:
+    """Whether it can leave the process: JSON can spell halves of characters, which are no text."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class _Translator:
     """Both directions for one dataclass."""
@@ -225,7 +234,7 @@ def _node(name: str, node: tuple[Any, ...]) -> tuple[int, int]:
 def _scalar(hint: Any, name: str, value: Any) -> Any:
     """The value if its type is exact and it lies within the bounds of a field of that name."""
     if type(value) is not hint:
-        raise WireError(f"{name}={value!r:.64} is no {hint.__name__}")
+        raise WireError(f"{name} is of type {type(value).__name__}, not {hint.__name__}")
     if hint is int:
         lowest = -NUMBER_LIMIT if name in _ANY_SIGN else -1 if name in _FROM_MINUS_ONE else 0
         highest = 65_535 if name == "port" else NUMBER_LIMIT
@@ -282,7 +291,7 @@ def from_json(kind: type[T], document: bytes) -> T:
     """What to_json made of a value of that kind. Raises WireError, and what the kind raises for values it refuses."""
     try:
         value = json.loads(document)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WireError(f"not a JSON document: {error}") from error
     return _read(kind, kind.__name__, value)  # type: ignore[no-any-return]
 
@@ -303,8 +312,10 @@ def _read(hint: Any, name: str, value: Any) -> Any:
         return _items(name, value, lambda item: _read(get_args(hint)[0], name, item))
     if get_origin(hint) in (Union, types.UnionType):
         return None if value is None else _read(get_args(hint)[0], name, value)
-    if hint is float and type(value) is int:
+    if hint is float and type(value) is int and abs(value) <= NUMBER_LIMIT:
         return float(value)
+    if isinstance(value, str) and not is_text(value):
+        raise WireError(f"{name} is no text that can be sent")
     return _scalar(hint, name, value)
 
 

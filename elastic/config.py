@@ -23,6 +23,9 @@ NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 PAIR_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}")
 
+LARGEST = 10**15
+"""Of the numbers in a job file: every one of them can be sent, and is exact as a double."""
+
 BEAT_PER_AGENT_S = 0.0005
 """Beats of all agents together stay below 2000 a second."""
 
@@ -319,7 +322,7 @@ def job_from_toml(text: str, where: str) -> JobSpec:
     """
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and lists in lists in lists
         raise ConfigError(f"{where}: not valid TOML: {error}") from error
     place = _Places(text, where)
     timing_table, env_table = document.pop("timing", {}), document.pop("env", {})
@@ -334,7 +337,9 @@ def job_from_toml(text: str, where: str) -> JobSpec:
     timings = _checked(timing_table, {spec.name: str(spec.type) for spec in fields(Timing)}, place, "timing.")
     for name, value in env_table.items():
         if not isinstance(value, str):
-            raise ConfigError(f"{place.of(f'env.{name}')}: env.{name}={value!r} must be a string; put it into quotes")
+            raise ConfigError(
+                f"{place.of(f'env.{name}')}: env.{name}={_shown(value)} must be a string; put it into quotes"
+            )
     env = tuple(f"{name}={value}" for name, value in env_table.items())
     try:
         return JobSpec(**values, env=env, timing=Timing(**timings))  # type: ignore[arg-type]  # _checked compared types
@@ -354,9 +359,10 @@ class _Places:
             if inside:  # a string of several lines
                 inside = "" if inside in line else inside
                 continue
-            if header := re.match(r"\s*\[\s*([^\[\]]+?)\s*\]", line):
-                table = f"{header[1]}."
-                self._lines.setdefault(header[1], number)
+            if header := re.match(r"\[([^\[\]]+)\]", line.strip()):
+                name = header[1].strip()
+                table = f"{name}."
+                self._lines.setdefault(name, number)
             elif key := re.match(r"""\s*["']?([A-Za-z0-9_.-]+)["']?\s*=""", line):
                 self._lines.setdefault(f"{table}{key[1]}", number)
             inside = next((quote for quote in ('"""', "'''") if line.count(quote) % 2), "")
@@ -377,8 +383,16 @@ def _checked(table: Mapping[str, object], known: Mapping[str, str], place: _Plac
         try:
             values[name] = _converted(value, known[name])
         except ValueError as error:
-            raise ConfigError(f"{at}: {prefix}{name}={value!r} must be {error}") from None
+            raise ConfigError(f"{at}: {prefix}{name}={_shown(value)} must be {error}") from None
     return values
+
+
+def _shown(value: object) -> str:
+    """For a message. Python refuses to spell numbers of thousands of digits, which TOML can give in hexadecimal."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "(a number of thousands of digits)"
 
 
 def _converted(value: object, type_name: str) -> object:
@@ -386,9 +400,11 @@ def _converted(value: object, type_name: str) -> object:
     match type_name, value:
         case "bool", bool():
             return value
-        case "float", int() | float() if not isinstance(value, bool):
+        case "float", float():
+            return value
+        case "float", int() if not isinstance(value, bool) and abs(value) <= LARGEST:
             return float(value)
-        case "int" | "int | None", int() if not isinstance(value, bool):
+        case "int" | "int | None", int() if not isinstance(value, bool) and abs(value) <= LARGEST:
             return value
         case "str", str():
             return value
@@ -406,8 +422,8 @@ def _converted(value: object, type_name: str) -> object:
 _WANTED = {
     "bool": "true or false",
     "float": "a number of seconds",
-    "int": "a whole number",
-    "int | None": "a whole number",
+    "int": "a whole number of at most 15 digits",
+    "int | None": "a whole number of at most 15 digits",
     "str": "a string",
     "tuple[str, ...]": "a list of strings",
     "Reduction": " or ".join(repr(str(kind)) for kind in Reduction),

@@ -81,6 +81,8 @@ from typing import Any, Self, TypeAlias
 
 Line: TypeAlias = dict[str, Any]
 
+_IN_EVERY_LINE = {"t_mono_ns": int, "generation": int, "worker_id": str, "who": str, "event": str}
+
 PHASES = ("detect", "abort", "decide", "build", "sync", "redo")
 
 
@@ -160,9 +162,11 @@ def parse(text: bytes) -> Line | None:
     """A line of a journal, or None for a torn one."""
     try:
         line = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    whole = isinstance(line, dict) and isinstance(line.get("t_mono_ns"), int) and "event" in line
+    if not isinstance(line, dict):
+        return None
+    whole = all(isinstance(line.get(name), kind) for name, kind in _IN_EVERY_LINE.items())
     return line if whole else None
 
 

@@ -196,40 +196,46 @@ class Ledger:
             for number, text in enumerate(file):
                 if not text.endswith(b"\n"):
                     break
-                step = _step_of(text)
-                if step is None or (self._whole and step != number):
+                try:
+                    step: int = _parsed(text, self._path, number + 1)["step"]
+                except LedgerConflict as error:
+                    raise LedgerConflict(f"{error}; move the job directory aside") from error
+                if self._whole and step != number:
                     raise LedgerConflict(
-                        f"{self._path}: line {number + 1} should be that of step {number}, but is "
-                        f"{'damaged' if step is None else f'that of step {step}'}; move the job directory aside"
+                        f"{self._path}: line {number + 1} should be that of step {number}, but is that of step {step}; "
+                        "move the job directory aside"
                     )
                 self._place(step, self._size + len(text))
         os.ftruncate(self._file, self._size)
 
 
 def read(path: Path, first: int = 0, end: int | None = None) -> list[Line]:
-    """The complete lines of steps first..end-1 (default: to the last), in order; a torn last one is left out."""
+    """The complete lines of steps first..end-1 (default: to the last), in order; a torn last one is left out.
+
+    Raises LedgerConflict naming a line that is damaged.
+    """
     return list(lines(path, first, end))
 
 
 def lines(path: Path, first: int = 0, end: int | None = None) -> Iterator[Line]:
     """The same, one by one."""
     with path.open("rb") as file:
-        for text in islice(file, first, end):
+        for number, text in enumerate(islice(file, first, end), start=first + 1):
             if text.endswith(b"\n"):
-                yield json.loads(text)
+                yield _parsed(text, path, number)
 
 
 def between(path: Path, first: int, end: int) -> list[Line]:
     """The lines of steps first..end-1 that the file has, by step; it may be a part."""
     found: dict[int, Line] = {}
     with path.open("rb") as file:
-        for text in file:
+        for number, text in enumerate(file, start=1):
             if (begin := _BEGIN.match(text)) and first <= int(begin[1]) < end and text.endswith(b"\n"):
-                found[int(begin[1])] = json.loads(text)
+                found[int(begin[1])] = _parsed(text, path, number)
     return [found[step] for step in sorted(found)]
 
 
-_BEGIN = re.compile(rb'\{"step":(\d+),')
+_BEGIN = re.compile(rb'\{"step":(\d{1,18}),')
 """Of every line that a Ledger writes."""
 
 
@@ -268,12 +274,16 @@ def _shown(value: object) -> str:
     return text if len(text) <= 200 else text[:200] + "..."
 
 
-def _step_of(text: bytes) -> int | None:
+def _parsed(text: bytes, path: Path, number: int) -> Line:
+    """Raises LedgerConflict unless it is the line of a step. number: which line of the file it is, from 1."""
     try:
-        step = json.loads(text)["step"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return step if isinstance(step, int) else None
+        line = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise LedgerConflict(f"{path}: line {number} is damaged: {error}") from error
+    step = line.get("step") if isinstance(line, dict) else None
+    if not isinstance(line, dict) or type(step) is not int or step < 0:
+        raise LedgerConflict(f"{path}: line {number} is damaged: it is of no step")
+    return line
 
 
 def plain(line: Line) -> Line:

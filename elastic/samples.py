@@ -66,6 +66,8 @@ def _run(options: argparse.Namespace) -> int:
                 f"{error.filename} is not there; give the directories of nodes that had members"
             ) from error
         epochs = []
+    except ledger.LedgerConflict as error:
+        raise ConfigError(str(error)) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{_named(parts)} is damaged: {type(error).__name__} {error}") from error
     if not epochs:

@@ -121,7 +121,8 @@ class CopyConnection:
         """The next message: its header and its blobs, in the memory that ``into`` gives or in new tensors.
 
         Raises CopyFailed if the other side is gone, says nothing for within_s (None: ANSWER_S), stops within a
-        message for STALL_S, sends what does not fit its announcement or its checksums, or on abort.
+        message for STALL_S, sends what does not fit its announcement or its checksums, or on abort; NoMemory if there
+        is none for what it announces.
         """
         with self._using, _failures():
             magic, head_size, total = _PREFIX.unpack(self._take(_PREFIX.size, within_s or ANSWER_S))

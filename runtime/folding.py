@@ -113,7 +113,7 @@ def add_metas(terms: Sequence[Term], folds: Sequence[Fold]) -> Partial:
 
 
 def parse_term(meta: Json) -> Term:
-    """Raises ValueError, TypeError or KeyError for what Partial.meta() would not have made."""
+    """Raises ValueError, TypeError, KeyError or OverflowError for what Partial.meta() would not have made."""
     if not isinstance(meta, dict):
         raise TypeError("a term is no object")
     lo, hi = (_int(value) for value in as_list(meta["node"]))
@@ -126,6 +126,8 @@ def parse_term(meta: Json) -> Term:
         scalars[name] = (str(kind), _float(total), _float(weight))
     leaves = tuple(_int(leaf) for leaf in as_list(meta.get("leaves", [])))
     has_grad = int(str(meta["has_grad"]), 16)
+    if has_grad < 0:
+        raise ValueError("has_grad is no set of bits")
     return Term(Partial(lo, hi, {}, has_grad, _float(meta["weight"]), scalars, meta["note"]), leaves)
 
 

@@ -166,6 +166,10 @@ def _text(fields: dict[str, object], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str) or len(value) > _MAX_TEXT:
         raise HelloRefused(f"{name} must be a string of at most {_MAX_TEXT} characters")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # JSON can spell halves of characters
+        raise HelloRefused(f"{name} is no text") from error
     return value
 
 

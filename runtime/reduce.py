@@ -257,13 +257,13 @@ class _Reduction:
             terms = [parse_term(meta) for meta in header["terms"]]
             groups = {str(group): int(length) for group, length in header["groups"].items()}
             units = int(header["units"])
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise LinkError(f"{peer} sent a malformed header: {error}") from error
         if len(terms) > units:
             raise LinkError(f"{peer} brings {len(terms)} terms for {units} units")
         self.headers[peer] = header
         source.terms = len(terms)
-        source.like_us = groups == self._groups
+        source.like_us = groups == self._groups and units == self._units
         if source.like_us and terms and self._mine:
             self._make_slots(peer, source)
 

@@ -171,8 +171,10 @@ class Ring:
                     raise RingBroken(f"generation {self.generation}: {link.ended}", peer=link.peer)
             if complete and not any(link.unsent for link in self.links.values()):
                 return
-            # What a link has read already, poll will not report; it may have become acceptable just now.
-            if any([self._receive(link, gate) for link in self.links.values() if link.holds]):
+            # What a link has read already, poll will not report; it may have become acceptable just now. Nor will poll
+            # report the end of a connection that is met in there.
+            held = [link for link in self.links.values() if link.holds]
+            if any([self._receive(link, gate) or bool(link.ended) for link in held]):
                 continue
             for fd, link in by_fd.items():
                 _watch(poller, watched, fd, _interest(link))

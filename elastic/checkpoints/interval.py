@@ -26,7 +26,7 @@ SNAPSHOT_COST = 0.01
 """With `auto`, the part of the training time that copies into memory may take."""
 
 _UNIT_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
-_EVERY = re.compile(r"(\d+(?:\.\d+)?)\s*(steps?|s|sec|min|h)")
+_EVERY = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(steps?|s|sec|min|h)")
 
 
 class Unit(StrEnum):

@@ -10,7 +10,7 @@ from typing import Self
 from elastic.checkpoints.naming import EntryName
 from elastic.errors import ConfigError
 
-_KEEP = re.compile(r"(?:last\s+)?(\d+)(?:\s*,\s*every\s+(\d+)(?:\s+steps)?)?")
+_KEEP = re.compile(r"(?:last\s+)?(\d{1,15})(?:\s*,\s*every\s+(\d{1,15})(?:\s+steps)?)?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,13 +103,15 @@ class Manifest:
 
     def _check(self) -> None:
         moment = self.moment
-        numbers = (moment.step, moment.epoch, moment.epoch_start, moment.shards, self.generation)
-        if any(type(number) is not int or number < 0 for number in numbers) or self.name.step != moment.step:
+        numbers = (moment.step, moment.epoch, moment.epoch_start, moment.shards, self.generation, self.world)
+        whole = all(type(number) is int and number >= 0 for number in numbers) and type(moment.seed) is int
+        if not whole or self.name.step != moment.step:
             raise CheckpointCorrupt("its manifest is damaged: a number is out of bounds")
-        for file in self.files:
-            good = is_inside(file.name) and _SHA256.fullmatch(file.sha256) and type(file.size) is int
-            if not good or file.size < 0:
-                raise CheckpointCorrupt(f"its manifest is damaged: {file.name[:100]!r} cannot be one of its files")
+        texts = (self.job, self.job_id, self.series, self.taken)
+        tables = (self.header, moment.once, moment.shared, *([] if moment.data is None else [moment.data]))
+        if not all(isinstance(text, str) for text in texts) or not all(isinstance(table, dict) for table in tables):
+            raise CheckpointCorrupt("its manifest is damaged: a field is of another type")
+        _check_files(self.files, "its manifest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +133,21 @@ class PartNote:
             said = body.pop("sha256")
             if _digest(body) != said:
                 raise CheckpointCorrupt("the note of a part is damaged")
-            return cls(tuple(FileEntry(**file) for file in body["files"]), body["taken"])
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            note = cls(tuple(FileEntry(**file) for file in body["files"]), body["taken"])
+            if not isinstance(note.taken, str):
+                raise CheckpointCorrupt("the note of a part is damaged: it does not say when it was taken")
+            _check_files(note.files, "the note of a part")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise CheckpointCorrupt(f"the note of a part is damaged: {error}") from error
+        return note
+
+
+def _check_files(files: tuple[FileEntry, ...], what: str) -> None:
+    """Raises CheckpointCorrupt, and TypeError or AttributeError for fields that are no texts."""
+    for file in files:
+        good = is_inside(file.name) and _SHA256.fullmatch(file.sha256) and type(file.size) is int
+        if not good or file.size < 0:
+            raise CheckpointCorrupt(f"{what} is damaged: {file.name[:100]!r} cannot be one of its files")
 
 
 def _digest(body: dict[str, Any]) -> str:

@@ -53,6 +53,6 @@ class Pointer:
             if type(pointer.since) is not int or not isinstance(pointer.holder, str):
                 raise CheckpointCorrupt("the pointer to the newest checkpoint in the store is damaged")
             _ = pointer.name
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise CheckpointCorrupt(f"the pointer to the newest checkpoint in the store is damaged: {error}") from error
         return pointer

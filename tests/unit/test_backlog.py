@@ -78,7 +78,7 @@ def test_what_was_never_acknowledged_is_left_for_the_agent(tmp_path: Path) -> No
     taken(backlog)
     backlog.acknowledged(1)
     backlog.close()
-    assert list(left_behind(path)) == [{"step": step} for step in range(1, 5)]
+    assert [json.loads(text) for text in left_behind(path)] == [{"step": step} for step in range(1, 5)]
 
 
 def test_nothing_is_left_when_everything_was_acknowledged(tmp_path: Path) -> None:
@@ -95,4 +95,4 @@ def test_nothing_is_left_when_everything_was_acknowledged(tmp_path: Path) -> Non
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "spill"
     path.write_text('{"step": 1}\n{"st')
-    assert list(left_behind(path)) == [{"step": 1}]
+    assert [json.loads(text) for text in left_behind(path)] == [{"step": 1}]

@@ -221,7 +221,7 @@ def test_the_parts_of_several_nodes_prove_what_none_of_them_does_alone(
         (lambda directory: (directory / "job.json").unlink(), "holds no job"),
         (lambda directory: (directory / "steps.jsonl").unlink(), "no applied step yet"),
         (lambda directory: (directory / "steps.jsonl").write_text(""), "no applied step yet"),
-        (lambda directory: (directory / "steps.jsonl").write_text("{\n"), "steps.jsonl is damaged"),
+        (lambda directory: (directory / "steps.jsonl").write_text("{\n"), "line 1 is damaged"),
         (lambda directory: (directory / "steps.jsonl").write_text('{"step": 0}\n'), "is damaged: KeyError"),
         (lambda directory: write(directory, [{**ledger("stream")[0], "samples": [[1]]}]), "is damaged: AttributeError"),
     ],
