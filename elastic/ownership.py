@@ -18,8 +18,8 @@ SLACK_PERCENT = 5
 
 
 def even_sizes(units: int, world_size: int) -> tuple[int, ...]:
-    """Sizes differ by at most one and the larger blocks come first; 0 for surplus ranks."""
-    size, larger = divmod(units, world_size)
+    """Sizes differ by at most one and the larger blocks come first; 0 for surplus ranks. () of nobody."""
+    size, larger = divmod(units, max(1, world_size))
     return tuple(size + (rank < larger) for rank in range(world_size))
 
 

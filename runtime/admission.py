@@ -189,8 +189,9 @@ class Admission:
         carrier.load(header, Gathering(connection, number, header).run(self._helpers(p, of)))
         self._number, self._op, self._copied_here = number, op, True
         self._journal.write("state_copied", generation=p.entered, op=number, held=follows)
-        promised = not follows and self._standing.post(position.Copied(number)).copied == number
-        connection.send({"complete": number if promised else -1})
+        p = self._standing.post(position.Copied(number))
+        promised = not follows and p.copied == number
+        connection.send({"complete": number if promised else -1, "base": _base(p)})
         self._counted_in = p.record if promised else None
         return True
 
@@ -213,7 +214,7 @@ class Admission:
         """
         if not self._results:
             connection = self._follow(p, of)
-            self._send_next(connection, join=True)
+            self._send_next(connection, _base(p), join=True)
             self._counted_in = p.record
             answer, blobs = connection.receive(within_s=ANSWER_S)
             if answer.get("now") == self._number:
@@ -233,15 +234,15 @@ class Admission:
             return False, None  # a report has promised the state that the script would change now, or it is the job's
         return True, self._take(self._op, None if self._copied_here else fingerprint)
 
-    def _send_next(self, connection: CopyConnection, *, join: bool) -> None:
-        connection.send({"want": "next", "op": self._number, "join": join})
+    def _send_next(self, connection: CopyConnection, base: int, *, join: bool) -> None:
+        connection.send({"want": "next", "op": self._number, "join": join, "base": base})
 
     def _fetch_results(self) -> bool:
         """Whether there are any now. Raises CopyFailed."""
         connection = self._asker.following
         if connection is None:
             raise CopyFailed("the connection to the donor is gone")
-        self._send_next(connection, join=False)
+        self._send_next(connection, 0, join=False)
         answer, blobs = connection.receive(within_s=ANSWER_S)
         if "refused" in answer:
             raise CopyFailed(str(answer["refused"]))
@@ -291,3 +292,9 @@ class Admission:
         self._caught_up()
         self._journal.write("joined", generation=number, op=op)
         return True, result
+
+
+def _base(p: Position) -> int:
+    """The last loss that this worker knows of: who counts it as a holder of the state must know of the same one, or
+    one of the two would go by a promise that the loss has voided."""
+    return p.record.base if p.record is not None else 0

@@ -11,16 +11,19 @@ Each connection has a thread of the listener, and brings one request after anoth
     {"want": "meta"}                        -> {"meta": ...} or {"later": why}
     {"want": "state"}                       -> {"op", "about", "state"}, with "follows" if it is held; or {"later": why}
       then {"part": [[blob, start, end], ...]} -> tensors, again and again
-      then {"complete": op}                    from a newcomer that has it all; -1: it counts as no holder of it
+      then {"complete": op, "base"}            from a newcomer that has it all; -1: it counts as no holder of it
     {"want": "part", "op": k, "digest": d}  -> {"ready": k} if that is the state in this member's window, or {"refused"}
       then {"part": ...}                       as above, until the asker hangs up
-    {"want": "next", "op": k, "join": j}    -> {"results": [...]} + tensors: of k, k + 1, ...; {"now": k}, with join:
-       from one that holds the state of k      k is in progress, and this newcomer counts as a holder of its state;
+    {"want": "next", "op": k, "join": j,    -> {"results": [...]} + tensors: of k, k + 1, ...; {"now": k}, with join:
+     "base"} from a holder of k's state        k is in progress, and this newcomer counts as a holder of its state;
                                                {"later": why}; {"refused": why}: k is over, its result is not held
     {"want": "outcome", "op": k}            -> {"outcome": p, "result": ...} + tensors if generation p took effect after
                                                operation k, {"outcome": 0} if none did, or {"later": why}
     {"want": "result", "op": k}             -> {"result": ...} + tensors, or {"refused": why}
     {"want": "initial", "digest": d}        -> {"state": ...} + tensors, or {"refused": why}
+
+base: the newest loss generation that the newcomer knows. It counts as a holder only if its donor knows no other one: a
+loss voids what was promised before, and one of the two may hear of it later than the other.
 """
 
 from __future__ import annotations
@@ -107,8 +110,8 @@ class Donor:
                 self._serve_state(connection, worker_id)
             case {"want": "part", "op": int(op), "digest": str(wanted)}:
                 self._help_send(connection, op, wanted)
-            case {"want": "next", "op": int(op), "join": bool(join)}:
-                self._serve_next(connection, worker_id, op, join)
+            case {"want": "next", "op": int(op), "join": bool(join), "base": int(base)}:
+                self._serve_next(connection, worker_id, op, join, base)
             case {"want": "outcome", "op": int(op)}:
                 self._serve_outcome(connection, worker_id, op)
             case {"want": "result", "op": int(op)}:
@@ -166,13 +169,15 @@ class Donor:
             if not window.lasts(sum(blob.numel() for blob in blobs) / CERTAINLY_BYTES_PER_S):
                 return False
             standing.post(CopyBegun(newcomer))
-            complete = False
+            complete, base = False, 0
             try:
                 with window.sending(connection):
                     connection.send({"op": number, "about": op_json(op), "state": header})
-                    complete = send_parts(connection, blobs).get("complete") == number
+                    answer = send_parts(connection, blobs)
+                    complete, base = answer.get("complete") == number, cast(int, answer.get("base"))
             finally:
                 with standing.changed:
+                    complete = complete and self._knows(base)
                     if not complete and not window.is_open:
                         self._too_slow.add(newcomer)
                     standing.post(CopyEnded(newcomer, number, complete))
@@ -216,15 +221,20 @@ class Donor:
 
     # ------------------------------------------------------------------------------------------ results
 
-    def _serve_next(self, connection: CopyConnection, newcomer: str, number: int, join: bool) -> None:
+    def _knows(self, base: int) -> bool:
+        """Whether this is the last loss here too. Called under the lock."""
+        record = self._standing.position.record
+        return record is not None and record.base == base
+
+    def _serve_next(self, connection: CopyConnection, newcomer: str, number: int, join: bool, base: int) -> None:
         standing = self._standing
         entries: list[Entry] = []
         with standing.changed:
-            standing.changed.wait_for(lambda: self._knows_next(newcomer, number, join), LATER_S)
+            standing.changed.wait_for(lambda: self._knows_next(newcomer, number, join, base), LATER_S)
         limit_bytes = self._limit_bytes(connection, number) if join else LOG_BYTES_MIN
         with standing.changed:
             p = standing.position
-            now = join and number == p.reduced and self._may_copy(newcomer)
+            now = join and number == p.reduced and self._may_copy(newcomer) and self._knows(base)
             if now:
                 self._too_slow.discard(newcomer)
                 self._log.follow(connection, number, limit_bytes)  # it may be that nothing takes effect after it
@@ -260,9 +270,11 @@ class Donor:
             _, tensors = self.carrier.describe()
             return log_bytes(sum(tensor.nbytes for _, tensor in tensors))
 
-    def _knows_next(self, newcomer: str, number: int, join: bool) -> bool:
+    def _knows_next(self, newcomer: str, number: int, join: bool, base: int) -> bool:
         p = self._standing.position
-        return not p.donor or number < p.reduced or (join and number == p.reduced and self._may_copy(newcomer))
+        if not p.donor or number < p.reduced:
+            return True
+        return join and (not self._knows(base) or (number == p.reduced and self._may_copy(newcomer)))
 
     def _serve_outcome(self, connection: CopyConnection, newcomer: str, op: int) -> None:
         standing = self._standing

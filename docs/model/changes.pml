@@ -26,7 +26,7 @@
  * Sizes: MEMBERS (bits of a, b, c), CRASHES, LEADERS (changes), QUIESCES (without a loss), TAKEN_BACK.
  * Planted faults: NO_KEEP_RULE EARLY_IS_NEWEST NO_EARLY JOIN_UNHELD UPDATES_HEADER LEAVE_AT_ONCE GIVES_UP
  * For liveness: RINGS_UP (of pending generations, at once), NEVER_COPIED, LINGER (the donor waits for the copy).
- * EARLY_AGAIN: a rule that is proposed, see README.md. ANY_ORDER: records are told in any order.
+ * EARLY_ONCE: a missing early generation is looked for only with a new wish. ANY_ORDER: records are told in any order.
  */
 #ifndef MEMBERS
 #define MEMBERS 7
@@ -313,10 +313,10 @@ proctype Newcomer() {
 #else
 #define EARLY_FIRST (KEPT != 0 && KEPT != list[heard] && (LISTED & ~list[heard]) && !KEPT_IS_PLANNED)
 #endif
-#ifdef EARLY_AGAIN
-#define CHANGE (HOLDERS != 0 && (EARLY_FIRST || !(aim == top && LISTED == list[aim])))
-#else
+#ifdef EARLY_ONCE
 #define CHANGE (HOLDERS != 0 && !(aim == top && LISTED == list[aim]))
+#else
+#define CHANGE (HOLDERS != 0 && (EARLY_FIRST || !(aim == top && LISTED == list[aim])))
 #endif
 
 #define HAS_DEAD(w) (IN_RING(w) && (list[ring[w]] & DEAD_ONES))

@@ -67,11 +67,11 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
         g.workers[worker] = replace(g.workers[worker], member=member)
         members.append(member)
     listed = {m.worker_id for m in members}
-    if aim is g.top and listed == set(aim.ids) and _holds(g, listed) == aim.hold:
-        return
-    if (early := _leaves_early(g, running, listed)) is not None:
+    if (early := _leaves_early(g, running, listed)) is not None:  # also where the list stays: an older one may be void
         because = _because(g, [], [worker for worker in running.ids if worker not in listed])
         commit_planned(g, early, f"{because}, and does not wait for who joins", do, early=True)
+        return
+    if aim is g.top and listed == set(aim.ids) and _holds(g, listed) == aim.hold:
         return
     joined = [m.worker_id for m in members if m.worker_id not in aim.ids]
     gone = [worker for worker in aim.ids if worker not in listed]

@@ -34,7 +34,7 @@ def compare(g: Group, now_s: float, do: list[Action]) -> None:
         return
     g.compared_s = now_s
     running = g.running
-    if g.state is not State.RUNNING or running is None:
+    if g.state is not State.RUNNING or running is None or not running.ids:
         g.slow_since_s, g.uneven_since_s = {}, math.inf
         return
     _name(g, running, now_s, do)

@@ -91,6 +91,8 @@ def enter_loss(p: Position, generation: Generation) -> Outcome:
         built=(),
         quiesced=False,
         carry=None,
+        holders=(),
+        copying=(),
         lingered=False,
         laggard=None,
         leaving=0,

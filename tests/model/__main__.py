@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.model.runs import CLAIMS, OPEN, PLANTED, Run
+from tests.model.runs import CLAIMS, PLANTED, Run
 
 MODELS = Path(__file__).parents[2] / "docs" / "model"
 MEMORY_MB = 8000
@@ -97,7 +97,7 @@ def main() -> int:
         print(f"make model needs {' and '.join(missing)}: apt-get install {' '.join(missing)}", file=sys.stderr)
         return 1
     failed = 0
-    for title, runs in (("claims", CLAIMS), ("planted faults", PLANTED), ("open", OPEN)):
+    for title, runs in (("claims", CLAIMS), ("planted faults", PLANTED)):
         chosen = [run for run in runs if not wanted or run.model in wanted]
         if chosen:
             print(LINE.format(title, "switches", "states", "depth", "s", "verdict"), flush=True)

@@ -28,6 +28,7 @@ CLAIMS = (
     Run("changes", "MEMBERS=7 CRASHES=1 RINGS_UP DRAINER=0"),
     Run("changes", "MEMBERS=5 NEVER_COPIED RINGS_UP", ltl="drained_leaves"),
     Run("changes", "MEMBERS=5 NEVER_COPIED RINGS_UP QUIESCES=1", ltl="drained_leaves"),
+    Run("changes", "MEMBERS=5 NEVER_COPIED RINGS_UP LEADERS=1", ltl="drained_leaves"),
     Run("changes", "MEMBERS=5 LINGER RINGS_UP LEADERS=1", ltl="newcomer_joins"),
 )
 
@@ -50,8 +51,8 @@ PLANTED = (
     Run("changes", "MEMBERS=5 GIVES_UP", found="stuck"),
     Run("changes", "MEMBERS=5 LEAVE_AT_ONCE", found="stuck"),
     Run("changes", "MEMBERS=5 NEVER_COPIED RINGS_UP NO_EARLY", found="drained_leaves", ltl="drained_leaves"),
+    Run(
+        "changes", "MEMBERS=5 NEVER_COPIED RINGS_UP LEADERS=1 EARLY_ONCE", found="drained_leaves", ltl="drained_leaves"
+    ),
     Run("changes", "MEMBERS=5 NEVER_COPIED RINGS_UP", found="newcomer_joins", ltl="newcomer_joins"),
 )
-
-OPEN = (Run("changes", "MEMBERS=5 NEVER_COPIED RINGS_UP LEADERS=1", found="drained_leaves", ltl="drained_leaves"),)
-"""What a search has found in the protocol as it is; README.md tells it. It is a claim again once it is mended."""

@@ -87,11 +87,11 @@ class Newcomer:
                 self.w.after(0.01, 0.03, self.seek)
 
     def _ask_next(self, whom: str, *, join: bool) -> None:
-        number, donor = self._number, self.w.world.workers.get(whom)
+        number, donor, base = self._number, self.w.world.workers.get(whom), self._base
         lost = self.w.world.clock.chance(self.w.world.copy_trouble)
 
         def ask(other: Worker, reply: Callable[[object], None]) -> None:
-            answer = other.next_result(self.w.me, number, join)
+            answer = other.next_result(self.w.me, number, join, base)
             reply(None if lost else answer)
 
         if join and donor and donor.alive:
@@ -125,6 +125,10 @@ class Newcomer:
                 self._donor = ""
         self.w.after(0.002, 0.02, self.seek)
 
+    @property
+    def _base(self) -> int:
+        return self.w.p.record.base if self.w.p.record else 0
+
     def _may_change(self) -> bool:
         """No report has promised the state held here, and it has not become the job's."""
         p = self.w.post(Copied(-1))
@@ -145,9 +149,9 @@ class Newcomer:
             self._number, self._donor = op, source if held else ""
             self.w.state, self.w.applied = state, op
             if not held and self.w.post(Copied(op)).copied == op:
-                self._counted_in = self.w.p.record
+                self._counted_in, base = self.w.p.record, self._base
                 self.w.world.hook("copied", self.w)
-                self.w.ask(source, lambda other, _: other.verified(self.w.me, op), lambda _: None)
+                self.w.ask(source, lambda other, _: other.verified(self.w.me, op, base), lambda _: None)
         else:
             self._candidate += 1
         self.w.after(0.005, 0.02, self.seek)

@@ -11,8 +11,8 @@ from elastic.config import Stragglers
 from tests.sim.faults import draw
 from tests.sim.world import World
 
-BATCHES = 12
-SEEDS = 50
+BATCHES = 24
+SEEDS = 25
 MUST_REACH = (
     "a donor lingers",
     "a drain was taken back",

@@ -463,10 +463,10 @@ class Worker:
         collecting = p.joinable and p.phase is Phase.COLLECTING and p.carry is None
         return p.donor and wanted and collecting and not p.quiesced
 
-    def next_result(self, newcomer: str, op: int, join: bool) -> tuple[str, Sum | None]:
+    def next_result(self, newcomer: str, op: int, join: bool, base: int) -> tuple[str, Sum | None]:
         """As {"want": "next"} of runtime/donor.py."""
         p = self.p
-        if join and op == p.reduced and self._may_copy(newcomer):
+        if join and op == p.reduced and self._may_copy(newcomer) and self._knows(base):
             self.followers[newcomer] = op
             self.post(CopyBegun(newcomer))
             self.post(CopyEnded(newcomer, op, True))
@@ -479,8 +479,11 @@ class Worker:
             return "result", self.log[op]
         return "refused", None
 
-    def verified(self, newcomer: str, op: int) -> None:
-        self.post(CopyEnded(newcomer, op, True))
+    def verified(self, newcomer: str, op: int, base: int) -> None:
+        self.post(CopyEnded(newcomer, op, self._knows(base)))
+
+    def _knows(self, base: int) -> bool:
+        return self.p.record is not None and self.p.record.base == base
 
     def outcome(self, op: int) -> object:
         """What became of operation op: None if not known, else the generation that took effect, and the result."""

@@ -177,9 +177,10 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.donor.CERTAINLY_BYTES_PER_S", 1e-9)
 
 
-def generation(number: int, kind: Kind, *workers: Worker) -> Generation:
+def generation(number: int, kind: Kind, *workers: Worker, base: int = 1) -> Generation:
+    """base: of a planned one."""
     members = tuple(worker.member(rank) for rank, worker in enumerate(workers))
-    return Generation(number, kind, 1, members, Plan(), "", token=TOKEN)
+    return Generation(number, kind, base if kind is Kind.PLANNED else number, members, Plan(), "", token=TOKEN)
 
 
 def joining(newcomer: Worker, here: Op = STEP) -> tuple[threading.Thread, list[tuple[Op, Partial | None]]]:
@@ -240,7 +241,7 @@ def die(worker: Worker, survivors: tuple[Worker, Worker], op: int) -> None:
     for other in survivors:
         other.hear(Quiesce(1, 1, 2))
     loss = replace(generation(3, Kind.LOSS, member), plan=Plan(op=op))
-    for order in (loss, generation(4, Kind.PLANNED, member, newcomer)):
+    for order in (loss, generation(4, Kind.PLANNED, member, newcomer, base=3)):
         for other in survivors:
             other.hear(Publish(1, order))
 
@@ -321,6 +322,84 @@ def test_a_newcomer_that_has_asked_learns_of_a_generation_that_was_planned_meanw
     a.complete((3,), RESULT)
     thread.join(GENEROUS_S)
     assert joined and c.standing.position.entered == 3
+
+
+def test_a_copy_that_outlasts_a_loss_counts_for_donor_and_newcomer_alike(make: Make) -> None:
+    """The same operation is done again in the next generation, with the same state."""
+    a, b, c = make("a", 7.0), make("b", 7.0), make("c")
+    c.before_load = lambda: die(b, (a, c), 0)
+
+    def too_late(header: dict[str, Json]) -> bool:
+        """To ask whether it counts, when it does."""
+        if header.get("want") == "next":
+            a.await_position(lambda p: p.reduced > 0)
+        return False
+
+    a.breaks = too_late
+    thread, joined = joining(c)
+    for order in (generation(1, Kind.FORM, a, b), generation(2, Kind.PLANNED, a, b, c)):
+        for worker in (a, b, c):
+            worker.hear(Publish(1, order))
+    for worker in (a, b):
+        worker.begin(STEP)
+    a.await_position(lambda p: p.entered == 3 and p.holders == ("c",))
+    a.complete((4,), RESULT)
+    assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
+    assert c.standing.position.entered == 4
+    assert c.events("copy_outdated") == 0
+
+
+def test_a_donor_that_hears_late_of_a_loss_does_not_count_a_copy(make: Make) -> None:
+    """It would forget that when it hears of it, and the newcomer relied on it. In the next operation both agree."""
+    a, b, c = make("a", 7.0), make("b", 7.0), make("c")
+    loss = generation(3, Kind.LOSS, a)
+
+    def the_newcomer_hears() -> None:
+        for worker in (a, c):
+            worker.hear(Quiesce(1, 1, 2))
+        c.hear(Publish(1, loss))
+        c.before_load = lambda: None
+
+    c.before_load = the_newcomer_hears
+    thread, joined = joining(c)
+    for order in (generation(1, Kind.FORM, a, b), generation(2, Kind.PLANNED, a, b, c)):
+        for worker in (a, b, c):
+            worker.hear(Publish(1, order))
+    for worker in (a, b):
+        worker.begin(STEP)
+    c.await_event("state_copied")
+    wait_until(lambda: not a.standing.position.copying)
+    assert a.standing.position.holders == ()
+    a.hear(Publish(1, loss))
+    for worker in (a, c):
+        worker.hear(Publish(1, generation(4, Kind.PLANNED, a, c, base=3)))
+    a.complete((0,), RESULT)
+    a.begin(at_step(1))
+    a.await_position(lambda p: p.holders == ("c",))
+    a.complete((4,), other(1))
+    assert joined_with(thread, joined) == (at_step(1), [1.0, 1.0])
+    assert c.standing.position.entered == 4
+
+
+def test_a_newcomer_that_hears_late_of_a_loss_is_not_counted(make: Make) -> None:
+    """It asks to count in a generation that is over; the donor knows that, and says so."""
+    a, b, c = make("a", 7.0), make("b", 7.0), make("c")
+    follow(a, c, b)
+    for worker in (a, b):
+        worker.begin(STEP)
+    loss, plan = generation(3, Kind.LOSS, a), generation(4, Kind.PLANNED, a, c, base=3)
+    news: tuple[Order, ...] = (Quiesce(1, 1, 2), Publish(1, loss), Publish(1, plan))
+    for order in news:
+        a.hear(order)
+    thread, joined = joining(c)
+    c.await_event("state_copied")
+    wait_until(lambda: not a.standing.position.copying)
+    assert a.standing.position.holders == ()
+    for order in news:
+        c.hear(order)
+    a.await_position(lambda p: p.holders == ("c",))
+    a.complete((4,), RESULT)
+    assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
 
 
 def test_a_copy_is_given_up_only_when_a_member_says_that_no_generation_took_effect(make: Make) -> None:
@@ -585,7 +664,7 @@ def test_a_donor_that_has_no_memory_waits_no_longer_when_the_step_waits(
     for worker in (a, b):
         worker.begin(STEP)
     a.await_event("state_not_held")
-    for number, order in enumerate((generation(3, Kind.LOSS, a), generation(4, Kind.PLANNED, a, c))):
+    for number, order in enumerate((generation(3, Kind.LOSS, a), generation(4, Kind.PLANNED, a, c, base=3))):
         for worker in (a, c):
             if not number:
                 worker.hear(Quiesce(1, 1, 2))

@@ -67,6 +67,7 @@ def test_a_pace_that_is_not_known_counts_as_the_median() -> None:
 
 def test_without_paces_or_with_too_few_units_blocks_are_even() -> None:
     assert sizes(7, (0, 0, 0)) == even_sizes(7, 3) == (3, 2, 2)
+    assert even_sizes(7, 0) == ()  # of the last generation of a job in which nobody stays
     assert sizes(2, (10, 20, 30)) == even_sizes(2, 3) == (1, 1, 0)
 
 
