@@ -36,9 +36,10 @@ $(ETCD): | $(VENV)/.stamp
 	  dpkg-deb -x etcd-server_*.deb . && rm etcd-server_*.deb || \
 	  echo 'no etcd-server package to be had here: the tests that kill etcd will be skipped'
 
-# Two parts at a time, because most of a live test is a wait; what a part says comes when it has ended.
+# Two parts at a time, because most of a live test is a wait, and the longest parts first, so that the short ones fill the
+# end; what a part says comes when it has ended.
 test: setup etcd ## lint, unit, simulated and live tests
-	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target lint unit sim live-a-k live-l-z
+	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target lint live-l-z live-a-k unit sim
 
 unit: setup ## unit tests
 	$(BOUND) 20m $(PYTEST) tests/unit
