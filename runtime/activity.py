@@ -76,10 +76,14 @@ def cpu_s() -> float:
 
 def _below(pid: int) -> Iterator[int]:
     yield pid
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # it has ended
+        return
+    for thread in threads:
         try:
-            children = task.read_text().split()
-        except OSError:  # the thread or process has ended
+            children = Path(f"/proc/{pid}/task/{thread}/children").read_text().split()
+        except OSError:
             continue
         for child in children:
             yield from _below(int(child))

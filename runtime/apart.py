@@ -57,6 +57,7 @@ class Apart(Alone):
         if self._parent is None:
             super().unit_done(leaf)
             return
+        leaf.settle()  # without the room for others that it came from
         send(self._parent, leaf)
         _exit(0)
 

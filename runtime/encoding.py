@@ -44,7 +44,10 @@ def to_blob(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_blobs(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """`to_blob` of each. What is on GPUs comes through pinned memory, all copies at once."""
+    """`to_blob` of each. What is on GPUs comes through pinned memory, all copies at once.
+
+    For results, of which few are copied: torch keeps pinned memory for the life of the process.
+    """
     found: list[torch.Tensor] = []
     for tensor in tensors:
         if tensor.is_cuda:

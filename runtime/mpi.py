@@ -38,6 +38,7 @@ Communicator: TypeAlias = Any
 
 _abandoned: list[tuple[list[Any], object]] = []
 """The requests of exchanges that failed, and their memory: MPI may still touch it."""
+_abandoning = threading.Lock()
 
 
 class World:
@@ -188,7 +189,8 @@ class MpiTransport:
             self._await(lambda: MPI.Request.Testall(requests))
         except BaseException as error:
             self.abort()
-            _abandoned.append((requests, self._rooms))
+            with _abandoning:
+                _abandoned.append((requests, self._rooms))
             self._rooms = {}
             if isinstance(error, MPI.Exception):
                 raise RingBroken(f"generation {self._generation}: MPI: {error}") from error
@@ -237,7 +239,8 @@ class MpiTransport:
 
 def _sweep() -> None:
     """Let go of what MPI has finished with."""
-    _abandoned[:] = [row for row in _abandoned if not all([_has_ended(request) for request in row[0]])]
+    with _abandoning:
+        _abandoned[:] = [row for row in _abandoned if not all([_has_ended(request) for request in row[0]])]
 
 
 def _has_ended(request: Any) -> bool:

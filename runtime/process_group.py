@@ -90,7 +90,8 @@ class _Place:
 
     def open(self, host: str) -> None:
         # With a port of its own choice the server would listen on every address of the machine.
-        with socket.create_server((host, 0)) as listening:
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+        with socket.create_server((host, 0), family=family) as listening:
             port = listening.getsockname()[1]
             self.server = TCPStore(
                 host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
@@ -157,6 +158,7 @@ class ProcessGroupTransport:
     def greet(self) -> None:
         """Exchange a byte with every member, so that all connections are made now. Raises RingBroken."""
         timer = threading.Timer(CONNECT_S, self.abort)
+        timer.daemon = True  # a process that has nothing more to do does not wait for it
         timer.start()
         try:
             with self.attempt():

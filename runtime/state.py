@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from elastic.errors import ConfigError, NotCarried, Unregistered
 from runtime.buffers import Buffer, Merge
-from runtime.encoding import NamedTensor, decode, dtype_name, encode, from_blob, plain_leaves, to_blob, to_blobs
+from runtime.encoding import NamedTensor, decode, dtype_name, encode, from_blob, plain_leaves, to_blob
 from runtime.partial import Json
 from runtime.values import Values
 from runtime.watch import Snapshot, differences, tensor_mark
@@ -232,7 +232,7 @@ class Carrier:
     def capture(self) -> tuple[dict[str, Json], list[torch.Tensor]]:
         """(header, blobs) of one moment. Raises NotCarried naming what cannot be copied."""
         header, tensors = self.describe()
-        return header, to_blobs([tensor for _, tensor in tensors])
+        return header, [to_blob(tensor) for _, tensor in tensors]
 
     def describe(self) -> tuple[dict[str, Json], list[NamedTensor]]:
         """(header, the tensors themselves, in its order). Raises NotCarried naming what cannot be copied."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
 from elastic.messages import Doing
-from runtime.activity import LOOK_S, RECENT, Activity, cpu_s
+from runtime.activity import LOOK_S, RECENT, Activity, _below, cpu_s
 
 GENEROUS_S = 60.0
 
@@ -74,6 +75,24 @@ def test_children_compute_for_the_script_that_waits_for_them() -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_children_that_come_and_go_are_no_error() -> None:
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            subprocess.run(["true"], check=True)
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for _ in range(300):
+            assert cpu_s() >= 0
+    finally:
+        stop.set()
+        thread.join()
+    assert list(_below(0x7FFFFFFF)) == [0x7FFFFFFF], "nobody has this number"
 
 
 def until(reached: Callable[[], bool]) -> None:

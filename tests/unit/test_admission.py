@@ -643,7 +643,7 @@ def test_a_newcomer_waits_while_a_donor_has_no_memory_for_a_copy(
     thread, joined = joining(c)
     a.begin(STEP)
     a.await_event("state_not_held")
-    wait_until(lambda: len(captured) == 4)
+    wait_until(lambda: len(captured) >= 4)
     tries = captured[::2]  # once to see whether it fits into the window, once for a copy
     assert all(after - before >= 0.5 for before, after in pairwise(tries)), "sooner than it may have changed"
     left[0] = 1 << 30

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -33,6 +34,27 @@ LAYOUTS = (
 )
 
 
+def abort_when_it_waits(ring: Ring, transport: MpiTransport) -> None:
+    """As the control thread does when it has heard of a loss, in the middle of an exchange."""
+    waits = threading.Event()
+    sound = transport._await
+
+    def wait(done: Callable[[], bool]) -> None:
+        def looked() -> bool:
+            complete = done()
+            waits.set()
+            return complete
+
+        sound(looked)
+
+    def abort() -> None:
+        waits.wait()
+        ring.abort()
+
+    transport._await = wait  # type: ignore[method-assign]
+    threading.Thread(target=abort, daemon=True).start()
+
+
 def main(home: Path, me: str) -> None:
     members = (home / "members").read_text().split()
     torch.set_num_threads(1)
@@ -55,10 +77,10 @@ def main(home: Path, me: str) -> None:
     if me == members[-1]:
         say(event="blocked")
         time.sleep(1000)
-    threading.Timer(0.2, ring.abort).start()  # the control thread, when it has heard of the loss
+    assert isinstance(ring.transport, MpiTransport)
+    abort_when_it_waits(ring, ring.transport)
     begun_s = time.monotonic()
     try:
-        assert isinstance(ring.transport, MpiTransport)
         with ring.transport.attempt():
             one = torch.ones(1 << 20)
             others = [rank for rank in range(len(members)) if rank != ring.rank]
