@@ -36,7 +36,7 @@ ITEMS_LIMIT = 65_536
 """Members of a generation, units of an operation, roots of a report."""
 
 TEXT_LIMIT = 65_536
-"""Reasons and tracebacks, in characters; longer ones are cut when sent."""
+"""Reasons and tracebacks, in characters; longer ones are cut when sent or stored."""
 
 MESSAGE_LIMIT = 64 * 2**20
 """Bytes of one message on a stream; a generation of 65,536 members fits."""
@@ -100,6 +100,11 @@ def identifier(what: str, text: str) -> str:
     if not IDENTIFIER.fullmatch(text):
         raise WireError(f"{what}={text[:64]!r} is not a name")
     return text
+
+
+def cut(text: str) -> str:
+    """At most TEXT_LIMIT characters of it. The end of a traceback says what happened, so the end is kept."""
+    return text if len(text) <= TEXT_LIMIT else _CUT + text[len(_CUT) - TEXT_LIMIT :]
 
 
 def is_text(value: str) -> bool:
@@ -167,7 +172,7 @@ def _is_absent(message: Any, name: str) -> bool:
 def _column(hint: Any, name: str, wire_type: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """How one field goes out and comes in."""
     if hint in (int, str, bool):
-        return _cut if hint is str else _same, lambda value: _scalar(hint, name, value)
+        return cut if hint is str else _same, lambda value: _scalar(hint, name, value)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         enum = wire_type.DESCRIPTOR.fields_by_name[name].enum_type
         numbers = {hint(label.lower()): value.number for label, value in enum.values_by_name.items() if value.number}
@@ -187,11 +192,6 @@ def _column(hint: Any, name: str, wire_type: Any) -> tuple[Callable[[Any], Any],
 
 def _same(value: Any) -> Any:
     return value
-
-
-def _cut(text: str) -> str:
-    """The end of a traceback says what happened, so the end is kept."""
-    return text if len(text) <= TEXT_LIMIT else _CUT + text[len(_CUT) - TEXT_LIMIT :]
 
 
 def _known(labels: dict[int, Any], value: int, name: str) -> Any:

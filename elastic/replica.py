@@ -35,6 +35,9 @@ from elastic.service import Lead, Service
 from elastic.store import Store
 from elastic.wire import elastic_pb2 as pb
 
+REFUSED_S = 1.0
+"""Pause before a replica stands again after the store has refused it: it may be full, or the rights may be wrong."""
+
 VACANCY_S = 2.0
 """How long a candidate trusts a silent watch of the election key before it looks again."""
 
@@ -80,7 +83,7 @@ class Part:
     async def _stand_and_lead(self, store: StoreThread) -> dict[str, object]:
         lead, candidate = self._lead, self._candidate
         while True:
-            term = await win(candidate, store, self._saw)
+            term = await win(candidate, store, self._saw, self._journal)
             try:
                 ended, chain = await store.call(lambda: (candidate.result(), candidate.chain()))
             except (StoreError, codec.WireError) as error:
@@ -126,7 +129,7 @@ class Part:
         )
 
 
-async def win(candidate: Candidate, store: StoreThread, saw: Callable[[str], None]) -> int:
+async def win(candidate: Candidate, store: StoreThread, saw: Callable[[str], None], journal: Journal) -> int:
     """Stand for election whenever the key may be free, until this candidate has it. Returns the term.
 
     saw: told who has it meanwhile.
@@ -140,6 +143,9 @@ async def win(candidate: Candidate, store: StoreThread, saw: Callable[[str], Non
             await _vacancy(candidate, store, outcome.revision)
         except StoreUnavailable:
             await asyncio.sleep(RETRY_S)
+        except StoreError as error:
+            journal.write("not_elected", because=str(error))
+            await asyncio.sleep(REFUSED_S)
 
 
 async def _vacancy(candidate: Candidate, store: StoreThread, revision: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +47,8 @@ class FleetClient:
     def submit(self, spec: JobSpec, resume: str = "") -> str:
         """resume: "<job>@<checkpoint>", an ended job and the entry from which the new one goes on. Returns the name."""
         document = codec.job_to_json(spec).decode()
-        told = self._ask(pb.Question(submit=pb.Submit(document=document, resume=resume)))
+        submit = pb.Submit(document=document, resume=resume, token=secrets.token_hex(8))
+        told = self._ask(pb.Question(submit=submit))  # perhaps asked several times, with one token
         return str(told["job"])
 
     def stop(self, job: str, because: str) -> str:

@@ -124,11 +124,14 @@ class Desk(FleetServicer):
                     f"checkpoint_dir={spec.checkpoint_dir!r}; give it the same"
                 )
         entry = submit.resume.partition("@")[2]
+        for what, text in (("resume", entry), ("token", submit.token)):
+            if text:
+                codec.identifier(what, text)
 
         def write(to: registry.Registry) -> str:
             for _ in range(3):
                 try:
-                    return to.submit(spec, before, entry)
+                    return to.submit(spec, before, entry, submit.token)
                 except CompareFailed:
                     continue
             raise CompareFailed("too many jobs are submitted in the same moment")

@@ -26,7 +26,7 @@ class Submission:
 
     series, identity: of its checkpoints, the same for a job that goes on with them; they lie below spec.checkpoint_dir
     in a directory of that name, the first job's. resume: the checkpoint from which it goes on, or "". interruptions:
-    how often it was interrupted before.
+    how often it was interrupted before. token: of the request that made the job, which may have been sent twice.
     """
 
     spec: JobSpec
@@ -35,6 +35,7 @@ class Submission:
     identity: str
     resume: str = ""
     interruptions: int = 0
+    token: str = ""
 
     @property
     def checkpoints(self) -> str:
@@ -115,11 +116,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """All documents, as they were at one revision of the store. jobs: in order of submission."""
+    """All documents, as they were at one revision of the store. jobs: in order of submission. unread: those which
+    cannot be read, by key, and why; a job with such a submission, placement or result is left out."""
 
     jobs: tuple[Job, ...] = ()
     cordons: Mapping[str, Wish] = field(default_factory=dict)
     count: int = 0
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     def job(self, name: str) -> Job | None:
         return next((job for job in self.jobs if job.name == name), None)

@@ -161,9 +161,13 @@ class Office:
     # ----------------------------------------------------------------------------------------------- writing
 
     async def change(self, write: Callable[[Registry], T]) -> T:
-        """What an operator asked for, written and read back. Raises StoreError, LeadershipLost, ConfigError."""
+        """What an operator asked for, written and read back. Raises StoreError, LeadershipLost, ConfigError, all of
+        them for the writing: what is written is done, and if it cannot be read back now it will be, as all else is."""
         done = await self._store.call(write, self._registry)
-        await self._reread()
+        try:
+            await self._reread()
+        except StoreError as error:
+            self._journal.write("fleet_store_unanswered", because=str(error))
         self._changed.set()
         return done
 

@@ -28,33 +28,54 @@ T = TypeVar("T")
 
 
 def read(store: Store) -> tuple[Book, int]:
-    """All documents, and the revision at which they were read. Raises WireError for what nobody here has written."""
+    """All documents, and the revision at which they were read."""
     listing = store.prefix(ROOT, timeout_s=CALL_S)
     items = {item.key.removeprefix(ROOT): item for item in listing.items}
-    placements = _values(items, "placements/", Placement)
-    stops, results = _values(items, "stops/", Wish), _values(items, "results/", Result)
+    unread: dict[str, str] = {}
+    placements, results = _values(items, "placements/", Placement, unread), _values(items, "results/", Result, unread)
+    stops, cordons = _wishes(items, "stops/", unread), _wishes(items, "cordons/", unread)
     jobs = [
         Job(submission, placements.get(name), stops.get(name), results.get(name))
-        for name, submission in _values(items, "jobs/", Submission).items()
+        for name, submission in _values(items, "jobs/", Submission, unread).items()
+        if not {f"placements/{name}", f"results/{name}"} & unread.keys()  # neither placed nor run again by mistake
     ]
     jobs.sort(key=lambda job: job.submission.number)
     count = int(items["count"].value) if "count" in items else 0
-    return Book(tuple(jobs), _values(items, "cordons/", Wish), count), listing.revision
+    return Book(tuple(jobs), cordons, count, unread), listing.revision
 
 
-def _values(items: Mapping[str, Item], prefix: str, kind: type[T]) -> dict[str, T]:
-    return {
-        key.removeprefix(prefix): codec.from_json(kind, item.value)
-        for key, item in items.items()
-        if key.startswith(prefix)
-    }
+def _values(items: Mapping[str, Item], prefix: str, kind: type[T], unread: dict[str, str]) -> dict[str, T]:
+    """By what follows the prefix; unread: gets those that nobody here has written."""
+    values: dict[str, T] = {}
+    for key, item in items.items():
+        if key.startswith(prefix):
+            try:
+                values[key.removeprefix(prefix)] = codec.from_json(kind, item.value)
+            except (codec.WireError, ConfigError) as error:
+                unread[key] = str(error)
+    return values
+
+
+def _wishes(items: Mapping[str, Item], prefix: str, unread: dict[str, str]) -> dict[str, Wish]:
+    """A wish counts also when its reason cannot be read."""
+    wishes = _values(items, prefix, Wish, unread)
+    dark = {key: because for key, because in unread.items() if key.startswith(prefix)}
+    return wishes | {key.removeprefix(prefix): Wish(f"cannot be read: {because}") for key, because in dark.items()}
 
 
 def end(store: Store, job: str, result: Result) -> None:
     """Write how a job ended, unless that is known already. By any replica: the result itself was written by the job's
     own leader."""
     key = f"{ROOT}results/{job}"
-    store.txn((CreateRevision(key, 0),), (Put(key, codec.to_json(result)),), timeout_s=CALL_S)
+    store.txn((CreateRevision(key, 0),), (Put(key, _result(result)),), timeout_s=CALL_S)
+
+
+def _result(result: Result) -> bytes:
+    return codec.to_json(replace(result, because=codec.cut(result.because)))
+
+
+def _wish(because: str) -> bytes:
+    return codec.to_json(Wish(codec.cut(because)))
 
 
 class Registry:
@@ -65,17 +86,20 @@ class Registry:
         self._store = store
         self._candidate = candidate
 
-    def submit(self, spec: JobSpec, before: Submission | None = None, resume: str = "") -> str:
+    def submit(self, spec: JobSpec, before: Submission | None = None, resume: str = "", token: str = "") -> str:
         """Returns the job's name. before, resume: an earlier job, and the one of its checkpoints from which this one
-        goes on. Raises ConfigError if there is no room for its number in the name."""
+        goes on. token: of the request; if it has made a job already, that one's name is returned. Raises ConfigError
+        if there is no room for its number in the name."""
         item = self._store.get(COUNT, timeout_s=CALL_S)
+        if token and (made := self._made_by(token)):  # looked for after the count: one made since then changes that
+            return made
         number = (int(item.value) if item is not None else 0) + 1
         name = f"{spec.name}-{number}"
         try:
             check_name("name", name)
         except ConfigError as error:
             raise ConfigError(f"name={spec.name!r} is too long for a fleet, which adds a number: {error}") from error
-        submission = Submission(replace(spec, name=name), number, name, secrets.token_hex(8))
+        submission = Submission(replace(spec, name=name), number, name, secrets.token_hex(8), token=token)
         if before is not None:
             again = before.interruptions + 1
             submission = replace(
@@ -89,22 +113,28 @@ class Registry:
             raise CompareFailed("another job was submitted in the same moment")
         return name
 
+    def _made_by(self, token: str) -> str:
+        """The job, or ""."""
+        listing = self._store.prefix(f"{ROOT}jobs/", timeout_s=CALL_S)
+        jobs = _values({item.key: item for item in listing.items}, ROOT, Submission, {})
+        return next((submission.spec.name for submission in jobs.values() if submission.token == token), "")
+
     def place(self, job: str, placement: Placement) -> None:
         self._candidate.write((), (Put(f"{ROOT}placements/{job}", codec.to_json(placement)),))
 
     def stop(self, job: str, because: str) -> None:
-        self._candidate.write((), (Put(f"{ROOT}stops/{job}", codec.to_json(Wish(because))),))
+        self._candidate.write((), (Put(f"{ROOT}stops/{job}", _wish(because)),))
 
     def cordon(self, node: str, because: str) -> None:
         """because: empty: no longer."""
         key = f"{ROOT}cordons/{node}"
         if because:
-            self._candidate.write((), (Put(key, codec.to_json(Wish(because))),))
+            self._candidate.write((), (Put(key, _wish(because)),))
         else:
             self._candidate.write((), (), (key,))
 
     def end(self, job: str, result: Result) -> None:
-        self._candidate.write((), (Put(f"{ROOT}results/{job}", codec.to_json(result)),))
+        self._candidate.write((), (Put(f"{ROOT}results/{job}", _result(result)),))
 
     def forget(self, book: Book) -> None:
         """Of the ended jobs those beyond the newest ENDED_KEPT; what they keep as jobs of their own stays."""

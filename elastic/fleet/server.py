@@ -44,6 +44,9 @@ STOP_S = 60.0
 
 LOOK_S = 0.2
 
+REST_S = 1.0
+"""Before a replica stands again after its lead has ended: what ended it may do so again at once."""
+
 
 class Server:
     """directory: for journals, and `rendezvous.json`, which says where it listens."""
@@ -55,6 +58,8 @@ class Server:
         self._service = Service()
         self._parts: dict[str, asyncio.Task[None]] = {}
         self._stops: dict[str, asyncio.Task[None]] = {}
+        self._running: set[str] = set()
+        self._unread: dict[str, str] = {}
         self._address = ""
 
     async def run(self) -> int:
@@ -101,7 +106,7 @@ class Server:
         with closing(StoreThread()) as store:
             try:
                 while True:
-                    term = await win(candidate, store, self._saw)
+                    term = await win(candidate, store, self._saw, self._journal)
                     desk.office, desk.leader = Office(term, candidate, etcd, store, self._journal), self._address
                     self._journal.write("leading_fleet", term=term)
                     because = ""
@@ -112,6 +117,7 @@ class Server:
                         self._journal.write("not_leading_fleet", term=term, because=because)
                     with contextlib.suppress(StoreError):  # the lease ends it anyway
                         await store.call(candidate.resign)
+                    await asyncio.sleep(REST_S)
             finally:
                 with contextlib.suppress(StoreError):
                     await store.call(candidate.resign)
@@ -134,7 +140,7 @@ class Server:
                             registry.ROOT, since, lambda event: _wake(loop, happened), timeout_s=SILENCE_S
                         )
                     )
-                except (StoreError, codec.WireError) as error:
+                except StoreError as error:
                     self._journal.write("documents_unread", because=str(error))
                     await asyncio.sleep(RETRY_S)
                     continue
@@ -149,16 +155,22 @@ class Server:
     def _apply(self, book: Book, revision: int) -> None:
         if self._desk.office is not None:
             self._desk.office.read(book, revision)
+        for key, because in book.unread.items():
+            if self._unread.get(key) != because:
+                self._journal.write("document_unread", key=key, because=because)
+        self._unread = dict(book.unread)
+        self._running = {job.name for job in book.jobs if job.runs}
         for job in book.jobs:
             if job.runs and job.name not in self._parts:
                 self._parts[job.name] = asyncio.create_task(self._take_part(job))
                 self._parts[job.name].add_done_callback(partial(self._part_ended, job.name))
             if job.runs and job.stop is not None and job.name not in self._stops:
                 self._stops[job.name] = asyncio.create_task(self._enforce(job))
-
-        for name in self._parts.keys() - {job.name for job in book.jobs}:  # they ended long ago
-            del self._parts[name]
-            self._service.leads.pop(name, None)
+                self._stops[job.name].add_done_callback(partial(self._stop_ended, job.name))
+        for name in self._parts.keys() - {job.name for job in book.jobs}:
+            if self._parts[name].done():  # long ago, or else a document of it cannot be read
+                del self._parts[name]
+                self._service.leads.pop(name, None)
 
     # ------------------------------------------------------------------------------------------------------ jobs
 
@@ -167,6 +179,12 @@ class Server:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._journal.write("part_failed", job=job, because=f"{type(error).__name__}: {error}")
             self._parts.pop(job, None)
+
+    def _stop_ended(self, job: str, task: asyncio.Task[None]) -> None:
+        """As a part: one that could not go on begins again."""
+        self._stops.pop(job, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._journal.write("stop_failed", job=job, because=f"{type(error).__name__}: {error}")
 
     async def _take_part(self, job: Job) -> None:
         """Until the job is over, and the fleet knows it."""
@@ -193,12 +211,13 @@ class Server:
 
     async def _enforce(self, job: Job) -> None:
         """End a job that somebody has stopped, if this replica leads it. Its nodes leave it; while it forms, or when it
-        has not ended STOP_S after this replica has heard of it, it is ended at once."""
+        has not ended STOP_S after this replica has heard of it, it is ended at once. Until the job is over: a part
+        that fails begins again, with a lead of its own."""
         assert job.stop is not None
         because, ends_s, told = f"stopped: {job.stop.because}", time.monotonic() + STOP_S, 0
-        lead = self._service.leads[job.name]
-        while job.name in self._parts and not self._parts[job.name].done():
-            if (reign := lead.reign) is not None:
+        while job.name in self._running:
+            lead = self._service.leads.get(job.name)
+            if lead is not None and (reign := lead.reign) is not None:
                 if reign.group.state is State.FORMING or time.monotonic() >= ends_s:
                     await reign.post(Stopped(because, at_once=True))
                 elif reign.term != told:

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from elastic import cli
-from elastic.errors import ConfigError
+from elastic.config import JobSpec
+from elastic.errors import ConfigError, ElasticError
 from elastic.fleet import addresses
+from elastic.fleet import client as client_module
 from elastic.fleet.client import Log
 from elastic.fleet.commands import default_node, overview_text
 from elastic.fleet.logs import Directory, is_worker, show
+from elastic.wire import elastic_pb2 as pb
 
 HERE = ["--rendezvous", "127.0.0.1:1"]
 JOB = 'name = "t"\ncommand = ["python", "t.py"]\nworkers = 2\n'
@@ -176,3 +179,21 @@ def test_the_overview_says_what_a_job_waits_for_and_what_is_wrong() -> None:
         "node m               away",
         "node n               2 of 2 slots taken, gpu=h100",
     ]
+
+
+def test_a_submission_that_is_asked_again_has_the_same_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens: list[str] = []
+
+    def asked(channel: object, question: pb.Question) -> pb.Answer:
+        tokens.append(question.submit.token)
+        if len(tokens) == 1:
+            raise ElasticError("nobody leads the job at the moment")
+        return pb.Answer(leading=True, document='{"job": "train-1"}')
+
+    monkeypatch.setattr(client_module, "ask_leader", lambda replicas, ask: ask(None))
+    monkeypatch.setattr(client_module, "_asked", asked)
+    client = client_module.FleetClient(["here:1"])
+    spec = JobSpec(name="train", command=("train",), workers=1)
+    assert [client.submit(spec), client.submit(spec)] == ["train-1", "train-1"]
+    first, again, other = tokens
+    assert first == again != other and first

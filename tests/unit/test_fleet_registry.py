@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from elastic import codec
 from elastic.config import JobSpec
 from elastic.election import Candidate, LeadershipLost, Won
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, StoreUnavailable
 from elastic.fleet import registry
 from elastic.fleet.documents import Job, Placement, Result, Share, Wish
 from elastic.fleet.registry import Registry
-from elastic.store import MemoryStore
+from elastic.store import Compare, MemoryStore, Put, TxnResult
 
 SPEC = JobSpec(
     name="train",
@@ -90,6 +93,63 @@ def test_of_ended_jobs_the_newest_are_kept(store: MemoryStore, monkeypatch: pyte
     to.forget(registry.read(store)[0])
     assert [job.name for job in registry.read(store)[0].jobs] == names[2:]
     assert to.submit(SPEC) == "train-6", "numbers are not given again"
+
+
+def test_reasons_of_any_length_are_stored_so_that_they_are_read_again(store: MemoryStore) -> None:
+    _, to = elected(store)
+    names = [to.submit(SPEC), to.submit(SPEC)]
+    traceback = "a and b both raised at train.py:7\n" + "x" * codec.TEXT_LIMIT + " the cause"
+    registry.end(store, names[0], Result(1, traceback))
+    to.end(names[1], Result(1, traceback))
+    to.stop(names[1], traceback)
+    to.cordon("b", traceback)
+    book, _ = registry.read(store)
+    first, second = book.jobs
+    assert first.result is not None and second.result is not None and second.stop is not None
+    for because in (first.result.because, second.result.because, second.stop.because, book.cordons["b"].because):
+        assert len(because) == codec.TEXT_LIMIT and because.endswith("xxx the cause")
+
+
+def test_a_document_that_cannot_be_read_costs_its_own_job_only(store: MemoryStore) -> None:
+    _, to = elected(store)
+    names = [to.submit(SPEC) for _ in range(5)]
+    bad = {f"jobs/{names[0]}": b"{", f"results/{names[1]}": b"[]", f"placements/{names[2]}": b'{"shares": 7}'}
+    wishes = {f"stops/{names[3]}": b'{"why": ""}', "cordons/b": b"null"}
+    for key, document in (bad | wishes).items():
+        store.put(f"{registry.ROOT}{key}", document, timeout_s=1)
+    book, _ = registry.read(store)
+    assert [job.name for job in book.jobs] == names[3:]
+    assert book.unread.keys() == (bad | wishes).keys()
+    stopped, untouched = book.jobs
+    assert stopped.stop is not None and "unknown field 'why'" in stopped.stop.because, "somebody wants it to end"
+    assert untouched.stop is None
+    assert book.cordons.keys() == {"b"}
+
+
+class Forgetful(MemoryStore):
+    """Writes, and then does not answer, as often as it is told to."""
+
+    silent = 0
+
+    def txn(
+        self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[str] = (), *, timeout_s: float
+    ) -> TxnResult:
+        done = super().txn(compares, puts, deletes, timeout_s=timeout_s)
+        if self.silent:
+            self.silent -= 1
+            raise StoreUnavailable("no answer in time", ambiguous=True)
+        return done
+
+
+def test_a_request_that_is_sent_again_makes_one_job() -> None:
+    store = Forgetful()
+    _, to = elected(store)
+    store.silent = 1
+    with pytest.raises(StoreUnavailable):
+        to.submit(SPEC, token="t1")
+    assert to.submit(SPEC, token="t1") == "train-1"
+    assert to.submit(SPEC, token="t2") == "train-2", "a request of its own"
+    assert [job.name for job in registry.read(store)[0].jobs] == ["train-1", "train-2"]
 
 
 def test_a_job_waits_runs_and_is_over() -> None:

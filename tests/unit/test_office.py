@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,13 +13,16 @@ import pytest
 from elastic import codec
 from elastic.config import JobSpec
 from elastic.election import Candidate, Won
+from elastic.errors import StoreUnavailable
 from elastic.fleet import office as office_module
 from elastic.fleet import registry
-from elastic.fleet.documents import Result, Submission
+from elastic.fleet.desk import Desk
+from elastic.fleet.documents import Book, Result, Submission
 from elastic.fleet.office import NodeSession, Office
 from elastic.journal import Journal
 from elastic.reign import StoreThread
-from elastic.store import MemoryStore
+from elastic.service import Service
+from elastic.store import MemoryStore, Store
 from elastic.wire import elastic_pb2 as pb
 
 PATIENCE_S = 30.0
@@ -134,6 +138,44 @@ def test_a_second_daemon_of_one_name_is_refused_and_a_restarted_one_is_not(tmp_p
         assert first.ended.is_set() and not again.ended.is_set()
         leading.office.detach(first)
         assert leading.office.sessions == {"a": again}, "what a stream that was replaced says no longer counts"
+
+    play(tmp_path, story)
+
+
+def test_a_change_that_was_written_and_cannot_be_read_back_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(leading: Leading) -> None:
+        a, read = leading.node("a"), registry.read
+
+        def unanswered(store: Store) -> tuple[Book, int]:
+            raise StoreUnavailable("no answer in time")
+
+        monkeypatch.setattr(registry, "read", unanswered)
+        job = await leading.submit("train", 1, 1)
+        monkeypatch.setattr(registry, "read", read)
+        leading.office.read(*registry.read(leading.store))  # as the replica does on its own
+        await duties(a, {job: 1})
+
+    async def begun(leading: Leading) -> None:
+        await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
+        await story(leading)
+
+    play(tmp_path, begun)
+
+
+def test_a_submission_that_is_asked_for_twice_with_one_token_makes_one_job(tmp_path: Path) -> None:
+    async def story(leading: Leading) -> None:
+        await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
+        desk = Desk(Service(), leading.journal)
+        desk.office = leading.office
+        spec = JobSpec(name="train", command=("train",), workers=1, checkpoint_dir="/shared")
+        submit = pb.Submit(document=codec.job_to_json(spec).decode(), token="t1")
+        answers = [await desk.Ask(pb.Question(submit=submit), None) for _ in range(2)]
+        assert [json.loads(answer.document) for answer in answers] == [{"job": "train-1"}] * 2
+        assert [job.name for job in registry.read(leading.store)[0].jobs] == ["train-1"]
+        answer = await desk.Ask(pb.Question(submit=pb.Submit(document=submit.document, token="x" * 70_000)), None)
+        assert "token='xxx" in answer.refused
 
     play(tmp_path, story)
 

@@ -1,0 +1,166 @@
+"""A replica of a fleet: a store that refuses it, a lead that ends at once, and a stop that outlives a failed part."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elastic import replica
+from elastic.config import JobSpec
+from elastic.election import Candidate
+from elastic.errors import StoreRefused
+from elastic.fleet import registry
+from elastic.fleet import server as server_module
+from elastic.fleet.desk import Desk
+from elastic.fleet.documents import Book, Job, Placement, Result, Share, Submission, Wish
+from elastic.fleet.office import Office
+from elastic.fleet.server import Server
+from elastic.journal import Journal
+from elastic.membership import State, Stopped
+from elastic.reign import StoreThread
+from elastic.service import Lead
+from elastic.store import Lease, MemoryStore
+
+PATIENCE_S = 30.0
+
+SPEC = JobSpec(name="train-1", command=("train",), workers=1, checkpoint_dir="/shared")
+STOPPED = Job(Submission(SPEC, 1, "train-1", "0123"), Placement((Share("a", 1),)), Wish("enough"))
+
+
+class Full(MemoryStore):
+    """Grants no lease the first time, as an etcd without space."""
+
+    refusals = 1
+
+    def lease(self, ttl_s: float, *, timeout_s: float) -> Lease:
+        if self.refusals:
+            self.refusals -= 1
+            raise StoreRefused("mvcc: database space exceeded")
+        return super().lease(ttl_s, timeout_s=timeout_s)
+
+
+def events(journal: Path) -> list[str]:
+    return [json.loads(line)["event"] for line in journal.read_text().splitlines()]
+
+
+def play(tmp_path: Path, story: Callable[[Server, Path], Awaitable[None]], store: MemoryStore | None = None) -> None:
+    """With a replica that does not listen."""
+
+    async def told() -> None:
+        path = tmp_path / "journal.jsonl"
+        with Journal(path, "", "rendezvous", "here") as journal:
+            server = Server(tmp_path, (), "127.0.0.1:0")
+            server._journal, server._etcd = journal, store or MemoryStore()  # type: ignore[assignment]
+            server._address, server._desk = "here:1", Desk(server._service, journal)
+            async with asyncio.timeout(PATIENCE_S):
+                await story(server, path)
+
+    asyncio.run(told())
+
+
+def test_a_replica_that_the_store_refuses_stands_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "REFUSED_S", 0.01)
+    store = Full()
+
+    async def story(server: Server, path: Path) -> None:
+        candidate = Candidate(store, registry.NAME, "here:1", lambda: 0.0)
+        with replica.closing(StoreThread()) as thread:
+            assert await replica.win(candidate, thread, lambda leader: None, server._journal) > 0
+        assert "not_elected" in events(path)
+
+    play(tmp_path, story)
+
+
+def test_a_replica_whose_lead_ends_at_once_rests_before_it_stands_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+    sleep = asyncio.sleep
+
+    async def lead(office: Office) -> str:
+        return "mvcc: database space exceeded"
+
+    async def rest(delay_s: float) -> None:
+        rests.append(delay_s)
+        await sleep(0)
+
+    monkeypatch.setattr(Office, "lead", lead)
+    monkeypatch.setattr(server_module, "asyncio", SimpleNamespace(sleep=rest))
+
+    async def story(server: Server, path: Path) -> None:
+        standing = asyncio.create_task(server._stand())
+        while len(rests) < 2:
+            await sleep(0.01)
+        standing.cancel()
+        await asyncio.gather(standing, return_exceptions=True)
+        leads = events(path).count("not_leading_fleet")
+        assert set(rests) == {server_module.REST_S} and leads - 1 <= len(rests) <= leads
+
+    play(tmp_path, story)
+
+
+def test_a_stop_reaches_the_part_that_begins_again_after_one_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[Stopped] = []
+    began: list[str] = []
+
+    class Part:
+        """The first finds no room on the disk; the second leads, and ends the job when it is told to."""
+
+        def __init__(self, *given: Any) -> None:
+            began.append("")
+            if len(began) == 1:
+                raise OSError(28, "No space left on device")
+            self.service = given[4]
+            self.stopped = asyncio.Event()
+
+        def write_address(self) -> None:
+            group = SimpleNamespace(state=State.FORMING)
+            reign: Any = SimpleNamespace(group=group, post=self.post)
+            self.service.leads["train-1"] = Lead(None, reign)  # type: ignore[arg-type]
+
+        async def post(self, event: Stopped) -> None:
+            heard.append(event)
+            self.stopped.set()
+
+        async def run(self) -> dict[str, object]:
+            await self.stopped.wait()
+            self.service.leads["train-1"].reign = None
+            return {"exit_code": 143, "because": "stopped", "digest": "", "generation": 0}
+
+    monkeypatch.setattr(server_module, "Part", Part)
+    monkeypatch.setattr(server_module, "LOOK_S", 0.01)
+
+    async def story(server: Server, path: Path) -> None:
+        book = Book((STOPPED,))
+        server._apply(book, 1)
+        while server._parts:
+            await asyncio.sleep(0.01)
+        assert "part_failed" in events(path)
+        server._apply(book, 2)
+        await server._parts["train-1"]
+        assert heard == [Stopped("stopped: enough", at_once=True)]
+        assert server._etcd.get(f"{registry.ROOT}results/train-1", timeout_s=1) is not None
+        ended = Job(STOPPED.submission, STOPPED.placement, STOPPED.stop, Result(143, "stopped"))
+        server._apply(Book((ended,)), 3)
+        while server._stops:
+            await asyncio.sleep(0.01)
+        assert "stop_failed" not in events(path)
+
+    play(tmp_path, story)
+
+
+def test_a_document_that_cannot_be_read_is_told_once(tmp_path: Path) -> None:
+    async def story(server: Server, path: Path) -> None:
+        for revision in (1, 2):
+            server._apply(Book(unread={"results/train-1": "Result is no object"}), revision)
+        assert events(path) == ["document_unread"]
+
+    play(tmp_path, story)
