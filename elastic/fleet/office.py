@@ -8,6 +8,7 @@ earliest. Whatever it writes is fenced by its term, so one that was replaced wit
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -180,10 +181,9 @@ class Office:
                 await self._patiently(self._reread)
             for node, session in self.sessions.items():
                 self._tell(node, session)
-            try:
-                await asyncio.wait_for(self._changed.wait(), LOOK_S)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):  # wait_for of Python 3.11 loses a cancel that comes with the event
+                    await self._changed.wait()
 
     async def _patiently(self, act: Callable[[], Any]) -> Any:
         """Again until the store answers; `_keep_lease` ends it when the lease is over."""
