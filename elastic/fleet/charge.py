@@ -60,7 +60,8 @@ class Site:
 
 
 class Charge:
-    """Used on the event loop, by the main thread. devices: accelerators for its workers, on a node that has any.
+    """Used on the event loop, by the main thread. devices: accelerators for its workers, maybe none of them; None: on a
+    node without any.
     changed: called when `trouble` is another one, or it has ended."""
 
     def __init__(
@@ -68,7 +69,7 @@ class Charge:
         site: Site,
         submission: Submission,
         slots: int,
-        devices: tuple[str, ...],
+        devices: tuple[str, ...] | None,
         journal: Journal,
         changed: Callable[[], None],
     ) -> None:
@@ -80,6 +81,7 @@ class Charge:
         self._changed = changed
         self._dir = site.jobs_dir / submission.spec.name
         self._keeper: subprocess.Popen[bytes] | None = None
+        self._finish = asyncio.Event()
         self._leave = asyncio.Event()
         self._stop = asyncio.Event()
         self._task = asyncio.create_task(self._run())
@@ -99,8 +101,19 @@ class Charge:
         return self._task.done()
 
     @property
-    def leaving(self) -> bool:
-        return self._leave.is_set()
+    def finishing(self) -> bool:
+        """Whether the job is over."""
+        return self._finish.is_set()
+
+    @property
+    def ending(self) -> bool:
+        """Whether this ends without being started again."""
+        return self._finish.is_set() or self._leave.is_set()
+
+    def finish(self) -> None:
+        """The job is over: its agent ends by itself, when its workers have done what their script does after the
+        training. Any number of times."""
+        self._finish.set()
 
     def leave(self) -> None:
         """Between two steps, if the job goes on elsewhere; else the job stops after a step. Any number of times."""
@@ -117,25 +130,26 @@ class Charge:
 
     async def _run(self) -> None:
         wait_s = 0.0
-        while not self._leave.is_set():
+        while not self.ending:
             began_s = time.monotonic()
             try:
                 await asyncio.to_thread(self._prepare)
                 self._keeper = self._start()
-            except (ConfigError, OSError) as error:
-                because = f"the job cannot be started here: {error}"
+            except Exception as error:
+                # Storage is any fsspec filesystem, and each has errors of its own: missing credentials are none of
+                # OSError's with S3. Whatever it is, it is this job's trouble, and tried again with a pause.
+                because = f"the job cannot be started here: {_told_of(error)}"
             else:
                 self._say("")
                 status = await self._one_life(self._keeper)
                 because = f"the agent of the job {describe(status)}{self._last_words()}"
                 self._journal.write("charge_ended", job=self.job, because=because)
-            if self._leave.is_set():
+            if self.ending:
                 break
             self._say(because)
             lived = time.monotonic() - began_s > LONG_LIFE_S
             wait_s = BACKOFF_MIN_S if lived or not wait_s else min(BACKOFF_MAX_S, 2 * wait_s)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._leave.wait(), wait_s)
+            await _first(self._leave, self._finish, within_s=wait_s)
         self._say("")
 
     async def _one_life(self, keeper: subprocess.Popen[bytes]) -> int:
@@ -171,6 +185,11 @@ class Charge:
         identity = self._submission.identity
         with suppress(FileExistsError):
             create_atomically(self._dir / "id", identity.encode())
+        found = (self._dir / "id").read_text()
+        if found != identity:
+            raise ConfigError(
+                f"{self._dir.absolute()} belongs to another job of that name, {found:.64}; move that directory aside"
+            )
         write_atomically(self._dir / "job.json", codec.job_to_json(spec))
         storage = storage_at(self._submission.checkpoints)
         own(storage, spec.name, identity)
@@ -197,24 +216,27 @@ class Charge:
             "--grace": str(site.grace_s),
         }
         words = [word for option in options.items() for word in option]
-        environment = own_environment()
-        # So that `python` in a job's command is the interpreter of this package.
-        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
-        if self.devices:
-            environment[VARIABLE] = ",".join(self.devices)
         with (
             (self._dir / "logs" / "agent.log").open("ab") as log,
             (self._dir / "logs" / "stdout.log").open("ab") as out,
         ):
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", "elastic.keeper", *words],
-                env=environment,
+                env=self._environment(),
                 cwd=spec.directory or None,
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=log,
                 process_group=0,  # Ctrl-C reaches the daemon alone, which ends the others in order
             )
+
+    def _environment(self) -> dict[str, str]:
+        environment = own_environment()
+        # So that `python` in a job's command is the interpreter of this package.
+        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
+        if self.devices is not None:
+            environment[VARIABLE] = ",".join(self.devices)
+        return environment
 
     def _last_words(self) -> str:
         lines = (self._dir / "logs" / "agent.log").read_text(errors="replace").splitlines()
@@ -224,6 +246,11 @@ class Charge:
         if trouble != self.trouble:
             self.trouble = trouble
             self._changed()
+
+
+def _told_of(error: Exception) -> str:
+    known = isinstance(error, ConfigError | OSError)
+    return str(error) if known else f"{type(error).__name__}: {error}"
 
 
 async def _first(event: asyncio.Event, other: asyncio.Event | None = None, within_s: float | None = None) -> bool:

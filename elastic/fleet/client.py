@@ -29,11 +29,13 @@ PAUSE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A piece of one: end is where the next begins. size: of the whole; -1: there is no such log."""
+    """A piece of one: end is where the next begins. size: of the whole; -1: there is no such log. away: nobody can say,
+    because its node does not answer."""
 
     text: bytes
     end: int
     size: int
+    away: bool = False
 
 
 class FleetClient:
@@ -94,11 +96,8 @@ class FleetClient:
         """A piece from there on, of the log of that name; offset < 0: from so many bytes before its end."""
         ask = pb.ReadLog(job=job, node=node, log=log, offset=offset)
         told = self._ask(pb.Question(log=ask))
-        return Log(str(told["text"]).encode("latin-1"), int(told["end"]), int(told["size"]))
-
-    def logs(self, job: str, node: str) -> list[str]:
-        """Which there are on that node."""
-        return self.log(job, node, "", 0).text.decode().splitlines()
+        text = str(told["text"]).encode("latin-1")
+        return Log(text, int(told["end"]), int(told["size"]), away=bool(told.get("away")))
 
     def _ask(self, question: pb.Question) -> dict[str, Any]:
         deadline_s = time.monotonic() + self._wait_s

@@ -16,6 +16,7 @@ from typing import Any
 import grpc.aio
 
 from elastic import codec
+from elastic.errors import ElasticError
 from elastic.fleet import devices
 from elastic.fleet.charge import Charge, Site
 from elastic.fleet.documents import Submission
@@ -48,6 +49,8 @@ class Daemon:
         self._devices = devices.of_node(os.environ)
         self._charges: dict[str, Charge] = {}
         self._duties: dict[str, pb.Duty] = {}
+        self._over: frozenset[str] = frozenset()
+        self._unstarted: dict[str, str] = {}
         self._outbox: asyncio.Queue[pb.NodeWord] | None = None
         self._seeker = Seeker(lambda: site.replicas)
         self._term = 0
@@ -121,18 +124,41 @@ class Daemon:
                 self._told()
         for job, charge in self._charges.items():
             duty = self._duties.get(job)
-            if self._asked.is_set() or duty is None or duty.leave or duty.slots != charge.slots:
+            if job in self._over:
+                charge.finish()
+            other = duty is None or duty.leave or duty.slots != charge.slots
+            if self._asked.is_set() or (other and not charge.finishing):
                 charge.leave()
+        unstarted: dict[str, str] = {}
         for job, duty in self._duties.items():
             if not (job in self._charges or duty.leave or self._asked.is_set()):
-                submission = codec.from_json(Submission, duty.document.encode())
-                taken = (device for charge in self._charges.values() for device in charge.devices)
-                own = devices.choose(self._devices, taken, duty.slots)
-                self._charges[job] = Charge(self._site, submission, duty.slots, own, self._journal, self._told)
+                because = self._begin(duty)
+                if because:
+                    unstarted[job] = because
+        if unstarted != self._unstarted:
+            self._unstarted = unstarted
+            self._told()
+
+    def _begin(self, duty: pb.Duty) -> str:
+        """Start what is new. Returns why it cannot be started now, or nothing."""
+        try:
+            submission = codec.from_json(Submission, duty.document.encode())
+        except ElasticError as error:
+            return f"the job cannot be read here: {error}; is this agent as new as the rendezvous?"
+        taken = (device for charge in self._charges.values() for device in charge.devices or ())
+        own = devices.choose(self._devices, taken, duty.slots)
+        if self._devices and len(own) < duty.slots:
+            ending = [job for job, charge in self._charges.items() if charge.devices and charge.ending]
+            if ending:
+                return f"the job waits for the GPUs of {', '.join(ending)}, which has not ended here yet"
+        given = own if self._devices else None
+        self._charges[duty.job] = Charge(self._site, submission, duty.slots, given, self._journal, self._told)
+        return ""
 
     def _told(self) -> None:
         """Tell the leader of what does not run as it should."""
-        troubles = [pb.Trouble(job=job, because=charge.trouble) for job, charge in self._charges.items()]
+        because = {job: charge.trouble for job, charge in self._charges.items()} | self._unstarted
+        troubles = [pb.Trouble(job=job, because=text) for job, text in because.items()]
         troubles = [trouble for trouble in troubles if trouble.because]
         self._say(pb.NodeWord(troubles=pb.NodeTroubles(troubles=troubles)))
 
@@ -172,6 +198,7 @@ class Daemon:
                             speaking = asyncio.create_task(_speak(call, outbox))
                         case "duties" if order.duties.term >= self._term:
                             self._duties = {duty.job: duty for duty in order.duties.duties}
+                            self._over = frozenset(order.duties.over)
                             self._changed.set()
                         case "log":
                             self._say(pb.NodeWord(piece=await asyncio.to_thread(self._piece, order.log)))
@@ -198,7 +225,14 @@ class Daemon:
             self._outbox.put_nowait(word)
 
     def _piece(self, query: pb.LogQuery) -> pb.LogPiece:
-        """What there is to read; of a log that is not there, nothing."""
+        """What there is to read; of a log that is not there, or cannot be read, nothing."""
+        try:
+            return self._read_piece(query)
+        except OSError as error:
+            self._journal.write("log_unreadable", job=query.job, log=query.log, because=str(error))
+            return pb.LogPiece(number=query.number, end=query.offset, size=-1)
+
+    def _read_piece(self, query: pb.LogQuery) -> pb.LogPiece:
         logs = {path.stem: path for path in self._logs(query.job)}
         if not query.log:
             names = "\n".join(sorted(logs)).encode()

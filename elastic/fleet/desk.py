@@ -216,13 +216,14 @@ class Desk(FleetServicer):
         return {**told, "state": state, "because": because, "troubles": troubles}
 
     async def _log(self, office: Office, ask: pb.ReadLog) -> object:
-        """Of one node: which logs there are, or a piece of one; bytes as Latin-1, which keeps each."""
+        """Of one node: which logs there are, or a piece of one; bytes as Latin-1, which keeps each. "away": that node
+        does not answer."""
         job = _find(office, ask.job)
         node = ask.node or node_of(ask.log)
         query = pb.LogQuery(job=job.name, log=ask.log, offset=ask.offset)
         piece = await office.read_log(node, query)
         if piece is None:
-            raise Refused(f"node {node} is away, and its logs with it; attending are {', '.join(office.sessions)}")
+            return {"text": "", "end": ask.offset, "size": -1, "away": True}
         return {"text": piece.text.decode("latin-1"), "end": piece.end, "size": piece.size}
 
 

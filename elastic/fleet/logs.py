@@ -10,6 +10,7 @@ from typing import Protocol
 
 from elastic.errors import ConfigError, ElasticError
 from elastic.fleet.client import FleetClient, Log
+from elastic.messages import node_of
 
 LOOK_S = 0.5
 PIECE_BYTES = 1 << 18
@@ -41,18 +42,27 @@ class Directory:
 
 
 class Nodes:
-    """Of one job of a fleet: on the nodes that attend."""
+    """Of one job of a fleet: on the nodes that attend. One that is away has no logs meanwhile, which is said once."""
 
     def __init__(self, client: FleetClient, job: str) -> None:
         self._client = client
         self._job = job
+        self._away: set[str] = set()
 
     def names(self) -> list[str]:
         nodes = [node["node"] for node in self._client.overview()["nodes"] if node["up"]]
-        return sorted(name for node in nodes for name in self._client.logs(self._job, node) if is_worker(name))
+        names = [name for node in nodes for name in self._ask(node, "", 0).text.decode().splitlines()]
+        return sorted(name for name in names if is_worker(name))
 
     def read(self, name: str, offset: int) -> Log:
-        return self._client.log(self._job, "", name, offset)
+        return self._ask(node_of(name), name, offset)
+
+    def _ask(self, node: str, log: str, offset: int) -> Log:
+        piece = self._client.log(self._job, node, log, offset)
+        if piece.away and node not in self._away:
+            print(f"elastic: node {node} is away, and its logs with it", file=sys.stderr, flush=True)
+        (self._away.add if piece.away else self._away.discard)(node)
+        return piece
 
 
 def is_worker(name: str) -> bool:

@@ -257,6 +257,7 @@ class Office:
                 for share in job.shares
                 if share.node == node
             ],
+            over=[job.name for job in self.book.jobs if job.result and any(s.node == node for s in job.shares)],
         )
         if duties != session.told:
             session.told = duties

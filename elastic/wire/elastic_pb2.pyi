@@ -223,12 +223,14 @@ class NodeOrder(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., duties: _Optional[_Union[Duties, _Mapping]] = ..., log: _Optional[_Union[LogQuery, _Mapping]] = ...) -> None: ...
 
 class Duties(_message.Message):
-    __slots__ = ("term", "duties")
+    __slots__ = ("term", "duties", "over")
     TERM_FIELD_NUMBER: _ClassVar[int]
     DUTIES_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
     term: int
     duties: _containers.RepeatedCompositeFieldContainer[Duty]
-    def __init__(self, term: _Optional[int] = ..., duties: _Optional[_Iterable[_Union[Duty, _Mapping]]] = ...) -> None: ...
+    over: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, term: _Optional[int] = ..., duties: _Optional[_Iterable[_Union[Duty, _Mapping]]] = ..., over: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Duty(_message.Message):
     __slots__ = ("job", "slots", "leave", "document")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,9 +12,9 @@ from elastic.config import JobSpec
 from elastic.errors import ConfigError, ElasticError
 from elastic.fleet import addresses
 from elastic.fleet import client as client_module
-from elastic.fleet.client import Log
+from elastic.fleet.client import FleetClient, Log
 from elastic.fleet.commands import default_node, overview_text
-from elastic.fleet.logs import Directory, is_worker, show
+from elastic.fleet.logs import Directory, Nodes, is_worker, show
 from elastic.wire import elastic_pb2 as pb
 
 HERE = ["--rendezvous", "127.0.0.1:1"]
@@ -197,3 +197,26 @@ def test_a_submission_that_is_asked_again_has_the_same_token(monkeypatch: pytest
     assert [client.submit(spec), client.submit(spec)] == ["train-1", "train-1"]
     first, again, other = tokens
     assert first == again != other and first
+
+
+class OneAway:
+    """A fleet whose node b attends and does not answer."""
+
+    def overview(self) -> dict[str, Any]:
+        return {"nodes": [{"node": "a", "up": True}, {"node": "b", "up": True}]}
+
+    def log(self, job: str, node: str, log: str, offset: int) -> Log:
+        if node == "b":
+            return Log(b"", offset, -1, away=True)
+        text = b"said" if log else b"a.0.0\nagent"
+        return Log(text[offset:], len(text), len(text))
+
+
+def test_a_node_that_is_away_hides_no_log_of_the_others_and_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = Nodes(cast(FleetClient, OneAway()), "train-1")
+    for _ in range(2):
+        show(nodes, None, follow=False, as_json=False)
+    assert nodes.read("b.0.0", 7) == Log(b"", 7, -1, away=True)
+    told = capsys.readouterr()
+    assert told.out.count("==> a.0.0 <==\nsaid") == 2
+    assert told.err == "elastic: node b is away, and its logs with it\n"

@@ -90,7 +90,9 @@ def test_nodes_are_told_when_a_job_fits_and_when_it_is_over(tmp_path: Path) -> N
         assert [one.leave for one in await duties(a, {job: 1})] == [True]
         registry.end(leading.store, job, Result(6, "drained"))
         leading.office.read(*registry.read(leading.store))
-        await duties(a, {})
+        while not (told := (await a.outbox.get()).duties).over:
+            pass
+        assert (list(told.over), list(told.duties)) == ([job], []), "its workers may still do what follows the training"
 
     play(tmp_path, story)
 

@@ -1,0 +1,223 @@
+"""What a daemon does with what the leader tells it, with processes in the place of agents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from elastic import codec
+from elastic.config import JobSpec
+from elastic.fleet import charge as charge_module
+from elastic.fleet.charge import Charge, Site
+from elastic.fleet.daemon import Daemon, Offer
+from elastic.fleet.documents import Submission
+from elastic.journal import Journal
+from elastic.wire import elastic_pb2 as pb
+
+PATIENCE_S = 30.0
+
+AGENT = """
+import os, signal, sys, time
+if sys.argv[2] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1] + ".up", "w").close()
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+"""
+"""Lives until the gate is open. argv: the gate, and "deaf" for one that takes its time over SIGTERM."""
+
+
+class Node:
+    """A daemon without a leader. gate: when that file exists, agents end by themselves. started: jobs, in order."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.gate = home / "gate"
+        self.started: list[str] = []
+        self.site = Site(
+            node="a", address="127.0.0.1", replicas=(), jobs_dir=home / "jobs", notices="none", grace_s=PATIENCE_S
+        )
+        self.journal = Journal(home / "journal.jsonl", "", "daemon", "here")
+        self.daemon = Daemon(self.site, Offer(2, ()), self.journal)
+        self.daemon._outbox = asyncio.Queue()
+
+    def submission(self, name: str) -> Submission:
+        spec = JobSpec(name=name, command=("train",), workers=1, min_workers=1, checkpoint_dir=str(self.home / "c"))
+        return Submission(spec, 1, name, f"identity of {name}")
+
+    def duty(self, name: str, slots: int = 1) -> pb.Duty:
+        return pb.Duty(job=name, slots=slots, document=codec.to_json(self.submission(name)).decode())
+
+    def told(self, *duties: pb.Duty, over: tuple[str, ...] = ()) -> None:
+        self.daemon._duties = {duty.job: duty for duty in duties}
+        self.daemon._over = frozenset(over)
+        self.daemon._reconcile()
+
+    def charge(self, job: str) -> Charge:
+        return self.daemon._charges[job]
+
+    def troubles(self) -> dict[str, str]:
+        """The newest that the leader was told."""
+        outbox, newest = self.daemon._outbox, pb.NodeTroubles()
+        assert outbox is not None
+        while not outbox.empty():
+            newest = outbox.get_nowait().troubles
+        return {trouble.job: trouble.because for trouble in newest.troubles}
+
+    def ends(self) -> list[str]:
+        """How each agent ended."""
+        lines = [json.loads(line) for line in (self.home / "journal.jsonl").read_text().splitlines()]
+        return [line["because"] for line in lines if line["event"] == "charge_ended"]
+
+    async def until(self, reached: Callable[[], object]) -> None:
+        while not reached():
+            await asyncio.sleep(0.01)  # other processes and threads: there is nothing to wait on
+
+
+def play(home: Path, story: Callable[[Node], Awaitable[None]]) -> None:
+    async def told() -> None:
+        node = Node(home)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await story(node)
+        finally:
+            node.gate.touch()
+            for charge in node.daemon._charges.values():
+                charge.stop()
+                await charge.ended()
+            node.journal.close()
+
+    asyncio.run(told())
+
+
+@pytest.fixture
+def agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that know the gate only."""
+
+    def start(self: Charge) -> subprocess.Popen[bytes]:
+        gate = self._site.jobs_dir.parent / "gate"
+        kind = "deaf" if self.job.startswith("deaf") else "quick"
+        return subprocess.Popen([sys.executable, "-c", AGENT, str(gate), kind], stdin=subprocess.PIPE)
+
+    monkeypatch.setattr(Charge, "_start", start)
+    monkeypatch.setattr(Charge, "_last_words", lambda self: "")
+
+
+@pytest.mark.usefixtures("agents")
+def test_the_agent_of_a_job_that_is_over_ends_by_itself_and_is_not_started_again(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        node.told(node.duty("train-1"))
+        charge = node.charge("train-1")
+        await node.until((tmp_path / "gate.up").exists)
+        node.told(over=("train-1",))
+        node.told()  # forgotten, after many other jobs
+        await asyncio.sleep(0)
+        assert charge.finishing and not charge._leave.is_set()
+        node.gate.touch()
+        await charge.ended()
+        assert node.ends() == ["the agent of the job exited with 0"], "no signal ended it"
+
+    play(tmp_path, story)
+
+
+@pytest.mark.usefixtures("agents")
+def test_a_job_waits_for_the_gpus_of_one_that_has_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+
+    async def story(node: Node) -> None:
+        node.told(node.duty("deaf-1", slots=2))
+        old = node.charge("deaf-1")
+        await node.until((tmp_path / "gate.up").exists)
+        node.told(node.duty("next-2"))
+        assert "next-2" not in node.daemon._charges
+        assert "waits for the GPUs of deaf-1" in node.troubles()["next-2"]
+        node.gate.touch()
+        await old.ended()
+        node.told(node.duty("next-2"))
+        assert node.charge("next-2").devices == ("0",) and node.troubles() == {}
+
+    play(tmp_path, story)
+
+
+@pytest.mark.usefixtures("agents")
+@pytest.mark.parametrize(("visible", "second"), [("0,1", "1"), ("0", "")])
+def test_the_variable_is_set_wherever_there_are_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, second: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    async def story(node: Node) -> None:
+        node.told(node.duty("one-1"), node.duty("two-2"))
+        assert node.charge("one-1")._environment()["CUDA_VISIBLE_DEVICES"] == "0"
+        assert node.charge("two-2")._environment()["CUDA_VISIBLE_DEVICES"] == second
+
+    play(tmp_path, story)
+
+
+def test_whatever_fails_before_the_start_is_the_trouble_of_the_job_and_tried_again_with_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoCredentials(Exception):
+        """As of botocore: no OSError."""
+
+    tries = 0
+
+    def fails(url: str) -> None:
+        nonlocal tries
+        tries += 1
+        raise NoCredentials("none found")
+
+    monkeypatch.setattr(charge_module, "storage_at", fails)
+    monkeypatch.setattr(charge_module, "BACKOFF_MIN_S", 2 * PATIENCE_S)
+
+    async def story(node: Node) -> None:
+        node.told(node.duty("train-1"))
+        await node.until(lambda: node.charge("train-1").trouble)
+        assert node.charge("train-1").trouble == "the job cannot be started here: NoCredentials: none found"
+        for _ in range(10):
+            node.told(node.duty("train-1"))
+            await asyncio.sleep(0)
+        assert tries == 1 and not node.charge("train-1").over
+
+    play(tmp_path, story)
+
+
+def test_the_directory_of_another_job_of_that_name_is_not_used(tmp_path: Path) -> None:
+    directory = tmp_path / "jobs" / "train-1"
+    directory.mkdir(parents=True)
+    (directory / "id").write_text("another one")
+
+    async def story(node: Node) -> None:
+        node.told(node.duty("train-1"))
+        await node.until(lambda: node.charge("train-1").trouble)
+        assert f"{directory} belongs to another job of that name, another one; move" in node.charge("train-1").trouble
+
+    play(tmp_path, story)
+
+
+@pytest.mark.usefixtures("agents")
+def test_a_duty_that_cannot_be_read_is_the_trouble_of_its_job_alone(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        node.told(pb.Duty(job="newer-1", slots=1, document='{"unheard_of": 1}'), node.duty("train-2"))
+        assert list(node.daemon._charges) == ["train-2"]
+        assert "the job cannot be read here" in node.troubles()["newer-1"]
+        node.told(node.duty("train-2"))
+        assert node.troubles() == {}
+
+    play(tmp_path, story)
+
+
+def test_a_log_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        query = pb.LogQuery(number=3, job="train-1", log="a.0.0", offset=5)
+        assert node.daemon._piece(query) == pb.LogPiece(number=3, end=5, size=-1), "there is no directory of jobs"
+        (tmp_path / "jobs" / "train-1" / "logs" / "a.0.0.log").mkdir(parents=True)
+        assert node.daemon._piece(query) == pb.LogPiece(number=3, end=5, size=-1), "a directory has no text"
+
+    play(tmp_path, story)
