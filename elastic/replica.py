@@ -154,7 +154,8 @@ async def _vacancy(candidate: Candidate, store: StoreThread, revision: int) -> N
     happened = asyncio.Event()
     watch = await store.call(candidate.watch_leader, revision, lambda event: loop.call_soon_threadsafe(happened.set))
     try:
-        await asyncio.wait_for(happened.wait(), VACANCY_S)
+        async with asyncio.timeout(VACANCY_S):  # wait_for may lose a cancel that comes with the event
+            await happened.wait()
     except TimeoutError:
         pass
     finally:

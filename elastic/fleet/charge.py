@@ -110,10 +110,20 @@ class Charge:
         """Whether this ends without being started again."""
         return self._finish.is_set() or self._leave.is_set()
 
-    def finish(self) -> None:
+    def finish(self, result: str) -> None:
         """The job is over: its agent ends by itself, when its workers have done what their script does after the
-        training. Any number of times."""
+        training. Any number of times.
+
+        result: a JSON object. It is left where the agent looks when nobody answers for the job: replicas that were
+        started again take no part in one that is over.
+        """
+        if self._finish.is_set():
+            return
         self._finish.set()
+        try:
+            write_atomically(self._dir / "result.json", result.encode())
+        except OSError as error:
+            self._journal.write("result_unwritten", job=self.job, because=str(error))
 
     def leave(self) -> None:
         """Between two steps, if the job goes on elsewhere; else the job stops after a step. Any number of times."""

@@ -49,7 +49,8 @@ class Daemon:
         self._devices = devices.of_node(os.environ)
         self._charges: dict[str, Charge] = {}
         self._duties: dict[str, pb.Duty] = {}
-        self._over: frozenset[str] = frozenset()
+        self._over: dict[str, str] = {}
+        """Job -> how it ended."""
         self._unstarted: dict[str, str] = {}
         self._outbox: asyncio.Queue[pb.NodeWord] | None = None
         self._seeker = Seeker(lambda: site.replicas)
@@ -125,7 +126,7 @@ class Daemon:
         for job, charge in self._charges.items():
             duty = self._duties.get(job)
             if job in self._over:
-                charge.finish()
+                charge.finish(self._over[job])
             other = duty is None or duty.leave or duty.slots != charge.slots
             if self._asked.is_set() or (other and not charge.finishing):
                 charge.leave()
@@ -198,7 +199,7 @@ class Daemon:
                             speaking = asyncio.create_task(_speak(call, outbox))
                         case "duties" if order.duties.term >= self._term:
                             self._duties = {duty.job: duty for duty in order.duties.duties}
-                            self._over = frozenset(order.duties.over)
+                            self._over = {over.job: over.result for over in order.duties.over}
                             self._changed.set()
                         case "log":
                             self._say(pb.NodeWord(piece=await asyncio.to_thread(self._piece, order.log)))

@@ -257,7 +257,11 @@ class Office:
                 for share in job.shares
                 if share.node == node
             ],
-            over=[job.name for job in self.book.jobs if job.result and any(s.node == node for s in job.shares)],
+            over=[
+                pb.Over(job=job.name, result=codec.to_json(job.result).decode())
+                for job in self.book.jobs
+                if job.result and any(share.node == node for share in job.shares)
+            ],
         )
         if duties != session.told:
             session.told = duties

@@ -146,7 +146,8 @@ class Server:
                     continue
                 self._apply(book, revision)
                 try:
-                    await asyncio.wait_for(changed.wait(), SILENCE_S)
+                    async with asyncio.timeout(SILENCE_S):  # wait_for may lose a cancel that comes with the event
+                        await changed.wait()
                 except TimeoutError:
                     pass
                 finally:

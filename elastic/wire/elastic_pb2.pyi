@@ -229,8 +229,16 @@ class Duties(_message.Message):
     OVER_FIELD_NUMBER: _ClassVar[int]
     term: int
     duties: _containers.RepeatedCompositeFieldContainer[Duty]
-    over: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, term: _Optional[int] = ..., duties: _Optional[_Iterable[_Union[Duty, _Mapping]]] = ..., over: _Optional[_Iterable[str]] = ...) -> None: ...
+    over: _containers.RepeatedCompositeFieldContainer[Over]
+    def __init__(self, term: _Optional[int] = ..., duties: _Optional[_Iterable[_Union[Duty, _Mapping]]] = ..., over: _Optional[_Iterable[_Union[Over, _Mapping]]] = ...) -> None: ...
+
+class Over(_message.Message):
+    __slots__ = ("job", "result")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    result: str
+    def __init__(self, job: _Optional[str] = ..., result: _Optional[str] = ...) -> None: ...
 
 class Duty(_message.Message):
     __slots__ = ("job", "slots", "leave", "document")

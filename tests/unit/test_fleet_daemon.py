@@ -16,7 +16,7 @@ from elastic.config import JobSpec
 from elastic.fleet import charge as charge_module
 from elastic.fleet.charge import Charge, Site
 from elastic.fleet.daemon import Daemon, Offer
-from elastic.fleet.documents import Submission
+from elastic.fleet.documents import Result, Submission
 from elastic.journal import Journal
 from elastic.wire import elastic_pb2 as pb
 
@@ -31,6 +31,8 @@ while not os.path.exists(sys.argv[1]):
     time.sleep(0.01)
 """
 """Lives until the gate is open. argv: the gate, and "deaf" for one that takes its time over SIGTERM."""
+
+RESULT = codec.to_json(Result(0, "all members have finished")).decode()
 
 
 class Node:
@@ -56,7 +58,7 @@ class Node:
 
     def told(self, *duties: pb.Duty, over: tuple[str, ...] = ()) -> None:
         self.daemon._duties = {duty.job: duty for duty in duties}
-        self.daemon._over = frozenset(over)
+        self.daemon._over = dict.fromkeys(over, RESULT)
         self.daemon._reconcile()
 
     def charge(self, job: str) -> Charge:
@@ -119,6 +121,8 @@ def test_the_agent_of_a_job_that_is_over_ends_by_itself_and_is_not_started_again
         node.told()  # forgotten, after many other jobs
         await asyncio.sleep(0)
         assert charge.finishing and not charge._leave.is_set()
+        # Where an agent looks that nobody answers: replicas which were started again know nothing of the job.
+        assert json.loads((charge._dir / "result.json").read_bytes())["exit_code"] == 0
         node.gate.touch()
         await charge.ended()
         assert node.ends() == ["the agent of the job exited with 0"], "no signal ended it"

@@ -92,7 +92,8 @@ def test_nodes_are_told_when_a_job_fits_and_when_it_is_over(tmp_path: Path) -> N
         leading.office.read(*registry.read(leading.store))
         while not (told := (await a.outbox.get()).duties).over:
             pass
-        assert (list(told.over), list(told.duties)) == ([job], []), "its workers may still do what follows the training"
+        assert ([one.job for one in told.over], list(told.duties)) == ([job], []), "what follows the training may go on"
+        assert codec.from_json(Result, told.over[0].result.encode()) == Result(6, "drained")
 
     play(tmp_path, story)
 
