@@ -31,11 +31,9 @@ from elastic.journal import Journal
 from elastic.messages import (
     Announce,
     CheckpointComplete,
-    Doing,
     Failed,
     Finished,
     Generation,
-    Progress,
     Ready,
     Word,
 )
@@ -44,17 +42,17 @@ from elastic.position import Phase
 from elastic.ranks import Ranks
 from elastic.tree import leaves
 from runtime import guards, mpi, nccl, numerics
-from runtime.activity import Activity
 from runtime.admission import Admission
 from runtime.bulk import exchange_native_over, exchange_over
 from runtime.copy import CopyConnection, CopyFailed
 from runtime.donor import Donor
 from runtime.flats import CPU
+from runtime.gauge import Gauge
 from runtime.hello import Hello
 from runtime.listener import Listener
 from runtime.newcomer import Asker, parse_op
 from runtime.orders import Orders
-from runtime.pace import Pace, Speed
+from runtime.pace import Pace
 from runtime.partial import Json, Partial, total
 from runtime.process_group import meeting
 from runtime.reduce import exchange, exchange_native
@@ -116,10 +114,7 @@ class Member:
         self._own: Json = None
         self._applied = 0
         self._pace = Pace()
-        self._speed = Speed(on_host=self.sums_on.type == "cpu")
-        self._shards = 0
-        self._activity = Activity()
-        self._activity.enter("starting", Doing.DECLARED)
+        self._gauge = Gauge(on_host=self.sums_on.type == "cpu")
         self._fresh_generation = 0
         self.may_part = True
         self._stopping = threading.Event()
@@ -224,24 +219,8 @@ class Member:
             self._say_progress()
 
     def _say_progress(self) -> None:
-        p = self._standing.position
-        seen = self._activity.see()
-        fresh = p.phase is Phase.FRESH
-        progress = Progress(
-            self.worker_id,
-            p.entered,
-            p.reduced,
-            self._applied,
-            phase=self._admission.doing if fresh and self._orders.ready else seen.what,
-            shards=self._shards,
-            shard_us=self._speed.shard_us,
-            exchange_us=self._speed.exchange_us,
-            doing=Doing.DECLARED if fresh else seen.doing,
-            for_ms=int(1000 * seen.for_s),
-            usual_ms=int(1000 * seen.usual_s),
-            computes=seen.computes,
-        )
-        self._client.send(progress)
+        joining = self._admission.doing if self._orders.ready else ""
+        self._client.send(self._gauge.progress(self._standing.position, self._applied, joining))
 
     # -------------------------------------------------------------------------------------------- the state
 
@@ -262,9 +241,9 @@ class Member:
     # --------------------------------------------------------------------------------------------- newcomer
 
     def await_invitation(self) -> None:
-        self._activity.enter("spare", Doing.DECLARED)
+        self._gauge.at("spare")
         self._admission.await_invitation()
-        self._activity.enter("newcomer", Doing.DECLARED)
+        self._gauge.at("newcomer")
 
     def meta(self) -> JoinMeta:
         return self._admission.meta()
@@ -292,9 +271,7 @@ class Member:
         joinable = op.kind is OpKind.PASS and op.pass_no == 0
         if joinable:
             self._pace.begin(time.monotonic())
-            self._speed.begin_step()
-        if op.kind is OpKind.PASS:
-            self._shards = op.units
+        self._gauge.begin(op)
         if self.behind:
             return
         self._leave_unless_leaving()
@@ -314,17 +291,13 @@ class Member:
             match position.move(self._standing.position):
                 case position.Compute(unit):
                     self._standing.post(position.Started(unit))
-                    in_pass = self._op.kind is OpKind.PASS
-                    if in_pass:
-                        self._speed.handed_out(time.monotonic())
-                    where = f"{'shard' if in_pass else 'part'} {unit} in {guards.describe(self._op)}"
-                    self._activity.enter(where, Doing.SHARD if in_pass else Doing.DECLARED)
+                    self._gauge.handed_out(self._op, unit)
                     return unit
                 case _:
                     return None
 
     def unit_done(self, leaf: Partial) -> None:
-        self._speed.done(time.monotonic())
+        self._gauge.computed()
         if self._op.kind is OpKind.SYNC:
             assert self._donor.carrier is not None
             leaf.note = self._donor.carrier.digest()
@@ -333,12 +306,11 @@ class Member:
     def finish(self) -> Partial | None:
         if self.behind:
             return self._admission.take_over(self._op, self._fingerprint)
-        waits = Doing.DECLARED if self._op.kind is OpKind.LEAVE else Doing.WAITING
-        self._activity.enter(f"{guards.describe(self._op)}, waiting for the others", waits)
+        self._gauge.waits(self._op)
         result = self._finish()
         if result is None:
             return None
-        self._activity.enter(f"after {guards.describe(self._op)}", Doing.ELSEWHERE)
+        self._gauge.after(self._op)
         self._donor.close_window()
         if self._standing.position.leaving:
             self._depart()
@@ -469,7 +441,7 @@ class Member:
             self._check_agreement(headers, ring.members[0])
             carried.extend(tuple(cast(list[int], other["carry"])) for other in headers.values())
             standing.post(position.HeadersHeld(generation, number))
-            self._speed.gathered(time.monotonic())
+            self._gauge.gathered()
 
         out = standing.result_buffer(self._groups)
         beside = ring.transport if self._groups else None
@@ -505,8 +477,7 @@ class Member:
             standing.give_back(out)
             standing.post(position.RingLost(generation, str(broken)))
             return None
-        if self._op.kind is OpKind.PASS:
-            self._speed.reduced(time.monotonic())
+        self._gauge.reduced(self._op)
         with standing.changed:
             return result if self._complete(position.Obtained(generation, tuple(carried)), result) else None
 

@@ -1,0 +1,79 @@
+"""What a worker's beats say of its script: where it is and for how long, and how fast it is."""
+
+from __future__ import annotations
+
+import time
+
+from elastic.messages import Doing, Progress
+from elastic.position import Phase, Position
+from runtime import guards
+from runtime.activity import Activity
+from runtime.pace import Speed
+from runtime.session import Op, OpKind
+
+
+class Gauge:
+    """Told by the script's thread, read by the one that beats."""
+
+    def __init__(self, *, on_host: bool) -> None:
+        """on_host: as of Speed."""
+        self._activity = Activity()
+        self._speed = Speed(on_host=on_host)
+        self._shards = 0
+        self.at("starting")
+
+    def at(self, what: str) -> None:
+        """Something that takes its time, before the first operation."""
+        self._activity.enter(what, Doing.DECLARED)
+
+    def begin(self, op: Op) -> None:
+        if op.kind is OpKind.PASS:
+            self._shards = op.units
+            if op.pass_no == 0:
+                self._speed.begin_step()
+
+    def handed_out(self, op: Op, unit: int) -> None:
+        in_pass = op.kind is OpKind.PASS
+        if in_pass:
+            self._speed.handed_out(time.monotonic())
+        where = f"{'shard' if in_pass else 'part'} {unit} in {guards.describe(op)}"
+        self._activity.enter(where, Doing.SHARD if in_pass else Doing.DECLARED)
+
+    def computed(self) -> None:
+        """The unit that was handed out."""
+        self._speed.done(time.monotonic())
+
+    def waits(self, op: Op) -> None:
+        """Its own part is done. At the end of the script others may do whatever they like, for as long as they like."""
+        waits = Doing.DECLARED if op.kind is OpKind.LEAVE else Doing.WAITING
+        self._activity.enter(f"{guards.describe(op)}, waiting for the others", waits)
+
+    def gathered(self) -> None:
+        """Nobody is waited for any more."""
+        self._speed.gathered(time.monotonic())
+
+    def reduced(self, op: Op) -> None:
+        if op.kind is OpKind.PASS:
+            self._speed.reduced(time.monotonic())
+
+    def after(self, op: Op) -> None:
+        self._activity.enter(f"after {guards.describe(op)}", Doing.ELSEWHERE)
+
+    def progress(self, p: Position, applied: int, joining: str) -> Progress:
+        """joining: how far a newcomer is with its copy; empty: it has not begun."""
+        seen = self._activity.see()
+        fresh = p.phase is Phase.FRESH
+        return Progress(
+            p.me,
+            p.entered,
+            p.reduced,
+            applied,
+            phase=(fresh and joining) or seen.what,
+            shards=self._shards,
+            shard_us=self._speed.shard_us,
+            exchange_us=self._speed.exchange_us,
+            doing=Doing.DECLARED if fresh else seen.doing,
+            for_ms=int(1000 * seen.for_s),
+            usual_ms=int(1000 * seen.usual_s),
+            computes=seen.computes,
+        )
