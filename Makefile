@@ -13,7 +13,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim live test-exact test-live test-gpu test-chaos lint model proto demo soak bench bench-state bench-step bench-goodput clean
+.PHONY: help setup etcd test unit sim live test-exact fuzz test-live test-gpu test-chaos lint model proto demo soak bench bench-state bench-step bench-goodput clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ live: setup etcd ## live tests alone: real processes, real etcd
 
 test-exact: setup ## 200 random trainings and fates, other ones each time, against the quiet run
 	EXACT_EXAMPLES=200 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/test_random_worlds.py
+
+fuzz: setup ## 1500 damaged messages for each reader of bytes from outside, other ones each time
+	FUZZ=1500 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/test_fuzz_data.py tests/unit/test_fuzz_control.py
 
 test-live: setup etcd ## the long live tests, such as killing everything 30 times; SEED=n repeats what that printed
 	$(BOUND) 90m $(PYTEST) $(LONG) -m long -s tests/live

@@ -127,15 +127,19 @@ class WorkerProcess:
         if not piece:
             self._loop.remove_reader(self._out)
             return False
-        with contextlib.suppress(OSError):  # a full disk costs the log this piece, and the job nothing
-            os.write(self._log, piece)
         *lines, self._line = (self._line + piece).splitlines(keepends=True)
         if self._line.endswith(b"\n") or len(self._line) > LINE_LIMIT:
             lines.append(self._line)
             self._line = b""
+        self._keep(b"".join(lines))
         for line in lines:
             self._on_line(line)
         return True
+
+    def _keep(self, lines: bytes) -> None:
+        """Log what ends here, so that a line which print() wrote in pieces has nothing of stderr within."""
+        with contextlib.suppress(OSError):  # a full disk costs the log these lines, and the job nothing
+            os.write(self._log, lines)
 
     def _ended(self) -> None:
         self._loop.remove_reader(self._pidfd)
@@ -145,6 +149,7 @@ class WorkerProcess:
         while self._read():
             pass
         if self._line:
+            self._keep(self._line)
             self._on_line(self._line + b"\n")
         self._loop.remove_reader(self._out)
         for descriptor in (self._out, self._log, self._pidfd):

@@ -254,7 +254,7 @@ class _Reduction:
             header = json.loads(bytes(payload))
             if (header["worker_id"], header["generation"], header["op"]) != (peer, self._ring.generation, self._op):
                 raise ValueError("it speaks for another worker or operation")
-            terms = [parse_term(meta) for meta in header["terms"]]
+            terms = [parse_term(meta) for meta in as_list(header["terms"])]
             groups = {str(group): int(length) for group, length in header["groups"].items()}
             units = int(header["units"])
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:

@@ -6,6 +6,7 @@ Whatever the bytes are, the answer is a value or the typed error of that reader,
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -27,7 +28,7 @@ from tests.unit.broken import DEEP, documents, json_bytes, mutated
 from tests.unit.test_checkpoint_rules import MANIFEST as WHOLE
 from tests.unit.test_codec import values
 
-quick = settings(max_examples=60)
+quick = settings(max_examples=int(os.environ.get("FUZZ", "60")))
 
 
 def wire(kinds: Any, write: Callable[[Any], Any]) -> st.SearchStrategy[bytes]:

@@ -6,6 +6,7 @@ Whatever the bytes are, the answer is a value or the typed error of that reader,
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -40,8 +41,8 @@ from runtime.ring import Ring
 from tests.unit.broken import DEEP, documents, json_bytes, mutated
 from tests.unit.rings import GENEROUS_S, JOB, TOKEN, listener
 
-quick = settings(max_examples=60)
-few = settings(max_examples=40)
+quick = settings(max_examples=int(os.environ.get("FUZZ", "60")))
+few = settings(max_examples=int(os.environ.get("FUZZ", "40")))
 
 HELLO = Hello(JOB, 1, "b", "a", "ring", "plan", TOKEN)
 WELCOME = Welcome(1, "a", "plan", TOKEN)
@@ -227,6 +228,7 @@ def odd(**fields: object) -> bytes:
 @example(odd(units=float("inf")), False)
 @example(odd(groups={"float32": float("inf")}), False)
 @example(odd(groups={"float32": float("nan")}), False)
+@example(odd(terms={}), False)
 @example(odd(terms=[{**HEADER["terms"][0], "weight": 10**400}]), False)
 @example(odd(terms=[{**HEADER["terms"][0], "has_grad": "-1"}]), False)
 @example(odd(terms=[{**HEADER["terms"][0], "node": [2**70, -1]}]), False)
@@ -237,6 +239,7 @@ def test_a_header_of_a_reduction_is_read_or_breaks_the_ring(data: bytes, native:
 
 @few
 @given(headers(NATIVE))
+@example(frame(Kind.HEADER, json.dumps({**NATIVE, "terms": {}}).encode()))
 def test_a_header_of_a_native_reduction_is_read_or_breaks_the_ring(data: bytes) -> None:
     with against(data) as ring, pytest.raises((RingBroken, Disagree)):
         reduce(ring, native=True)
