@@ -12,21 +12,18 @@ import os
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
-from typing import cast
 
 import torch
 
-from elastic import ledger, lifeline, position, stacks
+from elastic import ledger, lifeline, stacks
 from elastic.checkpoints.naming import EntryName
 from elastic.client import AgentClient
 from elastic.config import RingKind, Timing
-from elastic.errors import Disagree, ExitCode, JoinMissed, LeaderOnly, LeftAlone, RingBroken, StateLost
+from elastic.errors import Disagree, ExitCode, JoinMissed, LeaderOnly, LeftAlone
 from elastic.journal import Journal
 from elastic.messages import (
     Announce,
@@ -40,26 +37,23 @@ from elastic.messages import (
 from elastic.plan import default_units_of
 from elastic.position import Phase
 from elastic.ranks import Ranks
-from elastic.tree import leaves
-from runtime import guards, mpi, nccl, numerics
+from runtime import mpi, nccl, numerics
 from runtime.admission import Admission
-from runtime.bulk import exchange_native_over, exchange_over
-from runtime.copy import CopyConnection, CopyFailed
+from runtime.copy import CopyConnection
 from runtime.donor import Donor
 from runtime.flats import CPU
 from runtime.gauge import Gauge
 from runtime.hello import Hello
 from runtime.listener import Listener
-from runtime.newcomer import Asker, parse_op
+from runtime.newcomer import Asker
 from runtime.orders import Orders
-from runtime.pace import Pace
-from runtime.partial import Json, Partial, total
+from runtime.partial import Json, Partial
 from runtime.process_group import meeting
-from runtime.reduce import exchange, exchange_native
 from runtime.rings import Rings
-from runtime.session import Going, JoinMeta, Op, OpKind, Place, StepRecord
+from runtime.session import Going, JoinMeta, Op, Place, StepRecord
 from runtime.standing import Standing
 from runtime.state import Carrier
+from runtime.walk import Walk
 
 
 class Member:
@@ -78,7 +72,6 @@ class Member:
         self.job = environment["ELASTIC_JOB"]
         self.local_rank = int(environment["ELASTIC_SLOT"])
         self.reduction = environment.get("ELASTIC_REDUCTION", "exact")
-        self._retains = environment.get("ELASTIC_RETAIN_RESULTS", "1") == "1"
         self.restarted = environment.get("ELASTIC_RESTARTED") == "1"
         self._node = environment["ELASTIC_NODE"]
         self._job_dir = Path(environment["ELASTIC_JOB_DIR"])
@@ -101,24 +94,31 @@ class Member:
         meet = meeting(nccl.make_group, host, device) if kind is RingKind.NCCL else None
         if kind is RingKind.MPI:
             meet = mpi.World(Ranks.from_environment(environment), self.worker_id, self._journal).meet
-        self._rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, meet)
-        self._standing = Standing(self.worker_id, self._rings, self._send, self._journal, self.sums_on)
+        rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, meet)
+        self._standing = Standing(self.worker_id, rings, self._send, self._journal, self.sums_on)
         self._standing.position = replace(self._standing.position, phase=Phase.FRESH)
         self._donor = Donor(self._standing, self._journal)
         self._asker = Asker(self.job, self.worker_id)
         self._orders = Orders(self._standing, self._asker, self._send, self._journal)
         self._admission = Admission(self._standing, self._orders, self._asker, self._journal)
-        self._op = Op(OpKind.SYNC, 0)
-        self._fingerprint: dict[str, str] = {}
-        self._groups: dict[str, int] = {}
-        self._own: Json = None
         self._applied = 0
-        self._pace = Pace()
         self._gauge = Gauge(on_host=self.sums_on.type == "cpu")
-        self._fresh_generation = 0
+        self._walk = Walk(
+            self._standing,
+            rings,
+            self._orders,
+            self._donor,
+            self._asker,
+            self._admission,
+            self._gauge,
+            self._journal,
+            self._timing,
+            reduction=self.reduction,
+            retains=environment.get("ELASTIC_RETAIN_RESULTS", "1") == "1",
+            say_progress=self._say_progress,
+        )
         self.may_part = True
         self._stopping = threading.Event()
-        self._before_leaving: Callable[[], None] = lambda: None
         bits = numerics.fingerprint(threads, device)
         self._announce = Announce(self.worker_id, self._node, self.local_rank, os.getpid(), host, port, bits)
         self._client = AgentClient(environment["ELASTIC_AGENT_SOCKET"], self._orders.deliver, self._on_lost)
@@ -142,11 +142,11 @@ class Member:
 
     @property
     def joining(self) -> bool:
-        return self._standing.position.phase is Phase.FRESH and not self._admission.behind
+        return self._walk.joining
 
     @property
     def behind(self) -> bool:
-        return self._standing.position.phase is Phase.FRESH and self._admission.behind
+        return self._walk.behind
 
     @property
     def rank(self) -> int:
@@ -159,7 +159,7 @@ class Member:
 
     @property
     def generation(self) -> int:
-        return self._standing.position.entered
+        return self._walk.generation
 
     def owned(self, units: int) -> tuple[int, ...] | None:
         record = self._record
@@ -184,7 +184,7 @@ class Member:
         return self._orders.going
 
     def before_leaving(self, call: Callable[[], None]) -> None:
-        self._before_leaving = call
+        self._walk.before_leaving = call
 
     def place(self) -> Place:
         record = self._standing.position.record
@@ -249,282 +249,30 @@ class Member:
         return self._admission.meta()
 
     def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial | None]:
-        assert self._donor.carrier is not None
         if not self.behind:
             with self._standing.changed:
                 self._orders.ready = True
                 self._client.send(Ready(self.worker_id, self._orders.newest.number))
-        self._op, result = self._admission.join(here, fingerprint, self._donor.carrier)
-        if self.behind:
-            return self._op, result
-        if result is not None:
-            self._fresh_generation = self.generation
-        self._say_progress()
-        return self._op, result
+        return self._walk.join(here, fingerprint)
 
     # ------------------------------------------------------------------------------------------- operations
 
     def begin(
         self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None
     ) -> None:
-        self._op, self._fingerprint, self._groups, self._own = op, fingerprint, groups or {}, own
-        joinable = op.kind is OpKind.PASS and op.pass_no == 0
-        if joinable:
-            self._pace.begin(time.monotonic())
-        self._gauge.begin(op)
-        if self.behind:
-            return
-        self._leave_unless_leaving()
-        with self._standing.changed:
-            self._standing.post(position.Begin(op.units, joinable, self.may_part))
-            if joinable:
-                self._donor.open_window(op, self._pace.step_s + self._grace_s)
-
-    def _leave_unless_leaving(self) -> None:
-        """Close is what a worker in its LEAVE operation waits for; everywhere else it ends the process."""
-        if not (self._op.kind is OpKind.LEAVE and self._orders.complete):
-            self._orders.leave_if_over()
+        self._walk.begin(op, fingerprint, groups, own, part=self.may_part)
 
     def next_unit(self) -> int | None:
-        self._leave_unless_leaving()
-        with self._standing.changed:
-            match position.move(self._standing.position):
-                case position.Compute(unit):
-                    self._standing.post(position.Started(unit))
-                    self._gauge.handed_out(self._op, unit)
-                    return unit
-                case _:
-                    return None
+        return self._walk.next_unit()
 
     def unit_done(self, leaf: Partial) -> None:
-        self._gauge.computed()
-        if self._op.kind is OpKind.SYNC:
-            assert self._donor.carrier is not None
-            leaf.note = self._donor.carrier.digest()
-        self._standing.unit_done(leaf)
+        self._walk.unit_done(leaf)
 
     def finish(self) -> Partial | None:
-        if self.behind:
-            return self._admission.take_over(self._op, self._fingerprint)
-        self._gauge.waits(self._op)
-        result = self._finish()
-        if result is None:
-            return None
-        self._gauge.after(self._op)
-        self._donor.close_window()
-        if self._standing.position.leaving:
-            self._depart()
-        if self.generation != self._fresh_generation:
-            self._fresh_generation = self.generation
-            self._journal.write("op_complete", generation=self.generation, op=self._standing.position.reduced - 1)
-            self._say_progress()
-        if self._op.kind is OpKind.SYNC and self._op.pass_no == 0:
-            self._start_alike(result)
-        return result
+        return self._walk.finish()
 
     def used(self) -> None:
-        if not self._retains and not self.behind:
-            with self._standing.changed:
-                self._standing.post(position.Used(self._standing.position.reduced - 1))
-
-    def _finish(self) -> Partial | None:
-        while True:
-            if self._op.kind is OpKind.LEAVE and self._orders.complete:
-                return Partial(0, self._op.units)
-            self._orders.leave_if_over()
-            self._rings.check()
-            with self._standing.changed:
-                move = position.move(self._standing.position)
-            match move:
-                case position.Compute():
-                    return None
-                case position.Exchange(generation):
-                    if (result := self._exchange(generation)) is not None:
-                        return result
-                case position.CopyResult(source, op):
-                    if (result := self._fetch(source, op)) is not None:
-                        return result
-                case position.Deliver():
-                    (result,) = self._standing.roots()
-                    result.settle()
-                    if self._op.kind is OpKind.ALLREDUCE:  # whoever else had a value has gone with the result
-                        result.note = {self.worker_id: self._own}
-                    with self._standing.changed:
-                        if self._complete(position.Fetched(self._standing.position.reduced), result):
-                            return result
-                case position.Linger(newcomers):
-                    self._linger(newcomers)
-                case position.Wait() | position.Released() | position.Stop():
-                    self._wait()
-
-    def _depart(self) -> None:
-        """Drained: a planned generation without this worker took effect. Stay a holder of state until every member
-        has the last result; a loss meanwhile may yet take this worker back in."""
-        while True:
-            self._orders.leave_if_over()
-            with self._standing.changed:
-                p = self._standing.position
-                if not p.leaving and not p.quiesced:
-                    return
-            self._wait()
-
-    def _wait(self) -> None:
-        with self._standing.changed:
-            acknowledgements, self._standing.acknowledgements = self._standing.acknowledgements, None
-        if acknowledgements is not None:
-            self._await_acknowledgements(acknowledgements)
-            return
-        with self._standing.changed:
-            p = self._standing.position
-            if (isinstance(position.move(p), position.Wait) or p.quiesced) and not self._orders.over:
-                self._standing.changed.wait()
-
-    def _await_acknowledgements(self, action: position.AwaitAcknowledgements) -> None:
-        ring = self._rings.get(action.generation)
-        try:
-            if ring is None:
-                raise RingBroken("the ring was left")
-            ring.await_acknowledgements(action.op, [worker for worker in action.of if worker in ring.members])
-        except RingBroken as broken:
-            self._standing.post(position.RingLost(action.generation, str(broken)))
-        else:
-            self._before_leaving()
-            self._standing.post(position.Acknowledged())
-
-    def _linger(self, newcomers: tuple[str, ...]) -> None:
-        begun_s = time.monotonic()
-        deadline = begun_s + self._grace_s
-        with self._standing.changed:
-            while isinstance(position.move(self._standing.position), position.Linger):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    self._standing.post(position.GraceOver())
-                else:
-                    self._standing.changed.wait(left)
-        self._pace.waited(time.monotonic() - begun_s)
-
-    @property
-    def _grace_s(self) -> float:
-        """How long the end of a copy is waited for."""
-        return max(self._timing.join_grace_s, self._pace.step_s / 4)
-
-    def _complete(self, event: position.Event, result: Partial) -> bool:
-        """Post what completes the operation; False if a quiesce came first. Called under the lock."""
-        before = self._standing.position.reduced
-        if self._standing.post(event).reduced == before:
-            return False
-        self._donor.keep(before, self._op, self._fingerprint, result)
-        return True
-
-    def _exchange(self, generation: int) -> Partial | None:
-        standing = self._standing
-        with standing.changed:
-            p = standing.post(position.ReadHeader())
-            if not isinstance(position.move(p), position.Exchange) or p.entered != generation:
-                return None
-            roots, number = standing.roots(), p.reduced
-            ring = self._rings.get(generation)
-            header: dict[str, Json] = {
-                "about": {**asdict(self._op), "kind": str(self._op.kind)},
-                "carry": list[Json](p.carry or ()),
-                "fingerprint": dict(self._fingerprint),
-                "own": self._own,
-            }
-        if ring is None:
-            standing.post(position.RingLost(generation, "the ring is gone"))
-            return None
-        for root in roots:
-            root.settle()
-        carried: list[tuple[int, ...]] = []
-
-        def check(headers: dict[str, dict[str, Json]]) -> None:
-            self._check_agreement(headers, ring.members[0])
-            carried.extend(tuple(cast(list[int], other["carry"])) for other in headers.values())
-            standing.post(position.HeadersHeld(generation, number))
-            self._gauge.gathered()
-
-        out = standing.result_buffer(self._groups)
-        beside = ring.transport if self._groups else None
-        try:
-            if self.reduction == "allreduce" and self._groups:
-                add = exchange_native if beside is None else partial(exchange_native_over, transport=beside)
-                _, result = add(
-                    ring,
-                    op=number,
-                    header=header,
-                    contribution=total(roots) if roots else None,
-                    leaves=leaves([root.node for root in roots]),
-                    units=self._op.units,
-                    groups=self._groups,
-                    check=check,
-                    out=out,
-                )
-            else:
-                reduce = exchange if beside is None else partial(exchange_over, transport=beside)
-                headers, result = reduce(
-                    ring,
-                    op=number,
-                    header=header,
-                    roots=roots,
-                    units=self._op.units,
-                    groups=self._groups,
-                    check=check,
-                    out=out,
-                )
-                if self._op.kind is OpKind.ALLREDUCE:
-                    result.note = {worker: other["own"] for worker, other in headers.items()}
-        except RingBroken as broken:
-            standing.give_back(out)
-            standing.post(position.RingLost(generation, str(broken)))
-            return None
-        self._gauge.reduced(self._op)
-        with standing.changed:
-            return result if self._complete(position.Obtained(generation, tuple(carried)), result) else None
-
-    def _check_agreement(self, headers: dict[str, dict[str, Json]], leader: str) -> None:
-        """Raises LeftAlone, LeaderOnly or Disagree: workers did different things, or drifted apart."""
-        ops = {worker: parse_op(header["about"]) for worker, header in headers.items()}
-        if len(set(ops.values())) > 1:
-            raise guards.disagreement(ops, leader)
-        fingerprints = {w: cast(dict[str, str], header["fingerprint"]) for w, header in headers.items()}
-        first = fingerprints[leader]
-        if any(fingerprint != first for fingerprint in fingerprints.values()):
-            raise guards.disagree(fingerprints, self._op)
-
-    def _fetch(self, source: str, op: int) -> Partial | None:
-        with self._standing.changed:
-            record = self._record
-        member = record.member(source)
-        try:
-            if member is None:
-                raise CopyFailed(f"{source} is not in generation {record.number}")
-            result = self._asker.result(member, record, op)
-        except CopyFailed as failed:
-            self._journal.write("copy_failed", generation=record.number, because=str(failed))
-            self._standing.post(position.FetchFailed(op))
-            return None
-        self._journal.write("result_copied", generation=record.number, op=op, source=source)
-        with self._standing.changed:
-            return result if self._complete(position.Fetched(op), result) else None
-
-    def _start_alike(self, first: Partial) -> None:
-        """Members whose initial state differs from rank 0's copy it; a second operation keeps all here meanwhile."""
-        carrier = self._donor.carrier
-        assert carrier is not None and isinstance(first.note, str)
-        if carrier.digest() != first.note:
-            with self._standing.changed:
-                record = self._record
-            source = self._asker.initial(record, first.note, carrier)
-            if source is None:
-                raise StateLost(f"the initial state of {self.worker_id} differs, and nobody can send rank 0's any more")
-            self._journal.write("initial_state_copied", generation=record.number, source=source)
-        op = Op(OpKind.SYNC, 1, pass_no=1)
-        self.begin(op, {})
-        while True:
-            while (unit := self.next_unit()) is not None:
-                self._standing.unit_done(Partial(unit, unit + 1))
-            if self.finish() is not None:
-                return
+        self._walk.used()
 
     # ---------------------------------------------------------------------------------------------- the end
 

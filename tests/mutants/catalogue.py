@@ -122,13 +122,13 @@ def no_fencing(module: Any) -> None:
 
 def stale_generation(module: Any) -> None:
     """A worker goes on in the name of the first generation it was in, and is believed."""
-    sound = module.Member.generation
+    sound = module.Walk.generation
 
     def generation(self: Any) -> int:
         self.mutated = getattr(self, "mutated", 0) or int(sound.fget(self))
         return int(self.mutated)
 
-    module.Member.generation = property(generation)
+    module.Walk.generation = property(generation)
 
 
 def double_commit(module: Any) -> None:
@@ -168,7 +168,7 @@ MUTANTS = {
     "rng-per-worker": Mutant("runtime.shards", rng_per_worker, "I10"),
     "late-copy": Mutant("runtime.donor", late_copy, "I6", ("kill",)),
     "no-fencing": Mutant("runtime.orders", no_fencing, "I4", ("freeze-long",)),
-    "stale-generation": Mutant("runtime.member", stale_generation, "I4", ("kill",)),
+    "stale-generation": Mutant("runtime.walk", stale_generation, "I4", ("kill",)),
     "double-commit": Mutant("elastic.ledger", double_commit, "I5", ("kill",)),
     "restart-everybody": Mutant("runtime.orders", restart_everybody, "I13", ("kill",)),
     "no-eviction": Mutant("elastic.detector", no_eviction, "I11", ("freeze-for-good",)),
