@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from elastic.cli import job_status
 from elastic.client import ask_to_drain
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.jobdir import read_json
 from elastic.messages import node_of
+from elastic.status import job_status
 
 TIMEOUT_S = 5.0
 LOOK_S = 0.1

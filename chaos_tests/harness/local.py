@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from chaos_tests.harness.processes import Command
-from elastic.cli import job_status
 from elastic.errors import ElasticError
 from elastic.journal import Journal, journal_path
+from elastic.status import job_status
 
 POLL_S = 0.02
 OUTPUT_TAIL = 4000

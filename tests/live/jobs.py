@@ -15,8 +15,8 @@ from typing import Any, Self, TypeVar
 
 from chaos_tests.harness.local import Tail
 from chaos_tests.harness.processes import Command, await_exits, living
-from elastic.cli import job_status
 from elastic.errors import ElasticError
+from elastic.status import job_status
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -19,10 +19,10 @@ from typing import Any, Self, TypeVar
 
 from elastic import codec, journal, ledger
 from elastic.checkpoints.settings import Settings
-from elastic.cli import job_status
 from elastic.config import JobSpec
 from elastic.embedded import EmbeddedEtcd
 from elastic.errors import ElasticError
+from elastic.status import job_status
 from tests.live.jobs import DEADLINE_S, POLL_S, ROOT, TRAINER
 
 T = TypeVar("T")

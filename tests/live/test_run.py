@@ -17,6 +17,7 @@ import pytest
 from chaos_tests.harness.processes import Command, await_exits, living
 from elastic import cli, journal, ledger
 from elastic.errors import ElasticError, ExitCode
+from elastic.status import job_status
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).parent / "scripts" / "mlp.py"
@@ -80,7 +81,7 @@ class Run:
 
     def members(self) -> list[dict[str, Any]]:
         try:
-            return list(cli.job_status(self.dir)["members"])
+            return list(job_status(self.dir)["members"])
         except ElasticError:
             return []
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elastic.cli import _status_text
+from elastic.cli.status import status_text
 from elastic.config import Stragglers, Timing
 from elastic.embedded import EmbeddedEtcd
 from tests.live.conftest import Quiet
@@ -52,7 +52,7 @@ def test_shards_follow_speed_and_the_slow_worker_is_named(tmp_path: Path, etcd: 
         status = job.until("its name", lambda: (s := job.status()).get("stragglers") and s)
         assert list(status["stragglers"]) == [SLOW]
         job.until("the newest shares", lambda: shards(job.status()) == job.events("balanced")[-1]["shards"])
-        (told,) = (line for line in _status_text(status).splitlines() if line.startswith("  straggler"))
+        (told,) = (line for line in status_text(status).splitlines() if line.startswith("  straggler"))
         assert f"{SLOW}: a shard takes it " in told and " times as long as the others" in told
         job.pace(0.0)
         job.pace(0.0, SLOW)

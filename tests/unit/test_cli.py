@@ -13,8 +13,10 @@ import pytest
 
 from elastic import cli, embedded, jobdir, run
 from elastic.checkpoints.storage import Storage, put
+from elastic.cli.status import status_text
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ElasticError, ExitCode
+from elastic.status import job_status
 
 
 @pytest.fixture
@@ -259,9 +261,9 @@ def test_no_etcd_is_said_before_anything_is_made(
 def test_status_counts_spares_apart_from_members() -> None:
     member = {"worker_id": "local.0.0", "node": "local", "pid": 7, "rank": 0, "applied": 9}
     facts = {"job": "train", "state": "running", "generation": 3, "because": "fine", "applied": 9, "members": [member]}
-    assert "spare" not in cli._status_text(facts)
-    assert "shard" not in cli._status_text(facts), "nobody knows yet how fast it is"
-    assert cli._status_text({**facts, "spares": ["local.2.0"]}).splitlines()[-1].split() == ["spare", "local.2.0"]
+    assert "spare" not in status_text(facts)
+    assert "shard" not in status_text(facts), "nobody knows yet how fast it is"
+    assert status_text({**facts, "spares": ["local.2.0"]}).splitlines()[-1].split() == ["spare", "local.2.0"]
 
 
 def test_status_says_how_fast_members_are_and_who_is_too_slow() -> None:
@@ -277,7 +279,7 @@ def test_status_says_how_fast_members_are_and_who_is_too_slow() -> None:
     slow = fast | {"worker_id": "local.1.0", "rank": 1, "shards": 1, "shard_ms": 61.254}
     facts = {"job": "train", "state": "running", "generation": 3, "because": "fine", "applied": 9}
     named = {"local.1.0": "a shard takes it 61.3 ms"}
-    lines = cli._status_text({**facts, "members": [fast, slow], "stragglers": named}).splitlines()
+    lines = status_text({**facts, "members": [fast, slow], "stragglers": named}).splitlines()
     assert [line.rpartition("steps")[2].strip() for line in lines[2:4]] == ["7 shards of 20.9 ms", "1 shard of 61.3 ms"]
     assert lines[4].split(maxsplit=1) == ["straggler", "local.1.0: a shard takes it 61.3 ms"]
 
@@ -287,7 +289,7 @@ def test_status_of_an_ended_job_comes_from_its_directory(here: Path, started: li
     result = {"exit_code": 0, "because": "all members have finished", "digest": "ab", "generation": 3}
     (here / "job" / "result.json").write_text(json.dumps(result))
     (here / "job" / "steps.jsonl").write_text(json.dumps({"step": 0, "samples": [[1]]}) + "\n")
-    assert cli.job_status(here / "job") == {
+    assert job_status(here / "job") == {
         "job": "train",
         "state": "closed",
         "applied": 1,
@@ -299,7 +301,7 @@ def test_status_of_an_ended_job_comes_from_its_directory(here: Path, started: li
 def test_status_of_an_interrupted_job_says_so(here: Path, started: list[tuple[JobSpec, Path]]) -> None:
     assert cli.main(["run", "--job-dir", "job", "train.py"]) == 0
     with pytest.raises(ElasticError, match="was interrupted"):
-        cli.job_status(here / "job", wait_s=0.0)
+        job_status(here / "job", wait_s=0.0)
 
 
 def test_the_command_line_does_not_load_torch() -> None:

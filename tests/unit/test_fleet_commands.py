@@ -8,12 +8,13 @@ from typing import Any, cast
 import pytest
 
 from elastic import cli
+from elastic.cli.daemons import default_node
+from elastic.cli.jobs import overview_text
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ElasticError
 from elastic.fleet import addresses
 from elastic.fleet import client as client_module
 from elastic.fleet.client import FleetClient, Log
-from elastic.fleet.commands import default_node, overview_text
 from elastic.fleet.logs import Directory, Nodes, is_worker, show
 from elastic.wire import elastic_pb2 as pb
 

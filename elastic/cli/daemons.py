@@ -1,0 +1,173 @@
+"""`elastic rendezvous` and `elastic agent`: the processes that a fleet is made of."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from pathlib import Path
+from typing import Any
+
+from elastic.cli.where import add_replicas
+from elastic.config import check_name, check_pairs
+from elastic.errors import ConfigError
+from elastic.fleet.addresses import INSECURE, check_plain, check_reachable, own_address, parse
+from elastic.jobdir import DEFAULT_PARENT
+from elastic.spot import choose
+
+GRACE_S = 30.0
+
+RENDEZVOUS_EXAMPLES = """\
+examples:
+  elastic rendezvous --etcd 127.0.0.1:2379 --listen 127.0.0.1:7070
+  elastic rendezvous --etcd 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379 --listen 10.0.0.1:7070 --insecure
+
+One to three of these, on different machines, with the same etcd: one of them leads, the others take over.
+
+exit codes:
+  2 bad input    130, 143 stopped
+"""
+
+
+AGENT_EXAMPLES = """\
+examples:
+  elastic agent --rendezvous 127.0.0.1:7070 --slots 2
+  elastic agent --rendezvous 10.0.0.1:7070,10.0.0.2:7070 --address 10.0.0.7 --slots 8 --label gpu=h100 --insecure
+
+Ctrl-C and SIGTERM take the node out of its jobs first, between two steps; a second one ends them at once.
+
+exit codes:
+  2 bad input    130, 143 stopped
+"""
+
+
+def add(verbs: Any) -> None:
+    _add_rendezvous(verbs)
+    _add_agent(verbs)
+
+
+def _add_rendezvous(verbs: Any) -> None:
+    verb = verbs.add_parser(
+        "rendezvous",
+        help="serve a fleet: one replica of what decides where jobs run, and who is a member of each",
+        description="One replica of a fleet's rendezvous. Everything that lasts is in etcd.",
+        epilog=RENDEZVOUS_EXAMPLES,
+    )
+    verb.add_argument("--etcd", required=True, metavar="HOST:PORT,...", help="members of the etcd cluster, as IPs")
+    verb.add_argument("--listen", required=True, metavar="HOST:PORT", help="the address that agents and users reach")
+    verb.add_argument(
+        "--dir",
+        type=Path,
+        default=Path("elastic-rendezvous"),
+        metavar="DIR",
+        help="for journals; nothing in it is needed again (default ./%(default)s)",
+    )
+    verb.add_argument(INSECURE, action="store_true", help="listen where other machines reach it, in plain text")
+    verb.set_defaults(verb=_rendezvous)
+
+
+def _rendezvous(options: argparse.Namespace) -> int:
+    import asyncio
+
+    from elastic.fleet.server import Server
+
+    (listen,) = _one("--listen", parse("--listen", options.listen, any_port=True))
+    endpoints = parse("--etcd", options.etcd)
+    if listen.startswith(("0.0.0.0:", "[::]:")):
+        raise ConfigError(f"--listen {listen} is every address; give the one that agents reach")
+    check_plain("--listen", [listen], insecure=options.insecure)
+    check_plain("--etcd", endpoints, insecure=options.insecure)
+    _make(options.dir, "--dir")
+    return asyncio.run(Server(options.dir.absolute(), endpoints, listen).run())
+
+
+def _add_agent(verbs: Any) -> None:
+    verb = verbs.add_parser(
+        "agent",
+        help="offer this machine to a fleet",
+        description="The daemon of a node: it runs the workers of the jobs that the fleet places here. They end with "
+        "it.",
+        epilog=AGENT_EXAMPLES,
+    )
+    add_replicas(verb)
+    verb.add_argument("--node", metavar="N", help="name of this node, unique in the fleet (default: the host's)")
+    verb.add_argument("--slots", type=int, default=1, metavar="N", help="workers it takes (default %(default)s)")
+    verb.add_argument(
+        "--label", action="append", default=[], metavar="K=V", help="something jobs may ask for; any number of times"
+    )
+    verb.add_argument(
+        "--address", default="127.0.0.1", metavar="HOST", help="under which other nodes reach it (default %(default)s)"
+    )
+    verb.add_argument(
+        "--jobs-dir",
+        type=Path,
+        default=Path(DEFAULT_PARENT),
+        metavar="DIR",
+        help="on this machine; each job gets a directory in it (default ./%(default)s)",
+    )
+    choose.add_option(verb)
+    verb.add_argument(
+        "--grace",
+        type=float,
+        default=GRACE_S,
+        metavar="S",
+        help="how long a job may take to leave this node in order (default %(default)g)",
+    )
+    verb.set_defaults(verb=_agent)
+
+
+def _agent(options: argparse.Namespace) -> int:
+    import asyncio
+
+    from elastic.fleet.charge import Site
+    from elastic.fleet.daemon import Daemon, Offer
+    from elastic.joblock import JobLock
+    from elastic.journal import Journal, journal_path
+
+    replicas = parse("--rendezvous", options.rendezvous)
+    node = options.node if options.node is not None else default_node(socket.gethostname())
+    check_name("--node", node)
+    if options.slots < 1:
+        raise ConfigError(f"--slots={options.slots} must be >= 1")
+    check_pairs("--label", options.label)
+    choose.check_grace(options.grace)
+    notices = choose.check(options.notices)
+    address = own_address(options.address)
+    check_plain("--rendezvous", replicas, insecure=options.insecure)
+    check_plain("--address", [address], insecure=options.insecure)
+    check_reachable(address, replicas)
+    _make(options.jobs_dir, "--jobs-dir")
+    jobs_dir = options.jobs_dir.absolute()
+    site = Site(
+        node=node,
+        address=address,
+        replicas=replicas,
+        jobs_dir=jobs_dir,
+        notices=notices,
+        grace_s=options.grace,
+    )
+    who = f"daemon-{node}"
+    with JobLock(jobs_dir / f"{node}.lock"), Journal(journal_path(jobs_dir, who), "", who, node) as journal:
+        print(f"elastic: node {node} at {address} with {options.slots} slots; jobs in {jobs_dir}", flush=True)
+
+        async def attend() -> int:
+            return await Daemon(site, Offer(options.slots, tuple(options.label)), journal).run()
+
+        return asyncio.run(attend())
+
+
+def default_node(host: str) -> str:
+    """The host's name as that of a node: without its domain."""
+    return "".join(c if c.isalnum() else "-" for c in host.partition(".")[0].lower()).strip("-")[:63] or "node"
+
+
+def _one(option: str, values: tuple[str, ...]) -> tuple[str]:
+    if len(values) != 1:
+        raise ConfigError(f"{option} takes one address, not {len(values)}")
+    return (values[0],)
+
+
+def _make(directory: Path, option: str) -> None:
+    try:
+        (directory / "journal").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{option} {directory}: {error.strerror}; give a directory that can be written") from error

@@ -1,0 +1,113 @@
+"""`elastic jobs` and `elastic stop`: all jobs of a fleet, and the end of one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from elastic.cli.where import add_replicas, client_of
+from elastic.errors import ConfigError, ElasticError, ExitCode
+
+if TYPE_CHECKING:
+    from elastic.fleet.client import FleetClient
+
+LOOK_S = 0.2
+
+
+STOP_WAIT_S = 90.0
+"""A job that is stopped is over by then: it is ended if it has not left in order."""
+
+JOBS_EXAMPLES = """\
+examples:
+  elastic jobs --rendezvous 127.0.0.1:7070
+  elastic jobs --rendezvous 127.0.0.1:7070 --json | jq '.jobs[] | select(.state == "waits")'
+"""
+
+STOP_EXAMPLES = """\
+examples:
+  elastic stop train-1 --rendezvous 127.0.0.1:7070
+
+A job that trains stops after a step, with a checkpoint of it; `elastic submit --resume` goes on from there.
+"""
+
+
+def add(verbs: Any) -> None:
+    jobs = verbs.add_parser(
+        "jobs",
+        help="the jobs and nodes of a fleet",
+        description="Show all jobs of a fleet, what those that wait are waiting for, and its nodes.",
+        epilog=JOBS_EXAMPLES,
+    )
+    add_replicas(jobs)
+    jobs.add_argument("--json", action="store_true", help="as one JSON object")
+    jobs.set_defaults(verb=_jobs)
+    stop = verbs.add_parser(
+        "stop",
+        help="end a job of a fleet",
+        description="End a job of a fleet: in order, if it trains, and wait until it is over.",
+        epilog=STOP_EXAMPLES,
+    )
+    stop.add_argument("job", metavar="JOB")
+    add_replicas(stop)
+    stop.add_argument("--json", action="store_true", help="as one JSON object")
+    stop.set_defaults(verb=_stop)
+
+
+def _jobs(options: argparse.Namespace) -> int:
+    overview = client_of(options).overview()
+    print(json.dumps(overview) if options.json else overview_text(overview))
+    return ExitCode.DONE
+
+
+def overview_text(overview: dict[str, Any]) -> str:
+    """The jobs, oldest first, and the nodes."""
+    lines = []
+    for job in overview["jobs"]:
+        where = ", ".join(f"{slots} on {node}" for node, slots in sorted(job["slots"].items()))
+        told = f"{job['job']:<20} {job['state']:<9}"
+        if job["state"] == "ended":
+            told += f" exit {job['exit_code']}: {job['because'].partition(chr(10))[0]}"
+        else:
+            told += f" {where or str(job['workers']) + ' workers'}" + (f": {job['because']}" if job["because"] else "")
+        lines.append(told.rstrip())
+        lines += [f"  trouble: {trouble['because']}; {trouble['advice']}" for trouble in job.get("troubles", ())]
+    lines = lines or ["no jobs"]
+    for node in overview["nodes"]:
+        taken = sum(node["jobs"].values())
+        state = f"{taken} of {node['slots']} slots taken" if node["up"] else "away"
+        labels = f", {' '.join(node['labels'])}" if node["labels"] else ""
+        because = f": {node['because']}" if node["because"] and node["up"] else ""
+        lines.append(f"node {node['node']:<15} {state}{labels}{because}")
+    return "\n".join(lines)
+
+
+def _stop(options: argparse.Namespace) -> int:
+    client = client_of(options)
+    job = client.stop(options.job, "asked for by `elastic stop`")
+    ended = await_end(client, job, STOP_WAIT_S)
+    print(json.dumps(ended) if options.json else ended_text(ended))
+    return ExitCode.DONE
+
+
+def await_end(client: FleetClient, job: str, within_s: float | None) -> dict[str, Any]:
+    """The job's entry when it is over. Raises ElasticError if it is not within that time."""
+    deadline_s = None if within_s is None else time.monotonic() + within_s
+    while True:
+        try:
+            entry = client.job(job)
+        except ConfigError:
+            raise
+        except ElasticError:  # nobody leads just now
+            entry = {"state": ""}
+        if entry["state"] == "ended":
+            return entry
+        if deadline_s is not None and time.monotonic() >= deadline_s:
+            raise ElasticError(f"{job} is not over after {within_s:g} s; `elastic status` shows what it does")
+        time.sleep(LOOK_S)  # a remote process: there is nothing to wait on
+
+
+def ended_text(entry: dict[str, Any]) -> str:
+    digest = f", digest {entry['digest']}" if entry["digest"] else ""
+    return f"{entry['job']} is over, exit {entry['exit_code']}: {entry['because']}{digest}"

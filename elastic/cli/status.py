@@ -1,0 +1,72 @@
+"""`elastic status`: what one job is doing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import Any
+
+from elastic.cli.where import add_either, client_of
+from elastic.errors import ConfigError, ExitCode
+
+EXAMPLES = """\
+examples:
+  elastic status --job-dir elastic-jobs/train-1
+  elastic status --job-dir elastic-jobs/train-1 --json | jq .generation
+  elastic status train-1 --rendezvous 127.0.0.1:7070
+"""
+
+
+def add(verbs: Any) -> None:
+    status = verbs.add_parser(
+        "status",
+        help="what a job is doing",
+        description="Show the state of a job: its members, how far it is, and why it is in this state.",
+        epilog=EXAMPLES,
+    )
+    status.add_argument("job", metavar="JOB", nargs="?", help="of a fleet (default: the only one that is not over)")
+    add_either(status)
+    status.add_argument("--json", action="store_true", help="as one JSON object")
+    status.set_defaults(verb=_status)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from elastic import troubles
+    from elastic.status import job_status
+
+    if options.job_dir is None:
+        document = client_of(options).status(options.job or "")
+    elif options.job is not None:
+        raise ConfigError(f"{options.job}: a directory holds one job; give JOB with --rendezvous only")
+    else:
+        document = job_status(options.job_dir)
+        if document["state"] != "closed":
+            document["troubles"] = [asdict(trouble) for trouble in troubles.of_job(options.job_dir)]
+    print(json.dumps(document) if options.json else status_text(document))
+    return ExitCode.DONE
+
+
+def status_text(document: dict[str, Any]) -> str:
+    lines = [
+        f"{document['job']}: {document['state']}, generation {document['generation']}"
+        + (f", {document['applied']} steps" if "applied" in document else ""),
+        f"because {document['because']}",
+    ]
+    if document.get("checkpoint"):
+        lines.append(f"newest checkpoint {document['checkpoint']}")
+    lines += [
+        f"  rank {member['rank']}  {member['worker_id']}  on {member['node']}  pid {member['pid']}  "
+        f"{member['applied']} steps" + _speed_text(member)
+        for member in document["members"]
+    ]
+    lines += [f"  straggler {worker_id}: {because}" for worker_id, because in document.get("stragglers", {}).items()]
+    lines += [f"  {worker_id}: {how}" for worker_id, how in document.get("held_up_by", {}).items()]
+    lines += [f"  spare   {worker_id}" for worker_id in document.get("spares", ())]
+    lines += [f"trouble: {trouble['because']}; {trouble['advice']}" for trouble in document.get("troubles", ())]
+    return "\n".join(lines)
+
+
+def _speed_text(member: dict[str, Any]) -> str:
+    shard_ms, shards = member.get("shard_ms"), member.get("shards", 0)
+    return "" if shard_ms is None else f"  {shards} shard{'s' * (shards != 1)} of {shard_ms:.3g} ms"

@@ -1,0 +1,101 @@
+"""`elastic submit`: a job for a fleet."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elastic.cli.jobs import await_end, ended_text
+from elastic.cli.where import add_replicas, client_of
+from elastic.config import JobSpec, job_from_toml
+from elastic.errors import ConfigError, ExitCode
+from elastic.fleet.documents import check_for_fleet
+
+if TYPE_CHECKING:
+    from elastic.fleet.client import FleetClient
+
+EXAMPLES = """\
+examples:
+  elastic submit job.toml --rendezvous 127.0.0.1:7070
+  elastic submit job.toml --rendezvous 127.0.0.1:7070 --wait           exit code of the job
+  elastic submit job.toml --rendezvous 127.0.0.1:7070 --resume train-1
+
+job.toml:
+  name = "train"
+  command = ["python", "train.py", "--lr", "3e-4"]
+  directory = "/srv/train"              where that is, on every node
+  workers = 4
+  min_workers = 2                       it starts when these fit, all or none
+  labels = ["gpu=h100"]                 only on nodes whose agents have these
+  checkpoint_dir = "s3://bucket/runs"   which every node reaches; each job has a directory in it
+  [env]
+  OMP_NUM_THREADS = "4"
+"""
+
+
+def add(verbs: Any) -> None:
+    verb = verbs.add_parser(
+        "submit",
+        help="give a fleet a job",
+        description="Give a fleet a job, which starts when its minimum of workers fits. Prints the job's name.",
+        epilog=EXAMPLES,
+    )
+    verb.add_argument("file", type=Path, metavar="JOB.TOML")
+    add_replicas(verb)
+    verb.add_argument(
+        "--resume", metavar="JOB", help="go on from the newest checkpoint of this job, which is over; read from here"
+    )
+    verb.add_argument("--wait", action="store_true", help="until it is over, and end with its exit code")
+    verb.add_argument("--json", action="store_true", help="as one JSON object")
+    verb.set_defaults(verb=_submit)
+
+
+def _submit(options: argparse.Namespace) -> int:
+    client = client_of(options)
+    spec = read_job_file(options.file)
+    resume = f"{options.resume}@{_newest_checkpoint(client, options.resume)}" if options.resume else ""
+    name = client.submit(spec, resume)
+    if not options.wait:
+        print(json.dumps({"job": name}) if options.json else name)
+        return ExitCode.DONE
+    print(f"elastic: {name}", file=sys.stderr, flush=True)
+    ended = await_end(client, name, None)
+    print(json.dumps(ended) if options.json else ended_text(ended))
+    return int(ended["exit_code"])
+
+
+def read_job_file(path: Path) -> JobSpec:
+    """A job for a fleet. Raises ConfigError, with the line where there is one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        because = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"{path} cannot be read: {because}; give a job in TOML") from error
+    spec = job_from_toml(text, str(path))
+    try:
+        check_for_fleet(spec)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return spec
+
+
+def _newest_checkpoint(client: FleetClient, job: str) -> str:
+    """The newest of that job's that is whole. Raises ConfigError if there is none."""
+    from elastic.checkpoints.series import Series
+    from elastic.checkpoints.storage import storage_at
+
+    before = client.job(job)
+    storage = storage_at(before["checkpoints"])
+    try:
+        found, skipped = Series(storage).newest(before["identity"])
+    except OSError as error:
+        raise ConfigError(f"{storage.url} cannot be read from here: {error}") from error
+    for other in skipped:
+        print(f"elastic: skipped the checkpoint {other.name}: {other.problem}", file=sys.stderr)
+    if found is None:
+        raise ConfigError(f"{storage.url} has no whole checkpoint of {before['job']}; submit without --resume")
+    print(f"elastic: goes on from step {found.name.step}, checkpoint {found.name}", file=sys.stderr)
+    return str(found.name)

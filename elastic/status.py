@@ -1,0 +1,58 @@
+"""What a job of this machine is doing: asked of its leader, or told from its directory when it is over."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from elastic import jobdir
+from elastic.client import fetch_status
+from elastic.errors import ConfigError, ElasticError
+
+STATUS_WAIT_S = 5.0
+"""How long `status` waits for a leader: an election takes two seconds."""
+
+
+def job_status(job_dir: Path, wait_s: float = STATUS_WAIT_S) -> dict[str, Any]:
+    """The job's state as `elastic status --json` prints it.
+
+    Of an ended job: state "closed", no members. Raises ConfigError if there never was a job, ElasticError if nobody
+    answers for it within wait_s.
+    """
+    if not (job_dir / "job.json").exists():
+        raise ConfigError(f"{job_dir} holds no job; give the --job-dir of `elastic run`")
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        if (result := jobdir.read_json(job_dir / "result.json")) is not None:
+            return _closed(job_dir, result)
+        try:
+            where = jobdir.read_json(job_dir / "rendezvous.json")
+            if where is None:
+                raise ElasticError("the job is being started; nobody leads it yet")
+            return fetch_status(where["address"], wait_s)
+        except ElasticError as error:
+            if time.monotonic() >= deadline_s:
+                if not jobdir.is_live(job_dir):
+                    raise ElasticError(
+                        f"the job in {job_dir} was interrupted; none of its processes is alive"
+                    ) from error
+                raise
+            time.sleep(0.1)  # a file and a remote process: there is nothing to wait on
+
+
+def _closed(job_dir: Path, result: dict[str, Any]) -> dict[str, Any]:
+    from elastic.live import StepsTail  # which draws, with rich
+
+    tail = StepsTail(job_dir / "steps.jsonl")
+    tail.poll(0.0)
+    return {
+        "job": (jobdir.read_json(job_dir / "job.json") or {}).get("name", ""),
+        "state": "closed",
+        "generation": result["generation"],
+        "because": result["because"],
+        "applied": tail.steps,
+        "members": [],
+        "exit_code": result["exit_code"],
+        "digest": result["digest"],
+    }
