@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import re
-import secrets
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +21,24 @@ examples:
   elastic chaos run -- train.py --steps 500         the preset `kill`, over most of the run
   elastic chaos run --preset everything --duration 5m --seed 7 -- train.py --steps 5000
   elastic chaos run --quiet-run elastic-chaos/train-1 -- train.py --steps 500
+  elastic chaos run --preset freeze --job job.toml  a job as `elastic submit` takes it
+  elastic chaos run scenario.toml -- train.py       faults at the times and places of a file
 
 The job runs twice: once undisturbed, once with faults. Choose arguments with which it takes a minute or more.
 
 exit codes:
   0 every invariant is true             1 one is not
   2 bad input                           3 the job could not be run at all
+"""
+
+REPLAY_EXAMPLES = """\
+examples:
+  elastic chaos replay chaos-2/report.json
+  elastic chaos replay chaos-2 --job-dir again --json | tail -1 | jq .same
+
+exit codes:
+  0 every invariant is decided as before, and the same faults came     1 something differs
+  2 bad input                                                          3 the job could not be run at all
 """
 
 
@@ -40,6 +51,7 @@ def add(verbs: Any) -> None:
     )
     actions = chaos.add_subparsers(title="commands", required=True, metavar="ACTION", parser_class=type(chaos))
     _add_run(actions)
+    _add_replay(actions)
     listed = actions.add_parser("list", help="presets and kinds of faults", description="Presets and kinds of faults.")
     listed.set_defaults(verb=_list)
     report = actions.add_parser(
@@ -56,15 +68,15 @@ def _add_run(actions: Any) -> None:
     run = actions.add_parser(
         "run",
         help="run a script undisturbed and with faults",
-        usage="elastic chaos run [options] -- SCRIPT [ARGS...]",
+        usage="elastic chaos run [SCENARIO.toml] [options] -- SCRIPT [ARGS...]\n"
+        "       elastic chaos run [SCENARIO.toml] [options] --job job.toml",
         description="Run a script undisturbed and with faults, and compare.",
         epilog=RUN_EXAMPLES,
     )
     run.add_argument(
         "--preset",
-        default="kill",
         metavar="NAME",
-        help="a preset, or faults with commas between; see `elastic chaos list`",
+        help="a preset, or faults with commas between; see `elastic chaos list` (default: kill)",
     )
     run.add_argument("--seed", type=int, metavar="S", help="of the schedule (default: drawn, and printed)")
     run.add_argument(
@@ -73,7 +85,8 @@ def _add_run(actions: Any) -> None:
         metavar="2m",
         help="how long faults are injected, from the first step on (default: 80%% of the undisturbed run)",
     )
-    run.add_argument("--workers", type=int, default=3, metavar="N", help="workers (default %(default)s)")
+    run.add_argument("--workers", type=int, metavar="N", help="workers (default: 3, or those of the job)")
+    run.add_argument("--job", metavar="job.toml", help="a job in TOML in place of a script")
     run.add_argument("--job-dir", type=Path, metavar="DIR", help="default: ./elastic-chaos/<name>-<n>")
     run.add_argument(
         "--quiet-run",
@@ -83,7 +96,21 @@ def _add_run(actions: Any) -> None:
     )
     _add_allow(run)
     run.add_argument("script", metavar="SCRIPT", nargs=argparse.REMAINDER, help="the training script, its arguments")
-    run.set_defaults(verb=_run)
+    run.set_defaults(verb=_run, parser=run)
+
+
+def _add_replay(actions: Any) -> None:
+    replay = actions.add_parser(
+        "replay",
+        help="run the same again from a report",
+        description="Run a job with the command, the seed and the plan of a report, and say whether it came out the "
+        "same. The undisturbed run is taken from beside the report, where it is still there.",
+        epilog=REPLAY_EXAMPLES,
+    )
+    replay.add_argument("report", type=Path, metavar="REPORT", help="a report.json, or the directory it is in")
+    replay.add_argument("--job-dir", type=Path, metavar="DIR", help="default: ./elastic-chaos/<name>-<n>")
+    replay.add_argument("--json", action="store_true", help="what differs as JSON, as the last line")
+    replay.set_defaults(verb=_replay)
 
 
 def _add_allow(parser: Any) -> None:
@@ -96,37 +123,57 @@ def _add_allow(parser: Any) -> None:
 
 
 def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration; write 90, 90s, 2m or 1h")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600, None: 1}[found[2]]
+    from chaos_tests.harness.scenario import seconds_of
+
+    try:
+        return seconds_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _run(options: argparse.Namespace) -> int:
-    from chaos_tests.harness import campaign, processes
-    from chaos_tests.harness.schedule import preset_of
+    from chaos_tests import asking
 
-    words = options.script[1:] if options.script[:1] == ["--"] else options.script
-    if not words:
-        raise ConfigError("no script given: write `elastic chaos run -- train.py`")
-    preset_of(options.preset)
-    if options.workers < 2:
-        raise ConfigError(f"--workers={options.workers}: at least 2 are needed, because one has to survive")
+    scenario, words = asking.scenario_of(options)
+    asking.campaign_of(scenario, words, Path())  # whatever is wrong with it is said before a directory is made
     allowed = _allowed(options)
-    seed = options.seed if options.seed is not None else secrets.randbelow(1_000_000)
+    home = _home(options.job_dir, words[0] if words else Path(scenario.job).name)
+    asked = asking.campaign_of(scenario, words, home)
+    print(f"chaos: preset {asked.preset}, seed {asked.seed}, in {home}", flush=True)
+    return _judge(_both_runs(asked, options.quiet_run and options.quiet_run.absolute()), allowed)
+
+
+def _both_runs(asked: Campaign, earlier: Path | None) -> Campaign:
+    """earlier: a directory with an undisturbed run to compare with."""
+    from chaos_tests.harness import campaign, processes
+
     processes.exit_on_sigterm()
-    home = _home(options.job_dir, words[0])
-    asked = campaign.Campaign(
-        home, tuple(words), ("--workers", str(options.workers)), options.preset, seed, options.duration
-    )
-    print(f"chaos: preset {options.preset}, seed {seed}, in {home}", flush=True)
-    if options.quiet_run is not None:
-        quiet_s = campaign.adopt_quiet_run(asked, options.quiet_run.absolute())
+    if earlier is not None:
+        quiet_s = campaign.adopt_quiet_run(asked, earlier)
     else:
         print("\nundisturbed run", flush=True)
         quiet_s = campaign.quiet_run(asked)
     print("\nrun with faults", flush=True)
-    return _judge(campaign.faulty_run(asked, quiet_s), allowed)
+    return campaign.faulty_run(asked, quiet_s)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from chaos_tests.harness import replay
+
+    before = replay.read_report(options.report)
+    beside = (options.report if options.report.is_dir() else options.report.parent).absolute()
+    home = _home(options.job_dir, beside.name)
+    asked = replay.campaign_again(before, home)
+    print(f"chaos: again preset {asked.preset}, seed {asked.seed}, in {home}", flush=True)
+    done = _both_runs(asked, beside if (beside / "quiet" / "result.json").exists() else None)
+    _judge(done, frozenset())
+    differ = list(replay.differences(before, replay.read_report(home)))
+    print(f"replay: {'the same' if not differ else 'DIFFERENT'}")
+    for sentence in differ:
+        print(f"  {sentence}")
+    if options.json:
+        print(json.dumps({"same": not differ, "differences": differ, "report": str(home / "report.json")}))
+    return NOT_TRUE if differ else ExitCode.DONE
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -153,7 +200,7 @@ def _judge(asked: Campaign, allowed: frozenset[str]) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from chaos_tests.harness.faults import CATALOGUE
+    from chaos_tests.harness.faults import CATALOGUE, places
     from chaos_tests.harness.schedule import PRESETS
 
     print("presets, with the mean time between two faults")
@@ -162,6 +209,8 @@ def _list(options: argparse.Namespace) -> int:
     print("\nfaults")
     for name, kind in CATALOGUE.items():
         print(f"  {name:<20}{kind.about}")
+        if at := places(kind.fault):
+            print(f"  {'':<20}places: {', '.join(at)}")
     return ExitCode.DONE
 
 

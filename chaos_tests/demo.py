@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from chaos_tests.harness.local import LocalJob
+from chaos_tests.harness.local import LocalJob, elastic_run
 from chaos_tests.harness.narrator import Narrator
 from elastic.errors import ElasticError
 from elastic.journal import PHASES, read_all, recoveries
@@ -112,9 +112,8 @@ def _faulty_run(job_dir: Path, steps: int) -> tuple[dict[str, Any], list[str]]:
 
 def _start(job_dir: Path, steps: int, narrator: Narrator) -> LocalJob:
     command = [str(SCRIPT), "--steps", str(steps)]
-    return LocalJob(
-        job_dir, ["--workers", str(WORKERS)], command, lambda job: narrator.hear(job.new_events(), job.steps())
-    )
+    program = elastic_run(job_dir, ["--workers", str(WORKERS)], command)
+    return LocalJob(job_dir, program, lambda job: narrator.hear(job.new_events(), job.steps()))
 
 
 def _kill(job: LocalJob, narrator: Narrator, *, after_step: int, rank: int) -> str:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from chaos_tests.harness import processes, resources
 from chaos_tests.harness.leftovers import left
-from chaos_tests.harness.local import JobFailed, LocalJob
+from chaos_tests.harness.local import JobFailed, LocalJob, elastic_run
 from chaos_tests.harness.resources import Held
 from chaos_tests.harness.world import World
 from elastic.errors import ElasticError
@@ -135,7 +135,7 @@ class Soak:
         command = [str(SCRIPT), "--until", str(self._until)]
         # torch keeps a cache among the temporary files for the next process, on purpose.
         environment = {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(home / "torch-cache")}
-        self._job = LocalJob(home / "job", options, command, self._follow, environment)
+        self._job = LocalJob(home / "job", elastic_run(home / "job", options, command), self._follow, environment)
         self.mark = self._job.mark
 
     def __enter__(self) -> Soak:

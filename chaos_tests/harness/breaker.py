@@ -66,7 +66,7 @@ class Breaker:
         say: Callable[[str], None],
     ) -> None:
         self._waiting = list(plan)
-        self._dice = random.Random(seed)
+        self._seed = seed
         self._world, self._journal, self._dir, self._mark, self._say = world, journal, job_dir, mark, say
         self._begun_s = time.monotonic()
         self._running: list[_Running] = []
@@ -108,11 +108,11 @@ class Breaker:
                 case Strike() | Freeze() if len(healthy) < needed(fault):
                     raise _NotNow(f"{len(healthy)} healthy members, {needed(fault)} are needed")
                 case Strike(places=places) if places:
-                    self._hit(planned, (self._dice.choice(healthy),), signal.SIGKILL, awaits_place=True)
+                    self._hit(planned, (self._dice(planned).choice(healthy),), signal.SIGKILL, awaits_place=True)
                 case Strike():
-                    self._hit(planned, self._targets(fault), fault.number)
+                    self._hit(planned, self._targets(planned, fault), fault.number)
                 case Freeze():
-                    self._stop_workers(planned, fault, self._targets(fault))
+                    self._stop_workers(planned, fault, self._targets(planned, fault))
                 case KillService(module):
                     self._on_service(planned, module, lambda pid: blows.kill(pid))
                 case FreezeService(module, for_s):
@@ -129,8 +129,13 @@ class Breaker:
             self._skip(planned, str(reason))
         return True
 
-    def _targets(self, fault: Strike | Freeze) -> tuple[str, ...]:
-        chosen = choose(fault, self._healthy(), sorted(self._world.newcomers - self._condemned), self._dice)
+    def _dice(self, planned: Planned) -> random.Random:
+        """Of this fault alone, so that a replay hits the same ranks, whatever happened to the faults before it."""
+        return random.Random(f"{self._seed}/{planned.number}")
+
+    def _targets(self, planned: Planned, fault: Strike | Freeze) -> tuple[str, ...]:
+        dice = self._dice(planned)
+        chosen = choose(fault, self._healthy(), sorted(self._world.newcomers - self._condemned), dice)
         if not chosen:
             raise _NotNow("nobody to do it to")
         return chosen
@@ -154,7 +159,8 @@ class Breaker:
     def _strike_again(self, running: _Running) -> None:
         fault = CATALOGUE[running.planned.kind].fault
         assert isinstance(fault, Strike)
-        targets = choose(fault, self._healthy(), sorted(self._world.newcomers - self._condemned), self._dice)
+        dice = self._dice(running.planned)
+        targets = choose(fault, self._healthy(), sorted(self._world.newcomers - self._condemned), dice)
         if not targets:
             return  # this place may come once more
         begun_ns = time.monotonic_ns()

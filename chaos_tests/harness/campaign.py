@@ -3,6 +3,7 @@
 <home>/quiet/    the job directory of the undisturbed run
 <home>/faulty/   that of the run with faults
 <home>/chaos.json  what was asked for: command, preset, seed, plan
+<home>/job.json    the job's specification, where it was given by a file
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +22,7 @@ from typing import Any
 
 from chaos_tests.harness import leftovers, processes, resources
 from chaos_tests.harness.breaker import Breaker
-from chaos_tests.harness.local import JobFailed, LocalJob
+from chaos_tests.harness.local import JobFailed, LocalJob, elastic_run
 from chaos_tests.harness.narrator import Narrator
 from chaos_tests.harness.recorder import Recorder
 from chaos_tests.harness.schedule import Planned, plan, preset_of
@@ -43,7 +45,8 @@ RESTARTS = 1_000_000
 class Campaign:
     """What was asked for. duration_s: faults are injected for so long; None: most of the undisturbed run's time.
 
-    plan: empty until the preset and the seed have been made into one.
+    command: a script and its arguments, options: of `elastic run`; or job: a specification as JSON, which has both.
+    plan: empty until the preset and the seed have been made into one. directory: where the job runs; "": here.
     """
 
     home: Path
@@ -53,6 +56,8 @@ class Campaign:
     seed: int
     duration_s: float | None
     plan: tuple[Planned, ...] = ()
+    job: str = ""
+    directory: str = ""
 
 
 def quiet_run(campaign: Campaign) -> float:
@@ -156,19 +161,30 @@ class _Faulty:
 def _job(
     campaign: Campaign, job_dir: Path, on_poll: Callable[[LocalJob], None], environment: dict[str, str] | None = None
 ) -> Iterator[LocalJob]:
-    options = ["--max-restarts", str(RESTARTS), *campaign.options]
-    with LocalJob(job_dir, options, list(campaign.command), on_poll, environment) as job:
+    if campaign.job:
+        specification = campaign.home / "job.json"
+        write_atomically(specification, campaign.job.encode())
+        program = [sys.executable, "-m", "chaos_tests.harness.starter", str(specification), str(job_dir)]
+    else:
+        program = elastic_run(job_dir, ["--max-restarts", str(RESTARTS), *campaign.options], campaign.command)
+    directory = Path(campaign.directory) if campaign.directory else None
+    with LocalJob(job_dir, program, on_poll, environment, directory) as job:
         yield job
 
 
 def read_campaign(home: Path) -> Campaign:
     """As it was asked for. Raises JobFailed if there was none."""
     try:
-        fields: dict[str, Any] = json.loads((home / "chaos.json").read_bytes())
-        fields["plan"] = tuple(Planned(**planned) for planned in fields["plan"])
-        return Campaign(**{**fields, "home": home, **{k: tuple(fields[k]) for k in ("command", "options")}})
+        return from_document(home, json.loads((home / "chaos.json").read_bytes()))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise JobFailed(f"{home} holds no chaos run ({error}); give the --job-dir of `elastic chaos run`") from error
+
+
+def from_document(home: Path, fields: Mapping[str, Any]) -> Campaign:
+    """As chaos.json or a report has it. Raises TypeError, ValueError or KeyError if it is none."""
+    plan = tuple(Planned(**planned) for planned in fields["plan"])
+    words = {name: tuple(map(str, fields[name])) for name in ("command", "options")}
+    return Campaign(**{**fields, "home": home, "plan": plan, **words})
 
 
 def _document(campaign: Campaign) -> bytes:

@@ -130,6 +130,11 @@ def lethal(fault: Fault) -> bool:
     return isinstance(fault, Strike)
 
 
+def places(fault: Fault) -> tuple[str, ...]:
+    """Points of the job's life of which a fault may wait for one; none for what strikes at a time."""
+    return fault.places if isinstance(fault, Strike) else ()
+
+
 def choose(
     fault: Strike | Freeze, holders: Sequence[str], newcomers: Sequence[str], dice: random.Random
 ) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A job under `elastic run` on this machine, as a harness sees it: start it, follow it, break it, wait for its end."""
+"""A job on this machine, as a harness sees it: start it, follow it, break it, wait for its end."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from chaos_tests.harness.processes import Command
 from elastic.errors import ElasticError
-from elastic.journal import Journal, journal_path
+from elastic.journal import Journal, journal_path, parse
 from elastic.status import job_status
 
 POLL_S = 0.02
@@ -27,11 +27,20 @@ class JobFailed(ElasticError):
     """Look at the job's directory: it ended, or stood still, where it should have gone on."""
 
 
-class Tail:
-    """The complete lines that were added to a JSON lines file since the last look."""
+def elastic_run(job_dir: Path, options: Sequence[str], command: Sequence[str]) -> list[str]:
+    """The command line of a script's job."""
+    run = [sys.executable, "-m", "elastic.cli", "run", "--quiet"]
+    return [*run, "--job-dir", str(job_dir), *options, *command]
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+
+class Tail:
+    """The complete lines that were added to a JSON lines file since the last look, but for those that a kill has torn.
+
+    read: one line; None for a torn one.
+    """
+
+    def __init__(self, path: Path, read: Callable[[bytes], dict[str, Any] | None] = parse) -> None:
+        self._path, self._read = path, read
         self._offset = 0
 
     def lines(self) -> list[dict[str, Any]]:
@@ -43,12 +52,13 @@ class Tail:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [json.loads(text) for text in whole.splitlines()]
+        return [line for text in whole.splitlines() if (line := self._read(text)) is not None]
 
 
 class LocalJob:
-    """`elastic run` as a child, its output in ``<job_dir>.out``. A context manager that leaves nothing running.
+    """A job's command as a child, its output in ``<job_dir>.out``. A context manager that leaves nothing running.
 
+    program: the command line, such as `elastic_run` makes it. cwd: where it runs; None: here.
     on_poll: called often while something is waited for. Raises JobFailed from every wait when the job ends first or
     the wait takes longer than its deadline.
     """
@@ -56,18 +66,18 @@ class LocalJob:
     def __init__(
         self,
         job_dir: Path,
-        options: list[str],
-        command: list[str],
+        program: Sequence[str],
         on_poll: Callable[[LocalJob], None],
         environment: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
     ) -> None:
         self.dir = job_dir
         self._on_poll = on_poll
         self._journals: dict[Path, Tail] = {}
-        self._ledger = Tail(job_dir / "steps.jsonl")
+        self._ledger = Tail(job_dir / "steps.jsonl", json.loads)  # its writer repairs a torn line
         self._steps: list[dict[str, Any]] = []
-        program = [sys.executable, "-m", "elastic.cli", "run", "--quiet", "--job-dir", str(job_dir), *options, *command]
-        self._command = Command(program, job_dir.with_name(f"{job_dir.name}.out"), environment=environment)
+        output = job_dir.with_name(f"{job_dir.name}.out")
+        self._command = Command(program, output, environment=environment, cwd=cwd)
 
     def __enter__(self) -> Self:
         return self

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from chaos_tests.harness.faults import CATALOGUE, Strike
+from chaos_tests.harness.faults import CATALOGUE, places
 from elastic.errors import ConfigError
 
 FIRST_S = 1.0
@@ -97,8 +97,8 @@ def plan(preset: Preset, seed: int, duration_s: float) -> tuple[Planned, ...]:
             kind = bag.pop()
         else:
             kind = dice.choices(list(preset.weights), list(preset.weights.values()))[0]
-        fault = CATALOGUE[kind].fault
-        place = dice.choice(fault.places) if isinstance(fault, Strike) and fault.places else ""
+        known = places(CATALOGUE[kind].fault)
+        place = dice.choice(known) if known else ""
         planned.append(Planned(len(planned) + 1, round(at_s, 3), kind, place))
         at_s += dice.uniform(0.5, 1.5) * preset.gap_s
     return tuple(planned)

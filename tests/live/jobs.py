@@ -44,7 +44,7 @@ class Job:
         self.gates.mkdir(exist_ok=True)
         self._journals: dict[Path, Tail] = {}
         self._lines: list[Line] = []
-        self._ledger = Tail(self.dir / "steps.jsonl")
+        self._ledger = Tail(self.dir / "steps.jsonl", json.loads)
         self._steps: list[Line] = []
         command = [sys.executable, "-m", "elastic.cli", "run", "--job-dir", str(self.dir), *words]
         path = f"{site}:{ROOT}" if site is not None else str(ROOT)

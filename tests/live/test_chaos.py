@@ -14,15 +14,16 @@ from tests.chaos.runs import Undisturbed, command, disturbed, told
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("chaos") / "run"
+    """Of a run with kills."""
+    path = tmp_path_factory.mktemp("chaos") / "run"
+    options = ["--preset", "kill", "--seed", "11", "--duration", "4s", "--job-dir", str(path)]
+    main(["chaos", "run", *options, "--", *command(epochs=3)])
+    return path
 
 
-def test_a_run_with_faults_passes_and_leaves_a_report(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    options = ["--preset", "kill", "--seed", "11", "--duration", "4s", "--job-dir", str(home)]
-    code = main(["chaos", "run", *options, "--", *command(epochs=3)])
+def test_a_run_with_faults_passes_and_leaves_a_report(home: Path) -> None:
     report = json.loads((home / "report.json").read_bytes())
-    assert code == 0, report["invariants"]
+    assert report["passed"], report["invariants"]
     assert report["digest"] == report["quiet_digest"] != ""
     assert {invariant["answer"] for invariant in report["invariants"]} == {"true"}
     assert report["faults"]
@@ -40,3 +41,10 @@ def test_a_planted_defect_is_caught(home: Path, tmp_path: Path) -> None:
     quiet = Undisturbed(home, command(epochs=3), seconds=5.0)
     verdicts = disturbed(tmp_path / "mutant", quiet, ("kill", "kill", "kill"), gap_s=1.5, mutant="dropped-shard")
     assert verdicts["I7"].answer is Answer.FALSE, told(verdicts)
+
+
+@pytest.mark.long
+def test_a_run_is_done_again_from_its_report(home: Path, tmp_path: Path) -> None:
+    assert main(["chaos", "replay", str(home / "report.json"), "--job-dir", str(tmp_path / "again")]) == 0
+    first, again = (json.loads((path / "report.json").read_bytes()) for path in (home, tmp_path / "again"))
+    assert [fault["fault"] for fault in again["faults"]] == [fault["fault"] for fault in first["faults"]]

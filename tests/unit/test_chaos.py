@@ -178,11 +178,6 @@ def test_ticks_are_few_and_within(most: float) -> None:
     assert found[0] == 0.0 and found[-1] <= most + 1e-6 and len(found) <= 12
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("2m", 120.0), ("1.5h", 5400.0)])
-def test_durations_are_read(text: str, seconds: float) -> None:
-    assert chaos._seconds(text) == seconds
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

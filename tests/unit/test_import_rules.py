@@ -22,6 +22,7 @@ PURE_ROOMS = [
     *rooms("chaos_tests/harness/report"),
     "chaos_tests/harness/faults.py",
     "chaos_tests/harness/history.py",
+    "chaos_tests/harness/scenario.py",
     "chaos_tests/harness/schedule.py",
     "elastic/checkpoints/choose.py",
     "elastic/checkpoints/interval.py",
