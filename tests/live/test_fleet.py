@@ -11,7 +11,7 @@ import pytest
 from elastic import ledger
 from elastic.errors import ExitCode
 from tests.live.conftest import Quiet
-from tests.live.fleet import Fleet, interrupt
+from tests.live.fleet import Fleet
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +31,15 @@ def test_a_job_goes_on_without_a_node_and_without_the_leader_and_ends_with_the_q
     fleet: Fleet, quiet: Quiet
 ) -> None:
     fleet.pace(0.05)
-    job = fleet.submit("train")
+    job = fleet.train("train")
     before = fleet.await_members(job, "a.0.0", "b.0.0", "c.0.0")
 
-    fleet.kill(fleet.nodes["c"])
+    fleet.end("c")
     after = fleet.await_members(job, "a.0.0", "b.0.0")
     assert pids(after).items() < pids(before).items()
 
     leader = fleet.leader_of(job)
-    fleet.kill(fleet.replicas.pop(leader))
+    fleet.end(leader)
     led = fleet.until("another leader", lambda: s if (s := fleet.status(job)).get("term", 0) > after["term"] else None)
     led = fleet.until("its members", lambda: s if all(pids(s := fleet.status(job)).values()) else None)
     assert (led["generation"], pids(led)) == (after["generation"], pids(after))
@@ -64,10 +64,10 @@ def test_a_job_goes_on_without_a_node_and_without_the_leader_and_ends_with_the_q
 @pytest.mark.long
 def test_jobs_wait_in_order_share_the_fleet_and_go_on_where_they_were_stopped(fleet: Fleet, quiet: Quiet) -> None:
     fleet.pace(0.05)
-    first = fleet.submit("first", workers=1, labels=["name=a"])
+    first = fleet.train("first", workers=1, labels=["name=a"])
     fleet.await_members(first, "a.0.0")
-    large = fleet.submit("large", workers=3, min_workers=3)
-    small = fleet.submit("small", workers=1)
+    large = fleet.train("large", workers=3, min_workers=3)
+    small = fleet.train("small", workers=1)
     waiting = fleet.until(
         "the fleet to look", lambda: e if (e := fleet.entry(small))["because"].startswith("w") else None
     )
@@ -82,7 +82,7 @@ def test_jobs_wait_in_order_share_the_fleet_and_go_on_where_they_were_stopped(fl
 
     assert fleet.run("stop", first).returncode == 0
     assert fleet.entry(first)["exit_code"] == ExitCode.DRAINED, fleet.entry(first)["because"]
-    again = fleet.submit("first", "--resume", first, workers=2)
+    again = fleet.train("first", "--resume", first, workers=2)
     fleet.await_members(again, "a.0.0", "c.0.0")
     fleet.pace(0.0)
     for job in (again, small):
@@ -99,9 +99,9 @@ def test_jobs_wait_in_order_share_the_fleet_and_go_on_where_they_were_stopped(fl
 @pytest.mark.long
 def test_an_agent_that_is_asked_to_end_leaves_its_jobs_first(fleet: Fleet, quiet: Quiet) -> None:
     fleet.pace(0.05)
-    job = fleet.submit("leaving", workers=3)
+    job = fleet.train("leaving", workers=3)
     before = fleet.await_members(job, "a.0.0", "b.0.0", "c.0.0")
-    assert interrupt(fleet.nodes["b"]) == 128 + signal.SIGTERM
+    assert fleet.end("b", signal.SIGTERM) == 128 + signal.SIGTERM
     after = fleet.await_members(job, "a.0.0", "c.0.0")
     assert pids(after).items() < pids(before).items()
     assert not fleet.events("member_lost", worker_id="b.0.0", job=job)
@@ -111,7 +111,7 @@ def test_an_agent_that_is_asked_to_end_leaves_its_jobs_first(fleet: Fleet, quiet
 
 
 def test_a_job_that_cannot_be_started_says_so_and_can_be_stopped(fleet: Fleet, tmp_path: Path) -> None:
-    job = fleet.submit("nowhere", workers=1, directory=str(tmp_path / "absent"))
+    job = fleet.train("nowhere", workers=1, directory=str(tmp_path / "absent"))
     trouble = fleet.until("the trouble", lambda: fleet.entry(job)["troubles"])
     assert "cannot be started here" in trouble[0]["because"] and "absent" in trouble[0]["because"]
     assert fleet.run("stop", job).returncode == 0

@@ -6,32 +6,29 @@ from pathlib import Path
 
 import pytest
 
+from chaos_tests.harness.cluster import Network, why_not
 from elastic import ledger
-from tests.live import hosts
 from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet
 
-pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(why := hosts.why_not()), reason=why)]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(why := why_not()), reason=why)]
 
 
 def test_a_job_over_three_hosts_goes_on_without_the_one_that_is_unplugged_and_takes_it_back(
     tmp_path: Path, quiet: Quiet
 ) -> None:
     with (
-        hosts.Hosts("a", "b", "c") as there,
-        Fleet(tmp_path, host=there.gateway, silent=[f"{there.nobody}:7070"]) as fleet,
+        Network() as there,
+        Fleet(tmp_path, there, nodes=("a", "b", "c"), ask_first=[f"{there.nobody}:7070"]) as fleet,
     ):
-        for name in ("a", "b", "c"):
-            fleet.node(name, "--address", there.address(name), within=there.within(name))
-        fleet.await_nodes("a", "b", "c")
         fleet.pace(0.05)
-        job = fleet.submit("train", workers=3)
+        job = fleet.train("train", workers=3)
         before = fleet.await_members(job, "a.0.0", "b.0.0", "c.0.0")
-        there.cut("c")
+        there.isolate("c")
         after = fleet.await_members(job, "a.0.0", "b.0.0")
         pids = {member["worker_id"]: member["pid"] for member in before["members"]}
         assert all(pids[member["worker_id"]] == member["pid"] for member in after["members"])
-        there.heal("c")
+        there.heal()
         fleet.await_members(job, "a.0.0", "b.0.0", "c.0.1")
         fleet.pace(0.0)
         ended = fleet.await_end(job)

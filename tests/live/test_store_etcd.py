@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from chaos_tests.harness.cluster import EtcdMembers, sturdy_binary
 from elastic.embedded import EmbeddedEtcd, find_binary
 from elastic.errors import ConfigError, StoreUnavailable
 from elastic.etcd import EtcdStore, Tls
 from elastic.store import CreateRevision, KeyPut, Put, WatchLost
 from tests.conformance.store_suite import CALL_S, At, Inbox, StoreSuite, Surroundings
-from tests.live.etcd_cluster import EtcdCluster, sturdy_binary
 
 PATIENCE_S = 60.0
 ATTEMPT_S = 2.0
@@ -74,14 +74,14 @@ def at() -> At:
 
 
 @pytest.fixture
-def make_cluster(tmp_path: Path) -> Iterator[Callable[[int], EtcdCluster]]:
+def make_cluster(tmp_path: Path) -> Iterator[Callable[[int], EtcdMembers]]:
     binary = sturdy_binary()
     if binary is None:
         pytest.skip("no etcd here that survives being killed; `make etcd` fetches one")
-    clusters: list[EtcdCluster] = []
+    clusters: list[EtcdMembers] = []
 
-    def make(size: int) -> EtcdCluster:
-        clusters.append(EtcdCluster(binary, tmp_path, size))
+    def make(size: int) -> EtcdMembers:
+        clusters.append(EtcdMembers(binary, tmp_path, size))
         clusters[-1].wait_healthy()
         return clusters[-1]
 
@@ -176,7 +176,7 @@ def test_a_watch_that_cannot_start_is_unavailable_within_its_deadline(tmp_path: 
 
 
 @pytest.mark.etcd_faults
-def test_killing_the_only_member_loses_nothing_once_it_is_back(make_cluster: Callable[[int], EtcdCluster]) -> None:
+def test_killing_the_only_member_loses_nothing_once_it_is_back(make_cluster: Callable[[int], EtcdMembers]) -> None:
     """While it is down a watch says so and calls wait without burning the processor; then list, watch, go on."""
     cluster = make_cluster(1)
     with cluster.connect() as store:
@@ -218,7 +218,7 @@ def retried(call: Callable[[], object]) -> None:
 
 @pytest.mark.etcd_faults
 @pytest.mark.parametrize("fault", ["kill", "freeze"])
-def test_one_member_of_three_may_fail(make_cluster: Callable[[int], EtcdCluster], fault: str) -> None:
+def test_one_member_of_three_may_fail(make_cluster: Callable[[int], EtcdMembers], fault: str) -> None:
     """Whichever it is, and in particular the one this store is connected to."""
     cluster = make_cluster(3)
     with cluster.connect() as store:
@@ -236,7 +236,7 @@ def test_one_member_of_three_may_fail(make_cluster: Callable[[int], EtcdCluster]
 
 @pytest.mark.etcd_faults
 def test_a_member_without_quorum_ends_its_watches_instead_of_keeping_them_silent(
-    make_cluster: Callable[[int], EtcdCluster],
+    make_cluster: Callable[[int], EtcdMembers],
 ) -> None:
     cluster = make_cluster(3)
     with cluster.connect(0) as store:
@@ -274,7 +274,7 @@ def certificates(directory: Path) -> tuple[Tls, list[str]]:
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
 def test_both_sides_prove_who_they_are_over_tls(tmp_path: Path) -> None:
     tls, flags = certificates(tmp_path)
-    cluster = EtcdCluster(find_binary(), tmp_path, 1, scheme="https", flags=flags)
+    cluster = EtcdMembers(find_binary(), tmp_path, 1, scheme="https", flags=flags)
     try:
         with EtcdStore(cluster.endpoints, tls=tls) as store:
             retried(lambda: store.put("k", b"1", timeout_s=PATIENCE_S))

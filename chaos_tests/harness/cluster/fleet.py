@@ -1,0 +1,182 @@
+"""A whole fleet: etcd, replicas of the rendezvous and nodes, each a real process on a host of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+from chaos_tests.harness.cluster.etcd import EtcdMembers, sturdy_binary
+from chaos_tests.harness.cluster.hosts import Hosts, Loopback
+from elastic import journal
+from elastic.embedded import find_binary
+from elastic.errors import ElasticError
+from elastic.fleet.client import FleetClient
+
+REPLICA_PORT = 7070
+START_S = 60.0
+VERB_S = 120.0
+POLL_S = 0.02
+
+PREFIX = ("setpriv", "--pdeathsig", "KILL")
+"""Before each command: its process ends with the thread that started it, whatever ends that."""
+
+
+class Cluster:
+    """Context manager, for the main thread; whatever it started is gone afterwards, and etcd's data with it.
+
+    home: gets a directory for each replica and node, and a log of each process. hosts: by default loopback addresses,
+    which cannot be cut off from each other. ask_first: addresses that everybody asks before the replicas.
+    environment: of the nodes, and so of the jobs, besides this process's own.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        hosts: Hosts | None = None,
+        *,
+        etcd: int = 1,
+        replicas: int = 2,
+        nodes: Iterable[str] = (),
+        ask_first: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.home = home
+        self.hosts = hosts if hosts is not None else Loopback()
+        self.replicas: dict[str, subprocess.Popen[bytes]] = {}
+        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment = {**os.environ, **(environment or {})}
+        self._insecure = () if isinstance(self.hosts, Loopback) else ("--insecure",)
+        self._data = Path(tempfile.mkdtemp(prefix="elastic-cluster-"))
+        names = [f"r{number}" for number in range(replicas)]
+        self.client = FleetClient([*ask_first, *(f"{self.hosts.add(name)}:{REPLICA_PORT}" for name in names)])
+        binary = sturdy_binary() or find_binary()
+        self.etcd = EtcdMembers(binary, self._data, etcd, self.hosts)
+        try:
+            self.etcd.wait_healthy()
+            for name in names:
+                self.replica(name)
+            for name in nodes:
+                self.node(name)
+            self.await_nodes(*self.nodes)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything. Any number of times."""
+        for process in (*self.nodes.values(), *self.replicas.values()):
+            process.kill()
+            process.wait()
+        self.etcd.close()
+        shutil.rmtree(self._data, ignore_errors=True)
+
+    # ------------------------------------------------------------------------------------------------- processes
+
+    def replica(self, name: str) -> None:
+        """Start a replica, again under the address it had, and wait until it listens."""
+        (self.home / name / "rendezvous.json").unlink(missing_ok=True)
+        where = ("--etcd", ",".join(self.etcd.endpoints), "--listen", self.address(name), *self._insecure)
+        process = self.replicas[name] = self.start(name, "rendezvous", *where, "--dir", str(self.home / name))
+        deadline_s = time.monotonic() + START_S
+        while not (self.home / name / "rendezvous.json").exists():
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                raise ElasticError(f"{name} does not listen: {(self.home / f'{name}.log').read_text()[-2000:]}")
+            time.sleep(POLL_S)  # a file of another process: there is nothing to wait on
+
+    def node(self, name: str, *options: str) -> None:
+        """Start the daemon of a node, with options of `elastic agent`."""
+        words = ("--rendezvous", ",".join(self.client.replicas), "--node", name, "--jobs-dir", str(self.home / name))
+        where = ("--address", self.hosts.add(name), *self._insecure)
+        self.nodes[name] = self.start(name, "agent", *words, *where, *options)
+
+    def start(self, host: str, *words: str) -> subprocess.Popen[bytes]:
+        """`elastic` with these words on a host, its output in ``<home>/<host>.log``."""
+        with (self.home / f"{host}.log").open("ab") as log:
+            return subprocess.Popen(
+                [*PREFIX, *self.hosts.within(host), sys.executable, "-m", "elastic.cli", *words],
+                cwd=self.home,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+            )
+
+    def end(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """Send a replica or the daemon of a node a signal and wait until it has ended. Returns its exit code."""
+        process = self.replicas.pop(name) if name in self.replicas else self.nodes.pop(name)
+        process.send_signal(number)
+        return process.wait(VERB_S)
+
+    # -------------------------------------------------------------------------------------------------- operator
+
+    def address(self, replica: str) -> str:
+        return f"{self.hosts.address(replica)}:{REPLICA_PORT}"
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A verb of an operator, for example `run("stop", "train-1")`."""
+        where = ("--rendezvous", ",".join(self.client.replicas), *self._insecure)
+        command = [sys.executable, "-m", "elastic.cli", *words, *where]
+        return subprocess.run(
+            command, cwd=self.home, env=self._environment, capture_output=True, text=True, timeout=VERB_S
+        )
+
+    def await_nodes(self, *names: str, within_s: float = START_S) -> None:
+        """Until the daemons of these nodes attend the fleet."""
+        deadline_s = time.monotonic() + within_s
+        while missing := set(names) - {node["node"] for node in self.client.overview()["nodes"] if node["up"]}:
+            if time.monotonic() > deadline_s:
+                raise ElasticError(f"nodes that are not there after {within_s:g} s: {', '.join(sorted(missing))}")
+            time.sleep(POLL_S)
+
+    def leader_of(self, job: str) -> str:
+        """The replica that leads it."""
+        leader = self.client.status(job)["leader"]
+        return next(name for name in self.replicas if self.address(name) == leader)
+
+    # ---------------------------------------------------------------------------------------------- what is left
+
+    def ledgers(self, job: str) -> list[Path]:
+        """The `steps.jsonl` of every node that took part; `elastic.ledger.merged` puts them together."""
+        return sorted(self.home.glob(f"*/{job}/steps.jsonl"))
+
+    def journal(self) -> list[dict[str, Any]]:
+        """Lines of all journals there are, by time."""
+        places = ("*/journal", "*/*/journal", "*/jobs/*/journal")
+        paths = [path for place in places for path in self.home.glob(f"{place}/*.jsonl")]
+        return sorted((line for path in paths for line in journal.read(path)), key=lambda line: line["t_mono_ns"])
+
+    def submit(
+        self,
+        *options: str,
+        timing: Mapping[str, float] = MappingProxyType({}),
+        env: Mapping[str, str] = MappingProxyType({}),
+        **fields: object,
+    ) -> str:
+        """A job with these fields of a job file; options: of `elastic submit`. Returns the job's name. Raises
+        ElasticError with what the command says."""
+        lines = [f"{field} = {json.dumps(value)}" for field, value in fields.items()]
+        for table, values in (("timing", timing), ("env", env)):
+            lines += [f"[{table}]", *(f"{name} = {json.dumps(value)}" for name, value in values.items())]
+        path = self.home / f"{fields['name']}.toml"
+        path.write_text("\n".join(lines))
+        done = self.run("submit", str(path), *options)
+        if done.returncode:
+            raise ElasticError(done.stderr)
+        return done.stdout.strip()

@@ -1,0 +1,154 @@
+"""The network of a cluster: what a cut link lets through, what healing brings back, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from chaos_tests.harness.cluster import OUTSIDE, Network, why_not
+from tests.live.jobs import ROOT
+
+pytestmark = pytest.mark.skipif(bool(why := why_not()), reason=why)
+
+PATIENCE_S = 30.0
+
+TALKER = """
+import select, socket, sys
+own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+own.bind((sys.argv[1], 7))
+print("ready", flush=True)
+while True:
+    ready, _, _ = select.select([own, sys.stdin], [], [])
+    if own in ready:
+        print("heard", own.recv(64).decode(), flush=True)
+    if sys.stdin in ready:
+        if not (line := sys.stdin.readline().split()):
+            break
+        own.sendto(line[1].encode(), (line[0], 7))
+        print("sent", flush=True)
+"""
+
+
+class Talker:
+    """Sends datagrams, and hears them in the order in which they arrive."""
+
+    def __init__(self, network: Network, name: str) -> None:
+        within = network.within(name) if name != OUTSIDE else ()
+        self.address = network.address(name)
+        command = [*within, sys.executable, "-c", TALKER, self.address]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._heard: list[str] = []
+        assert self._line() == "ready"
+
+    def say(self, to: Talker, what: str) -> None:
+        """Returns when it has been sent."""
+        assert self._process.stdin is not None
+        print(to.address, what, file=self._process.stdin, flush=True)
+        while (line := self._line()) != "sent":
+            self._heard.append(line)
+
+    def heard(self) -> str:
+        return self._heard.pop(0) if self._heard else self._line()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "it has ended"
+        return line.strip()
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    with Network() as made:
+        for name in ("a", "b", "c"):
+            made.add(name)
+        yield made
+
+
+@pytest.fixture
+def talkers(network: Network) -> Iterator[dict[str, Talker]]:
+    made = {name: Talker(network, name) for name in ("a", "b", "c", OUTSIDE)}
+    yield made
+    for one in made.values():
+        one.close()
+
+
+def test_a_cut_link_loses_what_is_sent_that_way_and_nothing_else(network: Network, talkers: dict[str, Talker]) -> None:
+    """Each receiver hears in order, so what it hears first says that the words before were lost, and nobody waits."""
+    a, b, c, outside = talkers["a"], talkers["b"], talkers["c"], talkers[OUTSIDE]
+    network.cut(["a"], ["b"], one_way=True)
+    a.say(b, "lost")
+    b.say(a, "against")
+    assert a.heard() == "heard against"
+    c.say(b, "beside")
+    assert b.heard() == "heard beside"
+    network.cut(["a"], [OUTSIDE])
+    a.say(outside, "lost")
+    outside.say(a, "lost")
+    a.say(c, "ahead")
+    assert c.heard() == "heard ahead"
+    network.mend(["b"], ["a"])
+    a.say(b, "mended")
+    assert b.heard() == "heard mended"
+    network.heal()
+    a.say(outside, "healed")
+    outside.say(a, "healed")
+    assert (outside.heard(), a.heard()) == ("heard healed", "heard healed")
+
+
+def test_a_host_that_is_isolated_reaches_itself_only(network: Network, talkers: dict[str, Talker]) -> None:
+    a, c, outside = talkers["a"], talkers["c"], talkers[OUTSIDE]
+    network.isolate("c")
+    for other in (a, outside):
+        c.say(other, "lost")
+        other.say(c, "lost")
+    c.say(c, "alone")
+    assert c.heard() == "heard alone"
+    a.say(outside, "others")
+    assert outside.heard() == "heard others"
+    network.heal()
+    c.say(a, "back")
+    assert a.heard() == "heard back"
+
+
+HOLDER = """
+import sys, time
+from chaos_tests.harness.cluster import Network
+with Network() as there:
+    there.add("a")
+    print(there.outside, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_a_network_whose_process_ends(number: signal.Signals) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+    )
+    assert holder.stdout is not None
+    outside, *_ = holder.stdout.readline().split()
+    assert outside in _addresses()
+    holder.send_signal(number)
+    holder.communicate()
+    deadline_s = time.monotonic() + PATIENCE_S
+    while outside in _addresses():
+        assert time.monotonic() < deadline_s, "the kernel has not taken it apart"
+        time.sleep(0.05)  # it does so when it has the time: there is nothing to wait on
+
+
+def _addresses() -> str:
+    return subprocess.run(["ip", "-4", "addr"], capture_output=True, text=True, check=True).stdout
