@@ -18,7 +18,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
@@ -46,7 +46,7 @@ class Part:
     """Of one job. job_dir: its directory on this machine, for journals and the result. address: of this replica.
 
     service: gets the job's entry, which stays when the job is over. resumed: the checkpoint from which this run of
-    the job goes on, or "".
+    the job goes on, or "". ended: awaited with the result as soon as that is durable, while agents still take leave.
     """
 
     def __init__(
@@ -58,12 +58,14 @@ class Part:
         service: Service,
         journal: Journal,
         resumed: str,
+        ended: Callable[[dict[str, object]], Awaitable[None]] | None = None,
     ) -> None:
         self._spec = spec
         self._job_dir = job_dir
         self._address = address
         self._journal = journal
         self._resumed = resumed
+        self._ended = ended
         self._candidate = Candidate(store, spec.name, address, time.monotonic)
         self._lead = service.leads[spec.name] = Lead(journal)
 
@@ -93,6 +95,7 @@ class Part:
             if ended is not None:
                 self._journal.write("job_was_over", term=term)
                 self._keep_result(ended, term)  # the leader that stored it may have died before it could
+                await self._tell(ended)
                 return ended
             reign = Reign(self._spec, candidate, term, self._journal, store, self._resumed)
             lead.reign, lead.leader = reign, self._address
@@ -104,7 +107,7 @@ class Part:
                     self._journal.write("job_ended", reign.generation, **asdict(outcome))
                     result = reign.result(outcome)
                     self._keep_result(result, term)
-                    await reign.farewell(outcome)
+                    await asyncio.gather(self._tell(result), reign.farewell(outcome))
                     return result
             finally:
                 lead.reign = None
@@ -113,6 +116,10 @@ class Part:
             self._journal.write("deposed", term=term, because=outcome.because)
             with contextlib.suppress(StoreError):  # the lease ends it anyway
                 await store.call(candidate.resign)
+
+    async def _tell(self, result: dict[str, object]) -> None:
+        if self._ended is not None:
+            await self._ended(result)
 
     def _saw(self, leader: str) -> None:
         self._lead.leader = leader

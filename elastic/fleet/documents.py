@@ -84,12 +84,13 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Everything that the store has of one."""
+    """Everything that the store has of one. ended: the revision that brought the result, or 0."""
 
     submission: Submission
     placement: Placement | None = None
     stop: Wish | None = None
     result: Result | None = None
+    ended: int = 0
 
     @property
     def name(self) -> str:
@@ -121,11 +122,15 @@ class Book:
 
     jobs: tuple[Job, ...] = ()
     cordons: Mapping[str, Wish] = field(default_factory=dict)
-    count: int = 0
     unread: Mapping[str, str] = field(default_factory=dict)
 
     def job(self, name: str) -> Job | None:
         return next((job for job in self.jobs if job.name == name), None)
+
+    def forgettable(self, kept: int) -> list[str]:
+        """The jobs that are over, but for those that have ended last."""
+        over = sorted((job for job in self.jobs if job.result is not None), key=lambda job: job.ended)
+        return [job.name for job in over[: max(0, len(over) - kept)]]
 
 
 def check_for_fleet(spec: JobSpec) -> None:

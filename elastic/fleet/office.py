@@ -213,7 +213,7 @@ class Office:
                 stopped = Result(int(ExitCode.TERMINATED), f"stopped before it began: {job.stop.because}")
                 await self._store.call(self._registry.end, job.name, stopped)
                 written = True
-        if sum(job.result is not None for job in self.book.jobs) > registry.ENDED_KEPT:
+        if self.book.forgettable(registry.ENDED_KEPT):
             await self._store.call(self._registry.forget, self.book)
             written = True
         return written

@@ -21,8 +21,11 @@ NAME = ".fleet"
 ROOT = f"/elastic/{NAME}/"
 COUNT = f"{ROOT}count"
 
-ENDED_KEPT = 200
-"""Jobs that have ended, and of which the fleet still tells."""
+ENDED_KEPT = 100
+"""Jobs that have ended, and of which the fleet still tells: those that have ended last."""
+
+DELETES_LIMIT = 100
+"""In one transaction; etcd takes 128 operations."""
 
 T = TypeVar("T")
 
@@ -33,15 +36,31 @@ def read(store: Store) -> tuple[Book, int]:
     items = {item.key.removeprefix(ROOT): item for item in listing.items}
     unread: dict[str, str] = {}
     placements, results = _values(items, "placements/", Placement, unread), _values(items, "results/", Result, unread)
+    ended = {name: items[f"results/{name}"].create_revision for name in results}
     stops, cordons = _wishes(items, "stops/", unread), _wishes(items, "cordons/", unread)
     jobs = [
-        Job(submission, placements.get(name), stops.get(name), results.get(name))
+        Job(submission, placements.get(name), stops.get(name), results.get(name), ended.get(name, 0))
         for name, submission in _values(items, "jobs/", Submission, unread).items()
         if not {f"placements/{name}", f"results/{name}"} & unread.keys()  # neither placed nor run again by mistake
     ]
     jobs.sort(key=lambda job: job.submission.number)
-    count = int(items["count"].value) if "count" in items else 0
-    return Book(tuple(jobs), cordons, count, unread), listing.revision
+    try:
+        _count(items.get("count"))
+    except ConfigError as error:
+        unread["count"] = str(error)
+    return Book(tuple(jobs), cordons, unread), listing.revision
+
+
+def _count(item: Item | None) -> int:
+    """How many jobs were ever submitted. Raises ConfigError for what nobody here has written."""
+    if item is None:
+        return 0
+    if not item.value.isdigit():
+        raise ConfigError(
+            f"{COUNT} in etcd has {item.value[:64]!r}, which is no number of jobs, so that no other one can get its "
+            "own; put a number there that is not smaller than that of any job so far"
+        )
+    return int(item.value)
 
 
 def _values(items: Mapping[str, Item], prefix: str, kind: type[T], unread: dict[str, str]) -> dict[str, T]:
@@ -89,11 +108,11 @@ class Registry:
     def submit(self, spec: JobSpec, before: Submission | None = None, resume: str = "", token: str = "") -> str:
         """Returns the job's name. before, resume: an earlier job, and the one of its checkpoints from which this one
         goes on. token: of the request; if it has made a job already, that one's name is returned. Raises ConfigError
-        if there is no room for its number in the name."""
+        if there is no room for its number in the name, or nobody knows the number."""
         item = self._store.get(COUNT, timeout_s=CALL_S)
         if token and (made := self._made_by(token)):  # looked for after the count: one made since then changes that
             return made
-        number = (int(item.value) if item is not None else 0) + 1
+        number = _count(item) + 1
         name = f"{spec.name}-{number}"
         try:
             check_name("name", name)
@@ -137,9 +156,12 @@ class Registry:
         self._candidate.write((), (Put(f"{ROOT}results/{job}", _result(result)),))
 
     def forget(self, book: Book) -> None:
-        """Of the ended jobs those beyond the newest ENDED_KEPT; what they keep as jobs of their own stays."""
-        over = [job.name for job in book.jobs if job.result is not None][:-ENDED_KEPT]
-        for name in over:
+        """Of the ended jobs those beyond ENDED_KEPT, with all that they keep as jobs of their own. The fleet's own
+        documents last: as long as they are there this is done again, if it was interrupted."""
+        for name in book.forgettable(ENDED_KEPT):
+            own = [item.key for item in self._store.prefix(f"/elastic/{name}/", timeout_s=CALL_S).items]
+            for begin in range(0, len(own), DELETES_LIMIT):
+                self._candidate.write((), (), tuple(own[begin : begin + DELETES_LIMIT]))
             keys = tuple(f"{ROOT}{kind}/{name}" for kind in ("jobs", "placements", "stops", "results"))
             self._candidate.write((), (), keys)
 

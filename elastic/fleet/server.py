@@ -168,9 +168,10 @@ class Server:
             if job.runs and job.stop is not None and job.name not in self._stops:
                 self._stops[job.name] = asyncio.create_task(self._enforce(job))
                 self._stops[job.name].add_done_callback(partial(self._stop_ended, job.name))
+        unread = {key.partition("/")[2] for key in book.unread}
         for name in self._parts.keys() - {job.name for job in book.jobs}:
-            if self._parts[name].done():  # long ago, or else a document of it cannot be read
-                del self._parts[name]
+            if self._parts[name].done() or name not in unread:  # it is over, and forgotten
+                self._parts.pop(name).cancel()  # one that was cut off from the store may not have heard of its end
                 self._service.leads.pop(name, None)
 
     # ------------------------------------------------------------------------------------------------------ jobs
@@ -197,18 +198,21 @@ class Server:
             Journal(journal_path(directory, who), job.name, who, socket.gethostname()) as journal,
             closing(StoreThread()) as store,
         ):
-            part = Part(job.spec, directory, self._etcd, self._address, self._service, journal, job.submission.resume)
+
+            async def ended(told: dict[str, object]) -> None:
+                """Its slots are free from now on, whatever its workers still do after the training."""
+                exit_code, generation = cast(int, told["exit_code"]), cast(int, told["generation"])
+                result = Result(exit_code, str(told["because"]), str(told["digest"]), generation)
+                while True:
+                    try:
+                        return await store.call(registry.end, self._etcd, job.name, result)
+                    except StoreUnavailable:
+                        await asyncio.sleep(RETRY_S)
+
+            resume = job.submission.resume
+            part = Part(job.spec, directory, self._etcd, self._address, self._service, journal, resume, ended)
             part.write_address()
-            told = await part.run()
-            result = Result(
-                cast(int, told["exit_code"]), str(told["because"]), str(told["digest"]), cast(int, told["generation"])
-            )
-            while True:
-                try:
-                    await store.call(registry.end, self._etcd, job.name, result)
-                    return
-                except StoreUnavailable:
-                    await asyncio.sleep(RETRY_S)
+            await part.run()
 
     async def _enforce(self, job: Job) -> None:
         """End a job that somebody has stopped, if this replica leads it. Its nodes leave it; while it forms, or when it

@@ -98,7 +98,7 @@ class Fleet(Cluster):
     def living(self) -> list[int]:
         """Those of `pids` that are still there; waited for a moment."""
         deadline_s = time.monotonic() + SLACK_S
-        while (left := [pid for pid in self.pids() if _lives(pid)]) and time.monotonic() < deadline_s:
+        while (left := [pid for pid in self.pids() if lives(pid)]) and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
         return left
 
@@ -115,7 +115,7 @@ class Fleet(Cluster):
         return "\n".join([*tails, *told_from(self.journal()[-150:])])
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):

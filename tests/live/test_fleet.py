@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 from elastic import ledger
 from elastic.errors import ExitCode
 from tests.live.conftest import Quiet
-from tests.live.fleet import Fleet
+from tests.live.fleet import Fleet, lives
+from tests.live.jobs import SCRIPTS
+
+FOLLOWED = SCRIPTS / "followed.py"
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +63,32 @@ def test_a_job_goes_on_without_a_node_and_without_the_leader_and_ends_with_the_q
     assert ledger.compare(fleet.steps(job), quiet.steps) is None
     assert fleet.run("drain", "--node", "b", "--cancel").returncode == 0
     assert fleet.living() == [], "processes of a job that is over"
+
+
+@pytest.mark.long
+def test_what_follows_a_training_takes_its_time_and_the_next_job_does_not_wait_for_it(fleet: Fleet) -> None:
+    begin, after = fleet.gates / "begin", fleet.gates / "after"
+    begin.touch()
+    after.touch()
+    jobs = [fleet.submit(name, script=FOLLOWED, workers=1, labels=["name=a"]) for name in ("one", "two")]
+    fleet.until("the first to begin", (fleet.gates / "begin.a.0.0").exists)
+    waits = "needs 1 free slots at once, and 0 of the 1 on nodes with name=a are free"
+    assert fleet.entry(jobs[1])["because"] == waits
+    begin.unlink()
+    children = []
+    for job in jobs:
+        ended, path = fleet.await_end(job), fleet.home / "a" / job / "result.json"
+        fleet.until("its result on the node", path.exists)
+        result = json.loads(path.read_bytes())
+        assert (ended["exit_code"], result["exit_code"]) == (0, 0), ended["because"]
+        assert ended["digest"] == result["digest"] != ""
+        fleet.until("what follows", (fleet.gates / f"child.{job}").exists)
+        children.append(int((fleet.gates / f"child.{job}").read_text()))
+    workers = [line["pid"] for job in jobs for line in fleet.events("worker_started", job=job)]
+    assert len(workers) == 2 and all(map(lives, [*workers, *children])), "none of them was hurried"
+    after.unlink()
+    assert fleet.living() == []
+    fleet.until("their children to end with them", lambda: not any(map(lives, children)))
 
 
 @pytest.mark.long

@@ -84,15 +84,49 @@ def test_a_name_without_room_for_a_number_is_refused(store: MemoryStore) -> None
         to.submit(JobSpec(name="x" * 62, command=("a",), workers=1))
 
 
-def test_of_ended_jobs_the_newest_are_kept(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_ended_jobs_those_are_kept_that_have_ended_last(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "ENDED_KEPT", 2)
+    monkeypatch.setattr(registry, "DELETES_LIMIT", 3)
     _, to = elected(store)
     names = [to.submit(SPEC) for _ in range(5)]
-    for name in names[:4]:
+    for name in names:
+        for part in ("top", "result", *(f"generations/{number}" for number in range(5))):
+            store.put(f"/elastic/{name}/{part}", b"1", timeout_s=1)
+    for name in (*names[1:4], names[0]):
         to.end(name, Result(0, "done"))
     to.forget(registry.read(store)[0])
-    assert [job.name for job in registry.read(store)[0].jobs] == names[2:]
+    assert [job.name for job in registry.read(store)[0].jobs] == [names[0], names[3], names[4]]
+    left = {item.key.split("/")[2] for item in store.prefix("/elastic/", timeout_s=1).items} - {registry.NAME}
+    assert left == {names[0], names[3], names[4]}, "nothing of those that are forgotten"
     assert to.submit(SPEC) == "train-6", "numbers are not given again"
+
+
+def test_a_leader_of_the_past_forgets_nothing(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "ENDED_KEPT", 0)
+    first, to = elected(store)
+    name = to.submit(SPEC)
+    to.end(name, Result(0, "done"))
+    store.put(f"/elastic/{name}/result", b"1", timeout_s=1)
+    first.resign()
+    elected(store, "r2")
+    with pytest.raises(LeadershipLost):
+        to.forget(registry.read(store)[0])
+    assert store.get(f"/elastic/{name}/result", timeout_s=1) is not None
+
+
+@pytest.mark.parametrize("garbage", [b"seven", b"", b"-1", b"\xff"])
+def test_a_count_that_is_no_number_costs_submissions_only_and_says_what_to_do(
+    store: MemoryStore, garbage: bytes
+) -> None:
+    _, to = elected(store)
+    name = to.submit(SPEC)
+    store.put(registry.COUNT, garbage, timeout_s=1)
+    book, _ = registry.read(store)
+    assert [job.name for job in book.jobs] == [name] and book.unread.keys() == {"count"}
+    with pytest.raises(ConfigError, match=r"/elastic/.fleet/count .* put a number there"):
+        to.submit(SPEC)
+    store.put(registry.COUNT, b"1", timeout_s=1)
+    assert to.submit(SPEC) == "train-2"
 
 
 def test_reasons_of_any_length_are_stored_so_that_they_are_read_again(store: MemoryStore) -> None:

@@ -22,7 +22,7 @@ from elastic.fleet.documents import Book, Job, Placement, Result, Share, Submiss
 from elastic.fleet.office import Office
 from elastic.fleet.server import Server
 from elastic.journal import Journal
-from elastic.membership import State, Stopped
+from elastic.membership import End, State, Stopped
 from elastic.reign import StoreThread
 from elastic.service import Lead
 from elastic.store import Lease, MemoryStore
@@ -118,7 +118,7 @@ def test_a_stop_reaches_the_part_that_begins_again_after_one_that_failed(
             began.append("")
             if len(began) == 1:
                 raise OSError(28, "No space left on device")
-            self.service = given[4]
+            self.service, self.ended = given[4], given[7]
             self.stopped = asyncio.Event()
 
         def write_address(self) -> None:
@@ -130,10 +130,10 @@ def test_a_stop_reaches_the_part_that_begins_again_after_one_that_failed(
             heard.append(event)
             self.stopped.set()
 
-        async def run(self) -> dict[str, object]:
+        async def run(self) -> None:
             await self.stopped.wait()
             self.service.leads["train-1"].reign = None
-            return {"exit_code": 143, "because": "stopped", "digest": "", "generation": 0}
+            await self.ended({"exit_code": 143, "because": "stopped", "digest": "", "generation": 0})
 
     monkeypatch.setattr(server_module, "Part", Part)
     monkeypatch.setattr(server_module, "LOOK_S", 0.01)
@@ -162,5 +162,50 @@ def test_a_document_that_cannot_be_read_is_told_once(tmp_path: Path) -> None:
         for revision in (1, 2):
             server._apply(Book(unread={"results/train-1": "Result is no object"}), revision)
         assert events(path) == ["document_unread"]
+
+    play(tmp_path, story)
+
+
+def test_the_slots_of_a_job_are_free_while_its_agents_still_take_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(server: Server, path: Path) -> None:
+        class Reign:
+            """Ends at once, and is rid of its agents when the fleet knows that."""
+
+            generation = 1
+            dismiss = result = staticmethod(lambda *_: {"exit_code": 0, "because": "", "digest": "", "generation": 1})
+
+            def __init__(self, *_: Any) -> None: ...
+
+            async def lead(self, chain: object) -> End:
+                return End(0, "complete")
+
+            async def farewell(self, end: End) -> None:
+                while not known():
+                    await asyncio.sleep(0.01)
+
+        def known() -> bool:
+            return server._etcd.get(f"{registry.ROOT}results/train-1", timeout_s=1) is not None
+
+        monkeypatch.setattr(replica, "Reign", Reign)
+        server._apply(Book((STOPPED,)), 1)
+        await server._parts["train-1"]
+        assert known()
+
+    play(tmp_path, story)
+
+
+def test_a_part_of_a_job_that_is_forgotten_ends(tmp_path: Path) -> None:
+    """As on a replica that was cut off from the store until then."""
+
+    async def story(server: Server, path: Path) -> None:
+        server._apply(Book((STOPPED,)), 1)
+        part = server._parts["train-1"]
+        server._apply(Book(unread={"placements/train-1": "no"}), 2)
+        assert not part.cancelling() and part is server._parts["train-1"], "it may be a document of its that is bad"
+        server._apply(Book(), 3)
+        await asyncio.gather(part, return_exceptions=True)
+        assert part.cancelled() and not server._parts
 
     play(tmp_path, story)
