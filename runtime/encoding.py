@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from elastic.errors import NotCarried
+from runtime.flats import CPU
 from runtime.partial import Json
 
 Plain: TypeAlias = "bool | int | float | str | None"
@@ -71,6 +72,12 @@ def from_blob(blob: torch.Tensor, dtype: str, shape: Sequence[int]) -> torch.Ten
     if blob.data_ptr() % kind.itemsize or blob.storage_offset() % kind.itemsize:
         blob = blob.clone()
     return blob.view(kind).reshape(tuple(shape))
+
+
+def place(kind: str, own: torch.device) -> torch.device:
+    """Where a tensor of a copy belongs in a worker with this device, if it was on a device of that kind where the copy
+    was made: numbers of devices mean nothing in another process. What was on the CPU stays there."""
+    return CPU if kind == CPU.type else own
 
 
 def _reject(path: str, value: object) -> NotCarried:

@@ -19,7 +19,8 @@ from torch.nn.parameter import is_lazy
 
 from elastic.errors import ConfigError, NotCarried, Unregistered
 from runtime.buffers import Buffer, Merge
-from runtime.encoding import NamedTensor, decode, dtype_name, encode, from_blob, plain_leaves, to_blob
+from runtime.encoding import NamedTensor, decode, dtype_name, encode, from_blob, place, plain_leaves, to_blob
+from runtime.flats import CPU
 from runtime.partial import Json
 from runtime.values import Values
 from runtime.watch import Snapshot, differences, tensor_mark
@@ -42,8 +43,10 @@ class Carrier:
     Use: `register` as often as needed, `freeze` before the first step, then the rest.
     """
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: Values, device: torch.device = CPU) -> None:
+        """device: of this worker."""
         self.values = values
+        self._device = device
         self._objects: dict[str, Any] = {}
         self._declared: dict[str, str] = {}
         self._frozen = False
@@ -264,11 +267,13 @@ class Carrier:
         """
         tensors = self._checked_tensors(header, blobs)
         objects = cast(dict[str, dict[str, Json]], header["objects"])
+        entries = cast(list[dict[str, Any]], header["tensors"])
 
         def tensor(i: int) -> torch.Tensor:
-            return tensors[i].clone()
+            return tensors[i].to(places[i], copy=True)
 
         try:
+            places = [place(entry.get("device", "cpu"), self._device) for entry in entries]
             decoded = {name: decode(entry["state"], tensors.__getitem__) for name, entry in objects.items()}
             values = decode(header["state"], tensor)
             self._check_fit(decoded)
@@ -440,7 +445,8 @@ def _kind(value: object) -> str:
 def _entry(path: str, tensor: torch.Tensor) -> dict[str, Json]:
     shape: list[Json] = list(tensor.shape)
     nbytes = tensor.numel() * tensor.element_size()
-    return {"name": path, "dtype": dtype_name(tensor), "shape": shape, "nbytes": nbytes}
+    device = tensor.device.type
+    return {"name": path, "dtype": dtype_name(tensor), "shape": shape, "nbytes": nbytes, "device": device}
 
 
 def _load_module(module: nn.Module, state: dict[str, Any], entry: dict[str, Json]) -> None:

@@ -83,7 +83,7 @@ class Training:
         self.threads = threads
         self.device = device
         self.values = Values()
-        self.carrier = Carrier(self.values)
+        self.carrier = Carrier(self.values, device)
         self.checkpoints = Taking(session, self.carrier, checkpoints)
         self.snapshots = Snapshots(session, self.carrier, checkpoints)
         self.riders = Riders((self.checkpoints, self.snapshots))

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from elastic.errors import ConfigError, ElasticError, NotCarried, StateChanged, Unregistered
-from runtime.encoding import NamedTensor, decode, encode, from_blob, to_blob
+from runtime.encoding import NamedTensor, decode, encode, from_blob, place, to_blob
 from runtime.partial import Json
 from runtime.state import Carrier, Values
 from runtime.watch import value_sum
@@ -816,3 +816,31 @@ def test_a_loaded_copy_brings_exactly_the_donors_values() -> None:
     there.lock()
     carried(there, model=network()).load(*sent(carried(here, model=network())))
     assert there.keys() == ["best", "mean"] and torch.equal(there.mean, torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "wanted"),
+    [("cpu", "cpu", "cpu"), ("cpu", "cuda:1", "cpu"), ("cuda", "cuda:1", "cuda:1"), ("cuda", "cpu", "cpu")],
+)
+def test_what_was_on_a_device_belongs_on_this_workers_own(kind: str, own: str, wanted: str) -> None:
+    assert place(kind, torch.device(own)) == torch.device(wanted)
+
+
+def test_tensors_come_back_on_the_device_they_had() -> None:
+    """The header is a GPU's, the device here one that stores nothing: a tensor shows where it would have gone."""
+    here, there = Values(), Values()
+    here.setdefault(mean=torch.ones(3), queue=[torch.ones(2)])
+    header, blobs = sent(carried(here, model=network()))
+    entries: Any = header["tensors"]
+    assert {entry["device"] for entry in entries} == {"cpu"}
+    for entry in entries:
+        if entry["name"] != "job.state.mean":
+            entry["device"] = "cuda"
+    carrier = Carrier(there, torch.device("meta"))
+    model = network(1)
+    carrier.register(model=model)
+    carrier.freeze()
+    carrier.load(header, blobs)
+    assert there.queue[0].is_meta and not there.mean.is_meta
+    assert torch.equal(there.mean, torch.ones(3))
+    assert all(parameter.device == torch.device("cpu") for parameter in model.parameters()), "they stay where they are"
