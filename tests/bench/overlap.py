@@ -1,4 +1,5 @@
-"""What overlapping the reduction with the last shard's backward would gain: `python -m tests.bench.overlap`.
+"""What overlapping the reduction with the last shard's backward would gain: `python -m tests.bench.overlap`. It is
+a part of `make bench-step` too.
 
 Workers train the model of work.py over the ring of this project, without anything that makes it survive failures. In
 one way they reduce when the last backward is over, as the product does. In the other a hook of each parameter counts
@@ -10,6 +11,7 @@ way against itself as the null.
 from __future__ import annotations
 
 import argparse
+import json
 import queue
 import resource
 import statistics
@@ -30,7 +32,8 @@ from tests.bench import work
 from tests.bench.intervals import median_interval, ratios
 
 GROUP = "float32"
-WAYS = ("afterwards", "overlapped", "afterwards again")
+AFTERWARDS, OVERLAPPED, AGAIN = "afterwards", "overlapped", "afterwards again"
+WAYS = (AFTERWARDS, OVERLAPPED, AGAIN)
 
 
 def main() -> None:
@@ -39,10 +42,10 @@ def main() -> None:
     parser.add_argument("--bucket-mb", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--block", type=int, default=6, help="steps; the first one is not measured")
+    parser.add_argument("--json", type=Path, help="where the seconds of a step go: by way, per block")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as shared:
-        arguments = (options.members, options.bucket_mb, options.rounds, options.block, shared)
-        spawn(_member, args=arguments, nprocs=options.members)
+        spawn(_member, args=(options, shared), nprocs=options.members)
 
 
 class Worker:
@@ -82,7 +85,7 @@ class Worker:
                 lo = hi
 
     def step(self, number: int, way: str) -> None:
-        self._overlapping = way == "overlapped"
+        self._overlapping = way == OVERLAPPED
         self._missing = [0] * len(self._buckets)
         for bucket in self._bucket_of.values():
             self._missing[bucket] += 1
@@ -134,8 +137,9 @@ class Worker:
         return sum(float(parameter.detach().double().abs().sum()) for parameter in self._model.parameters())
 
 
-def _member(rank: int, members: int, bucket_mb: float, rounds: int, block: int, shared: str) -> None:
+def _member(rank: int, options: argparse.Namespace, shared: str) -> None:
     torch.set_num_threads(1)
+    members = options.members
     dist.init_process_group("gloo", init_method=f"file://{Path(shared) / 'store'}", rank=rank, world_size=members)
     name = f"w{rank}"
     listener = Listener(
@@ -154,13 +158,15 @@ def _member(rank: int, members: int, bucket_mb: float, rounds: int, block: int, 
         deadline_s=60.0,
         cancelled=threading.Event(),
     )
-    worker = Worker(ring, bucket_mb)
-    wall_s, cpu_s = _rounds(worker, rounds, block)
+    worker = Worker(ring, options.bucket_mb)
+    wall_s, cpu_s = _rounds(worker, options.rounds, options.block)
     digests: list[float] = [0.0] * members
     dist.all_gather_object(digests, worker.digest())
     assert len(set(digests)) == 1, f"the replicas differ: {digests}"
     if rank == 0:
-        _report(members, bucket_mb, wall_s, cpu_s)
+        _report(members, options.bucket_mb, wall_s, cpu_s)
+        if options.json is not None:
+            options.json.write_text(json.dumps(wall_s), encoding="utf-8")
     dist.barrier()
     ring.close()
     listener.close()

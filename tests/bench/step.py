@@ -2,9 +2,9 @@
 
     python -m tests.bench.step [--small] [--no-targets] [--json FILE]
 
-Two models on 2 and 4 workers, three bucket sizes, and 3 workers with 8, 12 and 24 shards. All contenders of a part
-train the same thing in turns. Exit code 1 if a target is missed. --small is a smoke run: its figures say nothing, no
-target is judged, and docs/performance.md stays as it is.
+Two models on 2 and 4 workers, three bucket sizes, 3 workers with 8, 12 and 24 shards, and what it would gain to overlap
+the reduction with backward. All contenders of a part train the same thing in turns. Exit code 1 if a target is missed.
+--small is a smoke run: its figures say nothing, no target is judged, and docs/performance.md stays as it is.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from chaos_tests.harness.processes import exit_on_sigterm
-from tests.bench import contenders, report, work
+from chaos_tests.harness.processes import Command, exit_on_sigterm
+from tests.bench import contenders, overlap, report, work
 from tests.bench.contenders import Contender
 from tests.bench.healthy import BASELINE, KEEP_MEMORY, KEEPING, NO_COPIES, NULL, Start, take_turns
 from tests.bench.intervals import median_interval, ratios
@@ -44,6 +44,10 @@ BUCKETS_MB = (1, 25, 100)
 PIECES_KB = (256, 1024, 4096)
 """What this project's ring adds and sends on at a time; 1024 is what it uses."""
 SHARDS = (8, 12, 24)
+OVERLAP_BUCKETS_MB = {"mlp": 8, "transformer": 4}
+"""What is exchanged while backward goes on, of those tried the size that does best."""
+OVERLAP_S = 900.0
+"""Until the measurement of the overlap is given up; it takes less than a minute on a machine that does nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class Sizes:
 
     judged: int = 24
     shown: int = 6
+    overlap: int = 12
     block: int = 6
     models: tuple[str, ...] = ("mlp", "transformer")
     workers: tuple[int, ...] = (2, 4)
@@ -60,7 +65,9 @@ class Sizes:
     shards: tuple[int, ...] = SHARDS
 
 
-SMALL = Sizes(judged=2, shown=1, block=3, models=("transformer",), workers=(2,), buckets=((1, 256),), shards=(8,))
+SMALL = Sizes(
+    judged=2, shown=1, overlap=1, block=3, models=("transformer",), workers=(2,), buckets=((1, 256),), shards=(8,)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +85,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """compared: by model and workers; buckets: of sizes; shards: of three workers."""
+    """compared: by model and workers; buckets: of sizes; shards: of three workers; overlap: by model and way, the mean
+    step of each block in seconds."""
 
     compared: list[Part]
     buckets: Part
     shards: list[Part]
+    overlap: dict[str, dict[str, list[float]]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -125,6 +134,7 @@ def measure(sizes: Sizes) -> Measured:
             ],
             compare_buckets(directory / "buckets", sizes),
             [compare_shards(directory / f"shards-{shards}", shards, sizes) for shards in sizes.shards],
+            {model: compare_overlap(directory, model, sizes) for model in sizes.models},
         )
     finally:
         shutil.rmtree(directory)
@@ -160,6 +170,21 @@ def compare_shards(directory: Path, shards: int, sizes: Sizes) -> Part:
         elastic(EXACT, directory / "exact", 3, "exact", settings),
     ]
     return run(starts, "mlp", 3, shards, sizes.shown, sizes.block)
+
+
+def compare_overlap(directory: Path, model: str, sizes: Sizes) -> dict[str, list[float]]:
+    """By a process of its own, whose workers have the ring of this project and nothing else of it."""
+    found = directory / f"overlap-{model}.json"
+    sized = ["--bucket-mb", str(OVERLAP_BUCKETS_MB[model]), "--rounds", str(sizes.overlap), "--block", str(sizes.block)]
+    command = [sys.executable, "-m", "tests.bench.overlap", *sized, "--json", str(found)]
+    environment = {"BENCH_MODEL": model, **KEEP_MEMORY}
+    with Command(command, directory / f"overlap-{model}.out", environment=environment, cwd=contenders.ROOT) as running:
+        code = running.process.wait(OVERLAP_S)
+        say(running.output.strip())
+        if code:
+            raise RuntimeError(f"tests.bench.overlap ended with {code}")
+    by_way: dict[str, list[float]] = json.loads(found.read_bytes())
+    return by_way
 
 
 def ddp(name: str, directory: Path, workers: int, settings: dict[str, str]) -> Start:
@@ -202,6 +227,8 @@ def rows_of(found: Measured) -> list[Row]:
         what = f"MLP, 3 workers, {part.shards} shards"
         rows.append(ratio_row(what, part, EXACT, KEEPING))
         rows.append(sent_row(what, part, EXACT))
+    for model, by_way in found.overlap.items():
+        rows += overlap_rows(f"{title(model)}, 2 workers, bare ring", by_way)
     return rows
 
 
@@ -224,6 +251,19 @@ def ratio_row(what: str, part: Part, name: str, baseline: str, bar: float | None
     interval = median_interval(ratios(part.step_s[name], part.step_s[baseline]))
     wanted = "" if bar is None else target(interval.low <= bar, f"lower end <= {bar:.2f}")
     return Row(f"{what}: {name} / {baseline}", *shown_ratio(interval), wanted)
+
+
+def overlap_rows(what: str, by_way: dict[str, list[float]]) -> list[Row]:
+    """Below 1, the step is shorter with the overlap."""
+    off = by_way[overlap.AFTERWARDS]
+    return [
+        time_row(f"{what}: reduction after backward, as it is", off),
+        time_row(f"{what}: reduction overlapped with backward", by_way[overlap.OVERLAPPED]),
+        *(
+            Row(f"{what}: {shown}", *shown_ratio(median_interval(ratios(by_way[way], off))))
+            for way, shown in ((overlap.OVERLAPPED, "overlapped / after"), (overlap.AGAIN, "after again / after"))
+        ),
+    ]
 
 
 def needed(shards: int) -> float:
@@ -284,9 +324,13 @@ def notes() -> list[str]:
         "distribution-free interval (order statistics). DDP against DDP says how much is noise. Bars are judged where "
         "each worker has a core, with two workers.",
         f'"{KEEPING}" is DDP with an allocator that does not return freed gradients to the kernel '
-        f"({', '.join(KEEP_MEMORY)}), which `elastic run` sets for its workers. The last two groups use it too.",
+        f"({', '.join(KEEP_MEMORY)}), which `elastic run` sets for its workers. Bucket sizes, three "
+        "workers and the overlap use it too.",
         "Peak memory is VmHWM at the end less VmRSS before the first step, when the model is built and the optimizer "
         "has no state yet. The formula stands under Memory; it leaves out activations.",
+        "Overlap: the same model over this project's ring, without anything that survives failures, once as the "
+        "product does it and once with buckets that leave while the last backward goes on. It is not taken into the "
+        "product: docs/decisions/overlap.md. A ratio below 1 would be its gain.",
         "Bytes are counted where they leave the process, frames and headers included, all steps and the start.",
     ]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runtime.link import Link
-from tests.bench import report, sent, step, work
+from tests.bench import overlap, report, sent, step, work
 from tests.bench.healthy import BASELINE, KEEPING, NULL
 from tests.bench.step import EXACT, NATIVE, Measured, Part
 
@@ -23,7 +23,8 @@ def part(model: str, workers: int, exact: float) -> Part:
 
 def measured(exact: float) -> Measured:
     compared = [part("mlp", 2, exact), part("transformer", 2, 0.5), part("mlp", 4, 9.0)]
-    return Measured(compared, part("mlp", 2, 1.0), [part("mlp", 3, 1.0)])
+    ways = {overlap.AFTERWARDS: [0.2] * 6, overlap.OVERLAPPED: [0.15] * 6, overlap.AGAIN: [0.2] * 6}
+    return Measured(compared, part("mlp", 2, 1.0), [part("mlp", 3, 1.0)], {"mlp": ways})
 
 
 def test_the_last_line_is_of_the_worse_model_with_two_workers() -> None:
@@ -50,6 +51,16 @@ def test_memory_is_shown_beside_the_formula_of_the_documentation(shards: int, gr
     shown = {row.what.rpartition(": ")[2]: row.spread for row in step.memory_rows(part("mlp", 2, 1.0))}
     assert shown[EXACT] == "3.0 N, N = 38 MiB; formula 7 N"
     assert shown[BASELINE] == "3.0 N, N = 38 MiB"
+
+
+def test_the_overlaps_gain_is_shown_with_it_on_and_off() -> None:
+    shown = {row.what: row.figure for row in step.rows_of(measured(1.0)) if "bare ring" in row.what}
+    assert shown == {
+        "MLP, 2 workers, bare ring: reduction after backward, as it is": "200 ms",
+        "MLP, 2 workers, bare ring: reduction overlapped with backward": "150 ms",
+        "MLP, 2 workers, bare ring: overlapped / after": "0.750",
+        "MLP, 2 workers, bare ring: after again / after": "1.000",
+    }
 
 
 @pytest.mark.parametrize("model", step.ELEMENTS)
