@@ -21,7 +21,8 @@ Events from which `recoveries` is told (g: the line's generation, n: the new one
     leader   quiesce_complete  -                             everybody has reported, died or been given up
     leader   committed         n           kind, members     the record of n is durable
     leader   published         n           kind              the record of n is on its way to its members
-    worker   ring_up           n                             connected to every member of n
+    worker   ring_up           n           over, because     connected to every member of n; what carries gradients, and
+                                                             why not what was asked for
     leader   running           n                             every member has said so
     worker   result_copied     n                             a laggard holds the result it had missed
     worker   redo_started      n           op                goes on with the interrupted operation

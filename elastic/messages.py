@@ -215,6 +215,8 @@ class Progress:
     send, receive and add what is to be reduced, per pass. 0: not known yet.
     phase: where its script stands, in words. doing: the same for a machine; for_ms: for how long; computes: whether its
     process, or one of its children, uses a processor meanwhile. usual_ms: its longest shard of late; 0: none yet.
+    over: what carries the gradients, as of --ring; over_because: why that is not what was asked for; empty: there
+    is no ring just now.
     """
 
     worker_id: str
@@ -229,6 +231,8 @@ class Progress:
     for_ms: int = 0
     usual_ms: int = 0
     computes: bool = True
+    over: str = ""
+    over_because: str = ""
 
 
 @dataclass(frozen=True, slots=True)

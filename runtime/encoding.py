@@ -74,7 +74,7 @@ def from_blob(blob: torch.Tensor, dtype: str, shape: Sequence[int]) -> torch.Ten
     return blob.view(kind).reshape(tuple(shape))
 
 
-def place(kind: str, own: torch.device) -> torch.device:
+def device_for(kind: str, own: torch.device) -> torch.device:
     """Where a tensor of a copy belongs in a worker with this device, if it was on a device of that kind where the copy
     was made: numbers of devices mean nothing in another process. What was on the CPU stays there."""
     return CPU if kind == CPU.type else own

@@ -59,8 +59,9 @@ class Gauge:
     def after(self, op: Op) -> None:
         self._activity.enter(f"after {guards.describe(op)}", Doing.ELSEWHERE)
 
-    def progress(self, p: Position, applied: int, joining: str) -> Progress:
-        """joining: how far a newcomer is with its copy; empty: it has not begun."""
+    def progress(self, p: Position, applied: int, joining: str, over: tuple[str, str]) -> Progress:
+        """joining: how far a newcomer is with its copy; empty: it has not begun. over: what carries the gradients, and
+        why not what was asked for."""
         seen = self._activity.see()
         fresh = p.phase is Phase.FRESH
         return Progress(
@@ -76,4 +77,6 @@ class Gauge:
             for_ms=int(1000 * seen.for_s),
             usual_ms=int(1000 * seen.usual_s),
             computes=seen.computes,
+            over=over[0],
+            over_because=over[1],
         )

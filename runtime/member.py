@@ -94,7 +94,7 @@ class Member:
         meet = meeting(nccl.make_group, host, device) if kind is RingKind.NCCL else None
         if kind is RingKind.MPI:
             meet = mpi.World(Ranks.from_environment(environment), self.worker_id, self._journal).meet
-        rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, meet)
+        self._rings = rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, kind, meet)
         self._standing = Standing(self.worker_id, rings, self._send, self._journal, self.sums_on)
         self._standing.position = replace(self._standing.position, phase=Phase.FRESH)
         self._donor = Donor(self._standing, self._journal)
@@ -220,7 +220,8 @@ class Member:
 
     def _say_progress(self) -> None:
         joining = self._admission.doing if self._orders.ready else ""
-        self._client.send(self._gauge.progress(self._standing.position, self._applied, joining))
+        p = self._standing.position
+        self._client.send(self._gauge.progress(p, self._applied, joining, self._rings.carries(p.entered)))
 
     # -------------------------------------------------------------------------------------------- the state
 

@@ -95,13 +95,18 @@ class World:
         """See transport.Meet."""
         yield Meeting(self, generation, members)
 
-    def connect(self, generation: int, members: Sequence[str]) -> MpiTransport | None:
-        """Once all members are about to; None if one has no rank. Raises BuildFailed."""
-        if strangers := [member for member in members if member not in self._workers]:
-            if members[0] == self._me:
-                because = f"{', '.join(strangers)} started after mpirun, and has no rank"
-                self._journal.write("ring_without_mpi", generation=generation, because=because)
-            return None
+    def objection(self, generation: int, members: Sequence[str]) -> str:
+        """Why these members cannot be connected by MPI, or empty."""
+        strangers = [member for member in members if member not in self._workers]
+        if not strangers:
+            return ""
+        because = f"{', '.join(strangers)} started after mpirun, and has no rank"
+        if members[0] == self._me:
+            self._journal.write("ring_without_mpi", generation=generation, because=because)
+        return because
+
+    def connect(self, generation: int, members: Sequence[str], ended: threading.Event) -> MpiTransport:
+        """Once all members, which have ranks, are about to. ended: set when it has to give up. Raises BuildFailed."""
         _sweep()
         ranks = [self._workers.index(member) for member in members]
         made: list[Communicator] = []
@@ -117,11 +122,11 @@ class World:
                 )
             except MPI.Exception as error:
                 failed.append(error)
+            ended.set()
 
         # It returns only when every member has called it, and nothing can interrupt it.
-        making = threading.Thread(target=make, name=f"mpi-{generation}", daemon=True)
-        making.start()
-        making.join(ALONE_S)
+        threading.Thread(target=make, name=f"mpi-{generation}", daemon=True).start()
+        ended.wait(ALONE_S)
         if not made:
             because = str(failed[0]) if failed else f"not all members came within {ALONE_S:g} s"
             raise BuildFailed(f"MPI does not connect generation {generation}: {because}", unreachable=())
@@ -137,9 +142,15 @@ class Meeting:
 
     def __init__(self, world: World, generation: int, members: Sequence[str]) -> None:
         self._world, self._generation, self._members = world, generation, members
+        self._ended = threading.Event()
+        self.because = ""
 
     def connect(self, offer: str) -> MpiTransport | None:
-        return self._world.connect(self._generation, self._members)
+        self.because = self._world.objection(self._generation, self._members)
+        return None if self.because else self._world.connect(self._generation, self._members, self._ended)
+
+    def abort(self) -> None:
+        self._ended.set()
 
 
 class MpiTransport:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
@@ -86,7 +86,10 @@ class _Place:
     world_size: int
     device: torch.device
     offer: str = ""
+    because: str = ""
     server: TCPStore | None = None
+    ended: threading.Event = field(default_factory=threading.Event)
+    greeting: ProcessGroupTransport | None = None
 
     def open(self, host: str) -> None:
         # With a port of its own choice the server would listen on every address of the machine.
@@ -108,12 +111,22 @@ class _Place:
             transport = ProcessGroupTransport(group, self.generation, self.rank, self.world_size, self.device)
         except (RuntimeError, ValueError) as error:
             raise BuildFailed(f"generation {self.generation}: {error}") from error
+        self.greeting = transport
+        if self.ended.is_set():
+            transport.abort()
         try:
             transport.greet()
         except (RingBroken, RuntimeError) as error:
             transport.close()
             raise BuildFailed(f"{error}; not all members were connected within {CONNECT_S:g} s") from error
         return transport
+
+    def abort(self) -> None:
+        """See transport.Meeting. Whoever still waits for the store is freed when rank 0 has left the meeting, and the
+        server with it: by CONNECT_S, should rank 0 be frozen."""
+        self.ended.set()
+        if self.greeting is not None:
+            self.greeting.abort()
 
 
 class ProcessGroupTransport:

@@ -73,6 +73,8 @@ class Ring:
         self._scratch: dict[str, bytearray] = {}
         self.transport: Transport | None = None
         """What carries the tensors of reductions; None: this mesh does. Set before anybody else has the ring."""
+        self.because = ""
+        """Why there is no transport although one was asked for."""
         self.offer = ""
         """Of rank 0: see hello.Welcome."""
 

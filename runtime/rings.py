@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from elastic.config import RingKind
 from elastic.errors import BuildFailed, ConfigError, GenerationEnded, RingBroken
 from elastic.messages import Generation
 from elastic.position import Event, RingBuilt, RingFailed
+from runtime.patience import Call
 from runtime.ring import Listener, Peer, Ring, build
-from runtime.transport import Meet
+from runtime.transport import Meet, Meeting, Transport
 
 FAILURES_MAX = 3
 """So often in a row the members may be connected by the mesh and not by their transports."""
@@ -17,13 +19,22 @@ FAILURES_MAX = 3
 
 class Rings:
     """Called under the lock of Standing, except `get` and `check`. Building happens in a thread of its own per
-    generation. meet: how their transports are connected; None: they have none."""
+    generation. kind: what was asked for. meet: how such transports are connected; None: the mesh does all."""
 
-    def __init__(self, listener: Listener, job: str, me: str, build_s: float, meet: Meet | None = None) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        job: str,
+        me: str,
+        build_s: float,
+        kind: RingKind = RingKind.TCP,
+        meet: Meet | None = None,
+    ) -> None:
         self._listener = listener
         self._job = job
         self._me = me
         self._build_s = build_s
+        self._kind = kind
         self._meet = meet
         self._failures: list[BuildFailed] = []
         """Of the transport, since it was connected last."""
@@ -80,7 +91,7 @@ class Rings:
             try:
                 if cancelled.is_set():
                     raise GenerationEnded(f"generation {generation.number} ended while its ring was built")
-                ring.transport = meeting.connect(ring.offer)
+                self._carry(ring, meeting, cancelled)
             except BaseException as error:
                 ring.close()
                 if isinstance(error, BuildFailed) and not cancelled.is_set():
@@ -90,6 +101,16 @@ class Rings:
         with self._lock:
             self._failures.clear()
         return ring
+
+    def _carry(self, ring: Ring, meeting: Meeting, cancelled: threading.Event) -> None:
+        """Connect the members' transports, in a thread of its own: while it waits for a member that is lost nothing can
+        interrupt it, and the generation may be over. Raises BuildFailed and GenerationEnded."""
+        connecting = Call(f"transport-{ring.generation}", lambda: meeting.connect(ring.offer), late=_close)
+        ring.transport = connecting.result(unwanted=cancelled)
+        ring.because = meeting.because
+        if cancelled.is_set():
+            meeting.abort()
+            raise GenerationEnded(f"generation {ring.generation} ended while its transports were connected")
 
     def _mesh(self, generation: Generation, cancelled: threading.Event, offer: str) -> Ring:
         peers = [Peer(member.worker_id, member.host, member.port) for member in generation.members]
@@ -133,6 +154,13 @@ class Rings:
         if rings:
             threading.Thread(target=_close_all, args=(rings,), name="ring-close", daemon=True).start()
 
+    def carries(self, generation: int) -> tuple[str, str]:
+        """(what carries the gradients of that ring, as of --ring; why not what was asked for). Empty: there is none."""
+        ring = self.get(generation)
+        if ring is None:
+            return "", ""
+        return str(RingKind.TCP if ring.transport is None else self._kind), ring.because
+
     def acknowledge(self, generation: int, op: int, to: Sequence[str]) -> None:
         """Tell leaving members that the result is held here; one that is gone is not an error."""
         ring = self.get(generation)
@@ -141,6 +169,11 @@ class Rings:
                 ring.acknowledge(op, to)
             except RingBroken:
                 return
+
+
+def _close(transport: Transport | None) -> None:
+    if transport is not None:
+        transport.close()
 
 
 def _close_all(rings: Sequence[Ring]) -> None:

@@ -97,7 +97,8 @@ class Standing:
                 if isinstance(word, Report):
                     self._journal.write("reported", generation=word.entered, reduced=word.reduced)
                 if isinstance(word, RingUp):
-                    self._journal.write("ring_up", generation=word.generation)
+                    over, because = self._rings.carries(word.generation)
+                    self._journal.write("ring_up", generation=word.generation, over=over, because=because)
                 self._say(word)
             case Leave(because):
                 self._journal.write("fenced", generation=self.position.entered, because=because)

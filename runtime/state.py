@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from elastic.errors import ConfigError, NotCarried, Unregistered
 from runtime.buffers import Buffer, Merge
-from runtime.encoding import NamedTensor, decode, dtype_name, encode, from_blob, place, plain_leaves, to_blob
+from runtime.encoding import NamedTensor, decode, device_for, dtype_name, encode, from_blob, plain_leaves, to_blob
 from runtime.flats import CPU
 from runtime.partial import Json
 from runtime.values import Values
@@ -270,10 +270,10 @@ class Carrier:
         entries = cast(list[dict[str, Any]], header["tensors"])
 
         def tensor(i: int) -> torch.Tensor:
-            return tensors[i].to(places[i], copy=True)
+            return tensors[i].to(devices[i], copy=True)
 
         try:
-            places = [place(entry.get("device", "cpu"), self._device) for entry in entries]
+            devices = [device_for(entry.get("device", "cpu"), self._device) for entry in entries]
             decoded = {name: decode(entry["state"], tensors.__getitem__) for name, entry in objects.items()}
             values = decode(header["state"], tensor)
             self._check_fit(decoded)

@@ -53,12 +53,21 @@ class Meeting(Protocol):
         """Of rank 0: what the others need to know. It is told to them while the mesh is built."""
         ...
 
+    @property
+    def because(self) -> str:
+        """Why `connect` has given None; empty otherwise."""
+        ...
+
     def connect(self, offer: str) -> Transport | None:
         """Once the mesh is there; every member calls it, with the offer of rank 0. Takes as long as it takes. None, for
         all of them alike: the mesh has to do.
 
         Raises BuildFailed, saying what to do, when the members cannot be connected in this way.
         """
+        ...
+
+    def abort(self) -> None:
+        """Make `connect`, running in another thread, raise soon, as far as that can be done."""
         ...
 
 

@@ -53,6 +53,9 @@ def status_text(document: dict[str, Any]) -> str:
         + (f", {document['applied']} steps" if "applied" in document else ""),
         f"because {document['because']}",
     ]
+    if (ring := document.get("ring", {})).get("over"):
+        instead = f", not {ring['asked']}: {ring['because']}" if ring["because"] else ""
+        lines.append(f"gradients over {ring['over']}{instead}")
     if document.get("checkpoint"):
         lines.append(f"newest checkpoint {document['checkpoint']}")
     lines += [

@@ -234,6 +234,8 @@ def progressed(g: Group, word: Progress, now_s: float, do: list[Action]) -> None
         for_s=word.for_ms / 1000,
         usual_s=word.usual_ms / 1000,
         computes=word.computes,
+        over=word.over,
+        over_because=word.over_because,
         moved_s=seen.moved_s if word.phase == seen.phase else now_s,
     )
     g.shards = word.shards or g.shards

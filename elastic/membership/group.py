@@ -40,6 +40,8 @@ class Seen:
     for_s: float = 0.0
     usual_s: float = 0.0
     computes: bool = True
+    over: str = ""
+    over_because: str = ""
     ready: bool = False
     invited: bool = False
     finished: bool = False

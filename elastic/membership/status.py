@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from elastic.membership.group import Group
+from collections.abc import Sequence
+
+from elastic.membership.group import Group, Seen
 from elastic.membership.stuck import holding_up
 from elastic.plan import default_sizes
 
@@ -18,6 +20,7 @@ def status(group: Group) -> dict[str, object]:
         "state": str(group.state),
         "generation": record.number if record else 0,
         "because": group.because,
+        "ring": _ring(group, seen),
         "applied": max((worker.applied for worker in seen if worker), default=0),
         "members": [
             {
@@ -38,3 +41,9 @@ def status(group: Group) -> dict[str, object]:
         "waiting": sorted(group.newcomers - group.spares - set(group.dead)),
         "spares": sorted(group.spares - set(group.dead)),
     }
+
+
+def _ring(group: Group, members: Sequence[Seen | None]) -> dict[str, str]:
+    """What carries the gradients, as the eldest member says that has a ring; empty: none has."""
+    over, because = next(((one.over, one.over_because) for one in members if one and one.over), ("", ""))
+    return {"asked": str(group.spec.ring), "over": over, "because": because}

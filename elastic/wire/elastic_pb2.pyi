@@ -565,7 +565,7 @@ class BuildFailed(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., unreachable: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("worker_id", "generation", "reduced", "applied", "phase", "shards", "shard_us", "exchange_us", "doing", "for_ms", "usual_ms", "computes")
+    __slots__ = ("worker_id", "generation", "reduced", "applied", "phase", "shards", "shard_us", "exchange_us", "doing", "for_ms", "usual_ms", "computes", "over", "over_because")
     class Doing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DOING_UNKNOWN: _ClassVar[Progress.Doing]
@@ -590,6 +590,8 @@ class Progress(_message.Message):
     FOR_MS_FIELD_NUMBER: _ClassVar[int]
     USUAL_MS_FIELD_NUMBER: _ClassVar[int]
     COMPUTES_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    OVER_BECAUSE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     generation: int
     reduced: int
@@ -602,7 +604,9 @@ class Progress(_message.Message):
     for_ms: int
     usual_ms: int
     computes: bool
-    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., reduced: _Optional[int] = ..., applied: _Optional[int] = ..., phase: _Optional[str] = ..., shards: _Optional[int] = ..., shard_us: _Optional[int] = ..., exchange_us: _Optional[int] = ..., doing: _Optional[_Union[Progress.Doing, str]] = ..., for_ms: _Optional[int] = ..., usual_ms: _Optional[int] = ..., computes: bool = ...) -> None: ...
+    over: str
+    over_because: str
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., reduced: _Optional[int] = ..., applied: _Optional[int] = ..., phase: _Optional[str] = ..., shards: _Optional[int] = ..., shard_us: _Optional[int] = ..., exchange_us: _Optional[int] = ..., doing: _Optional[_Union[Progress.Doing, str]] = ..., for_ms: _Optional[int] = ..., usual_ms: _Optional[int] = ..., computes: bool = ..., over: _Optional[str] = ..., over_because: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("worker_id", "generation", "outdated")

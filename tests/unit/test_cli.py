@@ -266,6 +266,19 @@ def test_status_counts_spares_apart_from_members() -> None:
     assert status_text({**facts, "spares": ["local.2.0"]}).splitlines()[-1].split() == ["spare", "local.2.0"]
 
 
+@pytest.mark.parametrize(
+    ("ring", "shown"),
+    [
+        ({"asked": "mpi", "over": "", "because": ""}, []),
+        ({"asked": "tcp", "over": "tcp", "because": ""}, ["gradients over tcp"]),
+        ({"asked": "mpi", "over": "tcp", "because": "b has no rank"}, ["gradients over tcp, not mpi: b has no rank"]),
+    ],
+)
+def test_status_says_what_carries_the_gradients(ring: dict[str, str], shown: list[str]) -> None:
+    facts = {"job": "train", "state": "running", "generation": 3, "because": "fine", "applied": 9, "members": []}
+    assert status_text({**facts, "ring": ring}).splitlines()[2:] == shown
+
+
 def test_status_says_how_fast_members_are_and_who_is_too_slow() -> None:
     fast = {
         "worker_id": "local.0.0",

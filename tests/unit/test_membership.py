@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from elastic import membership
-from elastic.config import JobSpec, Reduction, Timing
+from elastic.config import JobSpec, Reduction, RingKind, Timing
 from elastic.membership import (
     Action,
     AgentDown,
@@ -266,6 +267,17 @@ def test_status_names_the_members_in_rank_order() -> None:
     group, _ = membership.step(group, WorkerDead("a", "signal 9"), 1.0)
     status = membership.status(group)
     assert (status["waiting"], status["spares"]) == ([], ["c"]), "a place is given when the ring has settled"
+
+
+def test_status_says_what_carries_the_gradients_and_why_not_what_was_asked_for() -> None:
+    group, _ = run("0 job workers=2", "0 elected 1", "0 announce b", "0 announce a", "0 committed", "0 ringup a 1")
+    group.spec = replace(group.spec, ring=RingKind.MPI)
+    assert membership.status(group)["ring"] == {"asked": "mpi", "over": "", "because": ""}
+    because = "a started after mpirun, and has no rank"
+    group, _ = membership.step(group, Progress("b", 1, 0, over="tcp", over_because=because), 1.0)
+    assert membership.status(group)["ring"] == {"asked": "mpi", "over": "tcp", "because": because}
+    group, _ = membership.step(group, Progress("b", 1, 0), 2.0)
+    assert membership.status(group)["ring"] == {"asked": "mpi", "over": "", "because": ""}, "it is broken"
 
 
 def test_all_workers_of_a_node_drain_at_once_and_stay_at_once() -> None:

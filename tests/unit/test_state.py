@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from elastic.errors import ConfigError, ElasticError, NotCarried, StateChanged, Unregistered
-from runtime.encoding import NamedTensor, decode, encode, from_blob, place, to_blob
+from runtime.encoding import NamedTensor, decode, device_for, encode, from_blob, to_blob
 from runtime.partial import Json
 from runtime.state import Carrier, Values
 from runtime.watch import value_sum
@@ -823,7 +823,7 @@ def test_a_loaded_copy_brings_exactly_the_donors_values() -> None:
     [("cpu", "cpu", "cpu"), ("cpu", "cuda:1", "cpu"), ("cuda", "cuda:1", "cuda:1"), ("cuda", "cpu", "cpu")],
 )
 def test_what_was_on_a_device_belongs_on_this_workers_own(kind: str, own: str, wanted: str) -> None:
-    assert place(kind, torch.device(own)) == torch.device(wanted)
+    assert device_for(kind, torch.device(own)) == torch.device(wanted)
 
 
 def test_tensors_come_back_on_the_device_they_had() -> None:

@@ -96,7 +96,9 @@ def main(home: Path, me: str) -> None:
         compare(ring, 1, *LAYOUTS[1])
         ring.close()
     say(event="rebuilt", **held())
-    assert world.connect(50, [me, "n.9.1"]) is None, "without a rank there is no way to it"
+    with world.meet(50, [me, "n.9.1"], 0) as meeting:
+        assert meeting.connect("") is None, "without a rank there is no way to it"
+        assert meeting.because == "n.9.1 started after mpirun, and has no rank"
     say(event="end")
 
 
