@@ -20,6 +20,7 @@ from elastic import codec
 from elastic.config import JobSpec
 from elastic.journal import Journal
 from elastic.messages import Order, Word
+from elastic.publishing import Reader
 from elastic.seeking import FIRST_RETRY_S, LEADER_OPTIONS, LONGEST_RETRY_S, Seeker
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import RendezvousStub
@@ -79,7 +80,8 @@ class Attendance:
         self._spec = spec
         self._seeker = Seeker(lambda: replicas or (self._address(),))
         self._job_dir = job_dir
-        self._hello = pb.AgentHello(job=spec.name, node=node, slots=slots)
+        self._node, self._slots = node, slots
+        self._reader = Reader()
         self._journal = journal
         self._attendant = attendant
         self._outbox: asyncio.Queue[pb.AgentWord] | None = None
@@ -141,7 +143,7 @@ class Attendance:
         async with grpc.aio.insecure_channel(address, options=LEADER_OPTIONS) as channel:
             call = RendezvousStub(channel).Attend()
             outbox: asyncio.Queue[pb.AgentWord] = asyncio.Queue()
-            await call.write(pb.AgentWord(hello=self._hello))
+            await call.write(pb.AgentWord(hello=self._hello()))
             speaking: asyncio.Task[None] | None = None
             try:
                 async for order in call:
@@ -150,7 +152,7 @@ class Attendance:
                             self._welcome(order.welcome.term, outbox)
                             speaking = asyncio.create_task(_speak(call, outbox))
                         case "addressed":
-                            self._hear(list(order.addressed.to), codec.order_from_bytes(order.addressed.order))
+                            self._hear(list(order.addressed.to), self._reader.read(order.addressed))
                         case "drain_node" if order.drain_node.over:
                             self._attendant.on_drain_over()
                         case "drain_node":
@@ -166,6 +168,10 @@ class Attendance:
                     await asyncio.gather(speaking, return_exceptions=True)
                 call.cancel()
         return f"{address}: the leader ended the stream"
+
+    def _hello(self) -> pb.AgentHello:
+        known = [pb.Known(number=number, digest=digest) for number, digest in self._reader.known.items()]
+        return pb.AgentHello(job=self._spec.name, node=self._node, slots=self._slots, known=known)
 
     def _welcome(self, term: int, outbox: asyncio.Queue[pb.AgentWord]) -> None:
         """Tell a leader everything that it may never have heard; from here on it hears as it happens."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import types
+import zlib
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
@@ -93,6 +94,34 @@ def order_from_bytes(document: bytes) -> Order:
 def order_from_wire(message: pb.Order) -> Order:
     """The order in a message. Raises WireError when it is empty or a field is out of bounds."""
     return _open(message, Order, "Order")  # type: ignore[no-any-return]
+
+
+def value_to_wire(value: Any) -> Any:
+    """Any dataclass that has a message of its name. Raises WireError for a value that could not be read back."""
+    kind: Any = type(value)
+    return _translators(kind).encode(value)
+
+
+def value_from_wire(kind: Any, message: Message) -> Any:
+    """The value in a message of its kind. Raises WireError when a field is out of bounds."""
+    return _translators(kind).decode(message)
+
+
+def packed(document: bytes) -> bytes:
+    """For a long list, in which most of each entry is like the one before."""
+    return zlib.compress(document, 1)
+
+
+def unpacked(document: bytes) -> bytes:
+    """Raises WireError for what packed() has not made of at most MESSAGE_LIMIT bytes."""
+    unpacking = zlib.decompressobj()
+    try:
+        content = unpacking.decompress(document, MESSAGE_LIMIT)
+    except zlib.error as error:
+        raise WireError(f"not packed: {error}") from error
+    if not unpacking.eof:
+        raise WireError(f"cut short, or longer than {MESSAGE_LIMIT} bytes")
+    return content
 
 
 def identifier(what: str, text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import TypeAlias
@@ -60,6 +60,7 @@ class Plan:
 
     paces: how long each member takes for a unit, in microseconds and in rank order, 0 where that is not known; default
     ownership follows them. Empty: all own equally much.
+    all_tasks: digest of everybody's shares and laggards, where those of one node's workers are all that is here.
     """
 
     op: int = 0
@@ -68,6 +69,15 @@ class Plan:
     laggards: tuple[Laggard, ...] = ()
     newcomers: tuple[str, ...] = ()
     paces: tuple[int, ...] = ()
+    all_tasks: str = ""
+
+    @property
+    def tasks_digest(self) -> str:
+        """Of what single members have to do; empty if nobody has."""
+        if self.all_tasks or not (self.shares or self.laggards):
+            return self.all_tasks
+        shares = [(share.worker_id, share.keep, share.units) for share in self.shares]
+        return _digest(shares, [(laggard.worker_id, laggard.source) for laggard in self.laggards])
 
     def share_of(self, worker_id: str) -> Share | None:
         return next((share for share in self.shares if share.worker_id == worker_id), None)
@@ -112,8 +122,18 @@ class Generation:
         return self._by_id.get(worker_id)
 
     def digest(self) -> str:
-        """Hash of the whole record: peers compare it before any data flows."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:32]
+        """Hash of the whole record, also of one that holds the tasks of few: peers compare it before any data flows."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        head, plan = (self.number, self.kind, self.base, self.because, self.hold, self.token, self.early), self.plan
+        members = [(m.worker_id, m.node, m.host, m.port, m.seniority) for m in self.members]
+        return _digest(head, members, plan.op, plan.units, plan.newcomers, plan.paces, plan.tasks_digest)
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 class RingState(StrEnum):

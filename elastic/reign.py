@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from elastic import codec, membership
+from elastic import membership
 from elastic.checkpoints.naming import PERIODIC
 from elastic.checkpoints.pointer import Pointer
 from elastic.config import JobSpec
@@ -36,7 +36,8 @@ from elastic.membership import (
     Tell,
     Tick,
 )
-from elastic.messages import Generation, Pointed, node_of
+from elastic.messages import Generation, Order, Pointed, node_of
+from elastic.publishing import Publisher
 from elastic.wire import elastic_pb2 as pb
 
 RETRY_S = 0.1
@@ -69,9 +70,10 @@ Letter: TypeAlias = membership.Event | Deposed
 
 @dataclass(eq=False, slots=True)
 class AgentSession:
-    """One agent's stream."""
+    """One agent's stream. known: number -> digest of the generations that the agent has."""
 
     node: str
+    known: dict[int, str] = field(default_factory=dict)
     outbox: asyncio.Queue[pb.LeaderOrder] = field(default_factory=lambda: asyncio.Queue(OUTBOX_LIMIT))
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -107,6 +109,7 @@ class Reign:
         self._resumed = resumed
         self._mailbox: asyncio.Queue[Letter] = asyncio.Queue(MAILBOX_LIMIT)
         self._agents: dict[str, AgentSession] = {}
+        self._publisher = Publisher()
         self._silent: set[str] = set()
         self._detector = Detector(spec.timing, time.monotonic())
         self._tasks: set[asyncio.Task[None]] = set()
@@ -123,6 +126,7 @@ class Reign:
         self._start(self._keep_lease())
         self._start(self._watch_agents())
         self._start(self._find_pointer())
+        self._publisher.remember(chain)
         try:
             event: Letter = Elected(self.term, chain)
             while not isinstance(event, Deposed):
@@ -166,19 +170,20 @@ class Reign:
                 known: dict[str, Any] = fields
                 self._journal.write(event, **known)
             case Tell(to, order):
-                self._tell(to, codec.order_to_bytes(order))
+                self._tell(to, order)
             case Commit(generation):
                 self._start(self._commit(generation))
             case Point(series, pointer):
                 self._start(self._point(series, pointer))
 
-    def _tell(self, to: tuple[str, ...], order: bytes) -> None:
+    def _tell(self, to: tuple[str, ...], order: Order) -> None:
         by_node: dict[str, list[str]] = {}
         for worker_id in to:
             by_node.setdefault(node_of(worker_id), []).append(worker_id)
         for node, workers in by_node.items():
-            if node in self._agents:
-                self._agents[node].post(pb.LeaderOrder(addressed=pb.Addressed(to=workers, order=order)))
+            if (session := self._agents.get(node)) is not None:
+                addressed = self._publisher.addressed(order, workers, session.known)
+                session.post(pb.LeaderOrder(addressed=addressed))
 
     async def post(self, event: Letter) -> None:
         """Into the mailbox; waits while it is full."""
@@ -228,8 +233,7 @@ class Reign:
             self.checkpoint = now.entry
         self._journal.write("pointer_moved" if holds else "pointer_stays", series=series, entry=now.entry)
         if pointer.holder:
-            order = Pointed(self.term, pointer.holder, series, pointer.entry, holds)
-            self._tell((pointer.holder,), codec.order_to_bytes(order))
+            self._tell((pointer.holder,), Pointed(self.term, pointer.holder, series, pointer.entry, holds))
 
     async def _finish(self, end: End) -> Deposed | None:
         """Make the end of the job durable before anybody hears of it. Deposed: another leader decides."""
@@ -278,11 +282,12 @@ class Reign:
 
     # ---------------------------------------------------------------------------------------------- agents
 
-    def attach(self, node: str) -> AgentSession:
-        """A new stream of that node's agent; an older one is ended, because the agent has given it up."""
+    def attach(self, node: str, known: dict[int, str] | None = None) -> AgentSession:
+        """A new stream of that node's agent; an older one is ended, because the agent has given it up. known: as in
+        AgentSession."""
         if node in self._agents:
             self._agents[node].ended.set()
-        session = self._agents[node] = AgentSession(node)
+        session = self._agents[node] = AgentSession(node, known or {})
         self._detector.watch(node, time.monotonic())
         self._silent.discard(node)
         session.post(pb.LeaderOrder(welcome=pb.Welcome(term=self.term)))

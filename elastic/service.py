@@ -90,7 +90,7 @@ class Service(RendezvousServicer):
         if reign is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, lead.leader)
             return
-        session = reign.attach(node)
+        session = reign.attach(node, {known.number: known.digest for known in hello.known})
         await reign.post(AgentUp(node, hello.slots))
         tasks = [
             asyncio.create_task(self._listen(reign, session, words)),

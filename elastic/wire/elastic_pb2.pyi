@@ -19,14 +19,24 @@ class AgentWord(_message.Message):
     def __init__(self, hello: _Optional[_Union[AgentHello, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., word: _Optional[_Union[Word, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class AgentHello(_message.Message):
-    __slots__ = ("job", "node", "slots")
+    __slots__ = ("job", "node", "slots", "known")
     JOB_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     job: str
     node: str
     slots: int
-    def __init__(self, job: _Optional[str] = ..., node: _Optional[str] = ..., slots: _Optional[int] = ...) -> None: ...
+    known: _containers.RepeatedCompositeFieldContainer[Known]
+    def __init__(self, job: _Optional[str] = ..., node: _Optional[str] = ..., slots: _Optional[int] = ..., known: _Optional[_Iterable[_Union[Known, _Mapping]]] = ...) -> None: ...
+
+class Known(_message.Message):
+    __slots__ = ("number", "digest")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    digest: str
+    def __init__(self, number: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class LeaderOrder(_message.Message):
     __slots__ = ("welcome", "beat", "addressed", "end", "drain_node")
@@ -59,12 +69,48 @@ class Welcome(_message.Message):
     def __init__(self, term: _Optional[int] = ...) -> None: ...
 
 class Addressed(_message.Message):
-    __slots__ = ("to", "order")
+    __slots__ = ("to", "order", "packed", "delta", "shares", "laggards")
     TO_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    LAGGARDS_FIELD_NUMBER: _ClassVar[int]
     to: _containers.RepeatedScalarFieldContainer[str]
     order: bytes
-    def __init__(self, to: _Optional[_Iterable[str]] = ..., order: _Optional[bytes] = ...) -> None: ...
+    packed: bytes
+    delta: bytes
+    shares: _containers.RepeatedCompositeFieldContainer[Share]
+    laggards: _containers.RepeatedCompositeFieldContainer[Laggard]
+    def __init__(self, to: _Optional[_Iterable[str]] = ..., order: _Optional[bytes] = ..., packed: _Optional[bytes] = ..., delta: _Optional[bytes] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., laggards: _Optional[_Iterable[_Union[Laggard, _Mapping]]] = ...) -> None: ...
+
+class Delta(_message.Message):
+    __slots__ = ("term", "base_number", "base_digest", "digest", "head", "gone", "placed", "same_paces")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    BASE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    PLACED_FIELD_NUMBER: _ClassVar[int]
+    SAME_PACES_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    base_number: int
+    base_digest: str
+    digest: str
+    head: Generation
+    gone: _containers.RepeatedScalarFieldContainer[int]
+    placed: _containers.RepeatedCompositeFieldContainer[Placed]
+    same_paces: bool
+    def __init__(self, term: _Optional[int] = ..., base_number: _Optional[int] = ..., base_digest: _Optional[str] = ..., digest: _Optional[str] = ..., head: _Optional[_Union[Generation, _Mapping]] = ..., gone: _Optional[_Iterable[int]] = ..., placed: _Optional[_Iterable[_Union[Placed, _Mapping]]] = ..., same_paces: bool = ...) -> None: ...
+
+class Placed(_message.Message):
+    __slots__ = ("rank", "member")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    member: Member
+    def __init__(self, rank: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("term", "exit_code", "because", "digest")
@@ -387,20 +433,22 @@ class Laggard(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("op", "units", "shares", "laggards", "newcomers", "paces")
+    __slots__ = ("op", "units", "shares", "laggards", "newcomers", "paces", "all_tasks")
     OP_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     LAGGARDS_FIELD_NUMBER: _ClassVar[int]
     NEWCOMERS_FIELD_NUMBER: _ClassVar[int]
     PACES_FIELD_NUMBER: _ClassVar[int]
+    ALL_TASKS_FIELD_NUMBER: _ClassVar[int]
     op: int
     units: int
     shares: _containers.RepeatedCompositeFieldContainer[Share]
     laggards: _containers.RepeatedCompositeFieldContainer[Laggard]
     newcomers: _containers.RepeatedScalarFieldContainer[str]
     paces: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, op: _Optional[int] = ..., units: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., laggards: _Optional[_Iterable[_Union[Laggard, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., paces: _Optional[_Iterable[int]] = ...) -> None: ...
+    all_tasks: str
+    def __init__(self, op: _Optional[int] = ..., units: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., laggards: _Optional[_Iterable[_Union[Laggard, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., paces: _Optional[_Iterable[int]] = ..., all_tasks: _Optional[str] = ...) -> None: ...
 
 class Generation(_message.Message):
     __slots__ = ("number", "kind", "base", "members", "plan", "because", "hold", "token", "early")

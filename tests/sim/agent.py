@@ -21,7 +21,9 @@ from elastic.messages import (
     WorkerDead,
     WorkerFrozen,
 )
+from elastic.publishing import Reader
 from elastic.standing import Standing
+from elastic.wire import elastic_pb2 as pb
 from tests.sim.clock import Lane
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class Stream:
     def __init__(self, agent: Agent, leader: Leader) -> None:
         self.agent, self.leader = agent, leader
         self.open = True
+        self._known = agent.reader.known
         self._up = Lane(agent.world.clock, 0.0002, 0.003)
         self._down = Lane(agent.world.clock, 0.0002, 0.003)
         leader.streams[agent.node] = self
@@ -45,8 +48,14 @@ class Stream:
             self._up.send(lambda: self.leader.post(event))
 
     def tell(self, to: tuple[str, ...], order: Order) -> None:
-        if self.open:
-            self._down.send(lambda: self.agent.obey(to, order))
+        """On the wire as in earnest: a generation travels as its difference to one that the agent has."""
+        if not self.open:
+            return
+        addressed = self.leader.publisher.addressed(order, to, self._known)
+        document = addressed.SerializeToString()
+        if addressed.delta:
+            self.agent.world.reach("a generation was told as a difference")
+        self._down.send(lambda: self.agent.obey(to, self.agent.reader.read(pb.Addressed.FromString(document))))
 
     def cut(self, because: str) -> None:
         if not self.open:
@@ -69,6 +78,7 @@ class Agent:
         self.draining = False
         self._gone_s = 0.0
         self.stream: Stream | None = None
+        self.reader = Reader()
         self._term = 0
         self._incarnation = 0
         self._standing = Standing()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from elastic import membership
 from elastic.membership import Commit, CommitRefused, Committed, Elected, End, Event, Note, State, Tell, Tick
 from elastic.messages import Generation, Kind
+from elastic.publishing import Publisher
 
 if TYPE_CHECKING:
     from tests.sim.agent import Stream
@@ -26,9 +27,11 @@ class Leader:
         self.alive = True
         self.paused = False
         self.streams: dict[str, Stream] = {}
+        self.publisher = Publisher()
         self._mailbox: deque[Event] = deque()
         self._asleep: list[Callable[[], None]] = []
         self._next_tick_s = math.inf
+        self.publisher.remember(world.records.chain())
         self.post(Elected(self.term, world.records.chain()))
 
     @property

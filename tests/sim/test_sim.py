@@ -18,6 +18,7 @@ MUST_REACH = (
     "a drain was taken back",
     "a drained member did not wait for a newcomer",
     "a generation below quorum",
+    "a generation was told as a difference",
     "a leader resigned",
     "a loss right after a loss",
     "a new leader",

@@ -5,6 +5,7 @@ Whatever the bytes are, the answer is a value or the typed error of that reader,
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -20,9 +21,11 @@ from elastic import accounts, codec, journal, ledger
 from elastic.checkpoints.manifest import Manifest, PartNote, _digest
 from elastic.checkpoints.pointer import Pointer
 from elastic.config import JobSpec, job_from_toml
+from elastic.deltas import Delta
 from elastic.errors import CheckpointCorrupt, ConfigError
 from elastic.ledger import Ledger, LedgerConflict
-from elastic.messages import Generation, Order, Word
+from elastic.messages import Generation, Kind, Member, Order, Plan, Publish, Word
+from elastic.publishing import Publisher, Reader
 from elastic.wire import elastic_pb2 as pb
 from tests.unit.broken import DEEP, documents, json_bytes, mutated
 from tests.unit.test_checkpoint_rules import MANIFEST as WHOLE
@@ -63,6 +66,21 @@ def test_an_order_is_read_or_refused(data: bytes) -> None:
     except codec.WireError:
         return
     assert codec.order_from_wire(codec.order_to_wire(order)) == order
+
+
+DELTAS = values(Delta, "").map(lambda delta: codec.value_to_wire(delta).SerializeToString())
+
+
+@quick
+@given(st.binary(max_size=200) | mutated(DELTAS), st.binary(max_size=50))
+def test_a_delta_is_read_or_refused(data: bytes, packed: bytes) -> None:
+    """By the agent's reader, which has the generation that it may be against."""
+    reader, base = Reader(), Generation(1, Kind.FORM, 1, (Member("a.0.0", "a", "host", 1, 0),), Plan(), "here")
+    reader.read(Publisher().addressed(Publish(1, base), ["a.0.0"], {}))
+    known = pb.Delta(base_number=1, base_digest=base.digest()).SerializeToString()
+    for addressed in (pb.Addressed(delta=data), pb.Addressed(delta=data + known), pb.Addressed(packed=packed)):
+        with contextlib.suppress(codec.WireError):
+            reader.read(addressed)
 
 
 @quick

@@ -32,6 +32,7 @@ PURE_ROOMS = [
     "elastic/checkpoints/pointer.py",
     "elastic/checkpoints/ranges.py",
     "elastic/config.py",
+    "elastic/deltas.py",
     "elastic/detector.py",
     "elastic/errors.py",
     "elastic/examination.py",
@@ -93,7 +94,9 @@ RUNTIME_MAY_USE = {
 
 WIRE_READERS = {
     f"elastic/{name}.py"
-    for name in ("attendance", "client", "codec", "reign", "rendezvous", "replica", "service", "switchboard")
+    for name in (
+        *("attendance", "client", "codec", "publishing", "reign", "rendezvous", "replica", "service", "switchboard"),
+    )
 } | {f"elastic/fleet/{name}.py" for name in ("client", "daemon", "desk", "office", "server")}
 
 
