@@ -1,8 +1,9 @@
 """Where a job keeps its newest state in the memory of this machine: a directory in /dev/shm.
 
-`elastic run` makes it and removes it. It belongs to one run of one job: its name is
-new each time, and a later run never looks into it. If the command is killed, the keeper of its agent removes it
-(keeper.py); if that is killed too, the next `elastic run` of this user on this machine does (scratch.py).
+`elastic run` makes it and removes it, and so does the daemon of a node, for each job that it runs. It belongs to one
+run of one job: its name is new each time, and a later run never looks into it. If its owner is killed, the keeper of
+the job's agent removes it (keeper.py); if that is killed too, the next owner of this user on this machine does, when it
+starts (scratch.py).
 """
 
 from __future__ import annotations
@@ -24,11 +25,18 @@ def directory(parent: Path = PARENT, *, wanted: bool) -> Iterator[Path | None]:
     not wanted, or cannot be had; that is said.
     """
     sweep(parent)
-    if not wanted:
-        yield None
-        return
+    made = claim(parent) if wanted else None
     try:
-        made = scratch.Scratch(parent, PREFIX)
+        yield made.path if made is not None else None
+    finally:
+        if made is not None:
+            made.remove()
+
+
+def claim(parent: Path = PARENT) -> scratch.Scratch | None:
+    """The same, until it is removed."""
+    try:
+        return scratch.Scratch(parent, PREFIX)
     except OSError as error:
         print(
             f"elastic: the state is not kept in memory: {parent} cannot be used ({error.strerror}); if all workers die "
@@ -36,12 +44,7 @@ def directory(parent: Path = PARENT, *, wanted: bool) -> Iterator[Path | None]:
             file=sys.stderr,
             flush=True,
         )
-        yield None
-        return
-    try:
-        yield made.path
-    finally:
-        made.remove()
+        return None
 
 
 def sweep(parent: Path = PARENT) -> None:

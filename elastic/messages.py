@@ -96,6 +96,8 @@ class Generation:
     early: written down only for those who drain, so that they need not wait for who joins in the next one; it is never
     what the job is to be (position/joins.py).
     token: proof for ring and copy connections of this generation.
+    began: the snapshot or checkpoint from which the last form generation went on, if that was not the job's first: its
+    members become that state, and whoever joins later copies it from them. "": there was none.
     """
 
     number: int
@@ -107,6 +109,7 @@ class Generation:
     hold: bool = False
     token: str = ""
     early: bool = False
+    began: str = ""
 
     # Kept, because a leader of thousands asks with every word that it hears.
 
@@ -153,7 +156,7 @@ class Announce:
     entered 0: a newcomer. numerics: fingerprint of what decides the bits (torch version, threads, capability), with
     "ring:" and what carries the gradients at its end.
     ready: a newcomer that has rehearsed and wants to be admitted. invited: a leader had a place for it; until then it
-    is a spare.
+    is a spare. snapshot: the newest whole snapshot in its machine's memory when it started, or "".
     """
 
     worker_id: str
@@ -168,6 +171,7 @@ class Announce:
     reduced: int = 0
     ready: bool = False
     invited: bool = False
+    snapshot: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from elastic import ownership
+from elastic.checkpoints.naming import EntryName
 from elastic.messages import Generation, Laggard, Member, Plan, Report, Share
 from elastic.tree import Node, leaves
 
@@ -163,6 +164,31 @@ def _plan(
             paces,
         )
     return Plan(op=op, units=units, shares=shares, laggards=laggards, paces=paces)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a job goes on from. holders: who can read it. memory: a snapshot on their machines; else a checkpoint."""
+
+    entry: str
+    holders: tuple[str, ...]
+    memory: bool
+
+
+def newest_kept(snapshots: Mapping[str, str], checkpoint: str, began: str) -> Kept | None:
+    """The newest snapshot or checkpoint, if it is of a later step than where the job began the last time.
+
+    snapshots: worker -> the newest in the memory of its machine, or "". checkpoint: the newest on the storage, which
+    everybody reads, or "". began: an entry, or "". Of the same step, a snapshot.
+    """
+    held = {worker: name for worker, entry in snapshots.items() if (name := EntryName.parse(entry)) is not None}
+    newest, durable, before = max(held.values(), default=None), EntryName.parse(checkpoint), EntryName.parse(began)
+    memory = newest is not None and (durable is None or newest.step >= durable.step)
+    chosen = newest if memory else durable
+    if chosen is None or not snapshots or chosen.step <= (before.step if before is not None else 0):
+        return None
+    holders = [worker for worker in snapshots if not memory or held.get(worker) == chosen]
+    return Kept(str(chosen), tuple(sorted(holders)), memory)
 
 
 def default_units_of(worker_id: str, record: Generation, units: int) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ from elastic.membership import (
     End,
     Note,
     Point,
+    PointerAt,
     Tell,
     Tick,
 )
@@ -88,7 +89,8 @@ class AgentSession:
 class Reign:
     """One term of this replica as leader: the group, its mailbox, and the agents that attend.
 
-    resumed: the checkpoint from which this run of the job goes on, or "".
+    resumed: the checkpoint from which this run of the job goes on, or "". revives: if every copy of the state is lost,
+    the job goes on from what its nodes have kept.
     """
 
     def __init__(
@@ -99,9 +101,10 @@ class Reign:
         journal: Journal,
         store: StoreThread,
         resumed: str = "",
+        revives: bool = False,
     ) -> None:
         self.term = term
-        self.group = membership.new(spec, seed=secrets.token_hex(16))
+        self.group = membership.new(spec, seed=secrets.token_hex(16), revives=revives, resumed=resumed)
         self._spec = spec
         self._candidate = candidate
         self._journal = journal
@@ -215,7 +218,7 @@ class Reign:
             self._journal.write("pointer_unknown", because=str(error))
             return
         if known is not None:
-            self.checkpoint = known.entry
+            await self._know_checkpoint(known.entry)
         elif self._resumed:
             await self._point(PERIODIC, Pointer(self._resumed, "", 0))
 
@@ -230,10 +233,14 @@ class Reign:
             return await self.post(Deposed(str(error)))
         holds = now == pointer
         if series == PERIODIC:
-            self.checkpoint = now.entry
+            await self._know_checkpoint(now.entry)
         self._journal.write("pointer_moved" if holds else "pointer_stays", series=series, entry=now.entry)
         if pointer.holder:
             self._tell((pointer.holder,), Pointed(self.term, pointer.holder, series, pointer.entry, holds))
+
+    async def _know_checkpoint(self, entry: str) -> None:
+        self.checkpoint = entry
+        await self.post(PointerAt(entry))
 
     async def _finish(self, end: End) -> Deposed | None:
         """Make the end of the job durable before anybody hears of it. Deposed: another leader decides."""

@@ -47,6 +47,7 @@ class Part:
 
     service: gets the job's entry, which stays when the job is over. resumed: the checkpoint from which this run of
     the job goes on, or "". ended: awaited with the result as soon as that is durable, while agents still take leave.
+    revives: as in Reign.
     """
 
     def __init__(
@@ -59,6 +60,8 @@ class Part:
         journal: Journal,
         resumed: str,
         ended: Callable[[dict[str, object]], Awaitable[None]] | None = None,
+        *,
+        revives: bool = False,
     ) -> None:
         self._spec = spec
         self._job_dir = job_dir
@@ -66,6 +69,7 @@ class Part:
         self._journal = journal
         self._resumed = resumed
         self._ended = ended
+        self._revives = revives
         self._candidate = Candidate(store, spec.name, address, time.monotonic)
         self._lead = service.leads[spec.name] = Lead(journal)
 
@@ -97,7 +101,7 @@ class Part:
                 self._keep_result(ended, term)  # the leader that stored it may have died before it could
                 await self._tell(ended)
                 return ended
-            reign = Reign(self._spec, candidate, term, self._journal, store, self._resumed)
+            reign = Reign(self._spec, candidate, term, self._journal, store, self._resumed, self._revives)
             lead.reign, lead.leader = reign, self._address
             self.write_address()
             self._journal.write("leading", term=term, highest=chain[-1].number if chain else 0)

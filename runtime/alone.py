@@ -31,6 +31,7 @@ class Alone:
     restarted = False
     reduction = "exact"
     because = "a job of one"
+    began = ""
     pauses = False
     parting = False
     may_part = True

@@ -21,6 +21,8 @@ import torch
 
 from elastic import ledger, lifeline, stacks
 from elastic.checkpoints.naming import EntryName
+from elastic.checkpoints.series import newest_in_memory
+from elastic.checkpoints.settings import Settings
 from elastic.client import AgentClient
 from elastic.config import RingKind, Timing
 from elastic.errors import Disagree, ExitCode, JoinMissed, LeaderOnly, LeftAlone
@@ -120,7 +122,10 @@ class Member:
         self.may_part = True
         self._stopping = threading.Event()
         bits = numerics.fingerprint(threads, device)
-        self._announce = Announce(self.worker_id, self._node, self.local_rank, os.getpid(), host, port, bits)
+        kept = newest_in_memory(Settings.from_environment(environment))
+        self._announce = Announce(
+            self.worker_id, self._node, self.local_rank, os.getpid(), host, port, bits, snapshot=kept
+        )
         self._client = AgentClient(environment["ELASTIC_AGENT_SOCKET"], self._orders.deliver, self._on_lost)
         self._orders.close_client = self._client.close
 
@@ -168,6 +173,10 @@ class Member:
     @property
     def because(self) -> str:
         return self._record.because
+
+    @property
+    def began(self) -> str:
+        return self._record.began
 
     @property
     def pauses(self) -> bool:

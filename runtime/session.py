@@ -134,6 +134,11 @@ class Session(Protocol):
         ...
 
     @property
+    def began(self) -> str:
+        """The snapshot or checkpoint from which the job went on when every copy of the state had been lost, or ""."""
+        ...
+
+    @property
     def pauses(self) -> bool:
         """The current generation is below quorum: the next step waits for more members."""
         ...

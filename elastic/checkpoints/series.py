@@ -10,7 +10,8 @@ from elastic.checkpoints.choose import Found, assess, newest_first
 from elastic.checkpoints.keep import Keep, superfluous
 from elastic.checkpoints.manifest import FileEntry, Manifest
 from elastic.checkpoints.naming import MANIFEST, PERIODIC, EntryName
-from elastic.checkpoints.storage import Storage, put
+from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import MemoryStorage, Storage, put
 
 CHUNK_BYTES = 4 << 20
 
@@ -123,3 +124,11 @@ class Series:
         if digest.hexdigest() != file.sha256:
             return f"its file {file.name} is damaged: its SHA-256 is not the one in the manifest"
         return ""
+
+
+def newest_in_memory(settings: Settings) -> str:
+    """The newest snapshot of this machine that looks whole, told without reading its data; or ""."""
+    if not settings.memory:
+        return ""
+    whole = (found.name for found in Series(MemoryStorage(settings.memory)).all(settings.job_id) if not found.problem)
+    return str(next(whole, ""))

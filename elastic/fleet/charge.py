@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from elastic import codec
+from elastic import codec, hostmemory
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError
@@ -80,6 +80,8 @@ class Charge:
         self._journal = journal
         self._changed = changed
         self._dir = site.jobs_dir / submission.spec.name
+        # Outlives each agent of the job: the state of workers that died with one is what they left here.
+        self._memory = hostmemory.claim() if submission.spec.snapshot_every != "off" else None
         self._keeper: subprocess.Popen[bytes] | None = None
         self._finish = asyncio.Event()
         self._leave = asyncio.Event()
@@ -160,6 +162,8 @@ class Charge:
             lived = time.monotonic() - began_s > LONG_LIFE_S
             wait_s = BACKOFF_MIN_S if lived or not wait_s else min(BACKOFF_MAX_S, 2 * wait_s)
             await _first(self._leave, self._finish, within_s=wait_s)
+        if self._memory is not None:
+            self._memory.remove()
         self._say("")
 
     async def _one_life(self, keeper: subprocess.Popen[bytes]) -> int:
@@ -210,6 +214,8 @@ class Charge:
             job=spec.name,
             job_id=identity,
             resume=self._submission.resume,
+            memory=str(self._memory.path) if self._memory is not None else "",
+            snapshot_every=spec.snapshot_every,
             interruptions=self._submission.interruptions,
         )
         write_atomically(self._dir / "checkpoints.json", json.dumps(asdict(settings)).encode())

@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc.aio
 
-from elastic import codec
+from elastic import codec, hostmemory
 from elastic.errors import ElasticError
 from elastic.fleet import devices
 from elastic.fleet.charge import Charge, Site
@@ -62,6 +62,7 @@ class Daemon:
 
     async def run(self) -> int:
         """Until a signal came and nothing runs here any more. Returns 128 + its number."""
+        hostmemory.sweep()  # of a daemon that was killed together with its keepers
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)

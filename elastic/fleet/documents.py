@@ -141,8 +141,6 @@ def check_for_fleet(spec: JobSpec) -> None:
             f"checkpoint_dir={directory!r} must be an absolute path that all nodes share, or a URL such as "
             "s3://bucket/run: each member writes its part of a checkpoint there"
         )
-    if spec.snapshot_every not in ("auto", "off"):
-        raise ConfigError(f"snapshot_every={spec.snapshot_every!r}: copies in memory are made by `elastic run` only")
     if spec.ring is RingKind.MPI:
         raise ConfigError("ring='mpi' connects the workers of one machine, under `elastic run`; take 'tcp' or 'nccl'")
     if spec.directory and not spec.directory.startswith("/"):

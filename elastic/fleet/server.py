@@ -210,7 +210,9 @@ class Server:
                         await asyncio.sleep(RETRY_S)
 
             resume = job.submission.resume
-            part = Part(job.spec, directory, self._etcd, self._address, self._service, journal, resume, ended)
+            part = Part(
+                job.spec, directory, self._etcd, self._address, self._service, journal, resume, ended, revives=True
+            )
             part.write_address()
             await part.run()
 

@@ -8,6 +8,7 @@ anything.
 
     FORMING --enough workers--> REBUILDING --every ring up--> RUNNING or PAUSED (a step waits for workers)
        RUNNING, PAUSED, REBUILDING --a loss--> QUIESCING --committed--> REBUILDING
+       QUIESCING --every copy is lost--> FORMING, of processes that go on from what nodes have kept, or CLOSED
        any --a member has finished--> CLOSING --all have--> CLOSED
 
     machine.py    each event to the function that knows what it means
@@ -17,11 +18,21 @@ anything.
     checkpoints.py  who may move the pointer        invitations.py  set-ups that hang
     speed.py      shards follow it, stragglers
     fencing.py    those left out                deadlines.py  time is over
-    stuck.py      those who hold all others up
+    stuck.py      those who hold all others up  revival.py    every copy is lost, and what was kept is the state
 """
 
 from elastic.membership.actions import Action, Commit, End, Note, Point, Tell
-from elastic.membership.events import AgentDown, AgentUp, CommitRefused, Committed, Elected, Event, Stopped, Tick
+from elastic.membership.events import (
+    AgentDown,
+    AgentUp,
+    CommitRefused,
+    Committed,
+    Elected,
+    Event,
+    PointerAt,
+    Stopped,
+    Tick,
+)
 from elastic.membership.group import Group, Seen, State, new
 from elastic.membership.machine import step
 from elastic.membership.status import status
@@ -39,6 +50,7 @@ __all__ = [
     "Group",
     "Note",
     "Point",
+    "PointerAt",
     "Seen",
     "State",
     "Stopped",

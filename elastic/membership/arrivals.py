@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from elastic.membership.actions import Action, Note, Tell
@@ -11,6 +10,7 @@ from elastic.membership.events import Elected
 from elastic.membership.fencing import fence
 from elastic.membership.group import Group, Seen, State
 from elastic.membership.records import commit, told
+from elastic.membership.revival import founders, is_spare, revive
 from elastic.membership.rings import end_rebuilding
 from elastic.membership.transitions import become_closed, become_forming, become_quiescing, dismiss
 from elastic.messages import Announce, Close, Kind, Member, Plan, Publish, Quiesce, RingState
@@ -20,7 +20,7 @@ def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
     """Records are durable, everything else is learned again from the announcements of agents."""
     g.term, g.chain = event.term, event.chain
     if not g.chain:
-        become_forming(g, now_s, do)
+        become_forming(g, f"waiting for {g.spec.workers} workers", now_s, do)
         return
     assert g.top is not None
     time_to_find_us_s = g.spec.timing.fence_grace_s - g.spec.timing.evict_s
@@ -40,7 +40,7 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
     seen = Seen(
         member, word.slot, word.pid, word.numerics, word.entered, word.ring, word.reduced, ready=word.ready,
         invited=word.invited, finished=bool(known and known.finished), left=bool(known and known.left), moved_s=now_s,
-        shard_us=known.shard_us if known else 0, exchange_us=known.exchange_us if known else 0,
+        snapshot=word.snapshot, shard_us=known.shard_us if known else 0, exchange_us=known.exchange_us if known else 0,
     )  # fmt: skip
     g.workers[word.worker_id] = seen
     g.silent_nodes.pop(word.node, None)
@@ -56,6 +56,9 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
         return
     if (strange := _strange_numerics(g, seen)) is not None:
         _refuse(g, word.worker_id, strange, now_s, do)
+        return
+    if g.state is State.FORMING and word.entered and g.chain:
+        become_quiescing(g, f"{word.worker_id} holds the state after all", now_s, do)
         return
     if g.state is State.FORMING:
         form(g, now_s, do)
@@ -110,19 +113,18 @@ def form(g: Group, now_s: float, do: list[Action]) -> None:
     so: on a busy machine it takes a while until the script has done its imports. Devices go by slot, so the last slots
     of a node, its spares, become members only if the window is over.
     """
+    if g.lost:
+        revive(g, now_s, do)
+        return
     if g.committing is not None or (len(g.workers) < g.spec.workers and not g.window_over):
         return
     present = [seen for worker, seen in g.workers.items() if worker not in g.dead and worker not in g.given_up]
-    spares = [seen for seen in present if seen.slot >= g.slots.get(seen.member.node, math.inf)]
+    spares = [seen for seen in present if is_spare(g, seen)]
     if len(present) < g.spec.min_workers or (not g.window_over and len(present) - len(spares) < g.spec.workers):
         if g.window_over:
             _wait_for_starting(g, len(present), now_s, do)
         return
-    chosen = sorted(present, key=lambda seen: (seen in spares, seen.member.node, seen.slot))[: g.wanted_workers]
-    ordered = sorted(chosen, key=lambda seen: (seen.member.node, seen.slot))
-    members = tuple(replace(seen.member, seniority=rank) for rank, seen in enumerate(ordered))
-    for member in members:
-        g.workers[member.worker_id] = replace(g.workers[member.worker_id], member=member)
+    members = founders(g, present)
     because = f"{len(members)} of {g.spec.workers} workers are here" + (", the join window is over" * g.window_over)
     commit(g, Kind.FORM, members, Plan(), because, do)
 

@@ -58,4 +58,11 @@ class Stopped:
     at_once: bool
 
 
-Event: TypeAlias = Word | Stopped | Elected | AgentUp | AgentDown | Committed | CommitRefused | Tick
+@dataclass(frozen=True, slots=True)
+class PointerAt:
+    """The newest checkpoint taken by itself that the store knows of."""
+
+    entry: str
+
+
+Event: TypeAlias = Word | PointerAt | Stopped | Elected | AgentUp | AgentDown | Committed | CommitRefused | Tick

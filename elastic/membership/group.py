@@ -47,6 +47,8 @@ class Seen:
     finished: bool = False
     left: bool = False
     refused: bool = False
+    snapshot: str = ""
+    """The newest whole one in its machine's memory when it started."""
     shard_us: int = 0
     """Microseconds that it takes for a shard; 0: not known yet."""
     exchange_us: int = 0
@@ -133,6 +135,16 @@ class Group:
     """Slot -> when a worker of it was demoted last."""
     quiesced_s: float = 0.0
     """When everybody was asked to leave the ring that is not replaced yet."""
+    revives: bool = False
+    """If every copy of the state is lost, the job goes on from what its nodes have kept (revival.py)."""
+    resumed: str = ""
+    """The checkpoint from which the job's first generation goes on, or ""."""
+    checkpoint: str = ""
+    """The newest of those taken by themselves, as far as this leader knows."""
+    lost: str = ""
+    """While FORMING: how every copy of the state was lost, in a sentence; "": the job has not begun."""
+    outdated: set[str] = field(default_factory=set)
+    """Workers from before that: they have been told to go, so that processes which know nothing take their places."""
 
     @property
     def top(self) -> Generation | None:
@@ -304,9 +316,9 @@ class Group:
         return min(max(since, lived) + timing.evict_s, since + timing.control_silence_s)
 
 
-def new(spec: JobSpec, seed: str) -> Group:
-    """seed: unguessable; tokens of generations are derived from it."""
-    return Group(spec=spec, seed=seed)
+def new(spec: JobSpec, seed: str, *, revives: bool = False, resumed: str = "") -> Group:
+    """seed: unguessable; tokens of generations are derived from it. revives, resumed: see Group."""
+    return Group(spec=spec, seed=seed, revives=revives, resumed=resumed)
 
 
 def slot_of(worker_id: str) -> str:

@@ -9,6 +9,7 @@ from elastic.membership.changes import close_if_all_left, plan_change
 from elastic.membership.ending import close_rest
 from elastic.membership.group import Group, State, slot_of
 from elastic.membership.records import commit
+from elastic.membership.revival import go_back
 from elastic.membership.transitions import become_closed, become_quiescing
 from elastic.messages import Kind, Report
 from elastic.plan import AllLost, LossPlan, NotYet, decide_loss, smallest_cover
@@ -65,7 +66,7 @@ def reported(g: Group, word: Report, now_s: float, do: list[Action]) -> None:
     if g.state is State.QUIESCING:
         g.reports[word.worker_id] = word
         decide(g, now_s, do)
-    elif g.state in (State.RUNNING, State.PAUSED, State.REBUILDING) and word.worker_id in g.listed:
+    elif g.state in (State.RUNNING, State.PAUSED, State.REBUILDING, State.FORMING) and word.worker_id in g.listed:
         become_quiescing(g, f"{word.worker_id} has left its ring", now_s, do)
 
 
@@ -102,7 +103,8 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
         case AllLost(because=because):
             applied = max((seen.applied for seen in g.workers.values()), default=0)
             said = f"every copy of the state is lost after {applied} applied steps: {because}"
-            become_closed(g, 1 if g.errors else 4, _with_errors(g, said), now_s, do)
+            if not go_back(g, said, now_s, do):
+                become_closed(g, 1 if g.errors else 4, _with_errors(g, said), now_s, do)
         case LossPlan(members, plan, _):
             short = len(members) < g.spec.min_workers
             if short and not g.spec.replace:

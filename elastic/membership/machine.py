@@ -21,7 +21,17 @@ from elastic.membership.checkpoints import checkpointed
 from elastic.membership.commits import committed
 from elastic.membership.deadlines import ticked
 from elastic.membership.ending import failed, finished, slot_given_up
-from elastic.membership.events import AgentDown, AgentUp, CommitRefused, Committed, Elected, Event, Stopped, Tick
+from elastic.membership.events import (
+    AgentDown,
+    AgentUp,
+    CommitRefused,
+    Committed,
+    Elected,
+    Event,
+    PointerAt,
+    Stopped,
+    Tick,
+)
 from elastic.membership.group import Group, State, silence
 from elastic.membership.invitations import wait_for_slow
 from elastic.membership.losses import lost, reported
@@ -58,7 +68,7 @@ def step(group: Group, event: Event, now_s: float) -> tuple[Group, tuple[Action,
         setattr(g, name, dict(getattr(group, name)))
     for name in ("slow_since_s", "stragglers", "demoted_s"):
         setattr(g, name, dict(getattr(group, name)))
-    for name in ("turned_away", "in_vain", "stuck"):
+    for name in ("turned_away", "in_vain", "stuck", "outdated"):
         setattr(g, name, set(getattr(group, name)))
     actions: list[Action] = []
     if g.state is not State.CLOSED:
@@ -118,6 +128,8 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
             slot_given_up(g, event, now_s, do)
         case CheckpointComplete():
             checkpointed(g, event, do)
+        case PointerAt(entry):
+            g.checkpoint = entry
         case Stopped(because, at_once=True):
             become_closed(g, int(ExitCode.TERMINATED), because, now_s, do)
         case Stopped():

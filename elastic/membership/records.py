@@ -19,11 +19,14 @@ def commit(
     *,
     hold: bool = False,
     early: bool = False,
+    began: str = "",
 ) -> None:
+    """began: of a form generation; the others are of the same run."""
     number = (g.top.number if g.top else 0) + 1
     base = g.chain[0].number if kind is Kind.PLANNED else number
     token = hashlib.sha256(f"{g.seed}/{g.term}/{number}".encode()).hexdigest()[:32]
-    g.committing = Generation(number, kind, base, members, plan, because, hold, token, early)
+    began = began or (g.top.began if g.top else "")
+    g.committing = Generation(number, kind, base, members, plan, because, hold, token, early, began)
     do.append(Commit(g.committing))
 
 

@@ -9,8 +9,8 @@ from elastic.membership.group import Group, State
 from elastic.messages import Close, Quiesce, Release
 
 
-def become_forming(g: Group, now_s: float, do: list[Action]) -> None:
-    _become(g, State.FORMING, f"waiting for {g.spec.workers} workers", now_s, do)
+def become_forming(g: Group, because: str, now_s: float, do: list[Action]) -> None:
+    _become(g, State.FORMING, because, now_s, do)
 
 
 def become_quiescing(g: Group, because: str, now_s: float, do: list[Action]) -> None:

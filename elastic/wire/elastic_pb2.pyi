@@ -451,7 +451,7 @@ class Plan(_message.Message):
     def __init__(self, op: _Optional[int] = ..., units: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., laggards: _Optional[_Iterable[_Union[Laggard, _Mapping]]] = ..., newcomers: _Optional[_Iterable[str]] = ..., paces: _Optional[_Iterable[int]] = ..., all_tasks: _Optional[str] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("number", "kind", "base", "members", "plan", "because", "hold", "token", "early")
+    __slots__ = ("number", "kind", "base", "members", "plan", "because", "hold", "token", "early", "began")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNKNOWN: _ClassVar[Generation.Kind]
@@ -471,6 +471,7 @@ class Generation(_message.Message):
     HOLD_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     EARLY_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
     number: int
     kind: Generation.Kind
     base: int
@@ -480,7 +481,8 @@ class Generation(_message.Message):
     hold: bool
     token: str
     early: bool
-    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[Generation.Kind, str]] = ..., base: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., because: _Optional[str] = ..., hold: bool = ..., token: _Optional[str] = ..., early: bool = ...) -> None: ...
+    began: str
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[Generation.Kind, str]] = ..., base: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., because: _Optional[str] = ..., hold: bool = ..., token: _Optional[str] = ..., early: bool = ..., began: _Optional[str] = ...) -> None: ...
 
 class Word(_message.Message):
     __slots__ = ("announce", "report", "ring_up", "ring_broken", "build_failed", "progress", "ready", "drain_wish", "left", "finished", "failed", "worker_dead", "worker_frozen", "slot_given_up", "drain_over", "checkpoint_complete")
@@ -519,7 +521,7 @@ class Word(_message.Message):
     def __init__(self, announce: _Optional[_Union[Announce, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., ring_up: _Optional[_Union[RingUp, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., build_failed: _Optional[_Union[BuildFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., drain_wish: _Optional[_Union[DrainWish, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., worker_dead: _Optional[_Union[WorkerDead, _Mapping]] = ..., worker_frozen: _Optional[_Union[WorkerFrozen, _Mapping]] = ..., slot_given_up: _Optional[_Union[SlotGivenUp, _Mapping]] = ..., drain_over: _Optional[_Union[DrainOver, _Mapping]] = ..., checkpoint_complete: _Optional[_Union[CheckpointComplete, _Mapping]] = ...) -> None: ...
 
 class Announce(_message.Message):
-    __slots__ = ("worker_id", "node", "slot", "pid", "host", "port", "numerics", "entered", "ring", "reduced", "ready", "invited")
+    __slots__ = ("worker_id", "node", "slot", "pid", "host", "port", "numerics", "entered", "ring", "reduced", "ready", "invited", "snapshot")
     class RingState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         RING_STATE_UNKNOWN: _ClassVar[Announce.RingState]
@@ -544,6 +546,7 @@ class Announce(_message.Message):
     REDUCED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     INVITED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     node: str
     slot: int
@@ -556,7 +559,8 @@ class Announce(_message.Message):
     reduced: int
     ready: bool
     invited: bool
-    def __init__(self, worker_id: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., numerics: _Optional[str] = ..., entered: _Optional[int] = ..., ring: _Optional[_Union[Announce.RingState, str]] = ..., reduced: _Optional[int] = ..., ready: bool = ..., invited: bool = ...) -> None: ...
+    snapshot: str
+    def __init__(self, worker_id: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., numerics: _Optional[str] = ..., entered: _Optional[int] = ..., ring: _Optional[_Union[Announce.RingState, str]] = ..., reduced: _Optional[int] = ..., ready: bool = ..., invited: bool = ..., snapshot: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("worker_id", "round", "promise", "entered", "has_state", "reduced", "units", "roots", "running", "kept", "copied")

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from elastic.checkpoints.interval import Every, Unit, mtbf_s
 from elastic.checkpoints.manifest import Manifest, Moment
 from elastic.checkpoints.naming import OWN_FILES_PREFIX, PERIODIC, EntryName
-from elastic.checkpoints.series import Series
+from elastic.checkpoints.series import Series, newest_in_memory
 from elastic.checkpoints.settings import Settings
-from elastic.checkpoints.storage import storage_at
+from elastic.checkpoints.storage import MemoryStorage, storage_at
 from elastic.errors import CheckpointCorrupt
 from elastic.scratch import Scratch
 from runtime.checkpoint.content import Content, now
@@ -186,17 +186,26 @@ class Taking:
     @cached_property
     def found(self) -> Manifest | None:
         """The same, and no hook is called."""
-        if not self._settings.resume:
+        if not self._resumes:
             return None
-        name = EntryName.parse(self._settings.resume)
+        name = EntryName.parse(self._resumes)
         found = self._resumed_from.look(name, self._settings.job_id) if name is not None else None
         if found is None or found.manifest is None or found.problem:
             because = found.problem if found is not None else "no such name"
-            raise CheckpointCorrupt(f"{self._settings.resume} cannot be used any more: {because}; start the job again")
+            raise CheckpointCorrupt(f"{self._resumes} cannot be used any more: {because}; start the job again")
         return found.manifest
 
     @property
+    def _resumes(self) -> str:
+        """An entry, of which the leader or `elastic run` has told; or ""."""
+        return self._session.began or self._settings.resume
+
+    @cached_property
     def _resumed_from(self) -> Series:
+        """Where it lies. Of a leader's choice: in this machine's memory, or else among the checkpoints."""
+        if self._session.began:
+            in_memory = newest_in_memory(self._settings) == self._session.began
+            return Series(MemoryStorage(self._settings.memory)) if in_memory else Series(self._storage)
         return Series(storage_at(self._settings.resume_from) if self._settings.resume_from else self._storage)
 
     def restored(self, header: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic import codec
+from elastic import codec, hostmemory
 from elastic.config import JobSpec
 from elastic.fleet import charge as charge_module
 from elastic.fleet.charge import Charge, Site
@@ -223,5 +223,27 @@ def test_a_log_that_cannot_be_read_is_none(tmp_path: Path) -> None:
         assert node.daemon._piece(query) == pb.LogPiece(number=3, end=5, size=-1), "there is no directory of jobs"
         (tmp_path / "jobs" / "train-1" / "logs" / "a.0.0.log").mkdir(parents=True)
         assert node.daemon._piece(query) == pb.LogPiece(number=3, end=5, size=-1), "a directory has no text"
+
+    play(tmp_path, story)
+
+
+@pytest.mark.usefixtures("agents")
+def test_the_memory_of_a_job_outlives_its_agents_and_goes_with_the_job(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        node.told(node.duty("train-1"))
+        charge = node.charge("train-1")
+        await node.until((tmp_path / "gate.up").exists)
+        memory = Path(json.loads((charge._dir / "checkpoints.json").read_bytes())["memory"])
+        (memory / "state").write_text("state")
+        (tmp_path / "gate.up").unlink()
+        assert charge._keeper is not None
+        charge._keeper.kill()
+        await node.until((tmp_path / "gate.up").exists)
+        hostmemory.sweep()
+        assert (memory / "state").exists(), "the next agent of the job is there"
+        charge.stop()
+        node.gate.touch()
+        await charge.ended()
+        assert not memory.exists()
 
     play(tmp_path, story)

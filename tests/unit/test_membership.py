@@ -22,6 +22,7 @@ from elastic.membership import (
     Group,
     Note,
     Point,
+    PointerAt,
     Stopped,
     Tell,
     Tick,
@@ -65,7 +66,7 @@ def test_scenario(path: Path, request: pytest.FixtureRequest) -> None:
 
 
 class Job:
-    """`NOW_S event arguments`, with a store that keeps what is committed. Worker a runs on node na."""
+    """`NOW_S event arguments`, with a store that keeps what is committed. Workers a and a.0.1 run on node na."""
 
     def __init__(self) -> None:
         self.group = membership.new(JobSpec(name="job", command=("train",), workers=1), seed="seed")
@@ -86,12 +87,12 @@ class Job:
                 reduction=Reduction.ALLREDUCE if numbers.get("native") else Reduction.EXACT,
                 timing=Timing(join_window_s=20.0),
             )
-            self.group = membership.new(spec, seed="seed")
+            self.group = membership.new(spec, seed="seed", revives=bool(numbers.get("revives")))
             return []
-        if name == "announce" and f"n{words[0]}" not in self.group.slots:
-            self.group, _ = membership.step(self.group, AgentUp(f"n{words[0]}", 1), float(now_s))
+        if name == "announce" and node_of(words[0]) not in self.group.slots:
+            self.group, _ = membership.step(self.group, AgentUp(node_of(words[0]), 1), float(now_s))
         if name == "elected":
-            self.group = membership.new(self.group.spec, seed="seed")
+            self.group = membership.new(self.group.spec, seed="seed", revives=self.group.revives)
         if name == "committed":
             assert self.group.committing is not None
             self.store = [*(self.store if self.group.committing.kind is Kind.PLANNED else []), self.group.committing]
@@ -125,8 +126,8 @@ class Job:
                 entered, reduced = int(options.get("entered", 0)), int(options.get("reduced", 0))
                 numerics = options.get("numerics", "same")
                 return Announce(
-                    worker, f"n{worker}", 0, 1, "host", 1, numerics, entered, ring, reduced,
-                    ready="ready" in plain, invited="invited" in plain,
+                    worker, node_of(worker), 0, 1, "host", 1, numerics, entered, ring, reduced,
+                    ready="ready" in plain, invited="invited" in plain, snapshot=options.get("snapshot", ""),
                 )  # fmt: skip
             case "report":
                 return Report(
@@ -170,6 +171,8 @@ class Job:
                 return WorkerDead(worker, "signal 9")
             case "frozen":
                 return WorkerFrozen(worker, "silent and using no CPU")
+            case "pointer":
+                return PointerAt(plain[0])
             case "complete":
                 return CheckpointComplete(worker, options.get("series", "_periodic"), plain[1])
             case "givenup":
@@ -179,6 +182,11 @@ class Job:
     def show(self) -> list[str]:
         chain = " + ".join(f"{record.number}:{','.join(record.ids)}" for record in self.group.chain)
         return [f"{self.group.state} [{chain}] {self.group.because}".replace("\n", " / ")]
+
+
+def node_of(worker: str) -> str:
+    """na, of a and of a.0.1."""
+    return f"n{worker.partition('.')[0]}"
 
 
 def nodes(text: str) -> tuple[Node, ...]:
@@ -211,7 +219,8 @@ def tell(action: Action) -> str:
 
 
 def describe(record: Generation) -> str:
-    words = " hold" * record.hold + " early" * record.early
+    words = " hold" * record.hold + " early" * record.early + f" from {record.began}" * (record.kind is Kind.FORM)
+    words = words.removesuffix(" from ")
     return f"{record.number} {record.kind}{words} {','.join(record.ids)}{plan(record.plan)}"
 
 

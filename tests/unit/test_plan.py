@@ -12,11 +12,13 @@ from hypothesis import given
 from elastic.messages import Generation, Kind, Laggard, Member, Plan, Report
 from elastic.plan import (
     AllLost,
+    Kept,
     LossPlan,
     NotYet,
     covers,
     decide_loss,
     default_units_of,
+    newest_kept,
     rank_order,
     redo_shares,
     smallest_cover,
@@ -275,3 +277,34 @@ def test_one_that_nobody_reaches_is_dropped_alone() -> None:
 
 def test_who_accuses_nobody_is_not_dropped() -> None:
     assert smallest_cover({"a": []}, ["a", "b"]) == ()
+
+
+def entry(step: int, generation: int = 1) -> str:
+    return f"step-{step:012d}.0.g{generation}-0123abcd"
+
+
+def test_a_job_goes_on_from_the_newest_that_a_machine_holds_and_with_those_who_hold_it() -> None:
+    kept = newest_kept({"a": entry(10), "b": entry(20), "c": "", "d": entry(20)}, checkpoint="", began="")
+    assert kept == Kept(entry(20), ("b", "d"), memory=True)
+    assert newest_kept({"a": entry(20, 2), "b": entry(20, 3)}, "", "") == Kept(entry(20, 3), ("b",), memory=True)
+
+
+def test_a_newer_checkpoint_is_everybodys_and_of_the_same_step_a_snapshot_is_nearer() -> None:
+    snapshots = {"a": entry(10), "b": ""}
+    assert newest_kept(snapshots, entry(11), "") == Kept(entry(11), ("a", "b"), memory=False)
+    assert newest_kept(snapshots, entry(10), "") == Kept(entry(10), ("a",), memory=True)
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "checkpoint", "began"),
+    [
+        ({"a": ""}, "", ""),
+        ({"a": entry(0)}, "", ""),
+        ({"a": entry(20, 2)}, entry(10), entry(20, 1)),
+        ({"a": "what somebody else has written"}, "", ""),
+        ({}, entry(20), ""),
+    ],
+    ids=["nothing", "the first step", "no further than before", "no name", "nobody"],
+)
+def test_a_job_does_not_go_on_from(snapshots: dict[str, str], checkpoint: str, began: str) -> None:
+    assert newest_kept(snapshots, checkpoint, began) is None

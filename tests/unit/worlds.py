@@ -216,6 +216,7 @@ class FakeMember:
         return tuple(range(units)) if self.worker_id in self.world.members else None
 
     because = ""
+    began = ""
     pauses = False
     parting = False
     may_part = True

@@ -1,0 +1,84 @@
+"""Every copy of the state is lost: new processes go on from the newest snapshot or checkpoint there is.
+
+What an agent starts in a dead worker's place says which snapshot its machine's memory holds. Once all are here, or the
+join window is over, those whose machine holds the newest form a generation and become that state; the others join
+them as any newcomer does, and copy it. A process from before cannot do either: it waits for members that are gone. It
+is told to go, and its slot's next one is another.
+
+Each time the job must have got further than where it began before, so that what kills it ends it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from elastic.checkpoints.naming import EntryName
+from elastic.errors import ExitCode
+from elastic.membership.actions import Action, Note, Tell
+from elastic.membership.group import Group, Seen
+from elastic.membership.records import commit
+from elastic.membership.transitions import become_closed, become_forming
+from elastic.messages import Fence, Kind, Member, Plan
+from elastic.plan import newest_kept
+
+
+def go_back(g: Group, lost: str, now_s: float, do: list[Action]) -> bool:
+    """Whether the job goes on. lost: what has happened, in a sentence. Not where nobody is replaced, or the script is
+    at fault, or somebody wants the job to end."""
+    if not g.revives or not g.spec.replace or g.errors or g.stopping:
+        return False
+    do.append(Note("state_lost", {"because": lost}))
+    for worker in [worker for worker in g.workers if worker in g.dead]:
+        del g.workers[worker]
+        g.drains.pop(worker, None)
+    # Members of whom nothing was heard for so long are left alone until a generation without them is durable.
+    g.lost, g.window_over, g.outdated = lost, False, {w for w, seen in g.workers.items() if not seen.entered}
+    g.dead, g.reports, g.stuck = {}, {}, set()
+    for worker in sorted(g.outdated):
+        g.expelled.setdefault(worker, now_s)
+        do.append(Tell((worker,), Fence(g.term, worker, lost)))
+    become_forming(g, f"{lost}; waiting for new processes, to go on from what is kept", now_s, do)
+    return True
+
+
+def revive(g: Group, now_s: float, do: list[Action]) -> None:
+    """Form a generation of those that hold the newest, or end the job if there is nothing new."""
+    if g.committing is not None or not (g.window_over or _all_here(g)):
+        return
+    gone = {*g.outdated, *g.dead, *g.given_up}
+    new = {worker: seen for worker, seen in g.workers.items() if not (seen.entered or seen.refused)}
+    present = {worker: seen for worker, seen in new.items() if worker not in gone}
+    began = g.top.began if g.top is not None and g.top.began else g.resumed
+    newest = newest_kept({worker: seen.snapshot for worker, seen in present.items()}, g.checkpoint, began)
+    if newest is None:
+        nothing = f"nothing newer than {began} is kept" if began else "nothing is kept"
+        become_closed(g, int(ExitCode.STATE_LOST), f"{g.lost}; {nothing} on the nodes that are here", now_s, do)
+        return
+    members = founders(g, (present[worker] for worker in newest.holders))
+    kind = "snapshot in memory" if newest.memory else "checkpoint"
+    name = EntryName.parse(newest.entry)
+    assert name is not None
+    because = f"every copy of the state was lost; goes on from step {name.step}, {kind} {newest.entry}"
+    hold = len(members) < g.spec.min_workers
+    commit(g, Kind.FORM, members, Plan(), because, do, hold=hold, began=newest.entry)
+
+
+def _all_here(g: Group) -> bool:
+    """Whether each slot has a process that knows nothing of what was lost; once nobody has any, nobody will come."""
+    return not g.starting and not g.outdated.intersection(g.workers)
+
+
+def founders(g: Group, present: Iterable[Seen]) -> tuple[Member, ...]:
+    """Of these the members of a form generation, in rank order; devices go by slot, so spares come last."""
+    chosen = sorted(present, key=lambda seen: (is_spare(g, seen), seen.member.node, seen.slot))[: g.wanted_workers]
+    ordered = sorted(chosen, key=lambda seen: (seen.member.node, seen.slot))
+    members = tuple(replace(seen.member, seniority=rank) for rank, seen in enumerate(ordered))
+    for member in members:
+        g.workers[member.worker_id] = replace(g.workers[member.worker_id], member=member)
+    return members
+
+
+def is_spare(g: Group, seen: Seen) -> bool:
+    return seen.slot >= g.slots.get(seen.member.node, math.inf)

@@ -1,0 +1,85 @@
+"""All workers of a fleet's job are killed at once: it goes on from what the memory of its nodes holds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from elastic import ledger
+from elastic.hostmemory import PARENT
+from tests.live.conftest import Quiet
+from tests.live.fleet import Fleet, Line
+
+DURABLE = 60
+"""Before this step a checkpoint is taken."""
+
+
+def kill_all(status: Line, *emptied: Path) -> None:
+    """emptied: directories of snapshots that are gone then."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # what is stopped writes nothing more
+        for member in status["members"]:
+            os.kill(member["pid"], number)
+        for directory in emptied:
+            shutil.rmtree(directory / "_periodic", ignore_errors=True)
+
+
+def memory_of(fleet: Fleet, node: str, job: str) -> Path:
+    """Where that node keeps the job's snapshots."""
+    settings = (fleet.home / node / job / "checkpoints.json").read_text()
+    return next(path for path in PARENT.glob("elastic-*") if str(path) in settings)
+
+
+def await_snapshot(fleet: Fleet, after: int, *nodes: str) -> None:
+    """Each has completed one of a later step."""
+
+    def there() -> bool:
+        complete = fleet.events("snapshot_complete")
+        return set(nodes) <= {line["node"] for line in complete if line["step"] > after}
+
+    fleet.until(f"a snapshot after step {after} on {nodes}", there)
+
+
+@pytest.mark.long
+def test_a_job_whose_workers_are_all_killed_goes_on_from_memory_and_ends_with_the_quiet_bits(
+    tmp_path: Path, quiet: Quiet
+) -> None:
+    with Fleet(tmp_path, replicas=1) as fleet:
+        fleet.node("a")
+        fleet.node("b")
+        fleet.await_nodes("a", "b")
+        fleet.pace(0.02)
+        job = fleet.train("train", workers=2, snapshot_every="4 steps", checkpoint_every=f"{DURABLE} steps")
+        first = fleet.await_members(job, "a.0.0", "b.0.0")
+        memory = {node: memory_of(fleet, node, job) for node in ("a", "b")}
+        await_snapshot(fleet, 0, "a", "b")
+        kill_all(first)
+
+        second = fleet.await_members(job, "a.0.1", "b.0.1")
+        (formed,) = fleet.events("published", kind="form", generation=second["generation"])
+        assert "snapshot in memory" in formed["because"]
+        restored = fleet.events("state_restored")
+        assert {line["node"] for line in restored} == {"a", "b"}
+
+        await_snapshot(fleet, restored[0]["step"], "a", "b")
+        kill_all(second, memory["b"])
+        third = fleet.await_members(job, "a.0.2", "b.0.2")
+        restored = fleet.events("state_restored")
+        assert [line["node"] for line in restored][2:] == ["a"], "the other one joined, and copied"
+
+        fleet.pace(0.005)
+        fleet.until("a checkpoint", lambda: fleet.events("pointer_moved", series="_periodic"))
+        fleet.pace(0.05)
+        kill_all(third, *memory.values())
+        fleet.await_members(job, "a.0.3", "b.0.3")
+        assert [line["step"] for line in fleet.events("state_restored")][3:] == [DURABLE, DURABLE]
+
+        fleet.pace(0.0)
+        ended = fleet.await_end(job)
+        assert (ended["exit_code"], ended["digest"]) == (0, quiet.digest), ended["because"]
+        assert ledger.compare(fleet.steps(job), quiet.steps) is None
+        fleet.until("the memory to be free", lambda: not any(path.exists() for path in memory.values()))
+        assert fleet.end("a", signal.SIGTERM) == fleet.end("b", signal.SIGTERM) == 128 + signal.SIGTERM
