@@ -6,7 +6,9 @@ placeholder stays: who has died is decided without MPI, and the library's own ha
 the ranks that live. When a placeholder ends first, somebody has ended the rank, or mpirun, and the worker has to go:
 its next call of MPI would end it anyway.
 
-The ranks are those of the start. MPI cannot give one away twice, so a worker that replaces a lost one has none.
+The ranks are those of the start. MPI cannot give one away twice, so a worker that replaces a lost one has none. Nor can
+it start without one of them: whoever waits in MPI_Init for a worker that has ended is ended too, and its replacement
+goes on without MPI.
 """
 
 from __future__ import annotations
@@ -185,6 +187,10 @@ class Mpirun:
             return False
         self._left.add(worker_id)
         self._ranks.gone(self._ranks.workers.index(worker_id)).touch()
+        if stranded := self._ranks.stranded_by(worker_id) - self._left:
+            self._journal.write("mpi_not_started", worker_id=worker_id, ended=sorted(stranded))
+            for other in sorted(stranded):
+                self._on_lost(other)
         return holder.has_ended
 
     async def close(self) -> None:

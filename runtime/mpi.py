@@ -47,7 +47,8 @@ class World:
     def __init__(self, ranks: Ranks, worker_id: str, journal: Journal) -> None:
         """With a rank: waits for all others that have one, and joins them; the interpreter stands still meanwhile.
 
-        Raises ConfigError if one of them ended before, or MPI does not work here.
+        Raises ConfigError if one of them ended before, or MPI does not work here. If one ends while they join, the
+        others wait for ever, and the agent ends them.
         """
         self._ranks = ranks
         self._workers = ranks.workers
@@ -63,9 +64,9 @@ class World:
         self._ranks.ready(self._workers.index(self._me)).touch()
         deadline_s = time.monotonic() + READY_S
         while late := [n for n in range(len(self._workers)) if not self._ranks.ready(n).exists()]:
+            if ended := [worker for n, worker in enumerate(self._workers) if self._ranks.gone(n).exists()]:
+                raise ConfigError(f"MPI cannot start: {', '.join(ended)} ended before all had come to elastic.join()")
             names = ", ".join(self._workers[n] for n in late)
-            if any(self._ranks.gone(n).exists() for n in late):
-                raise ConfigError(f"MPI cannot start: {names} ended before elastic.join(), and its rank with it")
             if time.monotonic() > deadline_s:
                 raise ConfigError(f"MPI cannot start: {names} did not call elastic.join() within {READY_S:g} s")
             time.sleep(_POLL_S)
@@ -89,6 +90,7 @@ class World:
         except MPI.Exception as error:
             raise ConfigError(f"MPI cannot start: {error}; logs/mpirun.log may say why") from error
         self._session = session
+        self._ranks.joined(self._workers.index(self._me)).touch()
 
     @contextmanager
     def meet(self, generation: int, members: Sequence[str], rank: int) -> Iterator[Meeting]:
@@ -100,7 +102,10 @@ class World:
         strangers = [member for member in members if member not in self._workers]
         if not strangers:
             return ""
-        because = f"{', '.join(strangers)} started after mpirun, and has no rank"
+        because = (
+            f"MPI has no rank for {', '.join(strangers)}, because it gives none to a process that starts after mpirun; "
+            "spares (--spares) have one from the start"
+        )
         if members[0] == self._me:
             self._journal.write("ring_without_mpi", generation=generation, because=because)
         return because

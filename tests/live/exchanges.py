@@ -1,6 +1,6 @@
 """Jobs whose gradients go over a process group, broken in the middle of an exchange.
 
-Two patches for their processes (see tests/mutants) say who carries the gradients, and where a worker can be held.
+Patches for their processes (see tests/mutants) say who carries the gradients, and where a worker can be held.
 """
 
 from __future__ import annotations
@@ -61,3 +61,16 @@ def gated(process_group: Any) -> None:
         return attempt(self)
 
     transport.attempt, transport.exchange = counted, exchange
+
+
+def gated_start(mpi: Any) -> None:
+    """A worker can be held when all others are in MPI_Init, or about to be: at the gate "mpi-init"."""
+    join = mpi.World._join
+
+    def held(self: Any) -> None:
+        from tests.live.scripts import gates  # as above
+
+        gates.hold("mpi-init")
+        join(self)
+
+    mpi.World._join = held

@@ -19,6 +19,7 @@ from elastic.mpirun import Mpirun, find
 from tests.live.conftest import Quiet
 from tests.live.jobs import DEADLINE_S, ROOT, TRAINER, Job, Line
 
+SITE = Path(__file__).parent / "mpi_site"
 BRIEF = Path(TRAINER).with_name("brief.py")
 
 
@@ -35,6 +36,12 @@ def mpirun_of(job: Job) -> int:
     lines = {pid: command_line(pid) for pid in living(job.command.mark)}
     (pid,) = [pid for pid, line in lines.items() if "prterun" in line and "placeholder.py" in line]
     return pid
+
+
+def carried(job: Job, over: str) -> str | None:
+    """Why the gradients go this way, as `elastic status` says it; None if they do not, or nobody can say."""
+    ring = job.status().get("ring", {})
+    return str(ring["because"]) if ring.get("asked") == "mpi" and ring["over"] == over else None
 
 
 def check_end(job: Job, quiet: Quiet) -> None:
@@ -90,13 +97,17 @@ def test_ranks_die_and_join_and_the_others_go_on_with_the_same_bits(quiet: Quiet
         job.await_steps(3)
         first = job.workers()
         assert job.await_event("ring_over_mpi", generation=1)["ranks"] == [0, 1, 2]
+        assert job.await_event("ring_up", generation=1)["over"] == "mpi"
+        job.until("what carries the gradients", lambda: carried(job, over="mpi") == "")
         job.send("local.1.0")
         job.until("two ranks alone", lambda: any(line["ranks"] == [0, 2] for line in job.events("ring_over_mpi")))
         job.until("the spare", lambda: any(line["ranks"] == [0, 2, 3] for line in job.events("ring_over_mpi")))
         job.until("it is a member", lambda: "local.3.0" in job.members())
         job.send("local.0.0")
         late = job.await_event("ring_without_mpi")
-        assert "started after mpirun" in late["because"]
+        assert "starts after mpirun; spares (--spares) have one" in late["because"]
+        because = job.until("what carries the gradients", lambda: carried(job, over="tcp"))
+        assert because == late["because"]
         job.pace(0)
         check_end(job, quiet)
         ended = {line["worker_id"]: line["pid"] for line in job.events("worker_exited", because="exited with 0")}
@@ -125,6 +136,22 @@ def test_the_end_of_mpirun_ends_all_ranks_and_the_job_goes_on_from_its_copy(quie
         job.pace(0)
         check_end(job, quiet)
         assert "mpirun killed by SIGKILL" in job.output
+
+
+def test_a_rank_that_dies_in_mpi_init_ends_those_that_wait_for_it_and_the_job_goes_on_without_mpi(
+    quiet: Quiet, tmp_path: Path
+) -> None:
+    (tmp_path / "job.gates").mkdir()
+    (tmp_path / "job.gates" / "mpi-init").write_text("local.1.0")
+    with Job(tmp_path, "--ring", "mpi", "--workers", "3", str(TRAINER), site=SITE) as job:
+        job.await_held("mpi-init")
+        job.send("local.1.0")
+        assert job.await_event("mpi_not_started", worker_id="local.1.0")["ended"] == ["local.0.0", "local.2.0"]
+        over = job.await_event("ring_up", generation=1)
+        assert over["over"] == "tcp"
+        assert over["because"].startswith("MPI has no rank for local.0.1, local.1.1, local.2.1, because it gives none")
+        check_end(job, quiet)
+        assert "MPI cannot start: local.1.0 ended" in job.output
 
 
 def test_one_of_the_processes_that_mpirun_starts_runs_the_job(tmp_path: Path) -> None:

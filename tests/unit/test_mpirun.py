@@ -11,7 +11,9 @@ import pytest
 
 from elastic import mpirun
 from elastic.errors import ConfigError
+from elastic.journal import Journal
 from elastic.ranks import Ranks
+from runtime.mpi import World
 
 
 @pytest.fixture
@@ -70,3 +72,32 @@ def test_what_a_worker_is_told_of_the_ranks_survives_its_environment(tmp_path: P
     environment = ranks.to_environment()
     assert json.loads(environment["ELASTIC_MPI"])["workers"] == ["n.0.0", "n.1.0"]
     assert Ranks.from_environment(environment) == ranks
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        (["ready.0", "ready.1"], set()),
+        (["ready.0", "ready.1", "ready.2"], {"n.1.0", "n.2.0"}),
+        (["ready.0", "ready.1", "ready.2", "joined.2"], {"n.1.0"}),
+        (["ready.0", "ready.1", "ready.2", "joined.0"], set()),
+    ],
+    ids=["not all have come", "all wait", "one has got out", "it had joined"],
+)
+def test_who_waits_in_mpi_init_for_one_that_ended_is_known(files: list[str], wanted: set[str], tmp_path: Path) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    assert Ranks(("n.0.0", "n.1.0", "n.2.0"), tmp_path).stranded_by("n.0.0") == wanted
+
+
+@pytest.mark.parametrize("came", [True, False])
+def test_who_waits_for_the_others_hears_that_one_has_ended(came: bool, tmp_path: Path) -> None:
+    ranks = Ranks(("n.0.0", "n.1.0", "n.2.0"), tmp_path)
+    if came:
+        ranks.ready(1).touch()
+    ranks.gone(1).touch()
+    with (
+        Journal(tmp_path / "n.0.0.jsonl", "job", "n.0.0", "n") as journal,
+        pytest.raises(ConfigError, match=r"n\.1\.0 ended before all had come to elastic\.join\(\)"),
+    ):
+        World(ranks, "n.0.0", journal)
