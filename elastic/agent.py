@@ -25,6 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from elastic import lifeline, process, stacks, supervision
+from elastic import reach as reaching
 from elastic.accounts import Accounts
 from elastic.attendance import Attendance, Ended
 from elastic.config import JobSpec, RingKind, check_name
@@ -57,6 +58,7 @@ from elastic.messages import (
 )
 from elastic.mpirun import Mpirun
 from elastic.process import WorkerProcess
+from elastic.reach import Reach
 from elastic.resume import read_settings
 from elastic.slots import SlotFile
 from elastic.spot import choose
@@ -83,8 +85,6 @@ class Agent:
     rest: the leader gives places to whoever is there, and who gets none is a spare.
     grace_s: from SIGTERM until this process may be killed: time for leaving in order. None: GRACE_S where others go on,
     and where they do not, SIGTERM stops the workers at once.
-    replicas: of the rendezvous, "host:port" each; none: the one that writes its address into the job directory.
-    address: of this node, under which workers of other nodes reach those here.
     """
 
     def __init__(
@@ -96,11 +96,10 @@ class Agent:
         grace_s: float | None,
         journal: Journal,
         ledger: Ledger,
-        replicas: Sequence[str] = (),
-        address: str = LOOPBACK,
+        reach: Reach,
     ) -> None:
         self._grace_s = grace_s
-        self._address = address
+        self._reach = reach
         self._spec = spec
         self._job_dir = job_dir
         self._node = node
@@ -125,7 +124,7 @@ class Agent:
         self._stdout = Stdout()
         self._starter = Starter(spec, job_dir / "logs", node, journal)
         self._mpirun = Mpirun(job_dir / "logs" / "mpirun.log", journal, self._on_rank_lost)
-        self._attendance = Attendance(spec, job_dir, node, slots, journal, self, replicas)
+        self._attendance = Attendance(spec, job_dir, node, slots, journal, self, reach)
         self._switchboard = Switchboard(spec.name, job_dir, node, journal, self)
         self._departure = Departure(journal, self)
         self._end: Ended | None = None
@@ -253,7 +252,6 @@ class Agent:
             "ELASTIC_JOB": self._spec.name,
             "ELASTIC_JOB_DIR": str(self._job_dir),
             "ELASTIC_NODE": self._node,
-            "ELASTIC_HOST": self._address,
             "ELASTIC_SLOT": str(number),
             "ELASTIC_RESTARTED": "1" if restarted else "0",
             "ELASTIC_THREADS": str(self._spec.threads),
@@ -262,6 +260,7 @@ class Agent:
             "ELASTIC_RING": str(self._spec.ring),
             "ELASTIC_TIMING": json.dumps(asdict(self._spec.timing)),
             lifeline.VARIABLE: line.path,
+            **self._reach.settings(),
             **self._checkpoints.to_environment(),
             **self._mpirun.settings(worker_id),
         }
@@ -504,10 +503,7 @@ def main(argv: list[str] | None = None) -> int:
         help="seconds from SIGTERM until this process is killed (terminationGracePeriodSeconds); default: "
         f"{GRACE_S:g} where the job goes on elsewhere, and none where it does not",
     )
-    parser.add_argument(
-        "--rendezvous", default="", help="host:port of each replica, with commas; default: as rendezvous.json says"
-    )
-    parser.add_argument("--address", default=LOOPBACK, help="IP address of this node (default %(default)s)")
+    reaching.add_options(parser)
     options = parser.parse_args(argv)
     try:
         check_name("--node", options.node)
@@ -518,10 +514,10 @@ def main(argv: list[str] | None = None) -> int:
         job_dir = options.job_dir.resolve()
         spec = read_job(job_dir)
         who = f"agent-{options.node}"
-        replicas = [address for address in options.rendezvous.split(",") if address]
+        reach = reaching.of_options(options)
         with (
             JobLock(job_dir / "lock"),
-            Ledger(job_dir / "steps.jsonl", whole=not replicas) as ledger,
+            Ledger(job_dir / "steps.jsonl", whole=not reach.replicas) as ledger,
             Journal(journal_path(job_dir, who), spec.name, who, options.node) as journal,
         ):
 
@@ -534,8 +530,7 @@ def main(argv: list[str] | None = None) -> int:
                     options.grace,
                     journal,
                     ledger,
-                    replicas,
-                    options.address,
+                    reach,
                 )
                 return await agent.run(notices)
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-
-import grpc.aio
 
 from elastic import codec
 from elastic.config import JobSpec
 from elastic.journal import Journal
 from elastic.messages import Order, Word
 from elastic.publishing import Reader
+from elastic.reach import Reach
 from elastic.seeking import FIRST_RETRY_S, LEADER_OPTIONS, LONGEST_RETRY_S, Seeker
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import RendezvousStub
@@ -74,11 +72,12 @@ class Attendance:
         slots: int,
         journal: Journal,
         attendant: Attendant,
-        replicas: Sequence[str] = (),
+        reach: Reach,
     ) -> None:
-        """replicas: "host:port" each; none: the one that has written its address into the job directory."""
+        """Raises ConfigError for certificates that cannot be used."""
         self._spec = spec
-        self._seeker = Seeker(lambda: replicas or (self._address(),))
+        self._door = reach.door()
+        self._seeker = Seeker(lambda: reach.replicas or (self._address(),))
         self._job_dir = job_dir
         self._node, self._slots = node, slots
         self._reader = Reader()
@@ -140,7 +139,7 @@ class Attendance:
 
     async def _attend(self, address: str) -> str:
         """One stream, until it ends. Returns why it did."""
-        async with grpc.aio.insecure_channel(address, options=LEADER_OPTIONS) as channel:
+        async with self._door.aio_channel(address, LEADER_OPTIONS) as channel:
             call = RendezvousStub(channel).Attend()
             outbox: asyncio.Queue[pb.AgentWord] = asyncio.Queue()
             await call.write(pb.AgentWord(hello=self._hello()))

@@ -25,6 +25,7 @@ import grpc
 
 from elastic import codec
 from elastic.backlog import Backlog, spill_path
+from elastic.doors.channels import PLAIN, Door
 from elastic.errors import ConfigError, ElasticError
 from elastic.messages import Order, Progress, Word
 from elastic.wire import elastic_pb2 as pb
@@ -165,14 +166,16 @@ class AgentClient:
             self._changed.notify()
 
 
-def fetch_status(address: str | Sequence[str], timeout_s: float, job: str = "") -> dict[str, object]:
+def fetch_status(
+    address: str | Sequence[str], timeout_s: float, job: str = "", door: Door = PLAIN
+) -> dict[str, object]:
     """The job's status as `elastic status --json` prints it, asked of the rendezvous at "host:port", or of several.
 
     job: needed where a rendezvous has several. Raises ElasticError when nobody answers within timeout_s, or when
     nobody leads.
     """
     request = pb.StatusRequest(job=job)
-    reply: pb.StatusReply = ask_leader(address, lambda c: RendezvousStub(c).Status(request, timeout=timeout_s))
+    reply: pb.StatusReply = ask_leader(address, lambda c: RendezvousStub(c).Status(request, timeout=timeout_s), door)
     document: dict[str, object] = json.loads(reply.document)
     return document
 
@@ -187,10 +190,11 @@ def ask_to_drain(address: str, node: str, left_ms: int, because: str, *, over: b
     return list(reply.nodes)
 
 
-def ask_leader(addresses: str | Sequence[str], ask: Callable[[grpc.Channel], Any]) -> Any:
+def ask_leader(addresses: str | Sequence[str], ask: Callable[[grpc.Channel], Any], door: Door = PLAIN) -> Any:
     """The leader's answer: of the first replica that answers, or of whom it names, or of the next.
 
-    ask: one question over a channel; its answer says whether it is a leader's. Raises ElasticError if there is none.
+    ask: one question over a channel; its answer says whether it is a leader's. Raises ElasticError if there is none,
+    and ConfigError if we may not ask that.
     """
     waiting = [addresses] if isinstance(addresses, str) else list(addresses)
     asked: set[str] = set()
@@ -200,11 +204,14 @@ def ask_leader(addresses: str | Sequence[str], ask: Callable[[grpc.Channel], Any
         if address in asked:
             continue
         asked.add(address)
-        with grpc.insecure_channel(address, options=(*CHANNEL_OPTIONS, CONNECT)) as channel:
+        with door.channel(address, (*CHANNEL_OPTIONS, CONNECT)) as channel:
             try:
                 reply = ask(channel)
             except grpc.RpcError as error:
-                because = because or f"the rendezvous at {address} does not answer: {_say(error)}"
+                if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                    raise ConfigError(error.details()) from error
+                said = _say(error)
+                because = because or f"the rendezvous at {address} does not answer: {said}{door.hint(said)}"
                 continue
         if reply.leading:
             return reply

@@ -7,6 +7,7 @@ handling are not used: docs/decisions/etcd3-behind-one-adapter.md says why.
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import importlib.util
 import ipaddress
@@ -121,6 +122,12 @@ class Tls:
             if path is not None and not Path(path).is_file():
                 raise ConfigError(f"tls: {path} is not a file")
 
+    def state(self) -> tuple[int, ...]:
+        """Another one when a file is another one."""
+        with contextlib.suppress(OSError):
+            return tuple(Path(path).stat().st_mtime_ns for path in (self.ca, self.cert, self.key) if path)
+        return ()
+
 
 class EtcdStore:
     """A Store on one etcd cluster. Safe to use from several threads.
@@ -134,11 +141,20 @@ class EtcdStore:
     """
 
     def __init__(self, endpoints: Sequence[str], *, tls: Tls | None = None, keepalive_s: float = 6.0) -> None:
-        host, port = _target(endpoints)
-        options = _channel_options(keepalive_s)
+        self._target = _target(endpoints)
+        self._tls, self._keepalive_s = tls, keepalive_s
+        self._connecting = threading.Lock()
+        self._files = tls.state() if tls else ()
+        self._newest: Any = self._connected()
+        self._watches: set[_EtcdWatch] = set()
+        self._closed = False
+
+    def _connected(self) -> Any:
+        tls, (host, port) = self._tls, self._target
+        options = _channel_options(self._keepalive_s)
         if tls is not None and tls.server_name is not None:
             options.append(("grpc.ssl_target_name_override", tls.server_name))
-        self._client: Any = _etcd3.client(
+        return _etcd3.client(
             host=host,
             port=port,
             ca_cert=tls.ca if tls else None,
@@ -146,16 +162,24 @@ class EtcdStore:
             cert_key=tls.key if tls else None,
             grpc_options=options,
         )
-        self._watch_stub: Any = _rpc.WatchStub(self._client.channel)
-        self._watches: set[_EtcdWatch] = set()
-        self._closed = False
+
+    @property
+    def _client(self) -> Any:
+        """With the certificates that are there now. Calls and watches under way keep the connection that they have."""
+        if self._tls is not None:
+            with self._connecting:
+                files = self._tls.state()
+                if files != self._files:
+                    with contextlib.suppress(OSError):  # being replaced at this moment: the next call looks again
+                        self._newest, self._files = self._connected(), files
+        return self._newest
 
     def close(self) -> None:
         """End all watches and the connection. Calls under way raise StoreUnavailable."""
         self._closed = True
         for watch in list(self._watches):
             watch.cancel()
-        self._client.close()
+        self._newest.close()
 
     def __enter__(self) -> EtcdStore:
         return self
@@ -242,7 +266,8 @@ class EtcdStore:
             raise StoreUnavailable("this store was closed")
         start, end = _range(prefix)
         create = _rpc.WatchCreateRequest(key=start, range_end=end, start_revision=from_revision)
-        watch = _EtcdWatch(self._watch_stub, _rpc.WatchRequest(create_request=create), deliver, self._watches.discard)
+        stub = _rpc.WatchStub(self._client.channel)
+        watch = _EtcdWatch(stub, _rpc.WatchRequest(create_request=create), deliver, self._watches.discard)
         self._watches.add(watch)
         watch.start(timeout_s)
         return watch

@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import grpc
 import grpc.aio
 
 from elastic.config import JobSpec
+from elastic.doors.channels import bind
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.etcd import EtcdStore
 from elastic.files import read_job
@@ -48,7 +48,7 @@ class Replica:
         ):
             service = Service()
             add_RendezvousServicer_to_server(service, server)
-            address = bind(server, self._listen)
+            address = bind(server, self._listen, None)
             settings = read_settings(self._job_dir)
             resumed = settings.resume if not settings.resume_from else ""  # a snapshot in memory is no checkpoint
             part = Part(self._spec, self._job_dir, etcd, address, service, journal, resumed)
@@ -82,16 +82,6 @@ def stop_signal() -> asyncio.Future[int]:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
     return stopped
-
-
-def bind(server: grpc.aio.Server, listen: str) -> str:
-    """Listen there; the address with the port that was given. Raises ConfigError if the port is taken."""
-    host = listen.rpartition(":")[0]
-    try:
-        port = server.add_insecure_port(listen)
-    except RuntimeError as error:
-        raise ConfigError(f"cannot listen on {listen}: {error}; choose another port, or 0 for any") from error
-    return f"{host}:{port}"
 
 
 def main(argv: list[str] | None = None) -> int:

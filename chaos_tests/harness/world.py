@@ -6,11 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def slot_of(worker: str) -> int:
-    """The place of a worker within its node."""
-    return int(worker.split(".")[-2])
-
-
 class World:
     """Fed with journal lines in their order."""
 
@@ -32,8 +27,7 @@ class World:
         for line in lines:
             worker = line["worker_id"]
             match line["event"]:
-                # What a leader committed and could not announce is told by those who enter it.
-                case "committed" | "entered" if line["generation"] > self.generation:
+                case "committed" if line["generation"] > self.generation:
                     self.generation, self.members = line["generation"], tuple(line["members"])
                     self._at_work = set()
                     self.lost -= set(self.members)  # a silent node's workers are noted as lost, and may come back
@@ -64,8 +58,3 @@ class World:
         """Living members that hold the state, the oldest first."""
         gone = self.lost | self.ended
         return tuple(worker for worker in self.members if worker in self._held and worker not in gone)
-
-    def living(self, slot: int) -> str | None:
-        """The process in a place just now; None between two."""
-        there = [worker for worker in self.pids if slot_of(worker) == slot and worker not in self.ended]
-        return there[-1] if there else None

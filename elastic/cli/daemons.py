@@ -5,21 +5,26 @@ from __future__ import annotations
 import argparse
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from elastic.cli.where import add_replicas
+from elastic.cli.where import add_certs, add_replicas, certs_of, keyring_of
 from elastic.config import check_name, check_pairs
+from elastic.doors.roles import ETCD_SERVER_NAME, Role
 from elastic.errors import ConfigError
-from elastic.fleet.addresses import INSECURE, check_plain, check_reachable, own_address, parse
+from elastic.fleet.addresses import check_plain, check_reachable, own_address, parse
 from elastic.jobdir import DEFAULT_PARENT
 from elastic.spot import choose
+
+if TYPE_CHECKING:
+    from elastic.doors.keyring import Keyring
+    from elastic.etcd import Tls
 
 GRACE_S = 30.0
 
 RENDEZVOUS_EXAMPLES = """\
 examples:
   elastic rendezvous --etcd 127.0.0.1:2379 --listen 127.0.0.1:7070
-  elastic rendezvous --etcd 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379 --listen 10.0.0.1:7070 --insecure
+  elastic rendezvous --etcd 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379 --listen 10.0.0.1:7070 --certs n1
 
 One to three of these, on different machines, with the same etcd: one of them leads, the others take over.
 
@@ -31,7 +36,7 @@ exit codes:
 AGENT_EXAMPLES = """\
 examples:
   elastic agent --rendezvous 127.0.0.1:7070 --slots 2
-  elastic agent --rendezvous 10.0.0.1:7070,10.0.0.2:7070 --address 10.0.0.7 --slots 8 --label gpu=h100 --insecure
+  elastic agent --rendezvous 10.0.0.1:7070,10.0.0.2:7070 --address 10.0.0.7 --slots 8 --label gpu=h100 --certs n7
 
 Ctrl-C and SIGTERM take the node out of its jobs first, between two steps; a second one ends them at once.
 
@@ -61,23 +66,46 @@ def _add_rendezvous(verbs: Any) -> None:
         metavar="DIR",
         help="for journals; nothing in it is needed again (default ./%(default)s)",
     )
-    verb.add_argument(INSECURE, action="store_true", help="listen where other machines reach it, in plain text")
+    add_certs(verb)
     verb.set_defaults(verb=_rendezvous)
 
 
 def _rendezvous(options: argparse.Namespace) -> int:
     import asyncio
 
+    from elastic.doors import handshakes
+
+    certs = certs_of(options)
+    if certs is not None:
+        handshakes.ask_for_talk()
+    from elastic.doors.doorman import Lock
     from elastic.fleet.server import Server
 
     (listen,) = _one("--listen", parse("--listen", options.listen, any_port=True))
     endpoints = parse("--etcd", options.etcd)
     if listen.startswith(("0.0.0.0:", "[::]:")):
         raise ConfigError(f"--listen {listen} is every address; give the one that agents reach")
-    check_plain("--listen", [listen], insecure=options.insecure)
-    check_plain("--etcd", endpoints, insecure=options.insecure)
+    keyring = keyring_of(certs, Role.RENDEZVOUS)
+    tls, others = _etcd_tls(certs, several=len(endpoints) > 1)
+    check_plain("--listen", [listen], allowed=options.insecure or keyring is not None)
+    check_plain("--etcd", endpoints, allowed=options.insecure or tls is not None)
     _make(options.dir, "--dir")
-    return asyncio.run(Server(options.dir.absolute(), endpoints, listen).run())
+    lock = Lock(keyring, tls, others)
+    return asyncio.run(Server(options.dir.absolute(), endpoints, listen, lock).run())
+
+
+def _etcd_tls(certs: Path | None, *, several: bool) -> tuple[Tls | None, tuple[Keyring, ...]]:
+    """What to show to etcd, if these certificates have something for it. several: endpoints, of which gRPC does not
+    compare each with its certificate. Raises ConfigError."""
+    from elastic.doors.authority import ETCD_CA, ETCD_CLIENT
+    from elastic.doors.keyring import Keyring
+    from elastic.etcd import Tls
+
+    if certs is None or not (certs / ETCD_CLIENT).exists():
+        return None, ()
+    keyring = Keyring(certs, ETCD_CLIENT, roots=ETCD_CA)
+    path = str(certs / ETCD_CLIENT)
+    return Tls(str(certs / ETCD_CA), path, path, ETCD_SERVER_NAME if several else None), (keyring,)
 
 
 def _add_agent(verbs: Any) -> None:
@@ -118,10 +146,13 @@ def _add_agent(verbs: Any) -> None:
 def _agent(options: argparse.Namespace) -> int:
     import asyncio
 
+    from elastic.doors import expiry
+    from elastic.doors.channels import Door
     from elastic.fleet.charge import Site
     from elastic.fleet.daemon import Daemon, Offer
     from elastic.joblock import JobLock
     from elastic.journal import Journal, journal_path
+    from elastic.reach import Reach
 
     replicas = parse("--rendezvous", options.rendezvous)
     node = options.node if options.node is not None else default_node(socket.gethostname())
@@ -132,15 +163,18 @@ def _agent(options: argparse.Namespace) -> int:
     choose.check_grace(options.grace)
     notices = choose.check(options.notices)
     address = own_address(options.address)
-    check_plain("--rendezvous", replicas, insecure=options.insecure)
-    check_plain("--address", [address], insecure=options.insecure)
+    certs = certs_of(options)
+    keyring, of_workers = keyring_of(certs, Role.AGENT), keyring_of(certs, Role.WORKER)
+    check_plain("--rendezvous", replicas, allowed=options.insecure or keyring is not None)
+    check_plain("--address", [address], allowed=options.insecure or keyring is not None)
     check_reachable(address, replicas)
+    if keyring is not None:
+        check_own(keyring, node)
     _make(options.jobs_dir, "--jobs-dir")
     jobs_dir = options.jobs_dir.absolute()
     site = Site(
         node=node,
-        address=address,
-        replicas=replicas,
+        reach=Reach(address, replicas, certs),
         jobs_dir=jobs_dir,
         notices=notices,
         grace_s=options.grace,
@@ -150,9 +184,21 @@ def _agent(options: argparse.Namespace) -> int:
         print(f"elastic: node {node} at {address} with {options.slots} slots; jobs in {jobs_dir}", flush=True)
 
         async def attend() -> int:
-            return await Daemon(site, Offer(options.slots, tuple(options.label)), journal).run()
+            keyrings = [one for one in (keyring, of_workers) if one is not None]
+            watching = asyncio.create_task(expiry.watch(journal, *keyrings))
+            try:
+                return await Daemon(site, Offer(options.slots, tuple(options.label)), journal, Door(keyring)).run()
+            finally:
+                watching.cancel()
 
         return asyncio.run(attend())
+
+
+def check_own(keyring: Keyring, node: str) -> None:
+    """Raises ConfigError for the certificate of another node, which no replica would let in."""
+    identity = keyring.current().identity
+    if identity is not None and identity.name != node:
+        raise ConfigError(f"{keyring.current().path} is of node {identity.name}; give --node {identity.name}")
 
 
 def default_node(host: str) -> str:

@@ -1,14 +1,17 @@
-"""Which job or fleet a verb is about: --job-dir, --rendezvous."""
+"""Which job or fleet a verb is about, and what to show there: --job-dir, --rendezvous, --certs."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastic.doors.roles import VARIABLE, Role
 from elastic.fleet.addresses import INSECURE, check_plain, parse
 
 if TYPE_CHECKING:
+    from elastic.doors.keyring import Keyring
     from elastic.fleet.client import FleetClient
 
 
@@ -20,20 +23,48 @@ def add_either(verb: argparse.ArgumentParser) -> None:
 
 
 def add_replicas(verb: argparse.ArgumentParser, group: Any = None) -> None:
-    """--rendezvous and --insecure of a verb. group: the one in which --rendezvous has alternatives."""
+    """--rendezvous, --certs and --insecure of a verb. group: the one in which --rendezvous has alternatives."""
     (group or verb).add_argument(
         "--rendezvous",
         required=group is None,
         metavar="HOST:PORT,...",
         help="replicas of the rendezvous, all or some",
     )
-    verb.add_argument(INSECURE, action="store_true", help="speak plain text with other machines")
+    add_certs(verb)
+
+
+def add_certs(verb: argparse.ArgumentParser) -> None:
+    """--certs and --insecure."""
+    verb.add_argument(
+        "--certs",
+        type=Path,
+        metavar="DIR",
+        help=f"certificates to show and to believe, see `elastic certs --help` (default: ${VARIABLE})",
+    )
+    verb.add_argument(INSECURE, action="store_true", help="without certificates: plain text with other machines")
+
+
+def certs_of(options: argparse.Namespace) -> Path | None:
+    """As given, or by the environment; an empty variable is none."""
+    given = options.certs or os.environ.get(VARIABLE)
+    return Path(given).absolute() if given else None
+
+
+def keyring_of(certs: Path | None, *roles: Role) -> Keyring | None:
+    """The certificate for the first of these roles that there is, or None without certificates. Raises ConfigError."""
+    if certs is None:
+        return None
+    from elastic.doors.keyring import of_role
+
+    return of_role(certs, *roles)
 
 
 def client_of(options: argparse.Namespace) -> FleetClient:
     """For an operator's verb. Raises ConfigError."""
+    from elastic.doors.channels import Door
     from elastic.fleet.client import FleetClient
 
     replicas = parse("--rendezvous", options.rendezvous)
-    check_plain("--rendezvous", replicas, insecure=options.insecure)
-    return FleetClient(replicas)
+    keyring = keyring_of(certs_of(options), Role.OPERATOR, Role.VIEWER)
+    check_plain("--rendezvous", replicas, allowed=options.insecure or keyring is not None)
+    return FleetClient(replicas, door=Door(keyring))

@@ -26,15 +26,15 @@ def parse(option: str, text: str, *, any_port: bool = False) -> tuple[str, ...]:
     return addresses
 
 
-def check_plain(option: str, hosts: Sequence[str], *, insecure: bool) -> None:
+def check_plain(option: str, hosts: Sequence[str], *, allowed: bool) -> None:
     """hosts: with or without a port. Raises ConfigError if one of them is another machine, or may be reached from one,
-    and nobody has said that plain text is meant."""
+    unless there are certificates for it or somebody has said that plain text is meant."""
     open_hosts = [host for host in hosts if not _is_loopback(host_of(host))]
-    if open_hosts and not insecure:
+    if open_hosts and not allowed:
         raise ConfigError(
-            f"{option} {open_hosts[0]} is not this machine alone, and what is said there is neither encrypted nor "
-            "asked for a password: whoever reaches the port can run commands as this user. Where only machines you "
-            f"trust reach it, say so with {INSECURE}"
+            f"{option} {open_hosts[0]} is not this machine alone, and without certificates whoever reaches the port "
+            "can run commands as this user. Make some with `elastic certs init` and `elastic certs node`, and give "
+            f"--certs DIR; where only machines you trust reach it, {INSECURE} does without"
         )
 
 

@@ -29,6 +29,7 @@ from elastic.fleet.devices import VARIABLE
 from elastic.fleet.documents import Submission
 from elastic.journal import Journal
 from elastic.process import own_environment
+from elastic.reach import Reach
 from elastic.resume import own
 from elastic.supervision import describe
 
@@ -52,8 +53,7 @@ class Site:
     that is asked to leave may take."""
 
     node: str
-    address: str
-    replicas: tuple[str, ...]
+    reach: Reach
     jobs_dir: Path
     notices: str
     grace_s: float
@@ -226,8 +226,7 @@ class Charge:
             "--job-dir": str(self._dir.absolute()),
             "--node": site.node,
             "--slots": str(self._slots),
-            "--rendezvous": ",".join(site.replicas),
-            "--address": site.address,
+            **site.reach.words(),
             "--notices": site.notices,
             "--grace": str(site.grace_s),
         }

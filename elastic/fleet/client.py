@@ -14,6 +14,7 @@ import grpc
 from elastic import codec
 from elastic.client import ask_leader, fetch_status
 from elastic.config import JobSpec
+from elastic.doors.channels import PLAIN, Door
 from elastic.errors import ConfigError, ElasticError
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import FleetStub
@@ -42,8 +43,9 @@ class FleetClient:
     """replicas: "host:port" each, in any order. Each call raises ElasticError if nobody leads the fleet, and
     ConfigError with the leader's reason if it refuses."""
 
-    def __init__(self, replicas: Sequence[str], wait_s: float = ELECTION_S) -> None:
+    def __init__(self, replicas: Sequence[str], wait_s: float = ELECTION_S, door: Door = PLAIN) -> None:
         self.replicas = tuple(replicas)
+        self._door = door
         self._wait_s = wait_s
 
     def submit(self, spec: JobSpec, resume: str = "") -> str:
@@ -87,7 +89,7 @@ class FleetClient:
         if job["state"] in ("ended", "waits"):
             return told
         try:
-            own = fetch_status(self.replicas, TIMEOUT_S, job["job"])
+            own = fetch_status(self.replicas, TIMEOUT_S, job["job"], self._door)
         except ElasticError as error:
             return {**told, "state": "unknown", "because": str(error)}
         return {**told, **own, "fleet": {"state": job["state"], "because": job["because"]}}
@@ -103,7 +105,9 @@ class FleetClient:
         deadline_s = time.monotonic() + self._wait_s
         while True:
             try:
-                answer: pb.Answer = ask_leader(self.replicas, lambda c: _asked(c, question))
+                answer: pb.Answer = ask_leader(self.replicas, lambda c: _asked(c, question), self._door)
+            except ConfigError:
+                raise
             except ElasticError:
                 if time.monotonic() >= deadline_s:
                     raise

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
-
 from elastic import codec, hostmemory
+from elastic.doors.channels import Door
 from elastic.errors import ElasticError
 from elastic.fleet import devices
 from elastic.fleet.charge import Charge, Site
@@ -42,10 +41,11 @@ class Offer:
 class Daemon:
     """Main thread only: workers die with the thread that started them."""
 
-    def __init__(self, site: Site, offer: Offer, journal: Journal) -> None:
+    def __init__(self, site: Site, offer: Offer, journal: Journal, door: Door) -> None:
         self._site = site
+        self._door = door
         self._journal = journal
-        self._hello = pb.NodeHello(node=site.node, slots=offer.slots, labels=offer.labels, address=site.address)
+        self._hello = pb.NodeHello(node=site.node, slots=offer.slots, labels=offer.labels, address=site.reach.address)
         self._devices = devices.of_node(os.environ)
         self._charges: dict[str, Charge] = {}
         self._duties: dict[str, pb.Duty] = {}
@@ -53,7 +53,7 @@ class Daemon:
         """Job -> how it ended."""
         self._unstarted: dict[str, str] = {}
         self._outbox: asyncio.Queue[pb.NodeWord] | None = None
-        self._seeker = Seeker(lambda: site.replicas)
+        self._seeker = Seeker(lambda: site.reach.replicas)
         self._term = 0
         self._welcomed = False
         self._status: int | None = None
@@ -185,7 +185,7 @@ class Daemon:
 
     async def _attend(self, address: str) -> str:
         """One stream, until it ends. Returns why it did."""
-        async with grpc.aio.insecure_channel(address, options=LEADER_OPTIONS) as channel:
+        async with self._door.aio_channel(address, LEADER_OPTIONS) as channel:
             call = FleetStub(channel).Attend()
             outbox: asyncio.Queue[pb.NodeWord] = asyncio.Queue()
             await call.write(pb.NodeWord(hello=self._hello))

@@ -12,6 +12,7 @@ import grpc.aio
 
 from elastic import codec
 from elastic.config import check_name, check_pairs
+from elastic.doors.expiry import Shown
 from elastic.election import LeadershipLost
 from elastic.errors import CompareFailed, ConfigError, StoreError
 from elastic.fleet import registry
@@ -32,9 +33,10 @@ class Refused(Exception):
 
 
 class Desk(FleetServicer):
-    """service: what this replica knows of jobs."""
+    """service: what this replica knows of jobs. shown: the certificates it has seen."""
 
-    def __init__(self, service: Service, journal: Journal) -> None:
+    def __init__(self, service: Service, journal: Journal, shown: Shown) -> None:
+        self._shown = shown
         self._service = service
         self._journal = journal
         self.office: Office | None = None
@@ -184,6 +186,7 @@ class Desk(FleetServicer):
             "term": office.term,
             "jobs": [self._job(office, job) for job in office.book.jobs],
             "nodes": [nodes[name] for name in sorted(nodes)],
+            "troubles": self._shown.troubles(office.sessions.keys()),
         }
 
     def _job(self, office: Office, job: Job) -> dict[str, object]:
@@ -207,7 +210,7 @@ class Desk(FleetServicer):
             }
             for node, session in sorted(office.sessions.items())
             if job.name in session.troubles
-        ]
+        ] + self._shown.troubles({share.node for share in job.shares})
         state, because = "waits", office.waiting.get(job.name, "the nodes are being asked")
         if job.runs:
             state, because = "placed", "" if job.shares else "no node has a slot for it any more"

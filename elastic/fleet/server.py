@@ -17,9 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import grpc.aio
-
 from elastic import codec
+from elastic.doors.doorman import Doorman, Lock
 from elastic.election import Candidate
 from elastic.errors import StoreError, StoreUnavailable
 from elastic.etcd import EtcdStore
@@ -31,7 +30,7 @@ from elastic.fleet.office import Office
 from elastic.journal import Journal, journal_path
 from elastic.membership import State, Stopped
 from elastic.reign import RETRY_S, StoreThread
-from elastic.rendezvous import bind, stop_signal
+from elastic.rendezvous import stop_signal
 from elastic.replica import Part, closing, win
 from elastic.service import SERVER_OPTIONS, Service
 from elastic.wire.elastic_pb2_grpc import add_FleetServicer_to_server, add_RendezvousServicer_to_server
@@ -51,7 +50,8 @@ REST_S = 1.0
 class Server:
     """directory: for journals, and `rendezvous.json`, which says where it listens."""
 
-    def __init__(self, directory: Path, etcd: Sequence[str], listen: str) -> None:
+    def __init__(self, directory: Path, etcd: Sequence[str], listen: str, lock: Lock) -> None:
+        self._lock = lock
         self._directory = directory
         self._endpoints = list(etcd)
         self._listen = listen
@@ -66,22 +66,23 @@ class Server:
         """Serve until a signal comes; returns 128 + its number. Raises ConfigError if the port is taken."""
         stopped = stop_signal()
         who = f"rendezvous-{os.getpid()}"
-        server = grpc.aio.server(options=SERVER_OPTIONS)
         with (
             Journal(journal_path(self._directory, who), "", who, socket.gethostname()) as journal,
-            EtcdStore(self._endpoints) as etcd,
+            Doorman(self._lock, journal) as doorman,
+            EtcdStore(self._endpoints, tls=self._lock.etcd) as etcd,
         ):
             self._journal, self._etcd = journal, etcd
-            self._desk = Desk(self._service, journal)
+            self._desk = Desk(self._service, journal, doorman.shown)
+            server = doorman.server(SERVER_OPTIONS)
             add_RendezvousServicer_to_server(self._service, server)
             add_FleetServicer_to_server(self._desk, server)
-            self._address = bind(server, self._listen)
+            self._address = doorman.bind(server, self._listen)
             await server.start()
             document = {"address": self._address, "pid": os.getpid()}
             write_atomically(self._directory / "rendezvous.json", json.dumps(document).encode())
             journal.write("listening", address=self._address)
             print(f"elastic: rendezvous at {self._address}, etcd at {','.join(self._endpoints)}", flush=True)
-            work = [asyncio.create_task(self._follow()), asyncio.create_task(self._stand())]
+            work = [asyncio.create_task(duty) for duty in (self._follow(), self._stand(), doorman.watch())]
             either: tuple[asyncio.Future[Any], ...] = (*work, stopped)
             try:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from chaos_tests.harness.cluster import EtcdMembers, sturdy_binary
+from elastic.doors import authority
+from elastic.doors.roles import ETCD_SERVER_NAME
 from elastic.embedded import EmbeddedEtcd, find_binary
 from elastic.errors import ConfigError, StoreUnavailable
 from elastic.etcd import EtcdStore, Tls
@@ -252,37 +254,37 @@ def test_a_member_without_quorum_ends_its_watches_instead_of_keeping_them_silent
         retried(lambda: store.put("k", b"", timeout_s=PATIENCE_S))
 
 
-def certificates(directory: Path) -> tuple[Tls, list[str]]:
-    """What a client and a server need to trust each other; the server's certificate names no address."""
-
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=directory, check=True, capture_output=True, timeout=PATIENCE_S)
-
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
-    openssl("req", "-x509", *key, "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.pem")
-    for name in ("server", "client"):
-        extensions = ("-addext", "subjectAltName=DNS:etcd.test")
-        issuer = ("-CA", "ca.pem", "-CAkey", "ca.key")
-        names = ("-keyout", f"{name}.key", "-out", f"{name}.pem")
-        openssl("req", "-x509", *key, "-subj", f"/CN={name}", *extensions, *issuer, *names)
-    flags = ["--client-cert-auth", f"--trusted-ca-file={directory}/ca.pem"]
-    flags += [f"--cert-file={directory}/server.pem", f"--key-file={directory}/server.key"]
-    client = {"cert": f"{directory}/client.pem", "key": f"{directory}/client.key"}
-    return Tls(f"{directory}/ca.pem", **client, server_name="etcd.test"), flags
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
 def test_both_sides_prove_who_they_are_over_tls(tmp_path: Path) -> None:
-    tls, flags = certificates(tmp_path)
+    """Also with a certificate that came while the store was in use; one of the fleet is none for etcd."""
+    authority.create(tmp_path / "ca")
+    ours, others = tmp_path / "ours", tmp_path / "others"
+    issuer = authority.Authority(tmp_path / "ca")
+    issuer.issue("m0", ["rendezvous", "agent"], ours)
+    issuer.issue("m0", ["etcd"], ours, ["127.0.0.1"])
+    authority.create(tmp_path / "other-ca")
+    authority.Authority(tmp_path / "other-ca").issue("m0", ["rendezvous"], others)
+    server = str(ours / authority.ETCD)
+    flags = ["--client-cert-auth", f"--trusted-ca-file={ours / authority.ETCD_CA}"]
+    flags += [f"--cert-file={server}", f"--key-file={server}"]
+    client, foreign = (str(directory / authority.ETCD_CLIENT) for directory in (ours, others))
+    tls = Tls(str(ours / authority.ETCD_CA), client, client, ETCD_SERVER_NAME)
     cluster = EtcdMembers(find_binary(), tmp_path, 1, scheme="https", flags=flags)
     try:
-        with EtcdStore(cluster.endpoints, tls=tls) as store:
+        changing = tmp_path / "changing.pem"
+        shutil.copy(client, changing)
+        with EtcdStore(cluster.endpoints, tls=replace(tls, cert=str(changing), key=str(changing))) as store:
             retried(lambda: store.put("k", b"1", timeout_s=PATIENCE_S))
+            shutil.copy(foreign, changing)
+            with pytest.raises(StoreUnavailable):
+                store.get("k", timeout_s=0.5)
+            shutil.copy(client, changing)
+            retried(lambda: store.put("k", b"2", timeout_s=PATIENCE_S))
         without_certificate = replace(tls, cert=None, key=None)
+        of_the_fleet = replace(tls, cert=str(ours / "agent.pem"), key=str(ours / "agent.pem"))
         other_name = replace(tls, server_name="other.test")
-        for refused in (without_certificate, other_name):
+        for refused in (without_certificate, of_the_fleet, other_name):
             with EtcdStore(cluster.endpoints, tls=refused) as store, pytest.raises(StoreUnavailable):
-                store.get("k", timeout_s=2.0)
+                store.get("k", timeout_s=0.5)
     finally:
         cluster.close()
 

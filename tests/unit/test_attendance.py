@@ -12,6 +12,7 @@ from elastic.attendance import Attendance, Ended
 from elastic.config import JobSpec
 from elastic.journal import Journal, read
 from elastic.messages import Order, Word
+from elastic.reach import Reach
 from elastic.service import SERVER_OPTIONS, Lead, Service
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import add_RendezvousServicer_to_server
@@ -52,7 +53,7 @@ async def replica(lead: Lead | None) -> tuple[grpc.aio.Server, str]:
 async def attend(journal: Journal, home: Path, replicas: Sequence[str]) -> list[Ended]:
     attendant = Attendant()
     spec = JobSpec(name="job", command=("train",), workers=1)
-    attendance = Attendance(spec, home, "a", 1, journal, attendant, replicas)
+    attendance = Attendance(spec, home, "a", 1, journal, attendant, Reach(replicas=tuple(replicas)))
     await asyncio.wait_for(attendance.always(), PATIENCE_S)
     return attendant.ended
 

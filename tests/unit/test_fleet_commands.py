@@ -92,18 +92,18 @@ def test_a_job_that_several_machines_cannot_run_is_refused_here(
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("verb", ["rendezvous", "agent", "submit", "jobs", "logs", "stop", "status", "drain"])
+@pytest.mark.parametrize("verb", ["rendezvous", "agent", "submit", "jobs", "logs", "stop", "status", "drain", "certs"])
 def test_every_verb_shows_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of([verb, "--help"]) == 0
     assert f"elastic {verb} " in capsys.readouterr().out.partition("examples:")[2]
 
 
 def test_what_is_said_to_this_machine_alone_may_be_plain() -> None:
-    addresses.check_plain("--x", ["127.0.0.9:1", "localhost:2", "[::1]:3", "127.0.0.1"], insecure=False)
-    addresses.check_plain("--x", ["10.0.0.1:1"], insecure=True)
+    addresses.check_plain("--x", ["127.0.0.9:1", "localhost:2", "[::1]:3", "127.0.0.1"], allowed=False)
+    addresses.check_plain("--x", ["10.0.0.1:1"], allowed=True)
     for address in ("10.0.0.1:1", "host:1", "[fe80::1]:1"):
-        with pytest.raises(ConfigError, match="neither encrypted"):
-            addresses.check_plain("--x", [address], insecure=False)
+        with pytest.raises(ConfigError, match="without certificates whoever reaches"):
+            addresses.check_plain("--x", [address], allowed=False)
 
 
 @pytest.mark.parametrize("text", ["a", "a:", "a:70000", ":1", "a b:1", "a:1:2", "http://a:1", "a:-1"])
@@ -190,7 +190,7 @@ def test_a_submission_that_is_asked_again_has_the_same_token(monkeypatch: pytest
             raise ElasticError("nobody leads the job at the moment")
         return pb.Answer(leading=True, document='{"job": "train-1"}')
 
-    monkeypatch.setattr(client_module, "ask_leader", lambda replicas, ask: ask(None))
+    monkeypatch.setattr(client_module, "ask_leader", lambda replicas, ask, door: ask(None))
     monkeypatch.setattr(client_module, "_asked", asked)
     client = client_module.FleetClient(["here:1"])
     spec = JobSpec(name="train", command=("train",), workers=1)

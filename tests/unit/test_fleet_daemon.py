@@ -13,11 +13,13 @@ import pytest
 
 from elastic import codec, hostmemory
 from elastic.config import JobSpec
+from elastic.doors.channels import PLAIN
 from elastic.fleet import charge as charge_module
 from elastic.fleet.charge import Charge, Site
 from elastic.fleet.daemon import Daemon, Offer
 from elastic.fleet.documents import Result, Submission
 from elastic.journal import Journal
+from elastic.reach import Reach
 from elastic.wire import elastic_pb2 as pb
 
 PATIENCE_S = 30.0
@@ -42,11 +44,9 @@ class Node:
         self.home = home
         self.gate = home / "gate"
         self.started: list[str] = []
-        self.site = Site(
-            node="a", address="127.0.0.1", replicas=(), jobs_dir=home / "jobs", notices="none", grace_s=PATIENCE_S
-        )
+        self.site = Site(node="a", reach=Reach(), jobs_dir=home / "jobs", notices="none", grace_s=PATIENCE_S)
         self.journal = Journal(home / "journal.jsonl", "", "daemon", "here")
-        self.daemon = Daemon(self.site, Offer(2, ()), self.journal)
+        self.daemon = Daemon(self.site, Offer(2, ()), self.journal, PLAIN)
         self.daemon._outbox = asyncio.Queue()
 
     def submission(self, name: str) -> Submission:

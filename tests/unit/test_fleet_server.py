@@ -13,6 +13,8 @@ import pytest
 
 from elastic import replica
 from elastic.config import JobSpec
+from elastic.doors.doorman import Lock
+from elastic.doors.expiry import Shown
 from elastic.election import Candidate
 from elastic.errors import StoreRefused
 from elastic.fleet import registry
@@ -55,9 +57,9 @@ def play(tmp_path: Path, story: Callable[[Server, Path], Awaitable[None]], store
     async def told() -> None:
         path = tmp_path / "journal.jsonl"
         with Journal(path, "", "rendezvous", "here") as journal:
-            server = Server(tmp_path, (), "127.0.0.1:0")
+            server = Server(tmp_path, (), "127.0.0.1:0", Lock())
             server._journal, server._etcd = journal, store or MemoryStore()  # type: ignore[assignment]
-            server._address, server._desk = "here:1", Desk(server._service, journal)
+            server._address, server._desk = "here:1", Desk(server._service, journal, Shown())
             async with asyncio.timeout(PATIENCE_S):
                 await story(server, path)
 

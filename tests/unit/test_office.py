@@ -12,6 +12,7 @@ import pytest
 
 from elastic import codec
 from elastic.config import JobSpec
+from elastic.doors.expiry import Shown
 from elastic.election import Candidate, Won
 from elastic.errors import StoreUnavailable
 from elastic.fleet import office as office_module
@@ -170,7 +171,7 @@ def test_a_change_that_was_written_and_cannot_be_read_back_is_done(
 def test_a_submission_that_is_asked_for_twice_with_one_token_makes_one_job(tmp_path: Path) -> None:
     async def story(leading: Leading) -> None:
         await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
-        desk = Desk(Service(), leading.journal)
+        desk = Desk(Service(), leading.journal, Shown())
         desk.office = leading.office
         spec = JobSpec(name="train", command=("train",), workers=1, checkpoint_dir="/shared")
         submit = pb.Submit(document=codec.job_to_json(spec).decode(), token="t1")

@@ -1,0 +1,81 @@
+"""What gRPC says of callers that never got as far as a call: no certificate, a foreign one, one that is over, noise.
+
+It says so on standard error alone, in its own words, and only when it is asked to be talkative. So file descriptor 2
+of this process becomes a pipe, from which such lines go to the journal, the rest of gRPC's talk nowhere, and everything
+else to where it was meant.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from elastic.doors.refusals import Refusals
+
+_TALK = re.compile(rb"[IW]\d{4} [0-9:.]+ +\d+ [\w.]+\.cc:\d+\] ")
+_HANDSHAKE = re.compile(rb"Handshake failed with error \S+ error:[^:]*:[^:]*:[^:]*:(\w+): ?(.*)")
+
+_REASONS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the caller has shown no certificate",
+    "CERTIFICATE_VERIFY_FAILED": "the caller's certificate is not believed",
+    "WRONG_VERSION_NUMBER": "the caller does not speak TLS",
+    "HTTP_REQUEST": "the caller does not speak TLS",
+    "UNSUPPORTED_PROTOCOL": "the caller's TLS is too old",
+}
+_STDERR = 2
+_LONGEST_LINE = 1 << 16
+
+
+def ask_for_talk() -> None:
+    """Before gRPC is imported for the first time."""
+    os.environ.setdefault("GRPC_VERBOSITY", "info")
+
+
+@contextmanager
+def told(refusals: Refusals) -> Iterator[None]:
+    """While this lasts, handshakes that fail are lines of the journal."""
+    original = os.dup(_STDERR)
+    reading, writing = os.pipe()
+    os.dup2(writing, _STDERR)
+    os.close(writing)
+    thread = threading.Thread(target=_sort, args=(reading, original, refusals), name="stderr", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.dup2(original, _STDERR)  # closes the last writing end, so that the thread comes to an end
+        thread.join()
+        os.close(original)
+
+
+def _sort(reading: int, original: int, refusals: Refusals) -> None:
+    rest = b""
+    while part := os.read(reading, _LONGEST_LINE):
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) > _LONGEST_LINE:
+            lines, rest = [*lines, rest], b""
+        for line in lines:
+            _pass_on(line + b"\n", original, refusals)
+    if rest:
+        _pass_on(rest, original, refusals)
+    os.close(reading)
+
+
+def _pass_on(line: bytes, original: int, refusals: Refusals) -> None:
+    if not _TALK.match(line):
+        os.write(original, line)
+    elif because := reason(line):
+        refusals.say(because, at="handshake")
+
+
+def reason(line: bytes) -> str:
+    """Why a handshake failed, if the line is about one."""
+    found = _HANDSHAKE.search(line)
+    if found is None:
+        return ""
+    code, detail = found[1].decode(), found[2].decode(errors="replace").strip()
+    because = _REASONS.get(code, f"the handshake failed: {code}")
+    return f"{because}: {detail}" if code == "CERTIFICATE_VERIFY_FAILED" and detail else because

@@ -1,0 +1,46 @@
+"""Who was turned away and why, as lines of the journal: at once, and then now and then how often."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastic.journal import Journal
+
+AGAIN_S = 10.0
+"""Before the same is said again, with how often it was so meanwhile."""
+
+KINDS_KEPT = 256
+
+
+@dataclass(slots=True)
+class _Kind:
+    next_s: float
+    unsaid: int = 0
+
+
+class Refusals:
+    """From any thread. Whoever knocks may do so ten thousand times a second; the disk is not his."""
+
+    def __init__(self, journal: Journal, clock: Callable[[], float] = time.monotonic) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kinds: OrderedDict[tuple[str, str, str], _Kind] = OrderedDict()
+
+    def say(self, because: str, *, at: str, caller: str = "", peer: str = "") -> None:
+        """A line `refused`. at: what he came for. caller: as his certificate says; peer: his address, where known."""
+        now_s = self._clock()
+        with self._lock:
+            kind = self._kinds.setdefault((because, at, caller), _Kind(now_s))
+            if now_s < kind.next_s:
+                kind.unsaid += 1
+                return
+            times, kind.next_s, kind.unsaid = kind.unsaid + 1, now_s + AGAIN_S, 0
+            self._kinds.move_to_end((because, at, caller))
+            if len(self._kinds) > KINDS_KEPT:
+                self._kinds.popitem(last=False)
+        self._journal.write("refused", because=because, at=at, caller=caller, peer=peer, times=times)
