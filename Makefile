@@ -58,7 +58,7 @@ test-exact: setup ## 200 random trainings and fates, other ones each time, again
 	EXACT_EXAMPLES=200 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/test_random_worlds.py
 
 fuzz: setup ## 1500 damaged messages for each reader of bytes from outside, other ones each time
-	FUZZ=1500 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/test_fuzz_data.py tests/unit/test_fuzz_control.py
+	FUZZ=1500 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/test_fuzz_data.py tests/unit/test_fuzz_control.py tests/unit/test_fuzz_chaos.py
 
 test-live: setup etcd ## the long live tests, such as killing everything 30 times; SEED=n repeats what that printed
 	$(BOUND) 90m $(PYTEST) $(LONG) -m long -s tests/live

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,13 +11,15 @@ from pathlib import Path
 
 from chaos_tests.harness.campaign import RESTARTS, Campaign
 from chaos_tests.harness.scenario import Scenario, scenario_from_toml
-from chaos_tests.harness.schedule import Planned, preset_of
+from chaos_tests.harness.schedule import Planned, plan_of_trace, preset_of
+from chaos_tests.harness.traces import read_trace
 from elastic import codec
-from elastic.config import job_from_toml
+from elastic.config import JobSpec, job_from_toml
 from elastic.errors import ConfigError
 
 WORKERS = 3
 PRESET = "kill"
+TRACES = Path(__file__).parent / "traces"
 
 
 def scenario_of(options: argparse.Namespace) -> tuple[Scenario, list[str]]:
@@ -41,39 +44,80 @@ def scenario_of(options: argparse.Namespace) -> tuple[Scenario, list[str]]:
             ("duration_s", options.duration),
             ("workers", options.workers),
             ("job", options.job),
+            ("trace", options.trace),
+            ("speed", options.speed),
         )
         if value is not None
     }
+    if "preset" in said and "trace" in said:
+        raise ConfigError("give --preset or --trace: each of them says which faults come when")
     if "preset" in said:
-        scenario = replace(scenario, faults=(), trace="")
+        scenario = replace(scenario, faults=(), trace="", speed=None)
+    if "trace" in said:
+        scenario = replace(scenario, faults=(), preset="")
     return replace(scenario, **said), words[1:] if words[:1] == ["--"] else words
 
 
 def campaign_of(scenario: Scenario, words: Sequence[str], home: Path) -> Campaign:
     """Raises ConfigError for what cannot be run."""
-    preset = scenario.preset or ("" if scenario.faults else PRESET)
-    if preset:
-        preset_of(preset)
-    seed = scenario.seed if scenario.seed is not None else secrets.randbelow(1_000_000)
-    plan: tuple[Planned, ...] = scenario.faults
-    preset = preset or "scenario"
     if not scenario.job:
-        workers = scenario.workers if scenario.workers is not None else WORKERS
         if not words:
             raise ConfigError("no script given: write `elastic chaos run -- train.py`, or give --job job.toml")
+        workers, command, job = scenario.workers if scenario.workers is not None else WORKERS, tuple(words), ""
         _check_workers("--workers", workers)
-        options = ("--workers", str(workers))
-        return Campaign(home, tuple(words), options, preset, seed, scenario.duration_s, plan, "", str(Path.cwd()))
-    if words:
-        raise ConfigError(f"{scenario.job} names the script; leave out {' '.join(words)!r:.200}")
+    else:
+        if words:
+            raise ConfigError(f"{scenario.job} names the script; leave out {' '.join(words)!r:.200}")
+        spec = _specification(scenario)
+        workers, command, job = spec.workers, spec.command, codec.job_to_json(spec).decode()
+    seed = scenario.seed if scenario.seed is not None else secrets.randbelow(1_000_000)
+    preset, plan = _faults(scenario, workers)
+    return Campaign(home, command, workers, preset, seed, scenario.duration_s, plan, job, str(Path.cwd()))
+
+
+def _faults(scenario: Scenario, workers: int) -> tuple[str, tuple[Planned, ...]]:
+    """The preset's name, or the plan itself and a name for people."""
+    if scenario.trace:
+        path = trace_path(scenario.trace)
+        trace = read_trace(_read(path), str(path))
+        limit_s = scenario.duration_s if scenario.duration_s is not None else math.inf
+        if not (plan := plan_of_trace(trace, workers, scenario.speed or 1.0, limit_s)):
+            raise ConfigError(f"{path}: no node of {workers} goes in that time; give another --duration or --speed")
+        return f"trace {path.name}", plan
+    if scenario.speed is not None:
+        raise ConfigError("--speed is that of a trace; give --trace too")
+    if scenario.faults:
+        return "scenario", scenario.faults
+    preset_of(preset := scenario.preset or PRESET)
+    return preset, ()
+
+
+def _specification(scenario: Scenario) -> JobSpec:
+    """Of one machine, with checkpoints of its own for each of the two runs."""
     spec = job_from_toml(_read(Path(scenario.job)), scenario.job)
-    if scenario.workers is not None:
-        spec = replace(spec, workers=scenario.workers, min_workers=min(spec.min_workers, scenario.workers))
-    _check_workers("workers", spec.workers)
-    # Of one machine, with checkpoints of its own for each of the two runs.
-    spec = replace(spec, max_restarts=RESTARTS, max_workers=None, labels=(), checkpoint_dir="")
-    job = codec.job_to_json(spec).decode()
-    return Campaign(home, spec.command, (), preset, seed, scenario.duration_s, plan, job, str(Path.cwd()))
+    workers = scenario.workers if scenario.workers is not None else spec.workers
+    _check_workers("workers", workers)
+    return replace(
+        spec,
+        workers=workers,
+        min_workers=min(spec.min_workers, workers),
+        max_restarts=RESTARTS,
+        max_workers=None,
+        labels=(),
+        checkpoint_dir="",
+    )
+
+
+def trace_path(name: str) -> Path:
+    """A file, or one of the traces that come along. Raises ConfigError if it is neither."""
+    if Path(name).exists() or name not in traces_here():
+        return Path(name)
+    return TRACES / f"{name}.csv"
+
+
+def traces_here() -> list[str]:
+    """Names of the traces that come along."""
+    return sorted(path.stem for path in TRACES.glob("*.csv"))
 
 
 def _check_workers(name: str, workers: int) -> None:
@@ -82,7 +126,7 @@ def _check_workers(name: str, workers: int) -> None:
 
 
 def _beside(scenario: Path, name: str) -> str:
-    return str(scenario.parent / name) if name else ""
+    return str(scenario.parent / name) if name and name not in traces_here() else name
 
 
 def _read(path: Path) -> str:

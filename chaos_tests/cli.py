@@ -23,6 +23,7 @@ examples:
   elastic chaos run --quiet-run elastic-chaos/train-1 -- train.py --steps 500
   elastic chaos run --preset freeze --job job.toml  a job as `elastic submit` takes it
   elastic chaos run scenario.toml -- train.py       faults at the times and places of a file
+  elastic chaos run --trace spot-8-nodes --speed 20 --duration 5m -- train.py --steps 5000
 
 The job runs twice: once undisturbed, once with faults. Choose arguments with which it takes a minute or more.
 
@@ -52,6 +53,7 @@ def add(verbs: Any) -> None:
     actions = chaos.add_subparsers(title="commands", required=True, metavar="ACTION", parser_class=type(chaos))
     _add_run(actions)
     _add_replay(actions)
+    _add_trace(actions)
     listed = actions.add_parser("list", help="presets and kinds of faults", description="Presets and kinds of faults.")
     listed.set_defaults(verb=_list)
     report = actions.add_parser(
@@ -87,6 +89,13 @@ def _add_run(actions: Any) -> None:
     )
     run.add_argument("--workers", type=int, metavar="N", help="workers (default: 3, or those of the job)")
     run.add_argument("--job", metavar="job.toml", help="a job in TOML in place of a script")
+    run.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="in place of a preset: machines come and go as in this trace (lines ms,add|remove,NODE or ms,COUNT, or a "
+        "JSON list of counts), or as in one that `elastic chaos list` shows",
+    )
+    run.add_argument("--speed", type=_speed, metavar="X", help="play the trace X times faster (default 1)")
     run.add_argument("--job-dir", type=Path, metavar="DIR", help="default: ./elastic-chaos/<name>-<n>")
     run.add_argument(
         "--quiet-run",
@@ -113,6 +122,20 @@ def _add_replay(actions: Any) -> None:
     replay.set_defaults(verb=_replay)
 
 
+def _add_trace(actions: Any) -> None:
+    trace = actions.add_parser(
+        "trace",
+        help="make a trace of machines that come and go",
+        description="Write a trace of the shape that spot markets show: bursts of up to six at one instant, and a "
+        "median gap of two minutes. Equal options give an equal trace.",
+        epilog="examples:\n  elastic chaos trace --nodes 8 --duration 12h --seed 3 > spot.csv\n",
+    )
+    trace.add_argument("--nodes", type=int, default=8, metavar="N", help="machines at most (default %(default)s)")
+    trace.add_argument("--duration", type=_seconds, default=12 * 3600.0, metavar="12h", help="default 12h")
+    trace.add_argument("--seed", type=int, default=0, metavar="S", help="default %(default)s")
+    trace.set_defaults(verb=_trace)
+
+
 def _add_allow(parser: Any) -> None:
     parser.add_argument(
         "--allow-unknown",
@@ -127,6 +150,15 @@ def _seconds(text: str) -> float:
 
     try:
         return seconds_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _speed(text: str) -> float:
+    from chaos_tests.harness.scenario import checked_speed
+
+    try:
+        return checked_speed(float(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -199,7 +231,17 @@ def _judge(asked: Campaign, allowed: frozenset[str]) -> int:
     return ExitCode.DONE if found else NOT_TRUE
 
 
+def _trace(options: argparse.Namespace) -> int:
+    from chaos_tests.harness.traces import NODES_MAX, as_csv, generate
+
+    if not 1 <= options.nodes <= NODES_MAX:
+        raise ConfigError(f"--nodes {options.nodes}: 1 to {NODES_MAX}")
+    print(as_csv(generate(options.seed, options.nodes, options.duration)), end="")
+    return ExitCode.DONE
+
+
 def _list(options: argparse.Namespace) -> int:
+    from chaos_tests.asking import traces_here
     from chaos_tests.harness.faults import CATALOGUE, places
     from chaos_tests.harness.schedule import PRESETS
 
@@ -211,6 +253,9 @@ def _list(options: argparse.Namespace) -> int:
         print(f"  {name:<20}{kind.about}")
         if at := places(kind.fault):
             print(f"  {'':<20}places: {', '.join(at)}")
+    print("\ntraces")
+    for name in traces_here():
+        print(f"  {name}")
     return ExitCode.DONE
 
 

@@ -6,6 +6,7 @@ as fault_injected, fault_seen and fault_ended, or as fault_skipped with the reas
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -24,13 +25,14 @@ from chaos_tests.harness.faults import (
     FreezeService,
     Hog,
     KillService,
+    Reclaim,
     Strike,
     choose,
     lethal,
     needed,
 )
 from chaos_tests.harness.schedule import Planned
-from chaos_tests.harness.world import World
+from chaos_tests.harness.world import World, slot_of
 from elastic.journal import Journal
 
 PATIENCE_S = 30.0
@@ -41,7 +43,10 @@ PLACE_S = 10.0
 
 @dataclass(slots=True)
 class _Running:
-    """A fault that has begun. hit: workers whose end is awaited. frozen: those that it makes stand still."""
+    """A fault that has begun. hit: workers whose end is awaited. frozen: those that it makes stand still.
+
+    slot: a place of which each new process is held, in `held`, until the fault ends.
+    """
 
     planned: Planned
     since_s: float
@@ -50,6 +55,9 @@ class _Running:
     frozen: frozenset[str] = frozenset()
     until_s: float = 0.0
     end: End | None = None
+    slot: int | None = None
+    held: list[str] = field(default_factory=list)
+    seen: bool = False
 
 
 class Breaker:
@@ -78,6 +86,8 @@ class Breaker:
         for running in self._running:
             if running.awaits_place and any(line["event"] == running.planned.place for line in lines):
                 self._strike_again(running)
+            if running.slot is not None:
+                self._hold(running, lines)
         self._settle()
         if self._world.over:
             self.heal("the job came to its end")
@@ -113,6 +123,8 @@ class Breaker:
                     self._hit(planned, self._targets(planned, fault), fault.number)
                 case Freeze():
                     self._stop_workers(planned, fault, self._targets(planned, fault))
+                case Reclaim(for_s):
+                    self._reclaim(planned, healthy, for_s if planned.for_s is None else planned.for_s)
                 case KillService(module):
                     self._on_service(planned, module, lambda pid: blows.kill(pid))
                 case FreezeService(module, for_s):
@@ -188,6 +200,46 @@ class Breaker:
         text = f"SIGSTOP to {', '.join(targets)} for {fault.for_s:g} s"
         self._lasts(planned, fault.for_s, end, text, frozenset(targets))
 
+    def _reclaim(self, planned: Planned, healthy: list[str], for_s: float) -> None:
+        slot = planned.slot
+        if slot is None:
+            if len(healthy) < 2:
+                raise _NotNow("one member has to be spared")
+            slot = slot_of(self._dice(planned).choice(healthy))
+        there = self._world.living(slot)
+        if there in healthy and len(healthy) < 2:
+            raise Impossible(f"{there} is the last that holds the state")
+        begun_ns = time.monotonic_ns()
+        hit = (there,) if there is not None and there not in self._condemned else ()
+        blows.send([self._world.pids[worker] for worker in hit], signal.SIGKILL)
+        self._note(planned, hit, begun_ns, target=f"place {slot}")
+        if not hit:
+            self._journal.write("fault_seen", number=planned.number, because="nobody was there just then")
+        self._condemned.update(hit)
+        now_s = time.monotonic()
+        self._running.append(_Running(planned, now_s, hit=set(hit), until_s=now_s + for_s, slot=slot))
+        self._told(planned, f"the machine of place {slot} is taken away ({', '.join(hit)}), for {for_s:g} s")
+
+    def _hold(self, running: _Running, lines: Sequence[dict[str, Any]]) -> None:
+        """Whatever was started in a place that has no machine stands still."""
+        for line in lines:
+            worker = line["worker_id"]
+            if line["event"] == "worker_started" and slot_of(worker) == running.slot:
+                begun_ns = time.monotonic_ns()
+                with contextlib.suppress(Impossible):  # it has ended already
+                    blows.send([self._world.pids[worker]], signal.SIGSTOP)
+                    running.held.append(worker)
+                    self._frozen.add(worker)
+                    self._journal.write(
+                        "fault_held", t_mono_ns=begun_ns, number=running.planned.number, worker_id=worker
+                    )
+
+    def _let_go(self, running: _Running) -> None:
+        for worker in running.held:
+            self._frozen.discard(worker)
+            with contextlib.suppress(Impossible, ProcessLookupError):  # the agent may have ended it
+                blows.send([self._world.pids[worker]], signal.SIGCONT)
+
     # ---------------------------------------------------------------------------------- services and the machine
 
     def _on_service(self, planned: Planned, module: str, blow: Callable[[int], End | None], for_s: float = 0.0) -> None:
@@ -224,10 +276,14 @@ class Breaker:
                     continue
                 running.awaits_place = False
                 self._told(running.planned, f"{running.planned.place} did not come with somebody to hit")
-            if running.hit and running.hit <= self._world.ended:
-                self._journal.write("fault_seen", number=number, because="the agent saw them end")
-            elif running.hit or (now_s < running.until_s and not self._all_ended(running.frozen)):
+            if running.hit and not running.hit <= self._world.ended:
                 continue
+            if running.hit and not running.seen:
+                running.seen = True
+                self._journal.write("fault_seen", number=number, because="the agent saw them end")
+            if now_s < running.until_s and not self._all_ended(running.frozen):
+                continue
+            self._let_go(running)
             if running.end is not None:
                 running.end()
                 self._told(running.planned, "ends")

@@ -45,13 +45,13 @@ RESTARTS = 1_000_000
 class Campaign:
     """What was asked for. duration_s: faults are injected for so long; None: most of the undisturbed run's time.
 
-    command: a script and its arguments, options: of `elastic run`; or job: a specification as JSON, which has both.
+    command: a script and its arguments. job: its specification as JSON, where it was given by a file.
     plan: empty until the preset and the seed have been made into one. directory: where the job runs; "": here.
     """
 
     home: Path
     command: tuple[str, ...]
-    options: tuple[str, ...]
+    workers: int
     preset: str
     seed: int
     duration_s: float | None
@@ -89,7 +89,7 @@ def faulty_run(campaign: Campaign, quiet_s: float, environment: Mapping[str, str
     """
     duration_s = campaign.duration_s if campaign.duration_s is not None else SHARE * quiet_s
     if not campaign.plan:
-        campaign = replace(campaign, plan=plan(preset_of(campaign.preset), campaign.seed, duration_s))
+        campaign = replace(campaign, plan=plan(preset_of(campaign.preset), campaign.seed, duration_s, campaign.workers))
     write_atomically(campaign.home / "chaos.json", _document(campaign))
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
         # etcd's socket lies below, and the path of a socket is short.
@@ -166,7 +166,8 @@ def _job(
         write_atomically(specification, campaign.job.encode())
         program = [sys.executable, "-m", "chaos_tests.harness.starter", str(specification), str(job_dir)]
     else:
-        program = elastic_run(job_dir, ["--max-restarts", str(RESTARTS), *campaign.options], campaign.command)
+        options = ["--max-restarts", str(RESTARTS), "--workers", str(campaign.workers)]
+        program = elastic_run(job_dir, options, campaign.command)
     directory = Path(campaign.directory) if campaign.directory else None
     with LocalJob(job_dir, program, on_poll, environment, directory) as job:
         yield job
@@ -183,8 +184,7 @@ def read_campaign(home: Path) -> Campaign:
 def from_document(home: Path, fields: Mapping[str, Any]) -> Campaign:
     """As chaos.json or a report has it. Raises TypeError, ValueError or KeyError if it is none."""
     plan = tuple(Planned(**planned) for planned in fields["plan"])
-    words = {name: tuple(map(str, fields[name])) for name in ("command", "options")}
-    return Campaign(**{**fields, "home": home, "plan": plan, **words})
+    return Campaign(**{**fields, "home": home, "plan": plan, "command": tuple(map(str, fields["command"]))})
 
 
 def _document(campaign: Campaign) -> bytes:

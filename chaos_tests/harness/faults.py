@@ -51,6 +51,17 @@ class Freeze:
 
 
 @dataclass(frozen=True, slots=True)
+class Reclaim:
+    """The machine of a worker's place is taken away: SIGKILL, and no process there until another one comes.
+
+    Whatever the agent starts there meanwhile stands still from its first moment on, as if it had not been started.
+    The place and the time are the plan's. One member that holds the state is always spared.
+    """
+
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class KillService:
     """SIGKILL to a process that serves the job."""
 
@@ -79,7 +90,7 @@ class FillDisk:
     for_s: float
 
 
-Fault: TypeAlias = Strike | Freeze | KillService | FreezeService | Hog | FillDisk
+Fault: TypeAlias = Strike | Freeze | Reclaim | KillService | FreezeService | Hog | FillDisk
 
 RENDEZVOUS, AGENT, ETCD = "elastic.rendezvous", "elastic.agent", "etcd"
 
@@ -112,6 +123,7 @@ CATALOGUE: Mapping[str, Kind] = {
     "freeze-for-good": Kind(Freeze(40.0), "a member stands still until it is expelled and killed"),
     "freeze-rank-0": Kind(Freeze(6.0, aim=Aim.LEADER), "the same as freeze-long, of rank 0"),
     "freeze-all": Kind(Freeze(1.2, aim=Aim.ALL), "all workers stand still for 1.2 s"),
+    "reclaim": Kind(Reclaim(5.0), "the machine of a member is taken away, and another one comes after a while"),
     "kill-rendezvous": Kind(KillService(RENDEZVOUS), "SIGKILL of the rendezvous service, which is started again"),
     "freeze-rendezvous": Kind(FreezeService(RENDEZVOUS, 4.0), "the rendezvous service stands still beyond its lease"),
     "freeze-agent": Kind(FreezeService(AGENT, 4.0), "the agent stands still for 4 s"),
@@ -127,7 +139,7 @@ SURVIVABLE_S = 2.5
 
 def lethal(fault: Fault) -> bool:
     """Whether workers that are hit are gone at once."""
-    return isinstance(fault, Strike)
+    return isinstance(fault, Strike | Reclaim)
 
 
 def places(fault: Fault) -> tuple[str, ...]:
@@ -160,6 +172,6 @@ def choose(
 def needed(fault: Fault) -> int:
     """Healthy holders without which it is not begun: those it hits, one that sparks a recovery, one that is spared."""
     if not isinstance(fault, Strike):
-        return 2
+        return 0 if isinstance(fault, Reclaim) else 2  # a machine is taken away without asking
     hit = 0 if fault.aim is Aim.NEWCOMER else fault.count
     return hit + 1 + bool(fault.places)

@@ -9,6 +9,7 @@ What the harness itself writes into its journal, beside the product's own events
     fault_injected  number, fault, worker_id or target, pid   just before the fault
     fault_seen      number, because                           it has taken hold: looked up in /proc or in a journal
     fault_ended     number                                    its end was brought about, or it has none
+    fault_held      number, worker_id                         a new process in a place without a machine stands still
     fault_skipped   number, fault, because                    it could not be done, and was not
     steps_seen      applied                                   so many lines are in the ledger now
     etcd_put        key, revision, created, number, members   a generation's record was written
@@ -114,7 +115,10 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """A fault as the harness's journal tells it. targets: worker ids, or the service. None: that never came."""
+    """A fault as the harness's journal tells it. targets: worker ids, or the service. None: that never came.
+
+    held: processes that were kept from beginning, while it lasted.
+    """
 
     number: int
     kind: str
@@ -123,6 +127,7 @@ class Injected:
     event: Event
     seen: Event | None
     ended: Event | None
+    held: tuple[str, ...] = ()
 
     @property
     def begun_ns(self) -> int:
@@ -139,6 +144,7 @@ def injected(events: Iterable[Event]) -> tuple[Injected, ...]:
     """All injected faults, each with every worker it was done to."""
     first: dict[int, Event] = {}
     targets: dict[int, list[str]] = {}
+    held: dict[int, list[str]] = {}
     later: dict[tuple[str, int], Event] = {}
     for event in events:
         number = event.line.get("number")
@@ -146,6 +152,8 @@ def injected(events: Iterable[Event]) -> tuple[Injected, ...]:
             case "fault_injected" if isinstance(number, int):
                 first.setdefault(number, event)
                 targets.setdefault(number, []).append(event.worker or str(event.line.get("target", "")))
+            case "fault_held" if isinstance(number, int):
+                held.setdefault(number, []).append(event.worker)
             case "fault_seen" | "fault_ended" if isinstance(number, int):
                 later.setdefault((event.name, number), event)
     return tuple(
@@ -157,6 +165,7 @@ def injected(events: Iterable[Event]) -> tuple[Injected, ...]:
             event,
             later.get(("fault_seen", number)),
             later.get(("fault_ended", number)),
+            tuple(held.get(number, ())),
         )
         for number, event in first.items()
     )

@@ -5,7 +5,7 @@ seed = 7
 duration = "2m"
 workers = 3
 job = "job.toml"             in place of a script on the command line; from the scenario's directory
-trace = "spot.csv"           of nodes that come and go; from the scenario's directory
+trace = "spot.csv"           of nodes that come and go; from the scenario's directory, or one that comes along
 speed = 20                   so many times faster than it was recorded
 
 [[fault]]
@@ -75,7 +75,7 @@ def scenario_from_toml(text: str, where: str) -> Scenario:
         )
         if sum(map(bool, (scenario.preset, scenario.trace, scenario.faults))) > 1:
             raise ValueError("give one of preset, trace and [[fault]]: each of them says which faults come when")
-        if scenario.speed is not None and not (scenario.trace or scenario.preset):
+        if scenario.speed is not None and not scenario.trace:
             raise ValueError("speed is that of a trace; leave it out")
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None

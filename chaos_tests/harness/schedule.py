@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from chaos_tests.harness.faults import CATALOGUE, places
+from chaos_tests.harness.traces import MEDIAN_GAP_S, Change, absences, generate
 from elastic.errors import ConfigError
 
 FIRST_S = 1.0
@@ -15,24 +17,34 @@ FIRST_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One fault. at_s: earliest time, from the first applied step. place: the journal event it waits for, or ""."""
+    """One fault. at_s: earliest time, from the first applied step. place: the journal event it waits for, or "".
+
+    slot: the place of a worker, of what is done to that and to no other. for_s: how long, where not the kind says it.
+    """
 
     number: int
     at_s: float
     kind: str
     place: str = ""
+    slot: int | None = None
+    for_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
     """gap_s: mean time between two faults. weights: how often each kind comes. each: whether the kinds come in turn,
-    so that few faults already hold all of them."""
+    so that few faults already hold all of them. speed: above 0, faults are those of a generated trace, so many times
+    faster."""
 
     about: str
     gap_s: float
     weights: Mapping[str, float]
     each: bool = False
+    speed: float = 0.0
 
+
+SPOT_SPEED = 20.0
+"""Of the preset's trace: two minutes become six seconds."""
 
 KILLS = {"kill": 4.0, "kill-rank-0": 2.0, "kill-two": 2.0, "kill-in-recovery": 3.0, "kill-newcomer": 1.0}
 
@@ -49,6 +61,12 @@ PRESETS: Mapping[str, Preset] = {
         6.0,
         {"kill-two": 2.0, "kill-all-but-one": 1.0},
         each=True,
+    ),
+    "spot": Preset(
+        "machines are taken away and come back, up to six at one instant, as in a trace of a spot market",
+        MEDIAN_GAP_S / SPOT_SPEED,
+        {"reclaim": 1.0},
+        speed=SPOT_SPEED,
     ),
     "flap": Preset("the member that came last is killed again and again", 2.0, {"kill-youngest": 3.0, "kill": 1.0}),
     "control": Preset(
@@ -83,8 +101,10 @@ def preset_of(name: str) -> Preset:
     return Preset(", ".join(kinds), KINDS_GAP_S, dict.fromkeys(kinds, 1.0), each=True)
 
 
-def plan(preset: Preset, seed: int, duration_s: float) -> tuple[Planned, ...]:
+def plan(preset: Preset, seed: int, duration_s: float, workers: int) -> tuple[Planned, ...]:
     """Faults by time, the last before duration_s. Equal arguments give an equal plan."""
+    if preset.speed:
+        return plan_of_trace(generate(seed, workers, duration_s * preset.speed), workers, preset.speed, duration_s)
     dice = random.Random(seed)
     planned: list[Planned] = []
     bag: list[str] = []
@@ -102,3 +122,14 @@ def plan(preset: Preset, seed: int, duration_s: float) -> tuple[Planned, ...]:
         planned.append(Planned(len(planned) + 1, round(at_s, 3), kind, place))
         at_s += dice.uniform(0.5, 1.5) * preset.gap_s
     return tuple(planned)
+
+
+def plan_of_trace(
+    trace: Sequence[Change], workers: int, speed: float, duration_s: float = math.inf
+) -> tuple[Planned, ...]:
+    """What a trace does to a job of so many workers, until duration_s."""
+    found = (one for one in absences(trace, workers, speed) if FIRST_S + one.at_s < duration_s)
+    return tuple(
+        Planned(number, round(FIRST_S + one.at_s, 3), "reclaim", "", one.slot, round(one.for_s, 3))
+        for number, one in enumerate(found, start=1)
+    )

@@ -6,6 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 
+def slot_of(worker: str) -> int:
+    """The place of a worker within its node."""
+    return int(worker.split(".")[-2])
+
+
 class World:
     """Fed with journal lines in their order."""
 
@@ -27,7 +32,8 @@ class World:
         for line in lines:
             worker = line["worker_id"]
             match line["event"]:
-                case "committed" if line["generation"] > self.generation:
+                # What a leader committed and could not announce is told by those who enter it.
+                case "committed" | "entered" if line["generation"] > self.generation:
                     self.generation, self.members = line["generation"], tuple(line["members"])
                     self._at_work = set()
                     self.lost -= set(self.members)  # a silent node's workers are noted as lost, and may come back
@@ -58,3 +64,8 @@ class World:
         """Living members that hold the state, the oldest first."""
         gone = self.lost | self.ended
         return tuple(worker for worker in self.members if worker in self._held and worker not in gone)
+
+    def living(self, slot: int) -> str | None:
+        """The process in a place just now; None between two."""
+        there = [worker for worker in self.pids if slot_of(worker) == slot and worker not in self.ended]
+        return there[-1] if there else None

@@ -15,7 +15,7 @@ from tests.mutants import SITE, VARIABLE
 
 ROOT = Path(elastic.__file__).resolve().parents[1]
 SCRIPT = ROOT / "tests" / "live" / "scripts" / "mlp.py"
-WORKERS = "3"
+WORKERS = 3
 
 
 def command(epochs: int) -> tuple[str, ...]:
@@ -33,7 +33,7 @@ class Undisturbed:
 
 
 def undisturbed(home: Path, epochs: int) -> Undisturbed:
-    asked = Campaign(home, command(epochs), ("--workers", WORKERS), "kill", 0, None)
+    asked = Campaign(home, command(epochs), WORKERS, "kill", 0, None)
     return Undisturbed(home, asked.command, campaign.quiet_run(asked))
 
 
@@ -43,7 +43,7 @@ def disturbed(
     """Invariant -> verdict of a run with these faults, one after the other; the mutant lives in this run alone."""
     home.mkdir()
     planned = tuple(Planned(n + 1, 1.0 + n * gap_s, kind) for n, kind in enumerate(faults))
-    asked = Campaign(home, quiet.command, ("--workers", WORKERS), "kill", 7, None, planned)
+    asked = Campaign(home, quiet.command, WORKERS, "kill", 7, None, planned)
     campaign.adopt_quiet_run(asked, quiet.home)
     return judged(campaign.faulty_run(asked, quiet.seconds, planted(mutant)))
 

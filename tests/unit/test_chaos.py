@@ -32,25 +32,25 @@ def test_a_preset_names_known_kinds(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_one_seed_makes_one_plan(name: str) -> None:
-    first = plan(PRESETS[name], 3, 120.0)
-    assert plan(PRESETS[name], 3, 120.0) == first != plan(PRESETS[name], 4, 120.0)
+    first = plan(PRESETS[name], 3, 120.0, 3)
+    assert plan(PRESETS[name], 3, 120.0, 3) == first != plan(PRESETS[name], 4, 120.0, 3)
     assert [planned.number for planned in first] == list(range(1, len(first) + 1))
     assert all(planned.at_s < 120.0 for planned in first)
 
 
 def test_everything_holds_every_kind_that_a_job_survives_before_one_comes_twice() -> None:
-    kinds = [planned.kind for planned in plan(PRESETS["everything"], 1, 600.0)]
+    kinds = [planned.kind for planned in plan(PRESETS["everything"], 1, 600.0, 3)]
     assert set(kinds[: len(CATALOGUE) - 1]) == set(CATALOGUE) - {"disk-full"}
 
 
 def test_kinds_can_be_named_one_by_one() -> None:
-    planned = plan(preset_of("kill,freeze-etcd"), 1, 120.0)
+    planned = plan(preset_of("kill,freeze-etcd"), 1, 120.0, 3)
     assert {one.kind for one in planned} == {"kill", "freeze-etcd"}
     assert preset_of("flap") is PRESETS["flap"]
 
 
 def test_a_fault_with_places_is_planned_at_one_of_them() -> None:
-    for planned in plan(PRESETS["kill"], 1, 600.0):
+    for planned in plan(PRESETS["kill"], 1, 600.0, 3):
         fault = CATALOGUE[planned.kind].fault
         places = fault.places if isinstance(fault, Strike) else ()
         assert planned.place in places if places else planned.place == ""

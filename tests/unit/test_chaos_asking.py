@@ -109,7 +109,7 @@ def test_a_job_in_toml_keeps_its_fields_and_finds_its_file_beside_the_scenario(t
 def report_of(home: Path, **changes: object) -> Path:
     """A report of a good history, as a run writes it."""
     planned = {"number": 1, "at_s": 1.0, "kind": "kill", "place": ""}
-    fields = {"command": ["t.py"], "options": [], "preset": "kill", "seed": 7, "duration_s": None, "plan": [planned]}
+    fields = {"command": ["t.py"], "workers": 3, "preset": "kill", "seed": 7, "duration_s": None, "plan": [planned]}
     document = documents.document({**fields, "home": "/x"}, good(), judge(good()), [])
     home.mkdir(exist_ok=True)
     (home / "report.json").write_text(json.dumps({**document, **changes}))
@@ -120,7 +120,7 @@ def test_a_report_says_how_to_run_it_again(tmp_path: Path) -> None:
     report = read_report(report_of(tmp_path))
     assert report == read_report(tmp_path)
     again = campaign_again(report, tmp_path / "again")
-    assert again == Campaign(tmp_path / "again", ("t.py",), (), "kill", 7, None, (Planned(1, 1.0, "kill"),))
+    assert again == Campaign(tmp_path / "again", ("t.py",), 3, "kill", 7, None, (Planned(1, 1.0, "kill"),))
     assert from_document(again.home, report["asked"]) == again
 
 
@@ -140,7 +140,7 @@ def test_the_same_outcome_is_told_from_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"asked": {}}', "[" * 100_000, '{"asked": {"plan": [{}], "command": [], "options": []}}']
+    "text", ["", "[]", "{}", '{"asked": {}}', "[" * 100_000, '{"asked": {"plan": [{}], "command": [], "workers": 3}}']
 )
 def test_what_is_no_report_is_refused(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "report.json").write_text(text)

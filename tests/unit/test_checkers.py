@@ -230,6 +230,22 @@ def test_a_worker_that_was_thawed_and_found_itself_fenced_is_fine() -> None:
     assert verdict("I13", history).answer is Answer.TRUE
 
 
+def test_a_generation_that_was_committed_and_could_not_be_announced_may_be_adopted() -> None:
+    adopted = changed(without(good(), "committed"), "etcd_put", members=[A, B, C])
+    assert verdict("I4", adopted).answer is Answer.UNKNOWN, "nothing at all was committed"
+    told = with_events(adopted, *(one for one in good().faulty.of("committed") if one.generation < 3))
+    assert verdict("I4", told).answer is Answer.TRUE
+
+
+def test_a_process_that_is_held_in_a_place_without_a_machine_is_no_false_alarm() -> None:
+    held = (
+        event(2.0, "fault_held", "harness", worker="n.2.9", number=1),
+        event(4.9, "member_lost", worker="n.2.9", because="no beat"),
+    )
+    assert verdict("I11", with_events(good(), held[1])).answer is Answer.FALSE
+    assert verdict("I11", with_events(good(), *held)).answer is Answer.TRUE
+
+
 def test_a_node_whose_agent_stands_still_may_be_given_up_but_not_its_workers_expelled() -> None:
     frozen = (
         event(5.1, "fault_injected", "harness", target="elastic.agent", number=2, fault="freeze-agent", lethal=False),

@@ -24,6 +24,7 @@ PURE_ROOMS = [
     "chaos_tests/harness/history.py",
     "chaos_tests/harness/scenario.py",
     "chaos_tests/harness/schedule.py",
+    "chaos_tests/harness/traces.py",
     "elastic/checkpoints/choose.py",
     "elastic/checkpoints/interval.py",
     "elastic/checkpoints/keep.py",

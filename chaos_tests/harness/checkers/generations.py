@@ -99,8 +99,15 @@ def fencing(history: History) -> Verdict:
     return first_broken(found, holds("every effect is of a member, in its generation, before it was left out"))
 
 
+def _records(run: Run) -> dict[int, Event]:
+    """generation -> the event that has its members. A leader that stood still while it committed announces nothing; the
+    next one adopts what it finds in etcd."""
+    stored = {int(event.line["number"]): event for event in run.of("etcd_put")}
+    return stored | {event.generation: event for event in run.of("committed")}
+
+
 def _strangers(run: Run) -> Iterator[Verdict]:
-    lists = {event.generation: event for event in run.of("committed")}
+    lists = _records(run)
     for event in run.events:
         if event.name not in EFFECTS or not event.by_worker:
             continue
@@ -135,7 +142,7 @@ def _late_effects(run: Run) -> Iterator[Verdict]:
 
 
 def _stale_steps(run: Run) -> Iterator[Verdict]:
-    lists = {event.generation: event for event in run.of("committed")}
+    lists = _records(run)
     newest = 0
     for step in run.steps:
         record = lists.get(step.generation)

@@ -55,7 +55,7 @@ def _false_alarms(history: History, faults: tuple[Injected, ...]) -> Iterator[Ve
     first: dict[str, int] = {}
     for fault in faults:
         if fault.lethal or fault.kind.startswith("freeze"):
-            for worker in fault.targets:
+            for worker in (*fault.targets, *fault.held):
                 first.setdefault(worker, fault.begun_ns)
     for event in run.of("worker_dying", "worker_exited"):
         first[event.worker] = min(first.get(event.worker, event.t_ns), event.t_ns)
@@ -119,7 +119,7 @@ def _hits_workers(run: Run, fault: Injected) -> bool:
 
 def _restarted(run: Run) -> Iterator[Verdict]:
     members = {event.worker for event in run.of("entered")}
-    hit = {worker for fault in injected(run.events) for worker in fault.targets}
+    hit = {worker for fault in injected(run.events) for worker in (*fault.targets, *fault.held)}
     pids: dict[str, Event] = {}
     for event in run.events:
         if event.by_worker and event.line["pid"] != pids.setdefault(event.worker, event).line["pid"]:
