@@ -129,6 +129,15 @@ class Tls:
         return ()
 
 
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Of one member. size: of its data, in bytes. alarms: such as NOSPACE, of the whole cluster."""
+
+    version: str
+    size: int
+    alarms: tuple[str, ...]
+
+
 class EtcdStore:
     """A Store on one etcd cluster. Safe to use from several threads.
 
@@ -186,6 +195,14 @@ class EtcdStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def health(self, *, timeout_s: float) -> Health:
+        """What the member that answers says of itself."""
+        stub = _rpc.MaintenanceStub(self._client.channel)
+        status = self._call(stub.Status, _rpc.StatusRequest(), timeout_s, writes=False)
+        alarms = self._call(stub.Alarm, _rpc.AlarmRequest(), timeout_s, writes=False).alarms
+        names = sorted({_rpc.AlarmType.Name(alarm.alarm) for alarm in alarms})
+        return Health(str(status.version), int(status.dbSize), tuple(names))
 
     def get(self, key: str, *, timeout_s: float) -> Item | None:
         check_txn((), (), (key,))

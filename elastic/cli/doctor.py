@@ -1,39 +1,56 @@
-"""`elastic doctor`: an examination."""
+"""`elastic doctor`: an examination of a script, or of a fleet."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from elastic.cli.script import command
+from elastic.cli.where import add_replicas, client_of
 from elastic.errors import ConfigError, ExitCode
+
+if TYPE_CHECKING:
+    from elastic.fleet.findings import Finding
+
+SOMETHING_TO_DO = 1
+"""Exit code of an examination that has found something."""
 
 EXAMPLES = """\
 examples:
   elastic doctor --exact train.py --lr 3e-4
   elastic doctor --exact --steps 20 --json -m mypackage.train | jq .exact
+  elastic doctor --rendezvous 10.0.0.1:7070,10.0.0.2:7070
+  elastic doctor --rendezvous 127.0.0.1:7070 --json | jq '.findings[] | select(.advice != "")'
 
-The script's processes end when those steps are over; what comes behind its loop is not run. What it does before and
-between the steps is done, three times.
+With --exact the script's processes end when those steps are over; what comes behind its loop is not run. What it does
+before and between the steps is done, three times.
+
+With --rendezvous every replica and node of a fleet is asked what it finds around itself: etcd, ports and addresses,
+versions, clocks, disks, GPUs. Nothing is changed.
 
 exit codes:
-  0 exact    1 not exact    2 bad input, or the script fails
+  0 exact, or all is well    1 not exact, or something is to be done    2 bad input, or the script fails
 """
 
 
 def add(verbs: Any) -> None:
     doctor = verbs.add_parser(
         "doctor",
-        help="examine a script: do its bits depend on anything but its seed?",
+        help="examine a script: do its bits depend on anything but its seed? Or a fleet: is all well?",
         usage="elastic doctor --exact [options] SCRIPT [ARGS...]\n"
-        "       elastic doctor --exact [options] -m MODULE [ARGS...]",
-        description="Run the first steps of a script as a job of one, twice alike, and once with each shard in a "
-        "process of its own; name the first parameter that differs, and the likely reason.",
+        "       elastic doctor --exact [options] -m MODULE [ARGS...]\n"
+        "       elastic doctor --rendezvous HOST:PORT,... [--json]",
+        description="With --exact: run the first steps of a script as a job of one, twice alike, and once with each "
+        "shard in a process of its own; name the first parameter that differs, and the likely reason. With "
+        "--rendezvous: look at a fleet, a line for each thing that is well or to be done.",
         epilog=EXAMPLES,
     )
-    doctor.add_argument("--exact", action="store_true", required=True, help="what to examine: its bits")
-    doctor.add_argument("--steps", type=int, default=3, metavar="N", help="how many (default %(default)s)")
+    which = doctor.add_mutually_exclusive_group(required=True)
+    which.add_argument("--exact", action="store_true", help="examine the bits of a script")
+    add_replicas(doctor, which)
+    doctor.add_argument("--steps", type=int, default=3, metavar="N", help="of the script (default %(default)s)")
     doctor.add_argument("--json", action="store_true", help="as one JSON object")
     doctor.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in python -m")
     doctor.add_argument("script", metavar="SCRIPT", nargs=argparse.REMAINDER, help="the script, and its arguments")
@@ -41,6 +58,10 @@ def add(verbs: Any) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    return _of_script(options) if options.exact else _of_fleet(options)
+
+
+def _of_script(options: argparse.Namespace) -> int:
     from elastic import doctor
 
     if options.steps < 1:
@@ -49,3 +70,28 @@ def _doctor(options: argparse.Namespace) -> int:
     report = doctor.examine(words, options.steps)
     print(json.dumps(report.document()) if options.json else "\n".join(report.text()))
     return ExitCode.DONE if report.exact else ExitCode.SCRIPT_FAILED
+
+
+def _of_fleet(options: argparse.Namespace) -> int:
+    from elastic.fleet import survey
+    from elastic.fleet.findings import findings
+
+    if options.script:
+        raise ConfigError(f"{options.script[0]}: a fleet is examined without a script; give one with --exact")
+    found = findings(survey.take(client_of(options)))
+    well = not any(finding.advice for finding in found)
+    if options.json:
+        print(json.dumps({"well": well, "findings": [asdict(finding) for finding in found]}))
+    else:
+        print(findings_text(found))
+    return ExitCode.DONE if well else SOMETHING_TO_DO
+
+
+def findings_text(found: list[Finding]) -> str:
+    """A line each; below one that is not as it should be, what to do."""
+    lines = []
+    for finding in found:
+        mark = "to do" if finding.advice else "OK"
+        lines.append(f"{mark:<6}{finding.about:<11} {finding.where}: {finding.said}")
+        lines += [f"      {finding.advice}"] if finding.advice else []
+    return "\n".join(lines)

@@ -44,7 +44,7 @@ MAY_CALL: Mapping[str, frozenset[Role]] = {
     "/elastic.wire.Fleet/Ask": _LOOKING,
 }
 
-MAY_BE_ASKED_BY_VIEWERS = frozenset({"overview", "log"})
+MAY_BE_ASKED_BY_VIEWERS = frozenset({"overview", "log", "examine"})
 """Contents of a Question that change nothing; all others are for operators."""
 
 

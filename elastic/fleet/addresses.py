@@ -43,6 +43,11 @@ def host_of(address: str) -> str:
     return matched["host"].strip("[]") if matched is not None else address
 
 
+def split(address: str) -> tuple[str, int]:
+    """Of one that `parse` has taken."""
+    return host_of(address), int(address.rpartition(":")[2])
+
+
 def own_address(text: str) -> str:
     """The IP address of this machine that was meant. Raises ConfigError if it is none."""
     try:

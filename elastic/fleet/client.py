@@ -101,11 +101,25 @@ class FleetClient:
         text = str(told["text"]).encode("latin-1")
         return Log(text, int(told["end"]), int(told["size"]), away=bool(told.get("away")))
 
-    def _ask(self, question: pb.Question) -> dict[str, Any]:
-        deadline_s = time.monotonic() + self._wait_s
+    def own_log(self, replica: str, job: str, log: str, offset: int) -> Log:
+        """As `log`, of that replica's own journals of that job, or, of job "", of its own."""
+        told = self._ask(pb.Question(log=pb.ReadLog(job=job, log=log, offset=offset, here=True)), (replica,))
+        return Log(str(told["text"]).encode("latin-1"), int(told["end"]), int(told["size"]))
+
+    def examine(self, node: str = "", replica: str = "") -> dict[str, Any]:
+        """What a node, or a replica, finds around itself (elastic/fleet/surroundings.py). Raises ElasticError if it
+        does not answer."""
+        told = self._ask(pb.Question(examine=pb.Examine(node=node)), (replica,) if replica else ())
+        if told.get("away"):
+            raise ElasticError(f"node {node} does not answer")
+        return told
+
+    def _ask(self, question: pb.Question, replicas: Sequence[str] = ()) -> dict[str, Any]:
+        """replicas: those that answer for themselves; without them the fleet's leader."""
+        deadline_s = time.monotonic() + (0.0 if replicas else self._wait_s)
         while True:
             try:
-                answer: pb.Answer = ask_leader(self.replicas, lambda c: _asked(c, question), self._door)
+                answer: pb.Answer = ask_leader(replicas or self.replicas, lambda c: _asked(c, question), self._door)
             except ConfigError:
                 raise
             except ElasticError:

@@ -7,25 +7,23 @@ notice that no leader answers, or that there is another one: the agent of each a
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from elastic import codec, hostmemory
 from elastic.doors.channels import Door
 from elastic.errors import ElasticError
-from elastic.fleet import devices
+from elastic.fleet import devices, pieces, surroundings
 from elastic.fleet.charge import Charge, Site
 from elastic.fleet.documents import Submission
 from elastic.journal import Journal
 from elastic.seeking import FIRST_RETRY_S, LEADER_OPTIONS, LONGEST_RETRY_S, Seeker
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import FleetStub
-
-PIECE_BYTES = 1 << 18
-"""Of a log, in one answer."""
 
 GOODBYE_S = 1.0
 
@@ -54,6 +52,7 @@ class Daemon:
         self._unstarted: dict[str, str] = {}
         self._outbox: asyncio.Queue[pb.NodeWord] | None = None
         self._seeker = Seeker(lambda: site.reach.replicas)
+        self._answers: set[asyncio.Task[None]] = set()
         self._term = 0
         self._welcomed = False
         self._status: int | None = None
@@ -204,6 +203,8 @@ class Daemon:
                             self._changed.set()
                         case "log":
                             self._say(pb.NodeWord(piece=await asyncio.to_thread(self._piece, order.log)))
+                        case "examine":
+                            self._answering(asyncio.create_task(self._examine(order.examine.number)))
             finally:
                 self._outbox = None
                 if speaking is not None:
@@ -226,32 +227,25 @@ class Daemon:
         if self._outbox is not None:
             self._outbox.put_nowait(word)
 
+    def _answering(self, task: asyncio.Task[None]) -> None:
+        """Beside the orders, which go on meanwhile."""
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
+    async def _examine(self, number: int) -> None:
+        site = self._site
+        look = partial(surroundings.of_node, site.jobs_dir, site.reach.replicas, site.reach.address, self._hello.slots)
+        found = await asyncio.to_thread(look)
+        self._say(pb.NodeWord(examined=pb.Examined(number=number, document=json.dumps(found))))
+
     def _piece(self, query: pb.LogQuery) -> pb.LogPiece:
         """What there is to read; of a log that is not there, or cannot be read, nothing."""
         try:
-            return self._read_piece(query)
+            found = pieces.read(self._site.jobs_dir, query.job, query.log, query.offset)
         except OSError as error:
             self._journal.write("log_unreadable", job=query.job, log=query.log, because=str(error))
-            return pb.LogPiece(number=query.number, end=query.offset, size=-1)
-
-    def _read_piece(self, query: pb.LogQuery) -> pb.LogPiece:
-        logs = {path.stem: path for path in self._logs(query.job)}
-        if not query.log:
-            names = "\n".join(sorted(logs)).encode()
-            return pb.LogPiece(number=query.number, text=names, end=0, size=len(names))
-        path = logs.get(query.log)
-        if path is None:
-            return pb.LogPiece(number=query.number, end=query.offset, size=-1)
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(min(query.offset, size) if query.offset >= 0 else max(0, size + query.offset))
-            text = file.read(PIECE_BYTES)
-            return pb.LogPiece(number=query.number, text=text, end=file.tell(), size=size)
-
-    def _logs(self, job: str) -> list[Path]:
-        """Whatever the query says, only files in the directory of a job of this node."""
-        directories = {path.name: path / "logs" for path in self._site.jobs_dir.iterdir()}
-        return list(directories[job].glob("*.log")) if job in directories else []
+            found = pieces.Piece(b"", query.offset, -1)
+        return pb.LogPiece(number=query.number, text=found.text, end=found.end, size=found.size)
 
 
 async def _speak(call: Any, outbox: asyncio.Queue[pb.NodeWord]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,7 +16,7 @@ from elastic.config import check_name, check_pairs
 from elastic.doors.expiry import Shown
 from elastic.election import LeadershipLost
 from elastic.errors import CompareFailed, ConfigError, StoreError
-from elastic.fleet import registry
+from elastic.fleet import pieces, registry
 from elastic.fleet.documents import Job, Submission, check_for_fleet
 from elastic.fleet.office import NodeSession, Office
 from elastic.journal import Journal
@@ -33,12 +34,17 @@ class Refused(Exception):
 
 
 class Desk(FleetServicer):
-    """service: what this replica knows of jobs. shown: the certificates it has seen."""
+    """service: what this replica knows of jobs. shown: the certificates it has seen. directory: its own. look: around
+    this replica."""
 
-    def __init__(self, service: Service, journal: Journal, shown: Shown) -> None:
+    def __init__(
+        self, service: Service, journal: Journal, shown: Shown, directory: Path, look: Callable[[], object]
+    ) -> None:
         self._shown = shown
         self._service = service
         self._journal = journal
+        self._directory = directory
+        self._look = look
         self.office: Office | None = None
         self.leader = ""
         """Address of the fleet's leader as far as this replica knows, or empty."""
@@ -84,14 +90,18 @@ class Desk(FleetServicer):
     # -------------------------------------------------------------------------------------------- operators
 
     async def Ask(self, request: pb.Question, context: Any) -> pb.Answer:
-        office = self.office
-        if office is None or not office.ready.is_set():
-            return pb.Answer(leading=False, leader="" if office else self.leader)
-        answer = pb.Answer(leading=True, leader=self.leader)
+        answer, office = pb.Answer(leading=True, leader=self.leader), self.office
         try:
-            answer.document = json.dumps(await self._answer(office, request))
+            if _is_of_this_replica(request):
+                answer.document = json.dumps(await self._answer_here(request))
+            elif office is None or not office.ready.is_set():
+                return pb.Answer(leading=False, leader="" if office else self.leader)
+            else:
+                answer.document = json.dumps(await self._answer(office, request))
         except (Refused, ConfigError, codec.WireError) as error:
             answer.refused = str(error)
+        except OSError as error:
+            answer.refused = f"this replica cannot read that: {error}"
         except (LeadershipLost, StoreError) as error:
             self._journal.write("question_failed", because=str(error))
             answer.leading = False
@@ -109,7 +119,18 @@ class Desk(FleetServicer):
                 return self._overview(office)
             case "log":
                 return await self._log(office, request.log)
+            case "examine":
+                found = await office.examine(request.examine.node)
+                return {"away": True} if found is None else json.loads(found)
         raise Refused("an empty question")
+
+    async def _answer_here(self, request: pb.Question) -> object:
+        if request.WhichOneof("content") == "examine":
+            return await asyncio.to_thread(self._look)
+        ask = request.log
+        jobs = self._directory / "jobs" if ask.job else self._directory
+        piece = await asyncio.to_thread(pieces.read, jobs, ask.job, ask.log, ask.offset)
+        return {"text": piece.text.decode("latin-1"), "end": piece.end, "size": piece.size}
 
     async def _submit(self, office: Office, submit: pb.Submit) -> str:
         spec = codec.job_from_json(submit.document.encode(), "the job")
@@ -221,13 +242,19 @@ class Desk(FleetServicer):
     async def _log(self, office: Office, ask: pb.ReadLog) -> object:
         """Of one node: which logs there are, or a piece of one; bytes as Latin-1, which keeps each. "away": that node
         does not answer."""
-        job = _find(office, ask.job)
         node = ask.node or node_of(ask.log)
-        query = pb.LogQuery(job=job.name, log=ask.log, offset=ask.offset)
+        job = _find(office, ask.job).name if ask.job else ""
+        query = pb.LogQuery(job=job, log=ask.log, offset=ask.offset)
         piece = await office.read_log(node, query)
         if piece is None:
             return {"text": "", "end": ask.offset, "size": -1, "away": True}
         return {"text": piece.text.decode("latin-1"), "end": piece.end, "size": piece.size}
+
+
+def _is_of_this_replica(request: pb.Question) -> bool:
+    """Whether it answers for itself, leading or not."""
+    content = request.WhichOneof("content")
+    return (content == "log" and request.log.here) or (content == "examine" and not request.examine.node)
 
 
 def _find(office: Office, name: str) -> Job:

@@ -32,8 +32,8 @@ ABSENT_S = 30.0
 LOOK_S = 1.0
 """How often it looks at absent nodes, where nothing else happens."""
 
-LOG_S = 5.0
-"""How long a node may take to read a piece of a log."""
+ANSWER_S = 5.0
+"""How long a node may take to read a piece of a log, or to look around."""
 
 OUTBOX_LIMIT = 1024
 
@@ -50,7 +50,7 @@ class NodeSession:
     leaves: str = ""
     troubles: dict[str, str] = field(default_factory=dict)
     told: pb.Duties | None = None
-    queries: dict[int, asyncio.Future[pb.LogPiece]] = field(default_factory=dict)
+    queries: dict[int, asyncio.Future[pb.LogPiece | pb.Examined]] = field(default_factory=dict)
     asked: int = 0
 
     def post(self, order: pb.NodeOrder) -> None:
@@ -59,6 +59,21 @@ class NodeSession:
             self.outbox.put_nowait(order)
         except asyncio.QueueFull:
             self.ended.set()
+
+    async def ask(self, order: pb.NodeOrder, query: pb.LogQuery | pb.ExamineNode) -> pb.LogPiece | pb.Examined | None:
+        """query: within the order; it gets the number by which the answer is known. None: there is none in time."""
+        self.asked += 1
+        query.number = self.asked
+        answer = self.queries[query.number] = asyncio.get_running_loop().create_future()
+        self.post(order)
+        await asyncio.wait([answer], timeout=ANSWER_S)
+        self.queries.pop(query.number, None)
+        return answer.result() if answer.done() and not answer.cancelled() else None
+
+    def answered(self, answer: pb.LogPiece | pb.Examined) -> None:
+        query = self.queries.pop(answer.number, None)
+        if query is not None and not query.done():
+            query.set_result(answer)
 
 
 class Office:
@@ -138,9 +153,9 @@ class Office:
             case "troubles":
                 session.troubles = {trouble.job: trouble.because for trouble in word.troubles.troubles}
             case "piece":
-                query = session.queries.pop(word.piece.number, None)
-                if query is not None and not query.done():
-                    query.set_result(word.piece)
+                session.answered(word.piece)
+            case "examined":
+                session.answered(word.examined)
             case "leaves":
                 session.leaves = word.leaves.because
                 self._changed.set()
@@ -151,13 +166,17 @@ class Office:
         """A piece of a log, or None if that node does not answer."""
         if (session := self.sessions.get(node)) is None:
             return None
-        session.asked += 1
-        query.number = session.asked
-        answer = session.queries[query.number] = asyncio.get_running_loop().create_future()
-        session.post(pb.NodeOrder(log=query))
-        await asyncio.wait([answer], timeout=LOG_S)
-        session.queries.pop(query.number, None)
-        return answer.result() if answer.done() and not answer.cancelled() else None
+        order = pb.NodeOrder(log=query)
+        answer = await session.ask(order, order.log)
+        return answer if isinstance(answer, pb.LogPiece) else None
+
+    async def examine(self, node: str) -> str | None:
+        """What that node's daemon finds around itself, as JSON, or None if it does not answer."""
+        if (session := self.sessions.get(node)) is None:
+            return None
+        order = pb.NodeOrder(examine=pb.ExamineNode())
+        answer = await session.ask(order, order.examine)
+        return answer.document if isinstance(answer, pb.Examined) else None
 
     # ----------------------------------------------------------------------------------------------- writing
 

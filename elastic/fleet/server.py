@@ -23,7 +23,7 @@ from elastic.election import Candidate
 from elastic.errors import StoreError, StoreUnavailable
 from elastic.etcd import EtcdStore
 from elastic.files import write_atomically
-from elastic.fleet import registry
+from elastic.fleet import registry, surroundings
 from elastic.fleet.desk import Desk
 from elastic.fleet.documents import Book, Job, Result
 from elastic.fleet.office import Office
@@ -72,7 +72,7 @@ class Server:
             EtcdStore(self._endpoints, tls=self._lock.etcd) as etcd,
         ):
             self._journal, self._etcd = journal, etcd
-            self._desk = Desk(self._service, journal, doorman.shown)
+            self._desk = Desk(self._service, journal, doorman.shown, self._directory, self._look)
             server = doorman.server(SERVER_OPTIONS)
             add_RendezvousServicer_to_server(self._service, server)
             add_FleetServicer_to_server(self._desk, server)
@@ -122,6 +122,12 @@ class Server:
             finally:
                 with contextlib.suppress(StoreError):
                     await store.call(candidate.resign)
+
+    def _look(self) -> object:
+        """Around this replica. Any thread."""
+        return surroundings.of_replica(
+            self._directory, self._endpoints, lambda endpoint: EtcdStore([endpoint], tls=self._lock.etcd)
+        )
 
     def _saw(self, leader: str) -> None:
         self._desk.leader = leader

@@ -213,18 +213,20 @@ class StatusReply(_message.Message):
     def __init__(self, leading: bool = ..., leader: _Optional[str] = ..., document: _Optional[str] = ...) -> None: ...
 
 class NodeWord(_message.Message):
-    __slots__ = ("hello", "troubles", "piece", "goodbye", "leaves")
+    __slots__ = ("hello", "troubles", "piece", "goodbye", "leaves", "examined")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     TROUBLES_FIELD_NUMBER: _ClassVar[int]
     PIECE_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
+    EXAMINED_FIELD_NUMBER: _ClassVar[int]
     hello: NodeHello
     troubles: NodeTroubles
     piece: LogPiece
     goodbye: Goodbye
     leaves: NodeLeaves
-    def __init__(self, hello: _Optional[_Union[NodeHello, _Mapping]] = ..., troubles: _Optional[_Union[NodeTroubles, _Mapping]] = ..., piece: _Optional[_Union[LogPiece, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaves: _Optional[_Union[NodeLeaves, _Mapping]] = ...) -> None: ...
+    examined: Examined
+    def __init__(self, hello: _Optional[_Union[NodeHello, _Mapping]] = ..., troubles: _Optional[_Union[NodeTroubles, _Mapping]] = ..., piece: _Optional[_Union[LogPiece, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaves: _Optional[_Union[NodeLeaves, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ...) -> None: ...
 
 class NodeHello(_message.Message):
     __slots__ = ("node", "slots", "labels", "address")
@@ -259,14 +261,16 @@ class Trouble(_message.Message):
     def __init__(self, job: _Optional[str] = ..., because: _Optional[str] = ...) -> None: ...
 
 class NodeOrder(_message.Message):
-    __slots__ = ("welcome", "duties", "log")
+    __slots__ = ("welcome", "duties", "log", "examine")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     DUTIES_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    EXAMINE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     duties: Duties
     log: LogQuery
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., duties: _Optional[_Union[Duties, _Mapping]] = ..., log: _Optional[_Union[LogQuery, _Mapping]] = ...) -> None: ...
+    examine: ExamineNode
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., duties: _Optional[_Union[Duties, _Mapping]] = ..., log: _Optional[_Union[LogQuery, _Mapping]] = ..., examine: _Optional[_Union[ExamineNode, _Mapping]] = ...) -> None: ...
 
 class Duties(_message.Message):
     __slots__ = ("term", "duties", "over")
@@ -298,6 +302,20 @@ class Duty(_message.Message):
     document: str
     def __init__(self, job: _Optional[str] = ..., slots: _Optional[int] = ..., leave: bool = ..., document: _Optional[str] = ...) -> None: ...
 
+class ExamineNode(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class Examined(_message.Message):
+    __slots__ = ("number", "document")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    document: str
+    def __init__(self, number: _Optional[int] = ..., document: _Optional[str] = ...) -> None: ...
+
 class LogQuery(_message.Message):
     __slots__ = ("number", "job", "log", "offset")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -323,18 +341,20 @@ class LogPiece(_message.Message):
     def __init__(self, number: _Optional[int] = ..., text: _Optional[bytes] = ..., end: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Question(_message.Message):
-    __slots__ = ("submit", "stop", "cordon", "overview", "log")
+    __slots__ = ("submit", "stop", "cordon", "overview", "log", "examine")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     CORDON_FIELD_NUMBER: _ClassVar[int]
     OVERVIEW_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    EXAMINE_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     stop: Stop
     cordon: Cordon
     overview: Overview
     log: ReadLog
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., cordon: _Optional[_Union[Cordon, _Mapping]] = ..., overview: _Optional[_Union[Overview, _Mapping]] = ..., log: _Optional[_Union[ReadLog, _Mapping]] = ...) -> None: ...
+    examine: Examine
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., cordon: _Optional[_Union[Cordon, _Mapping]] = ..., overview: _Optional[_Union[Overview, _Mapping]] = ..., log: _Optional[_Union[ReadLog, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("document", "resume", "token")
@@ -369,16 +389,24 @@ class Overview(_message.Message):
     def __init__(self) -> None: ...
 
 class ReadLog(_message.Message):
-    __slots__ = ("job", "node", "log", "offset")
+    __slots__ = ("job", "node", "log", "offset", "here")
     JOB_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HERE_FIELD_NUMBER: _ClassVar[int]
     job: str
     node: str
     log: str
     offset: int
-    def __init__(self, job: _Optional[str] = ..., node: _Optional[str] = ..., log: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+    here: bool
+    def __init__(self, job: _Optional[str] = ..., node: _Optional[str] = ..., log: _Optional[str] = ..., offset: _Optional[int] = ..., here: bool = ...) -> None: ...
+
+class Examine(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    def __init__(self, node: _Optional[str] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("leading", "leader", "refused", "document")

@@ -105,7 +105,7 @@ def play(certs: Path, tmp_path: Path, story: Callable[[At], Awaitable[None]]) ->
             server = doorman.server(SERVER_OPTIONS)
             service = Service()
             add_RendezvousServicer_to_server(service, server)
-            add_FleetServicer_to_server(Desk(service, journal, doorman.shown), server)
+            add_FleetServicer_to_server(Desk(service, journal, doorman.shown, tmp_path, dict), server)
             at.address = doorman.bind(server, "127.0.0.1:0")
             await server.start()
             try:

@@ -59,7 +59,7 @@ def play(tmp_path: Path, story: Callable[[Server, Path], Awaitable[None]], store
         with Journal(path, "", "rendezvous", "here") as journal:
             server = Server(tmp_path, (), "127.0.0.1:0", Lock())
             server._journal, server._etcd = journal, store or MemoryStore()  # type: ignore[assignment]
-            server._address, server._desk = "here:1", Desk(server._service, journal, Shown())
+            server._address, server._desk = "here:1", Desk(server._service, journal, Shown(), tmp_path, dict)
             async with asyncio.timeout(PATIENCE_S):
                 await story(server, path)
 
@@ -116,7 +116,7 @@ def test_a_stop_reaches_the_part_that_begins_again_after_one_that_failed(
     class Part:
         """The first finds no room on the disk; the second leads, and ends the job when it is told to."""
 
-        def __init__(self, *given: Any) -> None:
+        def __init__(self, *given: Any, **_: Any) -> None:
             began.append("")
             if len(began) == 1:
                 raise OSError(28, "No space left on device")

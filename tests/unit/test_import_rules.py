@@ -39,6 +39,7 @@ PURE_ROOMS = [
     "elastic/errors.py",
     "elastic/examination.py",
     "elastic/fleet/documents.py",
+    "elastic/fleet/findings.py",
     "elastic/fleet/schedule.py",
     "elastic/launchers.py",
     *rooms("elastic/membership"),
@@ -56,7 +57,20 @@ PURE_ROOMS = [
 
 PURE_STDLIB = {
     *("__future__", "abc", "ast", "bisect", "collections", "collections.abc", "contextlib", "copy", "dataclasses"),
-    *("difflib", "enum", "fractions", "functools", "hashlib", "heapq", "html", "itertools", "json", "math", "operator"),
+    *(
+        "difflib",
+        "enum",
+        "fractions",
+        "functools",
+        "hashlib",
+        "heapq",
+        "html",
+        "ipaddress",
+        "itertools",
+        "json",
+        "math",
+        "operator",
+    ),
     *("random", "re", "signal", "statistics", "string", "struct", "textwrap", "tomllib", "types", "typing"),
     "xml.sax.saxutils",
 }

@@ -171,7 +171,7 @@ def test_a_change_that_was_written_and_cannot_be_read_back_is_done(
 def test_a_submission_that_is_asked_for_twice_with_one_token_makes_one_job(tmp_path: Path) -> None:
     async def story(leading: Leading) -> None:
         await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
-        desk = Desk(Service(), leading.journal, Shown())
+        desk = Desk(Service(), leading.journal, Shown(), tmp_path, dict)
         desk.office = leading.office
         spec = JobSpec(name="train", command=("train",), workers=1, checkpoint_dir="/shared")
         submit = pb.Submit(document=codec.job_to_json(spec).decode(), token="t1")

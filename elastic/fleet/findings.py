@@ -1,0 +1,222 @@
+"""What `elastic doctor --rendezvous` makes of what the machines of a fleet have found: a sentence each, and what to do.
+
+A check takes the whole survey and yields findings; CHECKS has them all, in the order in which they are shown.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+CLOCK_S = 1.0
+"""Clocks of two machines may differ by so much: no decision is made by them, but journals and certificates are read by
+their times."""
+
+ETCD_MS = 100.0
+"""A write that decides a generation takes a few of such answers."""
+
+ETCD_BYTES = 1.5e9
+"""Of the 2 GB at which etcd takes nothing more."""
+
+DISK_FREE = 2**30
+
+ETCD_BROKEN = ("3.5.0", "3.5.1", "3.5.2")
+"""A member of these that is killed under load may come back with other data than the rest."""
+
+Document: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """advice: what to do; empty: it is as it should be."""
+
+    about: str
+    where: str
+    said: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of a replica or a node. because: why there is none. offset_s: of its clock against ours, known to within_s."""
+
+    document: Document = field(default_factory=dict)
+    because: str = ""
+    took_ms: float = 0.0
+    offset_s: float = 0.0
+    within_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """replicas: by address, those that were asked for. nodes: by name. leader: address, or "". version: of whoever
+    asks. troubles: what the leader says does not work, such as certificates that are about to end."""
+
+    version: str
+    leader: str
+    replicas: Mapping[str, Answer]
+    nodes: Mapping[str, Answer]
+    troubles: Sequence[Document] = ()
+
+    @property
+    def answers(self) -> Iterator[tuple[str, Answer]]:
+        for kind, answers in (("replica", self.replicas), ("node", self.nodes)):
+            yield from ((f"{kind} {name}", answer) for name, answer in answers.items() if not answer.because)
+
+
+Check: TypeAlias = Callable[[Survey], Iterator[Finding]]
+
+
+def findings(survey: Survey) -> list[Finding]:
+    return [finding for check in CHECKS for finding in check(survey)]
+
+
+def replicas(survey: Survey) -> Iterator[Finding]:
+    for address, answer in survey.replicas.items():
+        leads = ", and leads the fleet" if address == survey.leader else ""
+        if answer.because:
+            advice = "start it, open its port to this machine, or take it out of --rendezvous"
+            yield Finding("rendezvous", address, answer.because, advice)
+        else:
+            yield Finding("rendezvous", address, f"answers in {answer.took_ms:.1f} ms{leads}")
+    if not survey.leader:
+        advice = "look at etcd below, and at the logs of the replicas"
+        yield Finding("rendezvous", "fleet", "nobody leads it: jobs that run go on, and nothing can be changed", advice)
+    if len(survey.replicas) == 1:
+        yield Finding("rendezvous", "fleet", "has one replica that we know of: jobs wait whenever it is away")
+
+
+def etcd(survey: Survey) -> Iterator[Finding]:
+    seen: dict[str, list[tuple[str, Document]]] = {}
+    for address, answer in survey.replicas.items():
+        for member in answer.document.get("etcd", ()):
+            seen.setdefault(str(member.get("endpoint", "")), []).append((address, member))
+    for endpoint, looks in seen.items():
+        yield _member(endpoint, looks)
+    if len(seen) == 2:
+        advice = "have three members: two stop as soon as one of them is away"
+        yield Finding("etcd", "cluster", "has two members", advice)
+
+
+def _member(endpoint: str, looks: Sequence[tuple[str, Document]]) -> Finding:
+    if dark := [(address, member["because"]) for address, member in looks if member.get("because")]:
+        address, because = dark[0]
+        advice = "start it, or open its port to that replica; a minority of members may be away"
+        return Finding("etcd", endpoint, f"does not answer {address}: {because}", advice)
+    member, slowest = looks[0][1], max(float(member.get("ms", 0.0)) for _, member in looks)
+    version, size, alarms = str(member.get("version", "")), float(member.get("bytes", 0)), member.get("alarms", ())
+    said = f"version {version}, {size / 1e6:.1f} MB, answers in {slowest:.1f} ms"
+    advice = ""
+    if alarms:
+        said += f", alarm {', '.join(map(str, alarms))}"
+        advice = "it takes nothing more: compact and defragment it, then `etcdctl alarm disarm`"
+    elif version in ETCD_BROKEN:
+        advice = "take 3.5.3 or newer: a member of these versions may lose data when it is killed"
+    elif size > ETCD_BYTES:
+        advice = "compact and defragment it: at 2 GB it takes nothing more"
+    elif slowest > ETCD_MS:
+        advice = "give it a quieter machine, or a disk with faster writes: each change of a job waits for it"
+    return Finding("etcd", endpoint, said, advice)
+
+
+def nodes(survey: Survey) -> Iterator[Finding]:
+    for name, answer in survey.nodes.items():
+        if answer.because:
+            advice = "start `elastic agent` there; `elastic story` and `elastic jobs` say what became of its jobs"
+            yield Finding("node", name, answer.because, advice)
+            continue
+        document = answer.document
+        cut = [f"{address} ({why})" for address, why in document.get("replicas", {}).items() if why]
+        if cut:
+            advice = "check that the name resolves there, and that the port is open to it"
+            yield Finding("node", name, f"does not reach the rendezvous at {', '.join(cut)}", advice)
+        elif len(survey.nodes) > 1 and _is_loopback(str(document.get("address", ""))) and _is_spread(survey):
+            advice = "start its agent with --address, under which the other nodes reach it"
+            yield Finding("node", name, f"offers itself at {document['address']}, which is no other machine's", advice)
+        else:
+            count = len(document.get("replicas", {}))
+            reached = f"reaches {count} replica{'s' * (count != 1)}"
+            yield Finding("node", name, f"{reached}, and is at {document.get('address', 'an unknown address')}")
+    if not survey.nodes:
+        yield Finding("node", "fleet", "has no nodes", "start `elastic agent` on each machine that is to train")
+
+
+def versions(survey: Survey) -> Iterator[Finding]:
+    found = {where: str(answer.document.get("version", "unknown")) for where, answer in survey.answers}
+    yield from _alike("version", {"this command": survey.version, **found}, "install the same version everywhere")
+    torches = {where: str(answer.document["torch"]) for where, answer in survey.answers if "torch" in answer.document}
+    if torches:
+        yield from _alike("torch", torches, "exact jobs refuse workers of another torch: install the same everywhere")
+
+
+def _alike(about: str, found: Mapping[str, str], advice: str) -> Iterator[Finding]:
+    by_value: dict[str, list[str]] = {}
+    for where, value in found.items():
+        by_value.setdefault(value, []).append(where)
+    if len(by_value) == 1:
+        (value,) = by_value
+        yield Finding(about, "fleet", f"{value or 'none'} everywhere", "" if value else advice)
+        return
+    listed = "; ".join(f"{value or 'none'}: {', '.join(where)}" for value, where in sorted(by_value.items()))
+    yield Finding(about, "fleet", f"not the same everywhere: {listed}", advice)
+
+
+def clocks(survey: Survey) -> Iterator[Finding]:
+    wrong = 0
+    for where, answer in survey.answers:
+        if abs(answer.offset_s) > CLOCK_S + answer.within_s:
+            wrong += 1
+            how = "ahead" if answer.offset_s > 0 else "behind"
+            advice = "let chrony or another NTP client set it: journals and certificates are read by these times"
+            yield Finding("clock", where, f"is {abs(answer.offset_s):.1f} s {how} of this machine's", advice)
+    if not wrong and any(True for _ in survey.answers):
+        most = max(abs(answer.offset_s) + answer.within_s for _, answer in survey.answers)
+        yield Finding("clock", "fleet", f"all within {most:.2f} s of this machine's")
+
+
+def disks(survey: Survey) -> Iterator[Finding]:
+    for where, answer in survey.answers:
+        disk = answer.document.get("disk", {})
+        free = float(disk.get("free", DISK_FREE))
+        advice = "make room: ledgers and journals wait for it, and checkpoints fail" if free < DISK_FREE else ""
+        yield Finding("disk", where, f"{free / 2**30:.1f} GB are free at {disk.get('path', '?')}", advice)
+
+
+def gpus(survey: Survey) -> Iterator[Finding]:
+    for name, answer in survey.nodes.items():
+        if answer.because:
+            continue
+        count, slots = len(answer.document.get("gpus", ())), int(answer.document.get("slots", 0))
+        if not count:
+            yield Finding("gpu", f"node {name}", "has none; its workers train on its processors")
+        elif not answer.document.get("gpu_driver", True):
+            yield Finding("gpu", f"node {name}", f"{count}, and no driver is loaded", "load NVIDIA's driver there")
+        elif slots > count:
+            advice = f"start its agent with --slots {count}: workers beyond them have none"
+            yield Finding("gpu", f"node {name}", f"{count} for {slots} slots", advice)
+        else:
+            yield Finding("gpu", f"node {name}", f"{count} for {slots} slots")
+
+
+def troubles(survey: Survey) -> Iterator[Finding]:
+    for trouble in survey.troubles:
+        where = f"node {trouble['where']}" if trouble.get("where") else "fleet"
+        yield Finding(str(trouble["about"]), where, str(trouble["because"]), str(trouble["advice"]))
+
+
+CHECKS: tuple[Check, ...] = (replicas, etcd, nodes, versions, clocks, disks, gpus, troubles)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_spread(survey: Survey) -> bool:
+    """Whether some node is not on the rendezvous' own machine."""
+    known = (str(answer.document.get("address", "")) for answer in survey.nodes.values())
+    return any(address and not _is_loopback(address) for address in known)

@@ -1,0 +1,47 @@
+"""What may be read from afar of the jobs in a directory of this machine: logs of workers, and journals.
+
+A log has the name of its file, `gpu-7.0.0`; a journal is called `journal/agent-gpu-7`. Whatever a name says, only files
+that the listing has are read.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+PIECE_BYTES = 1 << 18
+"""In one answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """text: as it is in the file. end: where the next piece begins. size: of the whole; -1: there is no such file."""
+
+    text: bytes
+    end: int
+    size: int
+
+
+def read(jobs: Path, job: str, name: str, offset: int) -> Piece:
+    """A piece from there on; offset < 0: from so many bytes before the end. name "": which there are, one a line. job
+    "": the directory's own journals. Raises OSError."""
+    files = _files(jobs, job)
+    if not name:
+        names = "\n".join(sorted(files)).encode()
+        return Piece(names, 0, len(names))
+    if name not in files:
+        return Piece(b"", offset, -1)
+    with files[name].open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(min(offset, size) if offset >= 0 else max(0, size + offset))
+        text = file.read(PIECE_BYTES)
+        return Piece(text, file.tell(), size)
+
+
+def _files(jobs: Path, job: str) -> dict[str, Path]:
+    directories = {"": jobs, **{path.name: path for path in jobs.iterdir()}} if jobs.is_dir() else {}
+    if (directory := directories.get(job)) is None:
+        return {}
+    journals = {f"journal/{path.stem}": path for path in (directory / "journal").glob("*.jsonl")}
+    return {path.stem: path for path in (directory / "logs").glob("*.log")} | journals

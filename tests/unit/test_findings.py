@@ -1,0 +1,115 @@
+"""What `elastic doctor` makes of what a fleet has found: each fault is named once, with what to do, nothing else is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elastic.fleet.findings import Answer, Finding, Survey, findings
+
+GB = 2**30
+ETCD = {"endpoint": "10.0.0.9:2379", "because": "", "version": "3.5.9", "bytes": 20480, "alarms": [], "ms": 0.9}
+REPLICA = {"version": "1.2", "disk": {"path": "/r", "free": 9 * GB, "total": 10 * GB}, "etcd": [ETCD]}
+NODE = {
+    "version": "1.2",
+    "torch": "2.9",
+    "disk": {"path": "/n", "free": 9 * GB, "total": 10 * GB},
+    "address": "10.0.0.3",
+    "slots": 2,
+    "gpus": ["0", "1"],
+    "gpu_driver": True,
+    "replicas": {"10.0.0.1:7070": "", "10.0.0.2:7070": ""},
+}
+
+TROUBLE = {"about": "certificate", "where": "b", "because": "that of agent b ends", "advice": "issue another one"}
+
+
+def survey(replica: Any = (), node: Any = (), **fields: Any) -> Survey:
+    """A healthy fleet, but for those fields of its second replica's and its second node's documents."""
+    replicas = {"10.0.0.1:7070": Answer(REPLICA, took_ms=1.2), "10.0.0.2:7070": Answer(REPLICA | dict(replica))}
+    nodes = {"a": Answer(NODE), "b": Answer(NODE | dict(node))}
+    return replace(Survey("1.2", "10.0.0.1:7070", replicas, nodes), **fields)
+
+
+def to_do(of: Survey) -> list[Finding]:
+    return [finding for finding in findings(of) if finding.advice]
+
+
+def test_a_healthy_fleet_has_a_line_for_everything_and_nothing_to_do() -> None:
+    found = findings(survey())
+    assert not to_do(survey())
+    about = [finding.about for finding in found]
+    assert list(dict.fromkeys(about)) == ["rendezvous", "etcd", "node", "version", "torch", "clock", "disk", "gpu"]
+    assert found[0].said == "answers in 1.2 ms, and leads the fleet"
+
+
+def member(**fields: Any) -> dict[str, Any]:
+    return {"etcd": [ETCD | fields]}
+
+
+FAULTS = [
+    (survey(replica={"version": "1.1"}), "version", "1.1: replica 10.0.0.2:7070", "install the same version"),
+    (survey(version="2.0"), "version", "2.0: this command", "install the same version"),
+    (survey(node={"torch": "2.8"}), "torch", "2.8: node b", "exact jobs refuse"),
+    (survey(node={"torch": ""}), "torch", "none: node b", "install the same"),
+    (
+        survey(replica=member(because="no answer in time")),
+        "etcd",
+        "does not answer 10.0.0.2:7070: no answer",
+        "start it",
+    ),
+    (survey(replica=member(ms=250.0)), "etcd", "answers in 250.0 ms", "a quieter machine"),
+    (survey(replica={"etcd": [ETCD | {"endpoint": "10.0.0.8:2379"}]}), "etcd", "has two members", "three members"),
+    (survey(leader=""), "rendezvous", "nobody leads it", "look at etcd"),
+    (
+        survey(node={"replicas": {"r:1": "Name or service not known"}}),
+        "node",
+        "not reach the rendezvous at r:1",
+        "name",
+    ),
+    (survey(node={"address": "127.0.0.1"}), "node", "offers itself at 127.0.0.1", "--address"),
+    (survey(node={"disk": {"path": "/n", "free": GB - 1}}), "disk", "1.0 GB are free at /n", "make room"),
+    (survey(node={"slots": 3}), "gpu", "2 for 3 slots", "--slots 2"),
+    (survey(node={"gpu_driver": False}), "gpu", "no driver", "load NVIDIA's driver"),
+    (survey(troubles=[TROUBLE]), "certificate", "that of agent b ends", "issue another"),
+    (survey(nodes={}), "node", "has no nodes", "start `elastic agent`"),
+    (survey(nodes={"a": Answer(because="is away")}), "node", "is away", "start `elastic agent` there"),
+    (survey(nodes={"a": Answer(NODE, offset_s=-2.5, within_s=0.1)}), "clock", "is 2.5 s behind", "NTP"),
+]
+
+
+@pytest.mark.parametrize(("of", "about", "said", "advice"), FAULTS)
+def test_one_fault_is_one_line_that_names_it_and_says_what_to_do(
+    of: Survey, about: str, said: str, advice: str
+) -> None:
+    (finding,) = to_do(of)
+    assert (finding.about, said in finding.said, advice in finding.advice) == (about, True, True), finding
+
+
+@pytest.mark.parametrize(
+    ("fields", "advice"),
+    [({"alarms": ["NOSPACE"]}, "defragment"), ({"version": "3.5.1"}, "3.5.3"), ({"bytes": 1.9e9}, "2 GB")],
+)
+def test_what_is_wrong_with_a_member_of_etcd_is_said_once_whoever_sees_it(fields: dict[str, Any], advice: str) -> None:
+    both = {address: Answer(REPLICA | member(**fields)) for address in ("10.0.0.1:7070", "10.0.0.2:7070")}
+    (finding,) = to_do(survey(replicas=both))
+    assert advice in finding.advice
+
+
+def test_a_replica_that_is_gone_is_told_and_the_others_are_examined() -> None:
+    replicas = {"10.0.0.1:7070": Answer(REPLICA), "10.0.0.2:7070": Answer(because="Connection refused")}
+    (finding,) = to_do(survey(replicas=replicas))
+    assert (finding.where, finding.said) == ("10.0.0.2:7070", "Connection refused")
+
+
+def test_a_clock_is_not_blamed_for_a_slow_answer() -> None:
+    assert not to_do(survey(nodes={"a": Answer(NODE, offset_s=2.5, within_s=2.0)}))
+
+
+def test_what_an_older_version_does_not_tell_is_no_fault() -> None:
+    """But for its version."""
+    replicas = {"r:1": Answer({"version": "1.2"})}
+    of = Survey("1.2", "r:1", replicas, {"a": Answer({"version": "1.2"})})
+    assert [finding.about for finding in to_do(of)] == []
