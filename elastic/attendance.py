@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from elastic import codec
 from elastic.config import JobSpec
 from elastic.journal import Journal
-from elastic.messages import Order, Word
+from elastic.messages import Order, Progress, Word
 from elastic.publishing import Reader
 from elastic.reach import Reach
 from elastic.seeking import FIRST_RETRY_S, LEADER_OPTIONS, LONGEST_RETRY_S, Seeker
@@ -81,6 +81,9 @@ class Attendance:
         self._job_dir = job_dir
         self._node, self._slots = node, slots
         self._reader = Reader()
+        self._beat_every = beats_between(spec, slots)
+        self._beats = 0
+        self._progress: dict[str, Progress] = {}
         self._journal = journal
         self._attendant = attendant
         self._outbox: asyncio.Queue[pb.AgentWord] | None = None
@@ -95,10 +98,24 @@ class Attendance:
         return self._term
 
     def say(self, word: Word) -> None:
-        """To this leader, if there is one; a later one hears what is still true from standing_words."""
+        """To this leader, if there is one; a later one hears what is still true from standing_words.
+
+        Where beats are rare, so are words of mere progress: the newest of each worker goes with the next beat."""
+        if isinstance(word, Progress) and self._beat_every > 1:
+            self._progress[word.worker_id] = word
+            return
+        if (before := self._progress.pop(getattr(word, "worker_id", ""), None)) is not None:
+            self._put(pb.AgentWord(word=codec.word_to_wire(before)))
         self._put(pb.AgentWord(word=codec.word_to_wire(word)))
 
     def beat(self) -> None:
+        """Called every beat_s; thousands of agents speak in fewer of them, as their leader expects it."""
+        self._beats += 1
+        if self._beats % self._beat_every:
+            return
+        for word in self._progress.values():
+            self._put(pb.AgentWord(word=codec.word_to_wire(word)))
+        self._progress = {}
         self._put(pb.AgentWord(beat=pb.Beat()))
 
     async def part(self, attending: asyncio.Task[None]) -> None:
@@ -211,6 +228,11 @@ class Attendance:
         except (FileNotFoundError, ValueError):
             return None
         return Ended(int(document["exit_code"]), str(document["because"]))
+
+
+def beats_between(spec: JobSpec, slots: int) -> int:
+    """So many of a job's beats are one of an agent of that many slots, of which a large job has many."""
+    return max(1, int(spec.timing.scaled(spec.workers // max(1, slots)).beat_s / spec.timing.beat_s))
 
 
 async def _speak(call: Any, outbox: asyncio.Queue[pb.AgentWord]) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cached_property
-from typing import TypeAlias
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 from elastic.tree import Node
 
@@ -130,9 +131,14 @@ class Generation:
 
     @cached_property
     def _digest(self) -> str:
-        head, plan = (self.number, self.kind, self.base, self.because, self.hold, self.token, self.early), self.plan
-        members = [(m.worker_id, m.node, m.host, m.port, m.seniority) for m in self.members]
+        plan = self.plan
+        head = {name: getattr(self, name) for name in _names(Generation) if name not in ("members", "plan")}
+        members = [*map(attrgetter(*_names(Member)), self.members)]
         return _digest(head, members, plan.op, plan.units, plan.newcomers, plan.paces, plan.tasks_digest)
+
+
+def _names(kind: Any) -> list[str]:
+    return [field.name for field in fields(kind)]
 
 
 def _digest(*parts: object) -> str:

@@ -5,6 +5,7 @@ Everything here is a function of its arguments; design: a loss generation's reco
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -50,10 +51,13 @@ def redo_shares(
             covered.add(unit)
             compute[worker].append(unit)
     costs = dict(zip(order, ownership.costs(paces or [0] * len(order)), strict=True))
+    ends = [((len(compute[worker]) + 1) * costs[worker], rank) for rank, worker in enumerate(order)]
+    heapq.heapify(ends)
     for unit in range(units):
         if unit not in covered:
-            first = min(order, key=lambda worker: ((len(compute[worker]) + 1) * costs[worker], order.index(worker)))
-            compute[first].append(unit)
+            end, rank = ends[0]
+            compute[order[rank]].append(unit)
+            heapq.heapreplace(ends, (end + costs[order[rank]], rank))
     return tuple(Share(worker, tuple(sorted(keep[worker])), tuple(compute[worker])) for worker in order)
 
 

@@ -35,13 +35,13 @@ class Publisher:
         self._tasks: dict[int, tuple[dict[str, Share], dict[str, Laggard]]] = {}
 
     def remember(self, records: Iterable[Generation]) -> None:
-        """Committed ones, against which others may be told."""
+        """Committed ones, against which others may be told; those remembered last are kept."""
         for record in records:
-            if record.number not in self._records:
-                self._records[record.number] = record
+            self._records[record.number] = self._records.pop(record.number, record)
+            if record.number not in self._tasks:
                 shares = {share.worker_id: share for share in record.plan.shares}
                 self._tasks[record.number] = shares, {late.worker_id: late for late in record.plan.laggards}
-        for number in sorted(self._records)[: -2 * deltas.KEPT]:
+        for number in list(self._records)[: -2 * deltas.KEPT]:
             del self._records[number], self._tasks[number]
 
     def addressed(self, order: Order, to: Sequence[str], known: dict[int, str]) -> pb.Addressed:

@@ -52,6 +52,9 @@ FAREWELL_S = 5.0
 
 LATE = "the lease could not be renewed in time"
 
+LETTERS_AT_ONCE = 256
+"""Of a full mailbox: a look at everybody before each of them would be most of the work."""
+
 MAILBOX_LIMIT = 65_536
 OUTBOX_LIMIT = 4_096
 """Orders waiting for one agent; an agent that is so far behind is cut off and comes back to the newest."""
@@ -114,7 +117,8 @@ class Reign:
         self._agents: dict[str, AgentSession] = {}
         self._publisher = Publisher()
         self._silent: set[str] = set()
-        self._detector = Detector(spec.timing, time.monotonic())
+        self._timing = spec.timing.scaled(spec.workers)
+        self._detector = Detector(self._timing, time.monotonic())
         self._tasks: set[asyncio.Task[None]] = set()
         self._held_until_s = candidate.held_until_s
         self._last_tick_s = -math.inf
@@ -131,9 +135,9 @@ class Reign:
         self._start(self._find_pointer())
         self._publisher.remember(chain)
         try:
-            event: Letter = Elected(self.term, chain)
-            while not isinstance(event, Deposed):
-                self.group, actions = membership.step(self.group, event, time.monotonic())
+            letters: list[membership.Event] | Deposed = [Elected(self.term, chain)]
+            while not isinstance(letters, Deposed):
+                self.group, actions = membership.steps(self.group, letters, time.monotonic())
                 if time.monotonic() >= self._held_until_s:
                     return Deposed(LATE)
                 end = next((action for action in actions if isinstance(action, End)), None)
@@ -144,28 +148,30 @@ class Reign:
                         self._perform(action)
                 if end is not None:
                     return end
-                event = await self._next()
-            return event
+                letters = await self._next()
+            return letters
         finally:
             tasks = [*self._tasks, *([self._letter] if self._letter else [])]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _next(self) -> Letter:
-        """The next event, or a tick when the group wants one or the lease may be over."""
+    async def _next(self) -> list[membership.Event] | Deposed:
+        """The next events, or a tick when the group wants one or the lease may be over."""
         due_s = max(self.group.deadline_s, self._last_tick_s + TICK_S)
         if self._letter is None:
             self._letter = asyncio.create_task(self._mailbox.get())
         wait_s = min(due_s, self._held_until_s) - time.monotonic()
         await asyncio.wait([self._letter], timeout=max(0.0, wait_s))
-        event: Letter = Tick()
         # Due ticks come first: a mailbox that never empties must not hold up a deadline.
         if time.monotonic() >= due_s or not self._letter.done():
             self._last_tick_s = time.monotonic()
-        else:
-            event, self._letter = self._letter.result(), None
-        return event
+            return [Tick()]
+        letters, self._letter = [self._letter.result()], None
+        while len(letters) < LETTERS_AT_ONCE and not self._mailbox.empty():
+            letters.append(self._mailbox.get_nowait())
+        deposed = next((letter for letter in letters if isinstance(letter, Deposed)), None)
+        return deposed or [letter for letter in letters if not isinstance(letter, Deposed)]
 
     def _perform(self, action: Commit | Point | Tell | Note) -> None:
         match action:
@@ -326,8 +332,7 @@ class Reign:
     async def _watch_agents(self) -> None:
         """Post AgentDown once for an agent whose stream is silent, and AgentUp when it speaks again."""
         while True:
-            timing = self._spec.timing.scaled(len(self._agents))
-            await asyncio.sleep(timing.beat_s)
+            await asyncio.sleep(self._timing.beat_s)
             for node, verdict in self._detector.judge(time.monotonic()).items():
                 if verdict.health is Health.FROZEN and node not in self._silent:
                     self._silent.add(node)

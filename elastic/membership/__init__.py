@@ -34,7 +34,7 @@ from elastic.membership.events import (
     Tick,
 )
 from elastic.membership.group import Group, Seen, State, new
-from elastic.membership.machine import step
+from elastic.membership.machine import step, steps
 from elastic.membership.status import status
 
 __all__ = [
@@ -59,4 +59,5 @@ __all__ = [
     "new",
     "status",
     "step",
+    "steps",
 ]

@@ -26,6 +26,7 @@ def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
     time_to_find_us_s = g.spec.timing.fence_grace_s - g.spec.timing.evict_s
     for record in g.chain:
         for member in record.members:
+            g.youngest = max(g.youngest, member.seniority)
             g.workers[member.worker_id] = Seen(member, slot=-1, pid=0, numerics="")
             g.silent_nodes[member.node] = now_s + time_to_find_us_s
     g.planned_s = now_s
@@ -34,7 +35,7 @@ def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
 
 def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
     known, running = g.workers.get(word.worker_id), g.running
-    seniority = known.member.seniority if known else g.next_seniority
+    seniority = known.member.seniority if known else g.take_seniority()
     listed = next((r.member(word.worker_id) for r in g.chain if r.member(word.worker_id)), None)
     member = listed or Member(word.worker_id, word.node, word.host, word.port, seniority)
     seen = Seen(

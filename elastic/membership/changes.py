@@ -42,9 +42,10 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
     if g.state not in (State.RUNNING, State.PAUSED) or g.committing is not None or aim is None or running is None:
         return
     lost = {*g.dead, *g.given_up, *g.turned_away}
-    unsettled = set(aim.ids) - set(running.ids)
+    present = set(running.ids)
+    unsettled = set(aim.ids) - present
     members = [m for m in aim.members if not (m.worker_id in unsettled and m.worker_id in lost)]
-    holders = [m.worker_id for m in members if m.worker_id in running.ids]
+    holders = [m.worker_id for m in members if m.worker_id in present]
     if not holders:
         # All that were to stay are lost. Who has said that it still is in the running generation stays instead.
         members = [m for m in running.members if g.workers[m.worker_id].entered == running.number]
@@ -58,12 +59,13 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
     if not stay:
         last = g.state_left_with(holders)
         if g.successors or now_s < g.drains[last.worker_id].last_call_s:
-            stay = [m.worker_id for m in members if m.worker_id in holders and m.node == last.node]
-    members = [m for m in members if m.worker_id not in g.drains or m.worker_id in stay]
+            stay = [m.worker_id for m in members if m.worker_id in present and m.node == last.node]
+    stays = set(stay)
+    members = [m for m in members if m.worker_id not in g.drains or m.worker_id in stays]
     settled = [m for m in members if m.worker_id not in g.drains]  # whoever waits for a successor is in nobody's way
     for worker in wanted[: max(0, g.wanted_workers - len(settled))]:
         # Seniority counts from the admission: who came early and was ready late must not become rank 0, the donor.
-        member = replace(g.workers[worker].member, seniority=g.next_seniority)
+        member = replace(g.workers[worker].member, seniority=g.take_seniority())
         g.workers[worker] = replace(g.workers[worker], member=member)
         members.append(member)
     listed = {m.worker_id for m in members}
@@ -73,7 +75,7 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
         return
     if aim is g.top and listed == set(aim.ids) and _holds(g, listed) == aim.hold:
         return
-    joined = [m.worker_id for m in members if m.worker_id not in aim.ids]
+    joined = [m.worker_id for m in members if aim.member(m.worker_id) is None]
     gone = [worker for worker in aim.ids if worker not in listed]
     if not joined and not gone:
         waits = f"waits for {g.awaited}: its newcomers were too late for their epoch"
@@ -163,7 +165,7 @@ def commit_planned(
     ordered = rank_order(members)
     ids = [m.worker_id for m in ordered]
     given = paces_of(ids, g.top) if paces is None else tuple(paces[worker] for worker in ids)
-    newcomers = tuple(m.worker_id for m in ordered if m.worker_id not in g.running.ids)
+    newcomers = tuple(m.worker_id for m in ordered if g.running.member(m.worker_id) is None)
     hold = _holds(g, {m.worker_id for m in ordered})
     plan = Plan(newcomers=newcomers, paces=given)
     commit(g, Kind.PLANNED, ordered, plan, because, do, hold=hold, early=early)
@@ -179,6 +181,8 @@ def invite_spares(g: Group, now_s: float, do: list[Action]) -> None:
     if g.state not in (State.RUNNING, State.PAUSED):
         return
     able = g.spares - {*g.dead, *g.given_up, *g.drains}
+    if not able:
+        return
     # A slot that was demoted for its speed comes last.
     for worker in sorted(able, key=lambda w: (slot_of(w) in g.demoted_s, g.workers[w].member.seniority))[: g.places]:
         invite(g, worker, now_s, do)

@@ -33,23 +33,24 @@ def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
             plan_change(g, now_s, do)
         return
     take_back_demotions(g, record)
-    before = g.listed
+    before, members = g.listed, set(record.ids)
     g.chain = (record,)
     g.reports = {}
     lost = [worker for worker in record.ids if worker in g.dead or worker in g.given_up]
-    for worker in set(g.dead) - set(record.ids):
+    for worker in set(g.dead) - members:
         for known in (g.dead, g.workers, g.drains, g.expelled):
             known.pop(worker, None)
-    g.given_up = {worker: why for worker, why in g.given_up.items() if worker in record.ids or worker in g.newcomers}
+    newcomers = g.newcomers
+    g.given_up = {worker: why for worker, why in g.given_up.items() if worker in members or worker in newcomers}
     g.turned_away, g.stuck = set(), set()
     g.lost, g.outdated = "", set()
     g.advanced_s = {}
     for worker, seen in g.workers.items():
-        if worker in record.ids:
+        if worker in members:
             g.workers[worker] = replace(seen, entered=number, ring=RingState.BUILDING, ready=False)
         else:
             g.workers[worker] = replace(seen, ready=False, moved_s=now_s)  # a newcomer will say again that it is
-    fence(g, sorted(worker for worker in before if worker in g.workers and worker not in record.ids),
+    fence(g, sorted(worker for worker in before if worker in g.workers and worker not in members),
            record.because, now_s, do)  # fmt: skip
     publish(g, record, do)
     become_rebuilding(g, now_s, do)

@@ -105,6 +105,8 @@ class Group:
     """Fenced workers -> when."""
     round: int = 0
     reports: dict[str, Report] = field(default_factory=dict)
+    up: int = 0
+    """The members of the new ring below this rank have said that it is up."""
     committing: Generation | None = None
     planned_s: float = 0.0
     """When the pending generation was committed."""
@@ -118,6 +120,8 @@ class Group:
     errors: dict[str, str] = field(default_factory=dict)
     """Place of an exception -> worker which raised it first."""
     slots_given_up: dict[str, str] = field(default_factory=dict)
+    youngest: int = -1
+    """The highest seniority that has been given."""
     digest: str = ""
     shards: int = 0
     """Of a pass; 0: not known yet."""
@@ -264,11 +268,10 @@ class Group:
         """Those of them that are known and not dead, sorted."""
         return tuple(sorted(worker for worker in workers if worker in self.workers and worker not in self.dead))
 
-    @property
-    def next_seniority(self) -> int:
-        """Above everybody known, also where the number was given by an earlier leader."""
-        known = [seen.member.seniority for seen in self.workers.values()]
-        return max([*known, *(m.seniority for record in self.chain for m in record.members)], default=-1) + 1
+    def take_seniority(self) -> int:
+        """Above everybody's, also where the number was given by an earlier leader."""
+        self.youngest += 1
+        return self.youngest
 
     @property
     def deadline_s(self) -> float:

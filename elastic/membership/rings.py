@@ -63,8 +63,16 @@ def end_rebuilding(g: Group, now_s: float, do: list[Action]) -> None:
     base = g.base
     if g.state is not State.REBUILDING or base is None:
         return
-    if all(g.workers[w].ring is RingState.LIVE and g.workers[w].entered >= base.number for w in base.ids):
+    # Each word of a ring looks on from where the last one had to stop, so that all words together look at each member
+    # once; an announcement may have taken one back, hence all at last.
+    g.up = next((rank for rank in range(g.up, len(base.ids)) if not _is_up(g, base, rank)), 0)
+    if g.up == 0 and all(_is_up(g, base, rank) for rank in range(len(base.ids))):
         do.append(Note("running", {"generation": base.number}))
         g.accused, g.failed_builds = {}, {}
         settle(g, base.because, now_s, do)
         plan_change(g, now_s, do)
+
+
+def _is_up(g: Group, base: Generation, rank: int) -> bool:
+    seen = g.workers[base.ids[rank]]
+    return seen.ring is RingState.LIVE and seen.entered >= base.number

@@ -7,8 +7,8 @@ speed is a median over steps (runtime/pace.py): what slows a worker down for a m
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
-from statistics import median
 
 from elastic import ownership
 from elastic.config import Reduction, Stragglers
@@ -57,8 +57,9 @@ def _name(g: Group, running: Generation, now_s: float, do: list[Action]) -> None
     paces = paces if len(paces) > 1 else {}
     g.slow_since_s = {worker: since for worker, since in g.slow_since_s.items() if worker in paces}
     g.stragglers = {worker: because for worker, because in g.stragglers.items() if worker in paces}
+    in_order = sorted(paces.values())
     for worker, pace in paces.items():
-        peers = median(other for name, other in paces.items() if name != worker)
+        peers = median_without(in_order, pace)
         limit = g.spec.slow_factor * peers
         if pace >= limit:
             since = g.slow_since_s.setdefault(worker, now_s)
@@ -71,6 +72,16 @@ def _name(g: Group, running: Generation, now_s: float, do: list[Action]) -> None
         if worker in g.stragglers and pace < STILL_SLOW * limit:
             del g.stragglers[worker]
             do.append(Note("straggler_over", {"worker_id": worker, "shard_ms": pace / 1000}))
+
+
+def median_without(in_order: Sequence[int], one: int) -> float:
+    """Of the others, of whom there are some; without a list of them for each, because there may be thousands."""
+    place, middle = bisect_left(in_order, one), (len(in_order) - 1) // 2
+
+    def other(rank: int) -> int:
+        return in_order[rank + (rank >= place)]
+
+    return other(middle) if len(in_order) % 2 == 0 else (other(middle - 1) + other(middle)) / 2
 
 
 def _demote(g: Group, running: Generation, now_s: float, do: list[Action]) -> bool:

@@ -27,6 +27,7 @@ def become_quiescing(g: Group, because: str, now_s: float, do: list[Action]) -> 
 
 def become_rebuilding(g: Group, now_s: float, do: list[Action]) -> None:
     assert g.top is not None
+    g.up = 0
     _become(g, State.REBUILDING, g.top.because, now_s, do)
 
 

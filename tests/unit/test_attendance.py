@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import grpc.aio
+import pytest
 
-from elastic.attendance import Attendance, Ended
+from elastic.attendance import Attendance, Ended, beats_between
 from elastic.config import JobSpec
 from elastic.journal import Journal, read
 from elastic.messages import Order, Word
@@ -74,3 +75,12 @@ def test_an_agent_that_comes_late_is_told_how_the_job_ended_by_whom_the_others_n
     assert asyncio.run(story()) == [Ended(6, "drained")]
     attending = [line["term"] for line in read(tmp_path / "journal.jsonl") if line["event"] == "attending"]
     assert attending == [7]
+
+
+@pytest.mark.parametrize(
+    ("workers", "slots", "every"), [(4, 1, 1), (500, 1, 1), (1000, 8, 1), (1000, 1, 2), (5000, 1, 10)]
+)
+def test_agents_of_a_large_job_beat_less_often_and_are_given_the_time(workers: int, slots: int, every: int) -> None:
+    spec = JobSpec(name="job", command=("train",), workers=workers)
+    assert beats_between(spec, slots) == every
+    assert every * spec.timing.beat_s * 3 <= spec.timing.scaled(workers).suspect_s

@@ -77,11 +77,18 @@ def test_of_all_tasks_a_digest_is_left_where_those_of_few_are_told() -> None:
 @pytest.mark.parametrize("field", [field.name for field in fields(Generation)])
 def test_every_field_of_a_record_is_in_its_digest(field: str) -> None:
     record = ring(3, 3, tasks=True)
-    others: dict[str, Any] = {
-        "number": 4, "kind": Kind.PLANNED, "base": 2, "members": record.members[:-1], "plan": Plan(), "because": "so",
-        "hold": True, "token": "another", "early": True,
+    others: dict[type, Any] = {
+        int: 77, str: "another", bool: True, Kind: Kind.PLANNED, tuple: record.members[:-1], Plan: Plan(),
     }  # fmt: skip
-    assert replace(record, **{field: others[field]}).digest() != record.digest()
+    assert replace(record, **{field: others[type(getattr(record, field))]}).digest() != record.digest()
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Member)])
+def test_every_field_of_a_member_is_in_its_digest(field: str) -> None:
+    record = ring(3, 3)
+    others: dict[type, Any] = {int: 77, str: "another"}
+    member = replace(record.members[1], **{field: others[type(getattr(record.members[1], field))]})
+    assert replace(record, members=(record.members[0], member, record.members[2])).digest() != record.digest()
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(Plan) if field.name != "all_tasks"])
@@ -153,6 +160,16 @@ def test_both_sides_forget_the_same() -> None:
         else:
             publisher.addressed(publish, ["n2.0.0"], {})
         assert reader.known == known and len(known) <= KEPT
+
+
+def test_an_old_generation_can_be_told_beside_many_newer_ones() -> None:
+    """The last loss generation goes to whoever announces itself, however many were planned since."""
+    publisher, reader, known = Publisher(), Reader(), dict[int, str]()
+    records = [ring(number, 5, because=f"change {number}") for number in range(1, 4 * KEPT)]
+    publisher.remember(records)
+    for record in (records[0], records[-1], records[0], records[1]):
+        assert reader.read(publisher.addressed(Publish(7, record), ["n1.0.0"], known)) == Publish(7, record)
+        assert reader.known == known
 
 
 def test_other_orders_travel_as_they_are() -> None:

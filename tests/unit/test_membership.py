@@ -23,6 +23,7 @@ from elastic.membership import (
     Note,
     Point,
     PointerAt,
+    State,
     Stopped,
     Tell,
     Tick,
@@ -358,3 +359,34 @@ def test_a_process_that_is_still_starting_may_be_a_spare() -> None:
     for event in (Elected(1), AgentUp("n", 2), Announce("n.0.0", "n", 0, 1, "host", 1, "same")):
         group, _ = membership.step(group, event, 0.0)
     assert group.starting == {"n": 2}
+
+
+def test_letters_taken_at_once_do_what_they_do_one_by_one() -> None:
+    """Three members form, one dies, the others report: the same group and the same actions, however they are read."""
+    events: list[Event] = [Elected(1)]
+    for worker in "abc":
+        events += [AgentUp(f"n{worker}", 1), Announce(worker, f"n{worker}", 0, 1, "host", 1, "same")]
+    events += [Committed(1), *(RingUp(worker, 1) for worker in "abc"), WorkerDead("b", "signal 9")]
+    reports = [Report(worker, 1, 1, 1, has_state=True, reduced=4, kept=3) for worker in "ac"]
+    events += [*reports, Committed(2), RingUp("c", 2), RingUp("a", 2), Progress("a", 2, 5)]
+    one_by_one = at_once = membership.new(JobSpec(name="j", command=("t",), workers=3, min_workers=1), seed="seed")
+    done: list[Action] = []
+    for event in events:
+        one_by_one, actions = membership.step(one_by_one, event, 1.0)
+        done += actions
+    before = repr(at_once)
+    group, actions = membership.steps(at_once, events, 1.0)
+    assert (group, list(actions)) == (one_by_one, done) and group.state is State.RUNNING
+    assert repr(at_once) == before, "the old one is as it was"
+
+
+def test_a_member_that_takes_its_ring_back_holds_up_the_others_again() -> None:
+    """Its agent lost the stream while the ring was built, and announces it as it is now."""
+    group = membership.new(JobSpec(name="j", command=("t",), workers=3, min_workers=1), seed="seed")
+    announced = [Announce(worker, f"n{worker}", 0, 1, "host", 1, "same") for worker in "abc"]
+    building = replace(announced[0], entered=1, ring=RingState.BUILDING)
+    group, _ = membership.steps(group, [Elected(1), *announced, Committed(1), RingUp("a", 1), RingUp("b", 1)], 1.0)
+    group, _ = membership.steps(group, [building, RingUp("c", 1)], 2.0)
+    assert group.state is State.REBUILDING
+    group, _ = membership.step(group, RingUp("a", 1), 3.0)
+    assert group.state is State.RUNNING

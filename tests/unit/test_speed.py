@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elastic import membership
 from elastic.config import JobSpec, Reduction, Stragglers
@@ -21,6 +24,7 @@ from elastic.membership import (
     State,
     Tell,
 )
+from elastic.membership.speed import median_without
 from elastic.messages import (
     Announce,
     Generation,
@@ -371,3 +375,10 @@ def test_a_step_of_the_machine_leaves_what_it_was_given() -> None:
 def test_a_factor_that_would_name_everybody_is_refused(factor: float) -> None:
     with pytest.raises(ConfigError, match="slow_factor"):
         replace(Job().spec, slow_factor=factor)
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=9))
+def test_the_median_of_the_others_is_found_in_the_list_of_all(paces: list[int]) -> None:
+    for rank, pace in enumerate(paces):
+        others = paces[:rank] + paces[rank + 1 :]
+        assert median_without(sorted(paces), pace) == median(others)

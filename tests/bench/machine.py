@@ -1,0 +1,94 @@
+"""The pure membership machine alone: a job of N members forms, trains, loses one, and goes on, without any wire.
+
+What the leader does with its mailbox: `membership.steps` with as many letters as it takes at once, and a look at the
+group's next deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from elastic import membership
+from elastic.config import JobSpec
+from elastic.membership import AgentUp, Commit, Committed, Elected, Event, Group, State
+from elastic.messages import Announce, Doing, Generation, Progress, Report, RingUp, WorkerDead
+from elastic.reign import LETTERS_AT_ONCE
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """So many decisions of one kind, and how long they took together."""
+
+    name: str
+    decisions: int
+    seconds: float
+
+    @property
+    def per_s(self) -> float:
+        return self.decisions / self.seconds
+
+
+class Drill:
+    """One life of a group of so many members, each on a node of its own, with one shard each."""
+
+    def __init__(self, members: int) -> None:
+        spec = JobSpec(name="drill", command=("train",), workers=members, min_workers=1)
+        self._group: Group = membership.new(spec, seed="drill")
+        self._now_s = 0.0
+        self._committing: Generation | None = None
+        self.workers = [f"n{number:06}.0.0" for number in range(members)]
+        self.parts: list[Part] = []
+
+    def run(self) -> Sequence[Part]:
+        lost, *left = self.workers
+        self._part("elect", [Elected(1)])
+        self._part("form", (event for number, worker in enumerate(self.workers) for event in _arrival(worker, number)))
+        self._commit()
+        self._part("build", (RingUp(worker, 1) for worker in self.workers))
+        self._part("train", (_progress(worker, step) for step in (1, 2) for worker in self.workers))
+        self._part("lose", [WorkerDead(lost, "killed by SIGKILL")])
+        units = len(self.workers)
+        self._part("report", (_report(worker, rank, units) for rank, worker in enumerate(left, start=1)))
+        self._commit()
+        self._part("rebuild", (RingUp(worker, 2) for worker in left))
+        if self._group.state is not State.RUNNING or self._group.running is None:
+            raise AssertionError(f"not running: {self._group.because}")
+        if self._group.running.ids != tuple(left):
+            raise AssertionError("the survivors are not who goes on")
+        return self.parts
+
+    def _part(self, name: str, events: Iterable[Event]) -> None:
+        ready = list(events)
+        began_s = time.perf_counter()
+        for first in range(0, len(ready), LETTERS_AT_ONCE):
+            self._now_s += 0.01
+            letters = ready[first : first + LETTERS_AT_ONCE]
+            self._group, actions = membership.steps(self._group, letters, self._now_s)
+            _ = self._group.deadline_s
+            for action in actions:
+                if isinstance(action, Commit):
+                    self._committing = action.generation
+        self.parts.append(Part(name, len(ready), time.perf_counter() - began_s))
+
+    def _commit(self) -> None:
+        if self._committing is None:
+            raise AssertionError(f"nothing is decided: {self._group.because}")
+        self._part("commit", [Committed(self._committing.number)])
+
+
+def _arrival(worker: str, number: int) -> tuple[Event, Event]:
+    node = worker.split(".")[0]
+    return AgentUp(node, 1), Announce(worker, node, 0, 1000 + number, "10.0.0.1", 4000, "torch 2")
+
+
+def _progress(worker: str, step: int) -> Progress:
+    return Progress(worker, 1, step, phase=f"step {step}", shards=0, shard_us=5000, exchange_us=100, doing=Doing.SHARD)
+
+
+def _report(worker: str, rank: int, units: int) -> Report:
+    """Half of them have computed their shard, the others are in it."""
+    done = rank % 2 == 0
+    roots, running = (((rank, rank + 1),), None) if done else ((), rank)
+    return Report(worker, 1, 1, 1, has_state=True, reduced=2, units=units, roots=roots, running=running, kept=1)
