@@ -7,13 +7,17 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from elastic.errors import NotCarried
+
 Merge: TypeAlias = Literal["mean", "first"]
+Kind: TypeAlias = tuple[torch.dtype, torch.Size]
 
 
 @dataclass(slots=True, eq=False)
 class Buffer:
     """BatchNorm's running statistics, or a buffer declared in register(buffers=...).
 
+    kind: its dtype and shape, for the whole job.
     merge: "mean" weighs the shards' values like their gradients; "first" takes the value of the first shard.
     base: during a pass the value from which every shard starts, and which newcomers and digests are given;
     None outside a pass.
@@ -23,9 +27,25 @@ class Buffer:
     owner: torch.nn.Module
     key: str
     merge: Merge
+    kind: Kind
     base: torch.Tensor | None = None
 
     @property
     def live(self) -> torch.Tensor:
         """The tensor the module uses now; `module.to()` replaces buffers, so it is looked up each time."""
         return self.owner.get_buffer(self.key)
+
+    def check_kind(self) -> None:
+        """Raises NotCarried if dtype or shape are not what they were when the loop began."""
+        live = self.live
+        if (live.dtype, live.shape) != self.kind:
+            raise NotCarried(
+                f"buffer {self.name} is {described(live.dtype, live.shape)}, and was {described(*self.kind)} when the "
+                "loop began; buffers are merged, and newcomers copy them, as they were then. Give it its dtype and its "
+                "full shape before the loop, and write into it (copy_, or a slice)"
+            )
+
+
+def described(dtype: torch.dtype, shape: torch.Size) -> str:
+    """ "float32 [8, 6]"."""
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"

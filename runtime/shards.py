@@ -83,7 +83,7 @@ class Harvest:
         with torch.no_grad():
             for buffer in (*self._floats, *self._integers):
                 live = buffer.live
-                if buffer.base is None or buffer.base.shape != live.shape or buffer.base.dtype != live.dtype:
+                if buffer.base is None:
                     buffer.base = live.detach().clone()
                 else:
                     buffer.base.copy_(live)
@@ -110,6 +110,8 @@ class Harvest:
         again once nobody refers to them any more, so a partial sum that was folded away should not be kept.
         A group of which every parameter has a gradient of its own, in the group's dtype, is left loose.
         """
+        for buffer in (*self._floats, *self._integers):
+            buffer.check_kind()
         leaf = Partial(shard, shard + 1, weight=weight, scalars=scalars)
         with torch.no_grad():
             for name, group in self._groups.items():

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import SyncBatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
 
 from elastic.errors import ConfigError, NotCarried, Unregistered
-from runtime.buffers import Buffer, Merge
+from runtime.buffers import Buffer, Kind, Merge, described
 from runtime.encoding import NamedTensor, decode, device_for, dtype_name, encode, from_blob, plain_leaves, to_blob
 from runtime.flats import CPU
 from runtime.partial import Json
@@ -51,7 +51,7 @@ class Carrier:
         self._declared: dict[str, str] = {}
         self._frozen = False
         self._parameters: list[NamedParameter] = []
-        self._kinds: list[tuple[torch.dtype, torch.Size]] = []
+        self._kinds: list[Kind] = []
         self._owned: set[int] = set()
         self._floats: list[Buffer] = []
         self._integers: list[Buffer] = []
@@ -104,16 +104,17 @@ class Carrier:
         self.capture()
 
     def check_kinds(self) -> None:
-        """Raise NotCarried if a parameter's dtype or shape has changed since the first step, and Unregistered if an
-        optimizer has got a parameter that was not there then."""
+        """Raise NotCarried if the dtype or shape of a parameter, or of a buffer that a pass changes, is not that of the
+        first step, and Unregistered if an optimizer has got a parameter that was not there then."""
         for (name, parameter), (dtype, shape) in zip(self._parameters, self._kinds, strict=True):
             if parameter.dtype != dtype or parameter.shape != shape:
-                before = f"{str(dtype).removeprefix('torch.')} {list(shape)}"
                 raise NotCarried(
-                    f"{name} is {_kind(parameter)}, and was {before} when the loop began; gradients are summed, and "
-                    "newcomers copy, as it was then. Change dtypes and shapes before the loop; for mixed precision use "
-                    "torch.autocast"
+                    f"{name} is {_kind(parameter)}, and was {described(dtype, shape)} when the loop began; gradients "
+                    "are summed, and newcomers copy, as it was then. Change dtypes and shapes before the loop; for "
+                    "mixed precision use torch.autocast"
                 )
+        for buffer in (*self._floats, *self._integers):
+            buffer.check_kind()
         self._check_groups()
 
     def _check_groups(self) -> None:
@@ -196,7 +197,7 @@ class Carrier:
             if rule not in get_args(Merge):
                 raise ConfigError(f'register(buffers={{"{name}": {rule!r}}}): the rule must be "mean" or "first"')
             seen.add(id(tensor))
-            buffer = Buffer(name, owner, key, cast(Merge, rule))
+            buffer = Buffer(name, owner, key, cast(Merge, rule), (tensor.dtype, tensor.shape))
             if tensor.is_floating_point():
                 floats.append(buffer)
                 continue
@@ -439,7 +440,7 @@ def _check_carried(name: str, thing: object) -> None:
 
 
 def _kind(value: object) -> str:
-    return f"{dtype_name(value)} {list(value.shape)}" if isinstance(value, torch.Tensor) else "a plain value"
+    return described(value.dtype, value.shape) if isinstance(value, torch.Tensor) else "a plain value"
 
 
 def _entry(path: str, tensor: torch.Tensor) -> dict[str, Json]:

@@ -43,6 +43,18 @@ def test_the_same_exception_at_the_same_place_ends_the_job_with_its_traceback_fi
         assert job.left_behind() == {}
 
 
+def test_a_loader_process_that_is_killed_costs_its_worker_and_nobody_else(tmp_path: Path) -> None:
+    """As by the kernel when memory runs out."""
+    with run(tmp_path, "a loader process is killed") as job:
+        assert job.wait() == ExitCode.DONE
+        assert len(job.steps()) == 40
+        assert [line["worker_id"] for line in job.events("worker_exited", because="exited with 1")] == ["local.1.0"]
+        told = (job.dir / "logs" / "local.1.0.log").read_text()
+        for part in ("DataWorkerDied", "loader(workers=1) has ended", "killed by SIGKILL", "Lower workers="):
+            assert part in told
+        assert job.left_behind() == {}
+
+
 def test_a_script_that_fails_before_join_is_tried_once_more(tmp_path: Path) -> None:
     (tmp_path / "typo.py").write_text("import no_such_module\n")
     with Job(tmp_path, "--quiet", "typo.py") as job:

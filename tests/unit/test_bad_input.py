@@ -98,6 +98,60 @@ def test_parameters_that_change_their_kind_are_named(change: Any, kind: type[Exc
     assert words in raised_by_all(kind, after=in_step(change))
 
 
+# Buffers that become something else
+
+
+class Counting(nn.Module):
+    """Has a buffer of its own, which `change` may replace: the script by itself in step BAD, or a shard of it."""
+
+    seen: torch.Tensor
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor], in_pass: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+        self.register_buffer("seen", torch.zeros(2))
+        self.change, self.in_pass, self.step = change, in_pass, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = self.change(self.seen) if self.in_pass and self.step == BAD else self.seen + 1
+        result: torch.Tensor = self.layer(x)
+        return result
+
+    def begin(self, step: int) -> None:
+        self.step = step
+        if step == BAD and not self.in_pass:
+            self.seen = self.change(self.seen)
+
+
+def count(session: Session, *arguments: Any) -> str:
+    job = make_job(session)
+    model = Counting(*arguments)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    job.register(buffers={"model.seen": "mean"}, model=model, optimizer=optimizer)
+    for step in job.steps(job.loader(dataset(), 16, shards=SHARDS), total=5):
+        model.begin(step.index)
+        for x, y in step:
+            cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return job.digest()
+
+
+@pytest.mark.parametrize("in_pass", [True, False], ids=["in a pass", "between two steps"])
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [(lambda seen: torch.cat([seen, seen]), "float32 [4]"), (lambda seen: seen.double(), "float64 [2]")],
+    ids=["shape", "dtype"],
+)
+def test_buffers_that_change_their_kind_are_named(change: Any, kind: str, in_pass: bool) -> None:
+    world = World(3)
+    world.run(lambda session: count(session, change, in_pass))
+    assert {type(error) for error in world.errors.values()} == {NotCarried}, world.errors
+    (said,) = {str(error) for error in world.errors.values()}
+    assert f"buffer model.seen is {kind}, and was float32 [2] when the loop began" in said
+    assert "before the loop, and write into it" in said
+
+
 # Gradients that are not finite
 
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 
 from elastic import errors
 
+DOCS = Path(__file__).parents[2] / "docs"
 CLASSES = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)]
 
 
@@ -29,6 +32,11 @@ def test_the_picture_in_the_docstring_is_the_class_tree() -> None:
 
 def test_every_error_says_what_to_do_next() -> None:
     assert [cls.__name__ for cls in CLASSES if not vars(cls).get("__doc__")] == []
+
+
+def test_every_mistake_of_a_script_has_a_row_in_the_documentation() -> None:
+    rows = set(re.findall(r"^\| `(\w+)` \| ", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {cls.__name__ for cls in CLASSES if cls.__base__ is errors.UsageError} <= rows
 
 
 def test_exit_codes_are_those_documented() -> None:

@@ -90,3 +90,14 @@ def test_a_generator_of_the_scripts_own_is_not_exact() -> None:
 def test_the_page_has_a_row_for_every_feature_and_no_other() -> None:
     rows = set(re.findall(r"^\|[^|]+\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     assert rows == set(FEATURES)
+
+
+def test_every_test_that_the_page_names_exists() -> None:
+    here = Path(__file__).parent
+    text = PAGE.read_text(encoding="utf-8")
+    files = set(re.findall(r"`(test_\w+\.py)`", text))
+    tests = set(re.findall(r"`(test_\w+)`", text))
+    assert len(files) > 5 and len(tests) > 5
+    assert {name for name in files if not (here / name).exists()} == set()
+    sources = "".join((here / name).read_text(encoding="utf-8") for name in files)
+    assert {name for name in tests if f"def {name}(" not in sources} == set()

@@ -33,7 +33,7 @@ def net() -> tuple[Net, Harvest]:
     torch.manual_seed(0)
     model = Net()
     buffers = [
-        Buffer(f"norm.{name}", model.norm, name, "mean")
+        Buffer(f"norm.{name}", model.norm, name, "mean", (buffer.dtype, buffer.shape))
         for name, buffer in model.norm.named_buffers()
         if buffer.is_floating_point()
     ]

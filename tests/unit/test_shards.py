@@ -437,7 +437,7 @@ def test_a_shard_outside_a_pass_is_an_error() -> None:
 def test_buffers_of_a_moved_model_are_found() -> None:
     """module.to() replaces buffers; the old tensors would be merged for nobody."""
     model = nn.BatchNorm1d(2)
-    buffer = Buffer("running_mean", model, "running_mean", "mean")
+    buffer = Buffer("running_mean", model, "running_mean", "mean", (torch.float32, torch.Size([2])))
     model.double()
     assert buffer.live.dtype == torch.float64
 

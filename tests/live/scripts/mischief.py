@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 
@@ -25,20 +26,26 @@ model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 if what == "no shards":
     job.loader(torch.utils.data.TensorDataset(torch.zeros(4, 4)), batch_size=4, shards=0)
+data = torch.utils.data.TensorDataset(torch.randn(64, 4))
+train = job.loader(data, batch_size=32, shards=4, workers=1) if what == "a loader process is killed" else None
 job.register(model=model, optimizer=optimizer)
 job.state.setdefault(level=0)
-for step in job.steps(shards=4, total=40):
-    for _ in step:
+for step in job.steps(train, shards=None if train else 4, total=40):
+    for batch in step:
         gates.pace()
+        x = batch[0] if train else torch.randn(8, 4)
         if what == "one shard is poison" and step.index == 3 and step.shard.index == 2:
             raise ValueError("poison")
-        loss = model(torch.randn(8, 4)).square().mean()
+        loss = model(x).square().mean()
         loss.backward()
         step.log(loss=loss)
     optimizer.step()
     optimizer.zero_grad()
     if what == "states differ" and step.index == 5:
         job.state.level = slot
+    if what == "a loader process is killed" and step.index == 5 and slot == 1 and not restarted:
+        (child,) = multiprocessing.active_children()
+        child.kill()
     if what == "one leaves the loop" and step.index == 5 and slot == 1:
         break
     if what == "each time another mistake" and step.index >= 2 and slot == 1:
