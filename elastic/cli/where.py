@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from elastic.fleet.client import FleetClient
 
 
-def add_either(verb: argparse.ArgumentParser) -> None:
-    """--job-dir of a job on this machine, or --rendezvous of a fleet."""
+def add_either(verb: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """--job-dir of a job on this machine, or --rendezvous of a fleet. several: any number of directories."""
     where = verb.add_mutually_exclusive_group(required=True)
-    where.add_argument("--job-dir", type=Path, metavar="DIR", help="of a job on this machine")
+    what = "of a job on this machine" + "; of one of several machines those of its nodes, one by one" * several
+    where.add_argument("--job-dir", type=Path, metavar="DIR", action="append" if several else "store", help=what)
     add_replicas(verb, where)
 
 

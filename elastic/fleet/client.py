@@ -84,7 +84,10 @@ class FleetClient:
 
     def status(self, name: str = "") -> dict[str, Any]:
         """As `elastic status --json` prints it: of a job that runs what its own leader says, with the fleet's word."""
-        job = self.job(name)
+        return self.status_of(self.job(name))
+
+    def status_of(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The same, of an entry of the overview."""
         told: dict[str, Any] = {"generation": 0, "members": [], **job}
         if job["state"] in ("ended", "waits"):
             return told

@@ -51,6 +51,7 @@ PURE_ROOMS = [
     "elastic/spot/notice.py",
     "elastic/spot/stay.py",
     "elastic/store.py",
+    "elastic/story.py",
     "elastic/supervision.py",
     "elastic/tree.py",
 ]

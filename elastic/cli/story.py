@@ -1,0 +1,104 @@
+"""`elastic story`: what happened to a worker, or around a generation, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from elastic import story
+from elastic.cli.where import add_either, client_of
+from elastic.errors import ConfigError, ExitCode
+
+if TYPE_CHECKING:
+    from elastic.journal import Line
+
+EXAMPLES = """\
+examples:
+  elastic story local.1.0 --job-dir elastic-jobs/train-1     a worker, from its start to its end
+  elastic story 2 --job-dir elastic-jobs/train-1             a generation: what led to it, until it ends
+  elastic story gpu-7.0.0 --rendezvous 127.0.0.1:7070 --job train-1
+  elastic story 2 --job-dir elastic-jobs/train-1 --json | jq -r '.moments[].because'
+
+It is told from the journals of the job: with --job-dir of those there, with --rendezvous of its nodes and of the
+replicas that are given. Times of several machines are those of their clocks.
+"""
+
+
+def add(verbs: Any) -> None:
+    verb = verbs.add_parser(
+        "story",
+        help="what happened to a worker, or around a generation, and why",
+        description="Tell what happened to a worker, or around a generation, and why.",
+        epilog=EXAMPLES,
+    )
+    verb.add_argument("about", metavar="WORKER|GENERATION", help="such as gpu-7.0.0, or a number")
+    add_either(verb, several=True)
+    verb.add_argument("--job", metavar="JOB", help="with --rendezvous (default: the only one that is not over)")
+    verb.add_argument("--json", action="store_true", help="as one JSON object")
+    verb.set_defaults(verb=_story)
+
+
+def _story(options: argparse.Namespace) -> int:
+    lines, away = _lines(options)
+    if options.about.isdigit():
+        moments = story.of_generation(lines, int(options.about))
+        known = ", ".join(map(str, story.generations(lines)))
+    else:
+        moments = story.of_worker(lines, options.about)
+        known = ", ".join(story.workers(lines))
+    for who, because in away.items():
+        print(f"elastic: what {who} knows is missing: {because}", file=sys.stderr)
+    if not moments:
+        what = "generation" if options.about.isdigit() else "worker"
+        raise ConfigError(f"there is no {what} {options.about} in the journals; there are {known or 'none'}")
+    if options.json:
+        told = [{"t_wall": m.line["t_wall"], "said": m.said, "because": m.because, "line": m.line} for m in moments]
+        print(json.dumps({"about": options.about, "moments": told, "away": away}))
+    else:
+        print(story_text(moments, _recovery(options, lines)))
+    return ExitCode.DONE
+
+
+def _lines(options: argparse.Namespace) -> tuple[list[Line], dict[str, str]]:
+    """By time; and whose are missing, and why."""
+    if options.job_dir is None:
+        from elastic.fleet import journals
+
+        client = client_of(options)
+        return journals.of_job(client, client.job(options.job or "")["job"])
+    from elastic import journal
+
+    for job_dir in options.job_dir:
+        if not (job_dir / "job.json").exists():
+            raise ConfigError(f"{job_dir} holds no job; give the --job-dir of `elastic run`")
+    lines = [line for job_dir in options.job_dir for line in journal.read_all(job_dir)]
+    if len(options.job_dir) > 1:
+        lines.sort(key=lambda line: float(line["t_wall"]))
+    return lines, {}
+
+
+def _recovery(options: argparse.Namespace, lines: list[Line]) -> str:
+    """Where the time of the recovery went that led to this generation, if there was one and one clock has seen it."""
+    from elastic.journal import recoveries
+
+    if not options.about.isdigit() or options.job_dir is None or len(options.job_dir) > 1:
+        return ""
+    told = next((r for r in recoveries(lines) if r["complete"] and r["generation"] == int(options.about)), None)
+    if told is None:
+        return ""
+    parts = ", ".join(f"{name} {told[f'{name}_ms']:.0f}" for name in ("detect", "abort", "decide", "build", "sync"))
+    return f"recovery {told['recovery_ms']:.0f} ms: {parts}; then the operation in {told['redo_ms']:.0f} ms"
+
+
+def story_text(moments: list[story.Moment], recovery: str = "") -> str:
+    days = {time.strftime("%F", time.localtime(moment.line["t_wall"])) for moment in moments}
+    lines = []
+    for moment in moments:
+        at_s = float(moment.line["t_wall"])
+        shown = time.strftime("%F %T" if len(days) > 1 else "%T", time.localtime(at_s)) + f"{at_s % 1:.3f}"[1:]
+        because = f": {moment.because.partition(chr(10))[0]}" if moment.because else ""
+        lines.append(f"{shown}  {moment.said}{because}")
+    return "\n".join([*lines, *([recovery] if recovery else [])])

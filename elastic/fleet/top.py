@@ -1,0 +1,98 @@
+"""What a fleet is doing now, as `elastic top` shows it: one look after another, and what lies between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from elastic.fleet.client import FleetClient
+
+Document = dict[str, Any]
+
+ASKED_AT_ONCE = 16
+
+RUNNING = ("placed", "stopping")
+"""States in which a job has a leader of its own."""
+
+
+def look(client: FleetClient) -> Document:
+    """The fleet's overview, with the status of each job that has begun. Raises ElasticError if nobody leads."""
+    overview = client.overview()
+    begun = [job for job in overview["jobs"] if job["state"] in RUNNING]
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
+        statuses = dict(zip((job["job"] for job in begun), threads.map(client.status_of, begun), strict=True))
+    return {**overview, "statuses": statuses}
+
+
+def facts(now: Document, now_s: float, before: Document | None, before_s: float, ended: int) -> Document:
+    """Of what `look` has brought now and before, at those times of one clock. ended: how many jobs that are over."""
+    shown = [job for job in now["jobs"] if job["state"] != "ended"]
+    shown += [job for job in now["jobs"] if job["state"] == "ended"][::-1][:ended]
+    earlier = before["statuses"] if before is not None else {}
+    return {
+        "leader": now["leader"],
+        "jobs": [
+            _job(job, now["statuses"].get(job["job"]), earlier.get(job["job"]), now_s - before_s) for job in shown
+        ],
+        "nodes": [
+            {**{name: node[name] for name in ("node", "up", "slots", "because")}, "taken": sum(node["jobs"].values())}
+            for node in now["nodes"]
+        ],
+        "troubles": [trouble for job in shown for trouble in job.get("troubles", ())] + list(now.get("troubles", ())),
+    }
+
+
+def _job(entry: Document, status: Document | None, before: Document | None, between_s: float) -> Document:
+    told = {
+        "job": entry["job"],
+        "state": entry["state"],
+        "because": entry["because"],
+        "exit_code": entry.get("exit_code"),
+        "workers": entry["workers"],
+        "members": [],
+        "generation": entry.get("generation", 0),
+        "step": None,
+        "steps_per_s": None,
+    }
+    if status is None:
+        return told
+    told |= {
+        "state": status["state"],
+        "because": status["because"],
+        "members": [
+            {"worker_id": member["worker_id"], "rank": member["rank"], "step": member["applied"], "at": member["phase"]}
+            for member in status["members"]
+        ],
+        "generation": status.get("generation", 0),
+        "step": status.get("applied"),
+    }
+    if before is not None and between_s > 0 and status.get("applied") and "applied" in before:
+        told["steps_per_s"] = round(max(0, status["applied"] - before["applied"]) / between_s, 2)
+    return told
+
+
+def text(shown: Mapping[str, Any], *, members: bool) -> str:
+    """A table of jobs, with their members if they are wanted, and one of nodes."""
+    lines = [f"{'JOB':<20} {'STATE':<11} {'MEMBERS':>8} {'GEN':>5} {'STEP':>9} {'STEPS/S':>8}  BECAUSE"]
+    for job in shown["jobs"]:
+        count = f"{len(job['members'])}/{job['workers']}"
+        step = "-" if job["step"] is None else str(job["step"])
+        rate = "-" if job["steps_per_s"] is None else f"{job['steps_per_s']:.2f}"
+        exited = f"exit {job['exit_code']}: " if job["state"] == "ended" else ""
+        because = exited + str(job["because"]).partition("\n")[0]
+        row = f"{job['job']:<20} {job['state']:<11} {count:>8} {job['generation']:>5} {step:>9} {rate:>8}  {because}"
+        lines.append(row.rstrip())
+        for member in job["members"] if members else ():
+            lines.append(
+                f"  rank {member['rank']:<3} {member['worker_id']:<20} step {member['step']:<8} {member['at']}"
+            )
+    if not shown["jobs"]:
+        lines.append("no jobs")
+    lines += ["", f"{'NODE':<20} {'SLOTS TAKEN':>11}"]
+    for node in shown["nodes"]:
+        taken = f"{node['taken']}/{node['slots']}" if node["up"] else "away"
+        because = f"  {node['because']}" if node["because"] and node["up"] else ""
+        lines.append(f"{node['node']:<20} {taken:>11}{because}")
+    lines += [f"trouble: {trouble['because']}; {trouble['advice']}" for trouble in shown["troubles"]]
+    return "\n".join(lines)
