@@ -72,6 +72,8 @@ class Part:
         self._revives = revives
         self._candidate = Candidate(store, spec.name, address, time.monotonic)
         self._lead = service.leads[spec.name] = Lead(journal)
+        self._term = 0
+        """In which it leads, or has led and still has to resign."""
 
     async def run(self) -> dict[str, object]:
         """Until the job is over, or cancelled. Returns its result."""
@@ -79,8 +81,16 @@ class Part:
             try:
                 return await self._stand_and_lead(store)
             finally:
-                with contextlib.suppress(StoreError):  # the lease ends it anyway
-                    await store.call(self._candidate.resign)
+                await self._resign(store)
+
+    async def _resign(self, store: StoreThread) -> None:
+        """A successor need not wait for the lease; if the store cannot be told, it has to."""
+        term, self._term = self._term, 0
+        with contextlib.suppress(StoreError):
+            await store.call(self._candidate.resign)
+            if term:
+                held_until_ns = round(self._candidate.held_until_s * 1e9)
+                self._journal.write("resigned", term=term, held_until_ns=held_until_ns)
 
     def write_address(self) -> None:
         document = {"address": self._address, "pid": os.getpid()}
@@ -104,6 +114,7 @@ class Part:
             reign = Reign(self._spec, candidate, term, self._journal, store, self._resumed, self._revives)
             lead.reign, lead.leader = reign, self._address
             self.write_address()
+            self._term = term
             self._journal.write("leading", term=term, highest=chain[-1].number if chain else 0)
             try:
                 outcome = await reign.lead(chain)
@@ -117,9 +128,9 @@ class Part:
                 lead.reign = None
                 lead.leader = lead.leader if lead.ended else ""
                 reign.dismiss()
-            self._journal.write("deposed", term=term, because=outcome.because)
-            with contextlib.suppress(StoreError):  # the lease ends it anyway
-                await store.call(candidate.resign)
+            held_until_ns = round(candidate.held_until_s * 1e9)
+            self._journal.write("deposed", term=term, because=outcome.because, held_until_ns=held_until_ns)
+            await self._resign(store)
 
     async def _tell(self, result: dict[str, object]) -> None:
         if self._ended is not None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
+from runtime import contact
+
 _HEAD = struct.Struct("<4sB3xIIQQQ")
 _MAGIC = b"ERF1"
 _BATCH_BYTES = 1 << 20
@@ -89,6 +91,10 @@ class Link:
 
     def fileno(self) -> int:
         return self._sock.fileno()
+
+    def silent(self) -> bool:
+        """Whether the host of the peer has not answered for long: see contact.py."""
+        return contact.counters(self._sock).silent
 
     def shutdown(self) -> None:
         """Make every use of the connection fail at once, on both sides; from any thread."""

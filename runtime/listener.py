@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from runtime import contact
 from runtime.hello import (
     Hello,
     HelloRefused,
@@ -310,6 +311,7 @@ def tune(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LOCAL_BUFFER_BYTES)
     else:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        contact.probe(sock)
 
 
 def _local_name(host: str, port: int) -> str:

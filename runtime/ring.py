@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from elastic.errors import BuildFailed, GenerationEnded, RingBroken
+from runtime.contact import LOOK_S, Lookout
 from runtime.dial import Dial
 from runtime.hello import Hello, HelloRefused, Welcome, encode_refusal, encode_welcome, same_token
 from runtime.link import Frame, Kind, Link, LinkError, Sink
@@ -160,6 +161,7 @@ class Ring:
 
     def _pump(self, operation: Operation) -> None:
         gate = _Gate(operation, self._acknowledged)
+        lookout = Lookout()
         poller = select.poll()
         poller.register(self._wake, select.POLLIN)
         watched: dict[int, int] = {}
@@ -180,7 +182,10 @@ class Ring:
                 continue
             for fd, link in by_fd.items():
                 _watch(poller, watched, fd, _interest(link))
-            for fd, event in poller.poll():
+            waits_for = (link for link in self.links.values() if link.unsent or operation.needs(link.peer))
+            if lost := lookout.lost(waits_for):
+                raise RingBroken(f"generation {self.generation}: {lost} cannot be reached any more", peer=lost)
+            for fd, event in poller.poll(1000 * LOOK_S):
                 if fd == self._wake:
                     continue
                 if event & select.POLLOUT:

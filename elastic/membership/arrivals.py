@@ -23,12 +23,11 @@ def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
         become_forming(g, f"waiting for {g.spec.workers} workers", now_s, do)
         return
     assert g.top is not None
-    time_to_find_us_s = g.spec.timing.fence_grace_s - g.spec.timing.evict_s
     for record in g.chain:
         for member in record.members:
             g.youngest = max(g.youngest, member.seniority)
             g.workers[member.worker_id] = Seen(member, slot=-1, pid=0, numerics="")
-            g.silent_nodes[member.node] = now_s + time_to_find_us_s
+            g.silent_nodes[member.node] = g.found_by_s(now_s)
     g.planned_s = now_s
     settle(g, f"adopted generation {g.top.number}", now_s, do)
 

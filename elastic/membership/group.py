@@ -311,6 +311,10 @@ class Group:
         """By then a ring without any leader has parked, so waiting for proof that it stands is over."""
         return self.quiesced_s + self.spec.timing.orphan_limit_s + self.spec.timing.orphan_margin_s
 
+    def found_by_s(self, now_s: float) -> float:
+        """From when on the silence of nodes counts whose agents have to find this leader first."""
+        return now_s + self.spec.timing.fence_grace_s - self.spec.timing.evict_s
+
     def silence_ends_s(self, node: str) -> float:
         """A ring that advances is proof of life of all its members, so silence alone gets longer there."""
         timing = self.spec.timing

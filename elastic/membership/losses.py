@@ -7,7 +7,7 @@ from collections.abc import Collection
 from elastic.membership.actions import Action, Note
 from elastic.membership.changes import close_if_all_left, plan_change
 from elastic.membership.ending import close_rest
-from elastic.membership.group import Group, State, slot_of
+from elastic.membership.group import Group, State, silence, slot_of
 from elastic.membership.records import commit
 from elastic.membership.revival import go_back
 from elastic.membership.transitions import become_closed, become_quiescing
@@ -112,6 +112,18 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
                 become_closed(g, 3, because, now_s, do)
                 return
             commit(g, Kind.LOSS, members, plan, g.because, do, hold=short)
+
+
+def wait_for_others(g: Group, now_s: float) -> None:
+    """Before the first agent that is back counts, where all were silent: what was between them and this leader may be
+    over for the others in the same moment, so their silence is counted anew."""
+    if g.state is not State.QUIESCING or not {*g.dead, *g.given_up} >= g.listed:
+        return
+    for worker, why in list(g.given_up.items()):
+        node = g.workers[worker].member.node
+        if why == silence(node):
+            del g.given_up[worker]
+            g.silent_nodes[node] = g.found_by_s(now_s)
 
 
 def _without(reports: dict[str, Report], workers: Collection[str]) -> dict[str, Report]:

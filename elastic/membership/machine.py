@@ -35,7 +35,7 @@ from elastic.membership.events import (
 )
 from elastic.membership.group import Group, State, silence
 from elastic.membership.invitations import wait_for_slow
-from elastic.membership.losses import lost, reported
+from elastic.membership.losses import lost, reported, wait_for_others
 from elastic.membership.rings import heard_of_ring
 from elastic.membership.speed import compare
 from elastic.membership.stuck import expel_if_stuck
@@ -97,6 +97,7 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
         case Elected():
             elected(g, event, now_s, do)
         case AgentUp(node, slots):
+            wait_for_others(g, now_s)
             g.silent_nodes.pop(node, None)
             g.slots[node] = slots or g.slots.get(node, 0)
             # Its workers report now, or it says what became of them; deciding on the first report would expel the rest.

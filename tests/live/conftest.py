@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from elastic import ledger
+from tests.live.fleet import Fleet
 from tests.live.jobs import TRAINER, Job, run_alone
 
 BROKEN: set[Path] = set()
@@ -37,6 +38,8 @@ def pytest_runtest_makereport(
     if report.when == "call" and report.failed and (job := _job_of(item)):
         report.sections.append(("the job", job.story()))
         BROKEN.add(job.dir)
+    elif report.when == "call" and report.failed and isinstance(fleet := _fixture(item, "fleet"), Fleet):
+        report.sections.append(("the fleet", fleet.story()))
     return report
 
 
@@ -46,9 +49,13 @@ def pytest_runtest_call(item: pytest.Item) -> None:
         pytest.fail("an earlier test has left this job in an unknown state", pytrace=False)
 
 
+def _fixture(item: pytest.Item, name: str) -> object:
+    return getattr(item, "funcargs", {}).get(name)
+
+
 def _job_of(item: pytest.Item) -> Job | None:
     """What the fixture `job` of its module made."""
-    job = getattr(item, "funcargs", {}).get("job")
+    job = _fixture(item, "job")
     return job if isinstance(job, Job) else None
 
 

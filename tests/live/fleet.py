@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -75,8 +77,9 @@ class Fleet(Cluster):
 
         def there() -> Line | None:
             status = self.status(job)
-            members = sorted(member["worker_id"] for member in status["members"] if member["applied"])
-            return status if status["state"] == "running" and members == sorted(worker_ids) else None
+            applied = {member["worker_id"]: member["applied"] for member in status["members"]}
+            settled = sorted(applied) == sorted(worker_ids) and all(applied.values())
+            return status if status["state"] == "running" and settled else None
 
         return self.until(f"members {worker_ids} of {job}", there)
 
@@ -87,8 +90,20 @@ class Fleet(Cluster):
         """The ledgers of all nodes, merged by step."""
         return ledger.merged(path for job in jobs for path in self.ledgers(job))
 
+    def await_more_steps(self, job: str, count: int) -> None:
+        """From now on."""
+        wanted = len(self.steps(job)) + count
+        self.until(f"{count} more steps of {job}", lambda: len(self.steps(job)) >= wanted)
+
     def events(self, event: str, **fields: object) -> list[Line]:
         return [line for line in self.journal() if line["event"] == event and fields.items() <= line.items()]
+
+    def agent_of(self, job: str, node: str) -> int:
+        """The pid of a job's agent on a node."""
+        return int(self.events("attending", job=job, node=node)[-1]["pid"])
+
+    def kill_worker(self, job: str, worker_id: str) -> None:
+        os.kill(self.events("worker_started", job=job, worker_id=worker_id)[-1]["pid"], signal.SIGKILL)
 
     def pids(self) -> list[int]:
         """Of all agents of jobs and workers that were ever started here."""

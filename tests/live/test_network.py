@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 from chaos_tests.harness.cluster import OUTSIDE, Network, why_not
+from runtime import contact
+from runtime.link import Link
 from tests.live.jobs import ROOT
 
 pytestmark = pytest.mark.skipif(bool(why := why_not()), reason=why)
@@ -118,6 +122,51 @@ def test_a_host_that_is_isolated_reaches_itself_only(network: Network, talkers: 
     network.heal()
     c.say(a, "back")
     assert a.heard() == "heard back"
+
+
+ANSWERER = """
+import signal, socket, sys
+door = socket.create_server((sys.argv[1], 7))
+print("ready", flush=True)
+connection, _ = door.accept()
+signal.pause()
+"""
+
+
+def test_a_host_that_is_cut_off_is_told_from_one_whose_process_reads_nothing(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are silent to whoever waits; only for the first the kernel over there gives no answer either."""
+    monkeypatch.setattr(contact, "LOOK_S", 0.2)
+    answerers, connections = [], {}
+    for name in ("a", "b"):
+        command = [*network.within(name), sys.executable, "-c", ANSWERER, network.address(name)]
+        answerers.append(process := subprocess.Popen(command, stdout=subprocess.PIPE))
+        assert process.stdout is not None and process.stdout.readline()
+        sock = connections[name] = socket.create_connection((network.address(name), 7), timeout=PATIENCE_S)
+        contact.probe(sock)
+        sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError):  # both have taken all that they take
+            while True:
+                sock.send(bytes(1 << 16))
+    cut = connections["b"]
+    network.cut([OUTSIDE], ["b"])
+    lookout = contact.Lookout()
+    links = [Link(name, sock, 1) for name, sock in connections.items()]
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not (lost := lookout.lost(links)):
+        assert time.monotonic() < deadline_s, contact.counters(cut)
+        time.sleep(0.05)
+    assert lost == "b"
+    assert not contact.counters(connections["a"]).silent
+    network.heal()
+    while contact.counters(cut).silent:
+        assert time.monotonic() < deadline_s, contact.counters(cut)
+        time.sleep(0.05)
+    for process, sock in zip(answerers, connections.values(), strict=True):
+        sock.close()
+        process.kill()
+        process.communicate()
 
 
 HOLDER = """
