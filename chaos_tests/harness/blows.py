@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -51,10 +51,16 @@ def freeze(pids: Iterable[int]) -> End:
     """SIGSTOP, seen in /proc. Raises Impossible if one of them does not stand still."""
     pids = tuple(pids)
     send(pids, signal.SIGSTOP)
+    return thaw_later(pids)
+
+
+def thaw_later(pids: Iterable[int]) -> End:
+    """For processes that have been sent SIGSTOP. Raises Impossible if one of them does not stand still."""
+    pids = tuple(pids)
 
     def thaw() -> None:
         for pid in pids:
-            with contextlib.suppress(ProcessLookupError, Impossible):  # it may have been killed meanwhile
+            with contextlib.suppress(Impossible):  # it may have been killed meanwhile
                 send([pid], signal.SIGCONT)
 
     until_s = time.monotonic() + SEEN_S
@@ -79,24 +85,63 @@ def kill(pid: int) -> None:
 
 def hog(count: int) -> End:
     """So many processes that never sleep; they die with this one. Raises Impossible if they get no processor."""
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        raise Impossible("setpriv not found: install util-linux")
-    command = [setpriv, "--pdeathsig", "KILL", sys.executable, "-S", "-c", "while True: pass"]
-    hogs = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for _ in range(count)]
+    with contextlib.ExitStack() as stack:
+        hogs = [stack.enter_context(_helper(["-c", "while True: pass"])) for _ in range(count)]
+        until_s = time.monotonic() + SEEN_S
+        while not all(_has_computed(process.pid) for process in hogs):
+            if time.monotonic() > until_s:
+                raise Impossible(f"{count} busy processes got no processor in {SEEN_S:.0f} s")
+            time.sleep(LOOK_S)  # the kernel tells nobody
 
     def stop() -> None:
         for process in hogs:
             process.kill()
             process.wait()
 
-    until_s = time.monotonic() + SEEN_S
-    while not all(_has_computed(process.pid) for process in hogs):
-        if time.monotonic() > until_s:
-            stop()
-            raise Impossible(f"{count} busy processes got no processor in {SEEN_S:.0f} s")
-        time.sleep(LOOK_S)  # the kernel tells nobody
     return stop
+
+
+SLOWED = """
+import os, signal, sys, time
+pid = int(sys.argv[1])
+while True:
+    os.kill(pid, signal.SIGSTOP); time.sleep(0.08); os.kill(pid, signal.SIGCONT); time.sleep(0.02)
+"""
+
+
+def slow(pids: Sequence[int]) -> End:
+    """Stop one process for 80 of each 100 ms. Raises Impossible if it does not stop."""
+    (pid,) = pids
+    with _helper(["-c", SLOWED, str(pid)]) as helper:
+        until_s = time.monotonic() + SEEN_S
+        while state(pid) not in ("T", "t"):
+            if time.monotonic() > until_s or helper.poll() is not None:
+                raise Impossible(f"process {pid} does not stop")
+            time.sleep(LOOK_S)  # the kernel tells nobody but the parent
+
+    def stop() -> None:
+        helper.kill()
+        helper.wait()
+        with contextlib.suppress(Impossible):  # it may have ended
+            send([pid], signal.SIGCONT)
+
+    return stop
+
+
+@contextlib.contextmanager
+def _helper(words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python process that dies with this one; ended at once if what is within the context raises."""
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        raise Impossible("setpriv not found: install util-linux")
+    command = [setpriv, "--pdeathsig", "KILL", sys.executable, "-S", *words]
+    helper = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield helper
+    except BaseException:
+        helper.kill()
+        helper.wait()
+        raise
 
 
 def fill(directory: Path) -> End:

@@ -7,82 +7,127 @@ as fault_injected, fault_seen and fault_ended, or as fault_skipped with the reas
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos_tests.harness import blows, processes
+from chaos_tests.harness import blows, processes, storefaults
+from chaos_tests.harness.ambush.orders import Orders
+from chaos_tests.harness.ambush.points import ANYBODY, Act, Order
 from chaos_tests.harness.blows import End, Impossible
 from chaos_tests.harness.faults import (
     CATALOGUE,
+    ETCD,
+    Ambush,
+    Ask,
+    AskStore,
+    Fault,
     FillDisk,
     Freeze,
     FreezeService,
     Hog,
     KillService,
     Reclaim,
+    Slow,
     Strike,
+    Targeted,
+    When,
     choose,
-    lethal,
     needed,
 )
 from chaos_tests.harness.schedule import Planned
+from chaos_tests.harness.teller import Teller
 from chaos_tests.harness.world import World, slot_of
-from elastic.journal import Journal
 
 PATIENCE_S = 30.0
 """How long a fault waits for somebody it can be done to."""
 PLACE_S = 10.0
 """How long it waits for its place once it has made a recovery or a join begin."""
+AMBUSH_S = 45.0
+"""How long an ambush waits for somebody to come by: checkpoints and evaluations are rare."""
+ASKED: Mapping[Ask, Callable[[int], None]] = {
+    Ask.COMPACT: storefaults.compact,
+    Ask.DEFRAGMENT: storefaults.defragment,
+    Ask.REVOKE: storefaults.revoke_leases,
+}
+LAST_STEPS = 5
+"""So many steps before the last one an ambush is laid there."""
 
 
 @dataclass(slots=True)
 class _Running:
     """A fault that has begun. hit: workers whose end is awaited. frozen: those that it makes stand still.
 
-    slot: a place of which each new process is held, in `held`, until the fault ends.
+    awaits_place: it is in two parts, and waits for the second. laid: an ambush into which nobody has come yet, and
+    whose it is. slot: a place of which each new process is held, in `held`, until the fault ends.
     """
 
     planned: Planned
     since_s: float
     awaits_place: bool = False
+    laid: tuple[Order, str] | None = None
     hit: set[str] = field(default_factory=set)
     frozen: frozenset[str] = frozenset()
     until_s: float = 0.0
     end: End | None = None
     slot: int | None = None
     held: list[str] = field(default_factory=list)
+    injected: bool = False
     seen: bool = False
+
+    @property
+    def fault(self) -> Fault:
+        return CATALOGUE[self.planned.kind].fault
 
 
 class Breaker:
-    """say: for the person who watches. mark: of the job's processes."""
+    """Made before the first step, so that this can be struck too; `begin` starts the clock of the plan.
+
+    mark: of the job's processes. steps: how many the job has.
+    """
 
     def __init__(
         self,
         plan: Sequence[Planned],
         seed: int,
         world: World,
-        journal: Journal,
+        teller: Teller,
+        orders: Orders,
         job_dir: Path,
         mark: str,
-        say: Callable[[str], None],
+        steps: int,
     ) -> None:
         self._waiting = list(plan)
         self._seed = seed
-        self._world, self._journal, self._dir, self._mark, self._say = world, journal, job_dir, mark, say
-        self._begun_s = time.monotonic()
+        self._world, self._teller, self._orders = world, teller, orders
+        self._dir, self._mark, self._steps = job_dir, mark, steps
+        self._begun_s = math.inf
+        self._applied = 0
         self._running: list[_Running] = []
         self._frozen: set[str] = set()
         self._condemned: set[str] = set()
 
-    def poll(self, lines: Sequence[dict[str, Any]]) -> None:
-        """lines: what the journals say since the last call; the world has heard them already."""
+    def prepare(self, workers: Sequence[str]) -> None:
+        """Lay the ambushes of the first step, for those who will be in it."""
+        for planned in [one for one in self._waiting if _when(one) is When.FIRST]:
+            self._waiting.remove(planned)
+            self._lay(planned, self._dice(planned).choice(workers))
+
+    def begin(self) -> None:
+        """The first step was applied."""
+        self._begun_s = time.monotonic()
+
+    def poll(self, lines: Sequence[dict[str, Any]], applied: int) -> None:
+        """lines: what the journals say since the last call; the world has heard them already. applied: steps so far."""
+        self._applied = applied
+        for done in self._orders.carried_out():
+            self._walked_in(done)
         for running in self._running:
             if running.awaits_place and any(line["event"] == running.planned.place for line in lines):
                 self._strike_again(running)
@@ -91,63 +136,83 @@ class Breaker:
         self._settle()
         if self._world.over:
             self.heal("the job came to its end")
-        while self._waiting and self._due(self._waiting[0]) and self._begin(self._waiting[0]):
-            self._waiting.pop(0)
+        for planned in self._due():
+            if not self._begin(planned):
+                break  # the others wait with it, so that they come in their order
+            self._waiting.remove(planned)
 
     def heal(self, because: str) -> None:
         """End whatever lasts, and skip what is still planned."""
         for running in self._running:
-            running.awaits_place, running.until_s = False, 0.0
+            running.awaits_place, running.since_s, running.until_s = False, -math.inf, 0.0
         self._settle()
         for planned in self._waiting:
-            self._skip(planned, because)
+            self._teller.skipped(planned, because)
         self._waiting.clear()
 
     # ------------------------------------------------------------------------------------------------ beginning
 
-    def _due(self, planned: Planned) -> bool:
-        return time.monotonic() - self._begun_s >= planned.at_s and not any(one.awaits_place for one in self._running)
+    def _due(self) -> Iterator[Planned]:
+        """What may begin now, one after the other."""
+        for planned in list(self._waiting):
+            if any(one.awaits_place for one in self._running):
+                return
+            if _when(planned) is When.LAST:
+                if self._applied >= self._steps - LAST_STEPS:
+                    yield planned
+            elif time.monotonic() - self._begun_s >= planned.at_s:
+                yield planned
 
     def _begin(self, planned: Planned) -> bool:
         """False if it has to wait."""
-        fault = CATALOGUE[planned.kind].fault
-        healthy = self._healthy()
         late = time.monotonic() - self._begun_s > planned.at_s + PATIENCE_S
         try:
-            match fault:
-                case Strike() | Freeze() if len(healthy) < needed(fault):
-                    raise _NotNow(f"{len(healthy)} healthy members, {needed(fault)} are needed")
-                case Strike(places=places) if places:
-                    self._hit(planned, (self._dice(planned).choice(healthy),), signal.SIGKILL, awaits_place=True)
-                case Strike():
-                    self._hit(planned, self._targets(planned, fault), fault.number)
-                case Freeze():
-                    self._stop_workers(planned, fault, self._targets(planned, fault))
-                case Reclaim(for_s):
-                    self._reclaim(planned, healthy, for_s if planned.for_s is None else planned.for_s)
-                case KillService(module):
-                    self._on_service(planned, module, lambda pid: blows.kill(pid))
-                case FreezeService(module, for_s):
-                    self._on_service(planned, module, lambda pid: blows.freeze([pid]), for_s)
-                case Hog(for_s):
-                    self._lasting(planned, "all cores", lambda: blows.hog(2 * (os.cpu_count() or 1)), for_s)
-                case FillDisk(for_s):
-                    self._lasting(planned, str(self._dir), lambda: blows.fill(self._dir), for_s)
+            self._do(planned, CATALOGUE[planned.kind].fault, self._healthy())
         except _NotNow as reason:
             if not late:
                 return False
-            self._skip(planned, f"{reason}, for {PATIENCE_S:.0f} s")
+            self._teller.skipped(planned, f"{reason}, for {PATIENCE_S:.0f} s")
         except Impossible as reason:
-            self._skip(planned, str(reason))
+            self._teller.skipped(planned, str(reason))
         return True
+
+    def _do(self, planned: Planned, fault: Fault, healthy: list[str]) -> None:
+        """Raises _NotNow or Impossible, with nothing done."""
+        match fault:
+            case Strike() | Freeze() | Ambush() | Slow() if len(healthy) < needed(fault):
+                raise _NotNow(f"{len(healthy)} healthy members, {needed(fault)} are needed")
+            case Strike(places=places) if places:
+                self._hit(planned, (self._dice(planned).choice(healthy),), signal.SIGKILL, awaits_place=True)
+            case Strike():
+                self._hit(planned, self._targets(planned, fault), fault.number)
+            case Ambush(spark=True):
+                self._hit(planned, (self._dice(planned).choice(healthy),), signal.SIGKILL, awaits_place=True)
+            case Ambush():
+                self._lay(planned, *self._targets(planned, fault))
+            case Freeze(for_s):
+                self._freeze(planned, self._targets(planned, fault), blows.freeze, for_s, "SIGSTOP to")
+            case Slow(for_s):
+                self._freeze(planned, self._targets(planned, fault), blows.slow, for_s, "a fifth of the time for")
+            case Reclaim(for_s):
+                self._reclaim(planned, healthy, for_s if planned.for_s is None else planned.for_s)
+            case KillService(module):
+                self._on_service(planned, module, lambda pid: blows.kill(pid))
+            case FreezeService(module, for_s):
+                self._on_service(planned, module, lambda pid: blows.freeze([pid]), for_s)
+            case AskStore(what):
+                self._on_service(planned, ETCD, ASKED[what])
+            case Hog(for_s):
+                self._lasting(planned, "all cores", lambda: blows.hog(2 * (os.cpu_count() or 1)), for_s)
+            case FillDisk(for_s):
+                self._lasting(planned, str(self._dir), lambda: blows.fill(self._dir), for_s)
 
     def _dice(self, planned: Planned) -> random.Random:
         """Of this fault alone, so that a replay hits the same ranks, whatever happened to the faults before it."""
         return random.Random(f"{self._seed}/{planned.number}")
 
-    def _targets(self, planned: Planned, fault: Strike | Freeze) -> tuple[str, ...]:
-        dice = self._dice(planned)
-        chosen = choose(fault, self._healthy(), sorted(self._world.newcomers - self._condemned), dice)
+    def _targets(self, planned: Planned, fault: Targeted) -> tuple[str, ...]:
+        newcomers = sorted(self._world.newcomers - self._condemned)
+        chosen = choose(fault, self._healthy(), newcomers, self._dice(planned))
         if not chosen:
             raise _NotNow("nobody to do it to")
         return chosen
@@ -155,50 +220,123 @@ class Breaker:
     def _healthy(self) -> list[str]:
         return [w for w in self._world.holders if w not in self._frozen and w not in self._condemned]
 
+    def _pids(self, workers: Sequence[str]) -> dict[str, int]:
+        return {worker: self._world.pids[worker] for worker in workers}
+
     # ------------------------------------------------------------------------------------------------- workers
 
     def _hit(
         self, planned: Planned, targets: tuple[str, ...], number: signal.Signals, *, awaits_place: bool = False
     ) -> None:
-        begun_ns = time.monotonic_ns()
-        blows.send([self._world.pids[worker] for worker in targets], number)
-        self._note(planned, targets, begun_ns)
+        begun_ns, pids = time.monotonic_ns(), self._pids(targets)
+        running = _Running(planned, time.monotonic(), awaits_place, hit=set(targets), injected=True)
+        if isinstance(running.fault, Ambush):
+            running.laid = self._order(planned), ANYBODY
+            self._orders.give(*running.laid)
+        try:
+            blows.send(pids.values(), number)
+        except Impossible:
+            if running.laid is not None:
+                self._orders.withdraw(*running.laid)
+            raise
+        self._teller.injected(planned, pids, begun_ns)
         self._condemned.update(targets)
-        self._running.append(_Running(planned, time.monotonic(), awaits_place, set(targets)))
+        self._running.append(running)
         place = f", and again at {planned.place}" if awaits_place else ""
-        self._told(planned, f"{number.name} to {', '.join(targets)}{place}")
+        self._teller.told(planned, f"{number.name} to {', '.join(targets)}{place}")
 
     def _strike_again(self, running: _Running) -> None:
-        fault = CATALOGUE[running.planned.kind].fault
-        assert isinstance(fault, Strike)
-        dice = self._dice(running.planned)
-        targets = choose(fault, self._healthy(), sorted(self._world.newcomers - self._condemned), dice)
+        fault, planned = running.fault, running.planned
+        if not isinstance(fault, Strike):
+            return
+        newcomers = sorted(self._world.newcomers - self._condemned)
+        targets = choose(fault, self._healthy(), newcomers, self._dice(planned))
         if not targets:
             return  # this place may come once more
-        begun_ns = time.monotonic_ns()
+        begun_ns, pids = time.monotonic_ns(), self._pids(targets)
         try:
-            blows.send([self._world.pids[worker] for worker in targets], fault.number)
+            blows.send(pids.values(), fault.number)
         except Impossible:
             return
         running.awaits_place = False
-        self._note(running.planned, targets, begun_ns)
+        self._teller.injected(planned, pids, begun_ns)
         self._condemned.update(targets)
         running.hit.update(targets)
-        self._told(running.planned, f"{fault.number.name} to {', '.join(targets)} at {running.planned.place}")
+        self._teller.told(planned, f"{fault.number.name} to {', '.join(targets)} at {planned.place}")
 
-    def _stop_workers(self, planned: Planned, fault: Freeze, targets: tuple[str, ...]) -> None:
-        begun_ns = time.monotonic_ns()
-        thaw = blows.freeze([self._world.pids[worker] for worker in targets])
-        self._note(planned, targets, begun_ns)
+    def _freeze(
+        self,
+        planned: Planned,
+        targets: tuple[str, ...],
+        blow: Callable[[Sequence[int]], End],
+        for_s: float,
+        text: str,
+    ) -> None:
+        begun_ns, pids = time.monotonic_ns(), self._pids(targets)
+        let_go = blow(tuple(pids.values()))
+        self._teller.injected(planned, pids, begun_ns)
         self._frozen.update(targets)
 
         def end() -> None:
-            thaw()
+            let_go()
             # Whoever was expelled meanwhile counts as lost by the journal; the others are healthy again.
             self._frozen.difference_update(targets)
 
-        text = f"SIGSTOP to {', '.join(targets)} for {fault.for_s:g} s"
-        self._lasts(planned, fault.for_s, end, text, frozenset(targets))
+        self._lasts(planned, for_s, end, f"{text} {', '.join(targets)} for {for_s:g} s", frozenset(targets))
+
+    # ------------------------------------------------------------------------------------------------ ambushes
+
+    def _order(self, planned: Planned) -> Order:
+        fault = CATALOGUE[planned.kind].fault
+        assert isinstance(fault, Ambush)
+        step = {When.FIRST: 0, When.LAST: self._steps - 1, None: None}[fault.step]
+        return Order(planned.number, planned.place, fault.act, step)
+
+    def _lay(self, planned: Planned, worker: str) -> None:
+        order = self._order(planned)
+        self._orders.give(order, worker)
+        self._condemned.add(worker)  # whenever it comes by
+        self._running.append(_Running(planned, time.monotonic(), laid=(order, worker)))
+
+    def _walked_in(self, done: Mapping[str, Any]) -> None:
+        """A worker came to its place and did what it was ordered to."""
+        running = next(one for one in self._running if one.laid and one.planned.number == done["number"])
+        fault, planned, worker = running.fault, running.planned, str(done["worker_id"])
+        assert isinstance(fault, Ambush)
+        self._world.pids[worker] = int(done["pid"])
+        running.laid, running.awaits_place = None, False
+        if fault.act is Act.STOP:
+            self._running.remove(running)
+            self._condemned.discard(worker)
+            self._freeze(planned, (worker,), blows.thaw_later, fault.for_s, f"at {planned.place} SIGSTOP to")
+            return
+        self._teller.injected(planned, self._pids([worker]), int(done["t_mono_ns"]))
+        self._teller.told(planned, f"{worker} {fault.act} at {planned.place}")
+        self._condemned.add(worker)
+        running.injected = True
+        running.hit.add(worker)
+
+    def _lies_still(self, running: _Running, now_s: float) -> bool:
+        """Whether nobody has come into an ambush that waits on; one that has waited too long is given up."""
+        if running.laid is None:
+            return False
+        order, worker = running.laid
+        patience_s = PLACE_S if worker == ANYBODY else AMBUSH_S
+        gone = worker in self._world.ended
+        if (now_s - running.since_s <= patience_s and not gone) or not self._orders.withdraw(order, worker):
+            return True  # or somebody has just come, and will be heard of
+        running.laid, running.awaits_place = None, False
+        because = f"nobody came to {order.point}" + (f", and {worker} has ended" if gone else "")
+        if running.injected:
+            self._teller.told(running.planned, because)
+        else:
+            self._condemned.discard(worker)
+            self._running.remove(running)
+            self._teller.skipped(running.planned, because)
+            return True
+        return False
+
+    # -------------------------------------------------------------------------------------------------- places
 
     def _reclaim(self, planned: Planned, healthy: list[str], for_s: float) -> None:
         slot = planned.slot
@@ -211,14 +349,15 @@ class Breaker:
             raise Impossible(f"{there} is the last that holds the state")
         begun_ns = time.monotonic_ns()
         hit = (there,) if there is not None and there not in self._condemned else ()
-        blows.send([self._world.pids[worker] for worker in hit], signal.SIGKILL)
-        self._note(planned, hit, begun_ns, target=f"place {slot}")
+        pids = self._pids(hit)
+        blows.send(pids.values(), signal.SIGKILL)
+        self._teller.injected(planned, pids, begun_ns, target=f"place {slot}")
         if not hit:
-            self._journal.write("fault_seen", number=planned.number, because="nobody was there just then")
+            self._teller.seen(planned, "nobody was there just then")
         self._condemned.update(hit)
         now_s = time.monotonic()
-        self._running.append(_Running(planned, now_s, hit=set(hit), until_s=now_s + for_s, slot=slot))
-        self._told(planned, f"the machine of place {slot} is taken away ({', '.join(hit)}), for {for_s:g} s")
+        self._running.append(_Running(planned, now_s, hit=set(hit), until_s=now_s + for_s, slot=slot, injected=True))
+        self._teller.told(planned, f"the machine of place {slot} is taken away ({', '.join(hit)}), for {for_s:g} s")
 
     def _hold(self, running: _Running, lines: Sequence[dict[str, Any]]) -> None:
         """Whatever was started in a place that has no machine stands still."""
@@ -230,14 +369,12 @@ class Breaker:
                     blows.send([self._world.pids[worker]], signal.SIGSTOP)
                     running.held.append(worker)
                     self._frozen.add(worker)
-                    self._journal.write(
-                        "fault_held", t_mono_ns=begun_ns, number=running.planned.number, worker_id=worker
-                    )
+                    self._teller.held(running.planned, worker, begun_ns)
 
     def _let_go(self, running: _Running) -> None:
         for worker in running.held:
             self._frozen.discard(worker)
-            with contextlib.suppress(Impossible, ProcessLookupError):  # the agent may have ended it
+            with contextlib.suppress(Impossible):  # the agent may have ended it
                 blows.send([self._world.pids[worker]], signal.SIGCONT)
 
     # ---------------------------------------------------------------------------------- services and the machine
@@ -253,16 +390,16 @@ class Breaker:
     ) -> None:
         begun_ns = time.monotonic_ns()
         end = blow()
-        self._note(planned, (), begun_ns, target=target, **fields)
+        self._teller.injected(planned, {}, begun_ns, target=target, **fields)
         self._lasts(planned, for_s, end, f"{target}, for {for_s:g} s" if for_s else target)
 
     def _lasts(
         self, planned: Planned, for_s: float, end: End | None, text: str, frozen: frozenset[str] = frozenset()
     ) -> None:
-        self._journal.write("fault_seen", number=planned.number, because="it has taken hold")
+        self._teller.seen(planned, "it has taken hold")
         now_s = time.monotonic()
-        self._running.append(_Running(planned, now_s, frozen=frozen, until_s=now_s + for_s, end=end))
-        self._told(planned, text)
+        self._running.append(_Running(planned, now_s, frozen=frozen, until_s=now_s + for_s, end=end, injected=True))
+        self._teller.told(planned, text)
 
     # -------------------------------------------------------------------------------------------------- ending
 
@@ -270,53 +407,36 @@ class Breaker:
         """Note what has been seen, and end what has lasted long enough."""
         now_s = time.monotonic()
         for running in list(self._running):
-            number = running.planned.number
+            planned = running.planned
+            if self._lies_still(running, now_s):
+                continue
             if running.awaits_place:
                 if now_s - running.since_s <= PLACE_S:
                     continue
                 running.awaits_place = False
-                self._told(running.planned, f"{running.planned.place} did not come with somebody to hit")
-            if running.hit and not running.hit <= self._world.ended:
+                self._teller.told(planned, f"{planned.place} did not come with somebody to hit")
+            if not running.hit <= self._world.ended:
                 continue
             if running.hit and not running.seen:
                 running.seen = True
-                self._journal.write("fault_seen", number=number, because="the agent saw them end")
+                self._teller.seen(planned, "the agent saw them end")
             if now_s < running.until_s and not self._all_ended(running.frozen):
                 continue
             self._let_go(running)
             if running.end is not None:
                 running.end()
-                self._told(running.planned, "ends")
-            self._journal.write("fault_ended", number=number)
+                self._teller.told(planned, "ends")
+            self._teller.ended(planned)
             self._running.remove(running)
 
     def _all_ended(self, frozen: frozenset[str]) -> bool:
         """Whether a freeze has nobody left that it could let go."""
         return bool(frozen) and frozen <= self._world.ended
 
-    # ------------------------------------------------------------------------------------------------- telling
 
-    def _note(self, planned: Planned, workers: tuple[str, ...], begun_ns: int, **fields: object) -> None:
-        """Written once it is known to be possible, with the time at which it was begun."""
-        about = {
-            "t_mono_ns": begun_ns,
-            "number": planned.number,
-            "fault": planned.kind,
-            "place": planned.place,
-            "lethal": lethal(CATALOGUE[planned.kind].fault),
-            **fields,
-        }
-        for worker in workers:
-            self._journal.write("fault_injected", 0, **{**about, "worker_id": worker, "pid": self._world.pids[worker]})
-        if not workers:
-            self._journal.write("fault_injected", 0, **about)
-
-    def _skip(self, planned: Planned, because: str) -> None:
-        self._journal.write("fault_skipped", number=planned.number, fault=planned.kind, because=because)
-        self._say(f"#{planned.number} {planned.kind}: skipped: {because}")
-
-    def _told(self, planned: Planned, text: str) -> None:
-        self._say(f"#{planned.number} {planned.kind}: {text}")
+def _when(planned: Planned) -> When | None:
+    fault = CATALOGUE[planned.kind].fault
+    return fault.step if isinstance(fault, Ambush) else None
 
 
 class _NotNow(Exception):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import sys
 import tempfile
@@ -21,14 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from chaos_tests.harness import leftovers, processes, resources
+from chaos_tests.harness.ambush.orders import Orders
 from chaos_tests.harness.breaker import Breaker
 from chaos_tests.harness.local import JobFailed, LocalJob, elastic_run
 from chaos_tests.harness.narrator import Narrator
 from chaos_tests.harness.recorder import Recorder
 from chaos_tests.harness.schedule import Planned, plan, preset_of
+from chaos_tests.harness.teller import Teller
 from chaos_tests.harness.world import World
 from elastic.files import write_atomically
 from elastic.journal import read_all
+from elastic.run import NODE
 
 START_S = 300.0
 """From the start of the command to its first applied step."""
@@ -98,15 +102,26 @@ def faulty_run(campaign: Campaign, quiet_s: float, environment: Mapping[str, str
         segments = resources.shared_memory()
         # torch keeps a cache among the temporary files for the next process, on purpose.
         own = {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(Path(directory) / "torch")}
-        _Faulty(campaign, temporary, segments, {**(environment or {}), **own}).run()
+        orders = Orders(Path(directory) / "ambush")
+        own |= orders.environment((environment or os.environ).get("PYTHONPATH", ""))
+        _Faulty(campaign, temporary, segments, orders, {**(environment or {}), **own}).run()
     return campaign
 
 
 class _Faulty:
     """The run with faults."""
 
-    def __init__(self, campaign: Campaign, temporary: Path, segments: set[str], environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        campaign: Campaign,
+        temporary: Path,
+        segments: set[str],
+        orders: Orders,
+        environment: dict[str, str],
+    ) -> None:
         self._campaign = campaign
+        self._orders = orders
+        self._quiet_steps = len((campaign.home / "quiet" / "steps.jsonl").read_bytes().splitlines())
         self._dir = campaign.home / "faulty"
         self._temporary, self._segments, self._environment = temporary, segments, environment
         self._narrator = Narrator()
@@ -124,16 +139,19 @@ class _Faulty:
             job.until("the job has a directory", (self._dir / "job.json").exists, START_S)
             name = json.loads((self._dir / "job.json").read_bytes())["name"]
             with Recorder(self._dir, name, job.mark) as self._recorder:
-                job.until("a first step was applied", job.steps, START_S)
                 self._breaker = Breaker(
                     self._campaign.plan,
                     self._campaign.seed,
                     self._world,
-                    self._recorder.journal,
+                    Teller(self._recorder.journal, self._narrator.say),
+                    self._orders,
                     self._dir,
                     job.mark,
-                    self._narrator.say,
+                    self._quiet_steps,
                 )
+                self._breaker.prepare([f"{NODE}.{slot}.0" for slot in range(self._campaign.workers)])
+                job.until("a first step was applied", job.steps, START_S)
+                self._breaker.begin()
                 while job.ended(LOOK_S) is None:
                     if time.monotonic() - self._stepped_s > STALLED_S:
                         self._narrator.say(f"no step was applied for {STALLED_S:.0f} s, so the job is stopped")
@@ -151,7 +169,7 @@ class _Faulty:
         if self._recorder is not None:
             self._recorder.look(len(steps))
         if self._breaker is not None:
-            self._breaker.poll(lines)
+            self._breaker.poll(lines, len(steps))
         if time.monotonic() - self._looked_s > 1.0:
             self._looked_s = time.monotonic()
             self._doors |= resources.doors(processes.living(job.mark))

@@ -117,7 +117,8 @@ class History:
 class Injected:
     """A fault as the harness's journal tells it. targets: worker ids, or the service. None: that never came.
 
-    held: processes that were kept from beginning, while it lasted.
+    held: processes that were kept from beginning, while it lasted. noted_s: within which the others must know, if it is
+    not as the limits say.
     """
 
     number: int
@@ -128,6 +129,7 @@ class Injected:
     seen: Event | None
     ended: Event | None
     held: tuple[str, ...] = ()
+    noted_s: float | None = None
 
     @property
     def begun_ns(self) -> int:
@@ -166,6 +168,7 @@ def injected(events: Iterable[Event]) -> tuple[Injected, ...]:
             later.get(("fault_seen", number)),
             later.get(("fault_ended", number)),
             tuple(held.get(number, ())),
+            event.line.get("noted_s"),
         )
         for number, event in first.items()
     )

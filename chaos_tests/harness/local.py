@@ -12,9 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from chaos_tests.harness.jsonlines import Tail
 from chaos_tests.harness.processes import Command
 from elastic.errors import ElasticError
-from elastic.journal import Journal, journal_path, parse
+from elastic.journal import Journal, journal_path
 from elastic.status import job_status
 
 POLL_S = 0.02
@@ -31,28 +32,6 @@ def elastic_run(job_dir: Path, options: Sequence[str], command: Sequence[str]) -
     """The command line of a script's job."""
     run = [sys.executable, "-m", "elastic.cli", "run", "--quiet"]
     return [*run, "--job-dir", str(job_dir), *options, *command]
-
-
-class Tail:
-    """The complete lines that were added to a JSON lines file since the last look, but for those that a kill has torn.
-
-    read: one line; None for a torn one.
-    """
-
-    def __init__(self, path: Path, read: Callable[[bytes], dict[str, Any] | None] = parse) -> None:
-        self._path, self._read = path, read
-        self._offset = 0
-
-    def lines(self) -> list[dict[str, Any]]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [line for text in whole.splitlines() if (line := self._read(text)) is not None]
 
 
 class LocalJob:

@@ -7,7 +7,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from chaos_tests.harness.faults import CATALOGUE, places
+from chaos_tests.harness.ambush.points import Act
+from chaos_tests.harness.faults import CATALOGUE, Ambush, places
 from chaos_tests.harness.traces import MEDIAN_GAP_S, Change, absences, generate
 from elastic.errors import ConfigError
 
@@ -48,12 +49,27 @@ SPOT_SPEED = 20.0
 
 KILLS = {"kill": 4.0, "kill-rank-0": 2.0, "kill-two": 2.0, "kill-in-recovery": 3.0, "kill-newcomer": 1.0}
 
+UNUSUAL = ("disk-full", "reclaim")
+"""Kinds that need a file system of their own, or a trace."""
+
 PRESETS: Mapping[str, Preset] = {
     "kill": Preset("members are killed, one or two, rank 0, and again while the others recover", 4.0, KILLS),
     "freeze": Preset(
         "members stand still, shorter and longer than it takes to be expelled",
         8.0,
         {"freeze-short": 2.0, "freeze-long": 2.0, "freeze-rank-0": 1.0, "freeze-for-good": 0.5, "freeze-all": 1.0},
+        each=True,
+    ),
+    "stuck": Preset(
+        "scripts hang, raise, run out of memory and are slow",
+        10.0,
+        {"hang": 1.0, "hang-gil": 1.0, "raise": 1.0, "interrupt": 1.0, "no-memory": 1.0, "slow": 1.0},
+        each=True,
+    ),
+    "places": Preset(
+        "members are killed at points of a step, an evaluation, a checkpoint, a rebuild and a copy",
+        4.0,
+        {kind: 1.0 for kind, it in CATALOGUE.items() if isinstance(it.fault, Ambush) and it.fault.act is Act.KILL},
         each=True,
     ),
     "batch": Preset(
@@ -69,6 +85,12 @@ PRESETS: Mapping[str, Preset] = {
         speed=SPOT_SPEED,
     ),
     "flap": Preset("the member that came last is killed again and again", 2.0, {"kill-youngest": 3.0, "kill": 1.0}),
+    "etcd": Preset(
+        "etcd stands still, forgets its history, rewrites its database, revokes all leases, and members are killed",
+        5.0,
+        {"kill": 1.0, "freeze-etcd": 1.0, "compact-etcd": 1.0, "defragment-etcd": 1.0, "revoke-leases": 1.0},
+        each=True,
+    ),
     "control": Preset(
         "what decides is killed or stands still, and members are killed meanwhile",
         5.0,
@@ -78,7 +100,7 @@ PRESETS: Mapping[str, Preset] = {
     "everything": Preset(
         "every kind in turn, in an order drawn by the seed",
         4.0,
-        {kind: 1.0 for kind in CATALOGUE if kind != "disk-full"},
+        {kind: 1.0 for kind in CATALOGUE if kind not in UNUSUAL},
         each=True,
     ),
 }
@@ -108,6 +130,7 @@ def plan(preset: Preset, seed: int, duration_s: float, workers: int) -> tuple[Pl
     dice = random.Random(seed)
     planned: list[Planned] = []
     bag: list[str] = []
+    once: set[str] = set()
     at_s = FIRST_S
     while at_s < duration_s:
         if preset.each:
@@ -117,7 +140,12 @@ def plan(preset: Preset, seed: int, duration_s: float, workers: int) -> tuple[Pl
             kind = bag.pop()
         else:
             kind = dice.choices(list(preset.weights), list(preset.weights.values()))[0]
-        known = places(CATALOGUE[kind].fault)
+        fault = CATALOGUE[kind].fault
+        if kind in once:
+            continue
+        if isinstance(fault, Ambush) and fault.step is not None:
+            once.add(kind)  # there is one first step
+        known = places(fault)
         place = dice.choice(known) if known else ""
         planned.append(Planned(len(planned) + 1, round(at_s, 3), kind, place))
         at_s += dice.uniform(0.5, 1.5) * preset.gap_s

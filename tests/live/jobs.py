@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from chaos_tests.harness.local import Tail
+from chaos_tests.harness.jsonlines import Tail
 from chaos_tests.harness.processes import Command, await_exits, living
 from elastic.errors import ElasticError
 from elastic.status import job_status

@@ -6,11 +6,10 @@ A defect shows only when something fails, as the dangerous ones do. The quiet ru
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-Patch: TypeAlias = Callable[[Any], None]
+from chaos_tests.harness.patching import Patch
 
 
 @dataclass(frozen=True, slots=True)

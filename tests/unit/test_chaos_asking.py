@@ -10,7 +10,7 @@ import pytest
 from chaos_tests import asking
 from chaos_tests.harness.campaign import Campaign, from_document
 from chaos_tests.harness.checkers import judge
-from chaos_tests.harness.local import Tail
+from chaos_tests.harness.jsonlines import Tail
 from chaos_tests.harness.replay import campaign_again, differences, read_report
 from chaos_tests.harness.report import documents
 from chaos_tests.harness.scenario import scenario_from_toml, seconds_of

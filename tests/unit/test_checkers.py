@@ -257,6 +257,23 @@ def test_a_node_whose_agent_stands_still_may_be_given_up_but_not_its_workers_exp
     assert verdict("I11", with_events(good(), *frozen, given_up, expelled)).answer is Answer.FALSE
 
 
+def test_a_script_that_hangs_is_noted_within_the_time_of_its_kind_and_explains_the_stall() -> None:
+    def stalled(noted_s: float) -> History:
+        return with_events(
+            good(),
+            event(6.1, "fault_injected", "harness", worker=B, number=2, fault="hang", lethal=True, noted_s=noted_s),
+            event(56, "member_lost", worker=B, because="stuck"),
+            event(58, "fault_ended", "harness", number=2),
+            event(60, "steps_seen", "harness", applied=4),
+            event(200, "finished", worker=A, digest="d" * 64),
+        )
+
+    late = without(stalled(20.0), "finished")
+    assert verdict("I11", late).answer is Answer.FALSE
+    assert verdict("I11", without(stalled(60.0), "finished")).answer is Answer.TRUE
+    assert verdict("I12", stalled(60.0)).answer is Answer.TRUE
+
+
 def test_time_in_which_a_fault_lasts_is_no_stall() -> None:
     long = (
         event(6.5, "fault_injected", "harness", target="etcd", number=2, fault="freeze-etcd", lethal=False),

@@ -20,6 +20,7 @@ def rooms(package: str) -> list[str]:
 PURE_ROOMS = [
     *rooms("chaos_tests/harness/checkers"),
     *rooms("chaos_tests/harness/report"),
+    "chaos_tests/harness/ambush/points.py",
     "chaos_tests/harness/faults.py",
     "chaos_tests/harness/history.py",
     "chaos_tests/harness/scenario.py",

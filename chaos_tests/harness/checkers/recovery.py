@@ -31,7 +31,7 @@ def _late(history: History, faults: tuple[Injected, ...]) -> Iterator[Verdict]:
     for event in run.of(*LOSSES, "finished"):
         noted.setdefault(event.worker, event)
     for fault in faults:
-        limit_s = history.limits.exit_s if fault.lethal else history.limits.freeze_s
+        limit_s = fault.noted_s or (history.limits.exit_s if fault.lethal else history.limits.freeze_s)
         if not fault.lethal and not _expels(history, fault):
             continue
         if run.over_ns is not None and run.over_ns < fault.begun_ns + limit_s * 1e9:
@@ -94,7 +94,9 @@ def liveness(history: History) -> Verdict:
 def _idle_s(run: Run, begin_ns: int, end_ns: int) -> float:
     """Of that time, what no lasting fault explains."""
     lasting = [
-        (fault.begun_ns, fault.ended_ns(run.events[-1].t_ns)) for fault in injected(run.events) if not fault.lethal
+        (fault.begun_ns, fault.ended_ns(run.events[-1].t_ns))
+        for fault in injected(run.events)
+        if not fault.lethal or fault.noted_s is not None
     ]
     explained, until = 0, begin_ns
     for begun, ended in sorted(lasting):

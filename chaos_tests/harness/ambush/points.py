@@ -1,0 +1,68 @@
+"""The points at which a worker can be struck, what can be done to it there, and an order to do so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+IN_SHARD = "in-shard"
+"""A shard was handed out; the script is about to compute it."""
+BEFORE_REDUCTION = "before-reduction"
+"""All its shards are done, and nothing was sent."""
+IN_REDUCTION = "in-reduction"
+"""The headers of all members are there; slices are under way."""
+BETWEEN = "between-receive-and-send"
+"""It has received its slice of every root, and has sent no sum."""
+RESULT_HELD = "result-held"
+"""It has the result, and is about to update its parameters."""
+IN_EVALUATION = "in-evaluation"
+IN_REBUILD = "in-rebuild"
+"""It is about to connect to the members of a new generation."""
+COPY_SENT = "copy-is-sent"
+"""By the donor, to a newcomer."""
+COPY_RECEIVED = "copy-is-received"
+"""By a newcomer, or by one that missed a result."""
+PART_WRITTEN = "part-written"
+"""Its part of a checkpoint or snapshot is there, and the note that says so is not."""
+BEFORE_MANIFEST = "before-manifest"
+"""All parts of one are there, and what makes them a checkpoint is not."""
+
+VARIABLE = "CHAOS_AMBUSH"
+"""Environment variable: the directory of the orders."""
+ANYBODY = "any"
+"""In place of a worker: whoever comes to the point first."""
+DONE = "done.jsonl"
+"""In the directory of the orders: what was carried out."""
+
+STEP = (IN_SHARD, BEFORE_REDUCTION, IN_REDUCTION, BETWEEN, RESULT_HELD)
+COPY = (COPY_SENT, COPY_RECEIVED)
+CHECKPOINT = (PART_WRITTEN, BEFORE_MANIFEST)
+
+
+class Act(StrEnum):
+    KILL = "SIGKILL"
+    STOP = "SIGSTOP"
+    HANG = "waits for ever, without Python's lock"
+    HANG_GIL = "waits for ever, with Python's lock"
+    RAISE = "raises"
+    INTERRUPT = "gets an exception from another thread"
+    NO_MEMORY = "asks for more memory than it may have"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """number: of the fault. step: at this step alone; None: whenever the point is reached."""
+
+    number: int
+    point: str
+    act: Act
+    step: int | None = None
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> Order:
+        fields = json.loads(content)
+        return cls(**{**fields, "act": Act(fields["act"])})
