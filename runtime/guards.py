@@ -334,7 +334,8 @@ def disagree(fingerprints: Mapping[str, Mapping[str, str]], op: Op) -> Disagree:
     return Disagree(
         f"workers differ at {describe(op)}: {shown}. Training on would train two models. Something outside the inner "
         "loop used a value that is not the same everywhere: rank, time, files, unseeded random numbers, or a change "
-        "to weights, learning rate or job.state on one worker only."
+        "to weights, learning rate or job.state on one worker only. Take such a value from job.agree(x), which is the "
+        "leader's everywhere, or from step.metrics, job.state or job.evaluate()."
     )
 
 

@@ -35,4 +35,7 @@ def _through_json(value: object, label: str) -> Json:
     try:
         return cast(Json, json.loads(json.dumps(value)))
     except (TypeError, ValueError) as error:
-        raise NotCarried(f"job.{label} returned a {type(value).__name__}, which JSON cannot carry: {error}") from error
+        raise NotCarried(
+            f"job.{label} returned a {type(value).__name__}, which JSON cannot carry: {error}; return lists, dicts, "
+            "strings, numbers (x.tolist() of a tensor), or keep it in job.state"
+        ) from error

@@ -70,7 +70,9 @@ class Harvest:
     def _group(self, name: str, dtype: torch.dtype) -> Group:
         wide = _GROUP_DTYPES.get(str(dtype).removeprefix("torch."))
         if wide is None:
-            raise NotCarried(f"{name} has dtype {dtype}; gradients are summed in float32 or float64")
+            raise NotCarried(
+                f"{name} has dtype {dtype}, which is not summed; use float32, float64, bfloat16 or float16"
+            )
         return self._groups.setdefault(str(wide).removeprefix("torch."), Group(wide))
 
     def groups(self) -> dict[str, int]:

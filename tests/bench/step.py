@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +37,8 @@ JSON_FILE = contenders.ROOT / "build" / "bench" / "step.json"
 EXACT, NATIVE = "elastic exact", "elastic allreduce"
 BARS = {EXACT: 1.05, NATIVE: 1.03}
 """Of the lower end of the interval of (contender / torch DDP), where two workers have a core each."""
+DDP_GRADIENTS = 3
+"""What DDP needs in gradients: momentum, gradients, buckets."""
 ELEMENTS = {"mlp": 10_020_874, "transformer": 3_423_754}
 """Parameters, all float32."""
 BUCKETS_MB = (1, 25, 100)
@@ -221,8 +223,8 @@ def rows_of(found: Measured) -> list[Row]:
     for part in found.compared:
         rows += compared_rows(part)
     for part in found.compared:
-        rows += memory_rows(part) if part.workers == 2 else []
-    rows += [time_row(f"MLP, 2 workers: {name}", of) for name, of in found.buckets.step_s.items()]
+        rows += memory_rows(part)
+    rows += bucket_rows(found.buckets)
     for part in found.shards:
         what = f"MLP, 3 workers, {part.shards} shards"
         rows.append(ratio_row(what, part, EXACT, KEEPING))
@@ -253,6 +255,14 @@ def ratio_row(what: str, part: Part, name: str, baseline: str, bar: float | None
     return Row(f"{what}: {name} / {baseline}", *shown_ratio(interval), wanted)
 
 
+def bucket_rows(part: Part) -> list[Row]:
+    rows = []
+    for name, of in part.step_s.items():
+        row = time_row(f"{title(part.model)}, {part.workers} workers: {name}", of)
+        rows.append(replace(row, spread=f"{row.spread}; peak memory {part.peak_bytes[name] / 2**20:.0f} MiB"))
+    return rows
+
+
 def overlap_rows(what: str, by_way: dict[str, list[float]]) -> list[Row]:
     """Below 1, the step is shorter with the overlap."""
     off = by_way[overlap.AFTERWARDS]
@@ -273,8 +283,11 @@ def needed(shards: int) -> float:
 
 
 def memory_rows(part: Part) -> list[Row]:
+    """What DDP needs beyond its own formula is activations and the like, which this project needs too."""
     one = ELEMENTS[part.model] * 4
-    formula = f"; formula {needed(part.shards // part.workers):g} N"
+    wanted = needed(part.shards // part.workers)
+    rest = part.peak_bytes[KEEPING] / one - DDP_GRADIENTS
+    formula = f"; formula {wanted:g} N, with DDP's rest {wanted + rest:.1f} N"
     return [
         Row(
             f"{title(part.model)}, {part.workers} workers: peak memory of a worker: {name}",
@@ -327,7 +340,9 @@ def notes() -> list[str]:
         f"({', '.join(KEEP_MEMORY)}), which `elastic run` sets for its workers. Bucket sizes, three "
         "workers and the overlap use it too.",
         "Peak memory is VmHWM at the end less VmRSS before the first step, when the model is built and the optimizer "
-        "has no state yet. The formula stands under Memory; it leaves out activations.",
+        "has no state yet. The formula stands under Memory; it leaves out activations and what malloc cannot use "
+        f"again. DDP's rest is what '{KEEPING}' needs beyond its own {DDP_GRADIENTS} N of momentum, gradients and "
+        "buckets.",
         "Overlap: the same model over this project's ring, without anything that survives failures, once as the "
         "product does it and once with buckets that leave while the last backward goes on. It is not taken into the "
         "product: docs/decisions/overlap.md. A ratio below 1 would be its gain.",

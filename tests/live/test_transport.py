@@ -25,6 +25,7 @@ def test_kills_freezes_and_joins_leave_the_bits_of_the_quiet_run_over_tcp(quiet:
         job.pace(0.03)
         job.shut("end")
         kill_and_freeze(job)
+        assert {line["over"] for line in job.events("ring_up")} == {"nccl"}
         assert job.result["digest"] == quiet.digest
         assert ledger.compare(quiet.steps, job.steps()) is None
 

@@ -17,14 +17,16 @@ from tests.bench.step import EXACT, NATIVE, Measured, Part
 def part(model: str, workers: int, exact: float) -> Part:
     """Six blocks, so that the interval is from the least to the greatest; DDP takes 1 s."""
     step_s = {BASELINE: [1.0] * 6, NULL: [1.0] * 6, KEEPING: [0.8] * 6, EXACT: [exact] * 6, NATIVE: [0.9] * 6}
-    peak_bytes = dict.fromkeys(step_s, 3 * 4 * step.ELEMENTS[model])
+    gradients = {BASELINE: 5.0, NULL: 5.0, KEEPING: 4.5, EXACT: 9.0, NATIVE: 9.0}
+    peak_bytes = {name: int(count * 4 * step.ELEMENTS[model]) for name, count in gradients.items()}
     return Part(model, workers, 8, step_s, peak_bytes, {EXACT: 41e6, NATIVE: 41e6})
 
 
 def measured(exact: float) -> Measured:
     compared = [part("mlp", 2, exact), part("transformer", 2, 0.5), part("mlp", 4, 9.0)]
     ways = {overlap.AFTERWARDS: [0.2] * 6, overlap.OVERLAPPED: [0.15] * 6, overlap.AGAIN: [0.2] * 6}
-    return Measured(compared, part("mlp", 2, 1.0), [part("mlp", 3, 1.0)], {"mlp": ways})
+    buckets = Part("mlp", 2, 8, {"DDP, buckets of 1 MB": [1.0] * 6}, {"DDP, buckets of 1 MB": 38 << 20}, {})
+    return Measured(compared, buckets, [part("mlp", 3, 1.0)], {"mlp": ways})
 
 
 def test_the_last_line_is_of_the_worse_model_with_two_workers() -> None:
@@ -49,8 +51,16 @@ def test_memory_is_shown_beside_the_formula_of_the_documentation(shards: int, gr
     """Momentum, two gradients, a partial sum for each level of the tree but at least one, two results."""
     assert step.needed(shards) == gradients
     shown = {row.what.rpartition(": ")[2]: row.spread for row in step.memory_rows(part("mlp", 2, 1.0))}
-    assert shown[EXACT] == "3.0 N, N = 38 MiB; formula 7 N"
-    assert shown[BASELINE] == "3.0 N, N = 38 MiB"
+    assert shown[EXACT] == "9.0 N, N = 38 MiB; formula 7 N, with DDP's rest 8.5 N"
+    assert shown[BASELINE] == "5.0 N, N = 38 MiB"
+
+
+def test_memory_is_shown_for_every_number_of_workers_and_bucket_size() -> None:
+    shown = {row.what: row.spread for row in step.rows_of(measured(1.0))}
+    assert shown["MLP, 4 workers: peak memory of a worker: elastic exact"].endswith(
+        "formula 6 N, with DDP's rest 7.5 N"
+    )
+    assert shown["MLP, 2 workers: DDP, buckets of 1 MB"] == "1000 to 1000 ms; peak memory 38 MiB"
 
 
 def test_the_overlaps_gain_is_shown_with_it_on_and_off() -> None:

@@ -265,7 +265,7 @@ def test_each_width_has_a_flat_tensor_of_its_own() -> None:
 
 
 def test_a_complex_parameter_is_refused_by_name() -> None:
-    with pytest.raises(NotCarried, match=r"model\.z has dtype torch\.complex64"):
+    with pytest.raises(NotCarried, match=r"model\.z has dtype torch\.complex64, which is not summed; use float32"):
         Harvest([("model.z", nn.Parameter(torch.ones(1, dtype=torch.complex64)))])
 
 
