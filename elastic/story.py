@@ -75,6 +75,7 @@ SENTENCES = {
     "agent_silent": "the agent of node {node} is silent",
     "leading": "{who} leads the job, term {term}",
     "deposed": "{who} leads it no longer",
+    "resized": "the job is to have {workers} workers",
     "placed": "the fleet gives it {slots}",
     "charge_started": "node {node} starts its agent",
     "charge_ended": "its agent on node {node} ends",

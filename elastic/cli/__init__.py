@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from chaos_tests import cli as chaos
 from elastic import samples
 from elastic.checkpoints import commands as checkpoints
-from elastic.cli import certs, daemons, doctor, drain, jobs, logs, run, status, story, submit, top
+from elastic.cli import certs, daemons, doctor, drain, jobs, logs, run, scale, status, story, submit, top
 from elastic.cli.parsing import Parser, complain
 from elastic.errors import ConfigError, ElasticError, ExitCode
 
-VERBS = (run, status, chaos, checkpoints, samples, drain, doctor, daemons, submit, jobs, top, logs, story, certs)
+VERBS = (run, status, chaos, checkpoints, samples, drain, doctor, daemons, submit, jobs, scale, top, logs, story, certs)
 """In the order of `elastic --help`; each adds its own."""
 
 

@@ -59,6 +59,10 @@ class FleetClient:
         """Returns the job's name."""
         return str(self._ask(pb.Question(stop=pb.Stop(job=job, because=because)))["job"])
 
+    def scale(self, job: str, workers: int) -> dict[str, Any]:
+        """Returns {"job", "workers", "before"}."""
+        return self._ask(pb.Question(scale=pb.Scale(job=job, workers=workers)))
+
     def cordon(self, node: str, because: str, *, over: bool) -> None:
         self._ask(pb.Question(cordon=pb.Cordon(node=node, because=because, over=over)))
 

@@ -113,6 +113,8 @@ class Desk(FleetServicer):
                 return {"job": await self._submit(office, request.submit)}
             case "stop":
                 return await self._stop(office, request.stop)
+            case "scale":
+                return await self._scale(office, request.scale)
             case "cordon":
                 return await self._cordon(office, request.cordon)
             case "overview":
@@ -172,6 +174,20 @@ class Desk(FleetServicer):
             self._journal.write("stop_asked", job=job.name, because=stop.because)
         return {"job": job.name}
 
+    async def _scale(self, office: Office, scale: pb.Scale) -> object:
+        job = _find(office, scale.job)
+        if job.result is not None:
+            raise Refused(f"{job.name} is over: {job.result.because.partition(chr(10))[0]}")
+        least, most = job.spec.min_workers, job.spec.workers_limit
+        if not least <= scale.workers <= most:
+            raise Refused(
+                f"{job.name} takes {least} to {most} workers, from min_workers to max_workers of its file, and not "
+                f"{scale.workers}"
+            )
+        await office.change(lambda to: to.scale(job.name, scale.workers))
+        self._journal.write("scaled", job=job.name, workers=scale.workers, before=job.workers)
+        return {"job": job.name, "workers": scale.workers, "before": job.workers}
+
     async def _cordon(self, office: Office, cordon: pb.Cordon) -> object:
         known = {*office.sessions, *office.book.cordons, *(s.node for job in office.book.jobs for s in job.shares)}
         if cordon.node not in known:
@@ -213,7 +229,7 @@ class Desk(FleetServicer):
     def _job(self, office: Office, job: Job) -> dict[str, object]:
         told: dict[str, object] = {
             "job": job.name,
-            "workers": job.spec.workers,
+            "workers": job.workers,
             "min_workers": job.spec.min_workers,
             "identity": job.submission.identity,
             "checkpoints": job.submission.checkpoints,
@@ -234,7 +250,8 @@ class Desk(FleetServicer):
         ] + self._shown.troubles({share.node for share in job.shares})
         state, because = "waits", office.waiting.get(job.name, "the nodes are being asked")
         if job.runs:
-            state, because = "placed", "" if job.shares else "no node has a slot for it any more"
+            state, because = "placed", office.lacking.get(job.name, "")
+            because = because if job.shares else "no node has a slot for it any more"
         if job.stop is not None:
             state, because = "stopping", job.stop.because
         return {**told, "state": state, "because": because, "troubles": troubles}

@@ -4,6 +4,7 @@
 /elastic/.fleet/count              how many jobs were ever submitted
 /elastic/.fleet/jobs/<job>         Submission, written once
 /elastic/.fleet/placements/<job>   Placement, from when the job starts; may change while it runs
+/elastic/.fleet/sizes/<job>        Size: somebody wants it to have so many workers
 /elastic/.fleet/stops/<job>        Wish: somebody wants the job to end
 /elastic/.fleet/cordons/<node>     Wish: somebody wants no job on this node
 /elastic/.fleet/results/<job>      Result, written once; what a job of its own keeps lies beside, at /elastic/<job>/
@@ -73,6 +74,13 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
+class Size:
+    """Instead of the `workers` with which the job was submitted."""
+
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """How a job ended. generation: the newest that was in effect, or 0."""
 
@@ -91,6 +99,12 @@ class Job:
     stop: Wish | None = None
     result: Result | None = None
     ended: int = 0
+    size: Size | None = None
+
+    @property
+    def workers(self) -> int:
+        """How many it is to have."""
+        return self.size.workers if self.size is not None else self.spec.workers
 
     @property
     def name(self) -> str:

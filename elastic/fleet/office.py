@@ -84,6 +84,7 @@ class Office:
         self.book = Book()
         self.sessions: dict[str, NodeSession] = {}
         self.waiting: dict[str, str] = {}
+        self.lacking: dict[str, str] = {}
         self.ready = asyncio.Event()
         """Set when the documents have been read: before, nobody may be told what to run."""
         self._candidate = candidate
@@ -221,7 +222,7 @@ class Office:
     async def _hand_out(self) -> bool:
         """Whether anything was written."""
         plan = schedule(self.book.jobs, self.nodes(), self._gone())
-        self.waiting = dict(plan.waiting)
+        self.waiting, self.lacking = dict(plan.waiting), dict(plan.lacking)
         written = False
         for job in self.book.jobs:
             placement = plan.placements.get(job.name)

@@ -12,7 +12,7 @@ from elastic import codec
 from elastic.config import JobSpec, check_name
 from elastic.election import CALL_S, Candidate
 from elastic.errors import CompareFailed, ConfigError
-from elastic.fleet.documents import Book, Job, Placement, Result, Submission, Wish
+from elastic.fleet.documents import Book, Job, Placement, Result, Size, Submission, Wish
 from elastic.store import CreateRevision, Item, ModRevision, Put, Store
 
 NAME = ".fleet"
@@ -37,9 +37,10 @@ def read(store: Store) -> tuple[Book, int]:
     unread: dict[str, str] = {}
     placements, results = _values(items, "placements/", Placement, unread), _values(items, "results/", Result, unread)
     ended = {name: items[f"results/{name}"].create_revision for name in results}
+    sizes = _values(items, "sizes/", Size, unread)
     stops, cordons = _wishes(items, "stops/", unread), _wishes(items, "cordons/", unread)
     jobs = [
-        Job(submission, placements.get(name), stops.get(name), results.get(name), ended.get(name, 0))
+        Job(submission, placements.get(name), stops.get(name), results.get(name), ended.get(name, 0), sizes.get(name))
         for name, submission in _values(items, "jobs/", Submission, unread).items()
         if not {f"placements/{name}", f"results/{name}"} & unread.keys()  # neither placed nor run again by mistake
     ]
@@ -141,6 +142,9 @@ class Registry:
     def place(self, job: str, placement: Placement) -> None:
         self._candidate.write((), (Put(f"{ROOT}placements/{job}", codec.to_json(placement)),))
 
+    def scale(self, job: str, workers: int) -> None:
+        self._candidate.write((), (Put(f"{ROOT}sizes/{job}", codec.to_json(Size(workers))),))
+
     def stop(self, job: str, because: str) -> None:
         self._candidate.write((), (Put(f"{ROOT}stops/{job}", _wish(because)),))
 
@@ -162,7 +166,7 @@ class Registry:
             own = [item.key for item in self._store.prefix(f"/elastic/{name}/", timeout_s=CALL_S).items]
             for begin in range(0, len(own), DELETES_LIMIT):
                 self._candidate.write((), (), tuple(own[begin : begin + DELETES_LIMIT]))
-            keys = tuple(f"{ROOT}{kind}/{name}" for kind in ("jobs", "placements", "stops", "results"))
+            keys = tuple(f"{ROOT}{kind}/{name}" for kind in ("jobs", "placements", "sizes", "stops", "results"))
             self._candidate.write((), (), keys)
 
 

@@ -2,8 +2,11 @@
 
 Slots are handed out in order of submission. A job starts when `min_workers` slots are free at once, with up to
 `workers` of them; what it lacks it gets later, on nodes where it has none. A job that waits holds up those behind it,
-so that small ones cannot keep a large one waiting for ever. A job gives slots back when it ends, or with a node that
-somebody wants empty; it is never made smaller for another one.
+so that small ones cannot keep a large one waiting for ever. A job gives slots back when it ends, with a node that
+somebody wants empty, or when somebody has given it another size; it is never made smaller for another one.
+
+Workers of a node leave and come back together when their number there changes, so a job needs another node on which it
+goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -26,10 +29,12 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """placements: of all jobs that have, or get, a place. waiting: job -> a sentence that says what it waits for."""
+    """placements: of all jobs that have, or get, a place. waiting: job -> a sentence that says what it waits for.
+    lacking: a job that runs, and not as large as somebody wants it -> why."""
 
     placements: Mapping[str, Placement]
     waiting: Mapping[str, str]
+    lacking: Mapping[str, str]
 
 
 def schedule(jobs: Sequence[Job], nodes: Collection[Node], gone: Collection[str]) -> Schedule:
@@ -38,13 +43,14 @@ def schedule(jobs: Sequence[Job], nodes: Collection[Node], gone: Collection[str]
     """
     open_jobs = [job for job in jobs if job.result is None]
     by_name = {node.name: node for node in nodes}
-    kept = {job.name: _kept(job, by_name, gone) for job in open_jobs}
+    kept = {job.name: _fewer(_kept(job, by_name, gone), job.workers) for job in open_jobs}
     free = {node.name: node.slots for node in nodes if not node.leaves}
     for shares in kept.values():
         for share in shares:
             free[share.node] = free.get(share.node, 0) - share.slots
     placements: dict[str, Placement] = {}
     waiting: dict[str, str] = {}
+    lacking: dict[str, str] = {}
     first = ""
     for job in open_jobs:
         shares, least = kept[job.name], job.spec.min_workers if job.waits else 0
@@ -59,12 +65,15 @@ def schedule(jobs: Sequence[Job], nodes: Collection[Node], gone: Collection[str]
         if sum(rest.values()) < least:
             first, waiting[job.name] = job.name, _lack(job, rest, fit)
             continue
-        new = tuple(_take(job.spec.workers - sum(share.slots for share in shares), rest, {s.node for s in shares}))
+        had = sum(share.slots for share in shares)
+        new = tuple(_take(job.workers - had, rest, {share.node for share in shares}))
         for share in new:
             free[share.node] -= share.slots
         if job.runs or new:
-            placements[job.name] = Placement((*shares, *new))
-    return Schedule(placements, waiting)
+            placement = placements[job.name] = Placement((*shares, *new))
+            if job.runs and job.size is not None and placement.total != job.workers:
+                lacking[job.name] = _why_not(placement, job.workers)
+    return Schedule(placements, waiting, lacking)
 
 
 def _kept(job: Job, nodes: Mapping[str, Node], gone: Collection[str]) -> tuple[Share, ...]:
@@ -72,6 +81,30 @@ def _kept(job: Job, nodes: Mapping[str, Node], gone: Collection[str]) -> tuple[S
     staying = [share for share in job.shares if not (share.node in nodes and nodes[share.node].leaves)]
     there = tuple(share for share in staying if share.node not in gone)
     return there or tuple(staying)
+
+
+def _fewer(shares: tuple[Share, ...], wanted: int) -> tuple[Share, ...]:
+    """Of them no more than are wanted, as far as that can be: whole nodes, the smallest first and of equals the newest,
+    then a part of one where another node stays as it is."""
+    over = sum(share.slots for share in shares) - wanted
+    kept = sorted(shares, key=lambda share: (share.slots, -shares.index(share)))
+    for share in kept[:-1]:
+        if share.slots <= over:
+            kept.remove(share)
+            over -= share.slots
+    fewer = {share.node: share for share in kept}
+    if over > 0 and len(kept) > 1:
+        fewer[kept[0].node] = Share(kept[0].node, kept[0].slots - over)
+    return tuple(fewer[share.node] for share in shares if share.node in fewer)
+
+
+def _why_not(placement: Placement, wanted: int) -> str:
+    if placement.total > wanted:
+        return (
+            f"is to have {wanted} workers, and keeps {placement.total} on {placement.shares[0].node}: it has no other "
+            "node on which it goes on meanwhile"
+        )
+    return f"is to have {wanted} workers, and has {placement.total}: no other node has free slots for it"
 
 
 def _take(wanted: int, free: Mapping[str, int], but: Collection[str]) -> Iterator[Share]:

@@ -28,7 +28,7 @@ from elastic.fleet.desk import Desk
 from elastic.fleet.documents import Book, Job, Result
 from elastic.fleet.office import Office
 from elastic.journal import Journal, journal_path
-from elastic.membership import State, Stopped
+from elastic.membership import Resized, State, Stopped
 from elastic.reign import RETRY_S, StoreThread
 from elastic.rendezvous import stop_signal
 from elastic.replica import Part, closing, win
@@ -58,6 +58,7 @@ class Server:
         self._service = Service()
         self._parts: dict[str, asyncio.Task[None]] = {}
         self._stops: dict[str, asyncio.Task[None]] = {}
+        self._sizes: set[asyncio.Task[None]] = set()
         self._running: set[str] = set()
         self._unread: dict[str, str] = {}
         self._address = ""
@@ -175,6 +176,7 @@ class Server:
             if job.runs and job.stop is not None and job.name not in self._stops:
                 self._stops[job.name] = asyncio.create_task(self._enforce(job))
                 self._stops[job.name].add_done_callback(partial(self._stop_ended, job.name))
+            self._resize(job)
         unread = {key.partition("/")[2] for key in book.unread}
         for name in self._parts.keys() - {job.name for job in book.jobs}:
             if self._parts[name].done() or name not in unread:  # it is over, and forgotten
@@ -182,6 +184,16 @@ class Server:
                 self._service.leads.pop(name, None)
 
     # ------------------------------------------------------------------------------------------------------ jobs
+
+    def _resize(self, job: Job) -> None:
+        """Tell the job's leader, if that is here, of the size that somebody has given it. Each look at the documents
+        tells a new one."""
+        lead = self._service.leads.get(job.name)
+        if job.size is None or lead is None or (reign := lead.reign) is None or reign.group.size == job.size.workers:
+            return
+        task = asyncio.create_task(reign.post(Resized(job.size.workers)))
+        self._sizes.add(task)
+        task.add_done_callback(self._sizes.discard)
 
     def _part_ended(self, job: str, task: asyncio.Task[None]) -> None:
         """One that could not go on, for lack of disk for example, begins again with the next look at the documents."""

@@ -30,6 +30,7 @@ from elastic.membership.events import (
     Elected,
     Event,
     PointerAt,
+    Resized,
     Stopped,
     Tick,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "Note",
     "Point",
     "PointerAt",
+    "Resized",
     "Seen",
     "State",
     "Stopped",

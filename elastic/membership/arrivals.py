@@ -20,7 +20,7 @@ def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
     """Records are durable, everything else is learned again from the announcements of agents."""
     g.term, g.chain = event.term, event.chain
     if not g.chain:
-        become_forming(g, f"waiting for {g.spec.workers} workers", now_s, do)
+        become_forming(g, f"waiting for {g.asked_for} workers", now_s, do)
         return
     assert g.top is not None
     for record in g.chain:
@@ -116,16 +116,16 @@ def form(g: Group, now_s: float, do: list[Action]) -> None:
     if g.lost:
         revive(g, now_s, do)
         return
-    if g.committing is not None or (len(g.workers) < g.spec.workers and not g.window_over):
+    if g.committing is not None or (len(g.workers) < g.asked_for and not g.window_over):
         return
     present = [seen for worker, seen in g.workers.items() if worker not in g.dead and worker not in g.given_up]
     spares = [seen for seen in present if is_spare(g, seen)]
-    if len(present) < g.spec.min_workers or (not g.window_over and len(present) - len(spares) < g.spec.workers):
+    if len(present) < g.spec.min_workers or (not g.window_over and len(present) - len(spares) < g.asked_for):
         if g.window_over:
             _wait_for_starting(g, len(present), now_s, do)
         return
     members = founders(g, present)
-    because = f"{len(members)} of {g.spec.workers} workers are here" + (", the join window is over" * g.window_over)
+    because = f"{len(members)} of {g.asked_for} workers are here" + (", the join window is over" * g.window_over)
     commit(g, Kind.FORM, members, Plan(), because, do)
 
 

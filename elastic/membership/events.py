@@ -50,6 +50,13 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class Resized:
+    """Somebody wants the job to have so many workers, instead of those with which it was submitted."""
+
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """Somebody wants the job to end: in whatever state, or else as soon as all its nodes have said that they leave,
     without waiting whether somebody takes over."""
@@ -65,4 +72,6 @@ class PointerAt:
     entry: str
 
 
-Event: TypeAlias = Word | PointerAt | Stopped | Elected | AgentUp | AgentDown | Committed | CommitRefused | Tick
+Event: TypeAlias = (
+    Word | PointerAt | Resized | Stopped | Elected | AgentUp | AgentDown | Committed | CommitRefused | Tick
+)

@@ -85,6 +85,8 @@ class Group:
     silent_nodes: dict[str, float] = field(default_factory=dict)
     slots: dict[str, int] = field(default_factory=dict)
     """Node whose agent attends -> workers that it starts, without spares."""
+    size: int = 0
+    """How many workers somebody wants the job to have; 0: as it was submitted."""
     window_over: bool = False
     """The first generation may be formed with min_workers."""
     turned_away: set[str] = field(default_factory=set)
@@ -187,10 +189,15 @@ class Group:
         return uninvited - self.listed if self.chain else set()
 
     @property
+    def asked_for(self) -> int:
+        """How many workers the job is to have, whoever is here."""
+        return self.size or self.spec.workers
+
+    @property
     def wanted_workers(self) -> int:
         """How large the world shall be: as many as the nodes that are here bring, which is more than `workers` if one
         has joined. A spare that a node keeps besides fills a place, and never adds one."""
-        return min(self.spec.workers_limit, max(self.spec.workers, sum(self.slots.values())))
+        return min(self.spec.workers_limit, max(self.asked_for, sum(self.slots.values())))
 
     @property
     def places(self) -> int:

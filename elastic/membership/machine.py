@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from elastic.errors import ExitCode
 from elastic.membership.actions import Action, Note
-from elastic.membership.arrivals import announced, elected
+from elastic.membership.arrivals import announced, elected, form
 from elastic.membership.changes import (
     drain_is_over,
     invite_spares,
@@ -30,6 +30,7 @@ from elastic.membership.events import (
     Elected,
     Event,
     PointerAt,
+    Resized,
     Stopped,
     Tick,
 )
@@ -145,6 +146,13 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
             checkpointed(g, event, do)
         case PointerAt(entry):
             g.checkpoint = entry
+        case Resized(workers):
+            g.size = workers
+            do.append(Note("resized", {"workers": workers}))
+            if g.state is State.FORMING:
+                form(g, now_s, do)
+            else:
+                plan_change(g, now_s, do)
         case Stopped(because, at_once=True):
             become_closed(g, int(ExitCode.TERMINATED), because, now_s, do)
         case Stopped():

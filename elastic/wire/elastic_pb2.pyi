@@ -341,20 +341,22 @@ class LogPiece(_message.Message):
     def __init__(self, number: _Optional[int] = ..., text: _Optional[bytes] = ..., end: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Question(_message.Message):
-    __slots__ = ("submit", "stop", "cordon", "overview", "log", "examine")
+    __slots__ = ("submit", "stop", "cordon", "overview", "log", "examine", "scale")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     CORDON_FIELD_NUMBER: _ClassVar[int]
     OVERVIEW_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     EXAMINE_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     stop: Stop
     cordon: Cordon
     overview: Overview
     log: ReadLog
     examine: Examine
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., cordon: _Optional[_Union[Cordon, _Mapping]] = ..., overview: _Optional[_Union[Overview, _Mapping]] = ..., log: _Optional[_Union[ReadLog, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ...) -> None: ...
+    scale: Scale
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., cordon: _Optional[_Union[Cordon, _Mapping]] = ..., overview: _Optional[_Union[Overview, _Mapping]] = ..., log: _Optional[_Union[ReadLog, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., scale: _Optional[_Union[Scale, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("document", "resume", "token")
@@ -373,6 +375,14 @@ class Stop(_message.Message):
     job: str
     because: str
     def __init__(self, job: _Optional[str] = ..., because: _Optional[str] = ...) -> None: ...
+
+class Scale(_message.Message):
+    __slots__ = ("job", "workers")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    workers: int
+    def __init__(self, job: _Optional[str] = ..., workers: _Optional[int] = ...) -> None: ...
 
 class Cordon(_message.Message):
     __slots__ = ("node", "because", "over")

@@ -92,6 +92,34 @@ def test_what_follows_a_training_takes_its_time_and_the_next_job_does_not_wait_f
 
 
 @pytest.mark.long
+def test_a_job_that_is_made_smaller_and_larger_while_it_trains_ends_with_the_quiet_bits(
+    fleet: Fleet, quiet: Quiet
+) -> None:
+    fleet.pace(0.05)
+    job = fleet.train("resized")
+    before = fleet.await_members(job, "a.0.0", "b.0.0", "c.0.0")
+    assert fleet.run("scale", job, "2").returncode == 0
+    small = fleet.until("two members", lambda: s if len((s := fleet.status(job))["members"]) == 2 else None)
+    assert pids(small).items() < pids(before).items()
+    assert fleet.run("scale", "resized", "3").returncode == 0
+    large = fleet.until("three members", lambda: s if len((s := fleet.status(job))["members"]) == 3 else None)
+    assert pids(small).items() < pids(large).items()
+    assert fleet.run("scale", job, "4").returncode == ExitCode.BAD_INPUT
+    generation = large["generation"]
+    told = fleet.run("story", str(generation), "--job", job)
+    assert f"generation {generation} (planned) is durable" in told.stdout, told.stderr
+    seen = fleet.run("top", "--looks", "2", "--every", "0.5", "--json")
+    assert [one["job"] for one in json.loads(seen.stdout.splitlines()[-1])["jobs"]][:1] == [job], seen.stderr
+    found = json.loads(fleet.run("doctor", "--json").stdout)["findings"]
+    assert {finding["where"] for finding in found if finding["about"] == "node"} == {"a", "b", "c"}
+    fleet.pace(0.0)
+    ended = fleet.await_end(job)
+    assert (ended["exit_code"], ended["digest"]) == (0, quiet.digest), ended["because"]
+    assert ledger.compare(fleet.steps(job), quiet.steps) is None
+    assert not fleet.events("member_lost", job=job), "nobody was lost"
+
+
+@pytest.mark.long
 def test_jobs_wait_in_order_share_the_fleet_and_go_on_where_they_were_stopped(fleet: Fleet, quiet: Quiet) -> None:
     fleet.pace(0.05)
     first = fleet.train("first", workers=1, labels=["name=a"])

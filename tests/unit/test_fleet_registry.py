@@ -11,7 +11,7 @@ from elastic.config import JobSpec
 from elastic.election import Candidate, LeadershipLost, Won
 from elastic.errors import ConfigError, StoreUnavailable
 from elastic.fleet import registry
-from elastic.fleet.documents import Job, Placement, Result, Share, Wish
+from elastic.fleet.documents import Job, Placement, Result, Share, Size, Wish
 from elastic.fleet.registry import Registry
 from elastic.store import Compare, MemoryStore, Put, TxnResult
 
@@ -53,6 +53,7 @@ def test_everything_that_is_written_is_read(store: MemoryStore) -> None:
     placement = Placement((Share("a", 1), Share("b", 1)))
     to.place(name, placement)
     to.stop(name, "enough")
+    to.scale(name, 7)
     to.cordon("b", "disk")
     registry.end(store, name, Result(6, "drained", "", 4))
     registry.end(store, name, Result(0, "said too late"))
@@ -62,6 +63,7 @@ def test_everything_that_is_written_is_read(store: MemoryStore) -> None:
     assert (job.submission.resume, job.submission.interruptions) == ("step-7", 1)
     assert job.submission.checkpoints == f"{SPEC.checkpoint_dir}/train-1"
     assert (job.spec.env, job.spec.labels, job.placement) == (SPEC.env, SPEC.labels, placement)
+    assert (job.size, job.workers) == (Size(7), 7)
     assert (job.stop, job.result) == (Wish("enough"), Result(6, "drained", "", 4))
     assert dict(book.cordons) == {"b": Wish("disk")}
     to.cordon("b", "")
@@ -93,11 +95,14 @@ def test_of_ended_jobs_those_are_kept_that_have_ended_last(store: MemoryStore, m
         for part in ("top", "result", *(f"generations/{number}" for number in range(5))):
             store.put(f"/elastic/{name}/{part}", b"1", timeout_s=1)
     for name in (*names[1:4], names[0]):
+        to.scale(name, 1)
         to.end(name, Result(0, "done"))
     to.forget(registry.read(store)[0])
     assert [job.name for job in registry.read(store)[0].jobs] == [names[0], names[3], names[4]]
     left = {item.key.split("/")[2] for item in store.prefix("/elastic/", timeout_s=1).items} - {registry.NAME}
     assert left == {names[0], names[3], names[4]}, "nothing of those that are forgotten"
+    kept = {item.key.rpartition("/")[2] for item in store.prefix(f"{registry.ROOT}", timeout_s=1).items}
+    assert kept == {"leader", "count", names[0], names[3], names[4]}
     assert to.submit(SPEC) == "train-6", "numbers are not given again"
 
 

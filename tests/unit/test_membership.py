@@ -23,6 +23,7 @@ from elastic.membership import (
     Note,
     Point,
     PointerAt,
+    Resized,
     State,
     Stopped,
     Tell,
@@ -326,6 +327,26 @@ def test_a_spare_fills_a_place_and_never_adds_one() -> None:
     assert told == [("n.2.0",)], "whoever has waited longest gets the place, on whichever node"
     feed(Announce("m.1.0", "m", 1, 1, "host", 1, "same"))
     assert group.spares == {"m.0.0", "m.1.0"} and len(told) == 1
+
+
+def test_a_job_that_is_to_be_smaller_forms_with_as_many_and_leaves_places_empty() -> None:
+    """Three nodes with a spare each; before it has begun, and after one of its nodes has gone."""
+    group = membership.new(JobSpec(name="job", command=("train",), workers=3, spares=1), seed="seed")
+    events: list[Event] = [Elected(1)]
+    for node in "ab":
+        events += [AgentUp(node, 1), *(Announce(f"{node}.{s}.0", node, s, 1, "host", 1, "same") for s in (0, 1))]
+    for event in events:
+        group, _ = membership.step(group, event, 0.0)
+    assert group.committing is None, "three are awaited"
+    group, actions = membership.step(group, Resized(2), 0.0)
+    assert group.committing is not None and group.committing.ids == ("a.0.0", "b.0.0")
+    assert group.committing.because == "2 of 2 workers are here"
+    for event in (Committed(1), RingUp("a.0.0", 1), RingUp("b.0.0", 1)):
+        group, _ = membership.step(group, event, 0.0)
+    assert (group.state, group.spares, group.places) == (State.RUNNING, {"a.1.0", "b.1.0"}, 0), "a spare adds no place"
+    group, actions = membership.step(group, Resized(3), 0.0)
+    invited = [action.to for action in actions if isinstance(action, Tell) and isinstance(action.order, Invite)]
+    assert invited == [("a.1.0",)], "now there is one more"
 
 
 def test_a_set_up_that_is_only_slow_gets_its_time_from_a_longer_pause_limit() -> None:

@@ -184,6 +184,30 @@ def test_a_submission_that_is_asked_for_twice_with_one_token_makes_one_job(tmp_p
     play(tmp_path, story)
 
 
+def test_a_job_gets_another_size_within_what_its_file_allows(tmp_path: Path) -> None:
+    async def story(leading: Leading) -> None:
+        desk = Desk(Service(), leading.journal, Shown(), tmp_path, dict)
+        desk.office = leading.office
+        a, b = leading.node("a"), leading.node("b")
+        job = await leading.submit("train", 2, 1)
+        await duties(a, {job: 1})
+        await duties(b, {job: 1})
+
+        async def ask(workers: int) -> pb.Answer:
+            return await desk.Ask(pb.Question(scale=pb.Scale(job="train", workers=workers)), None)
+
+        assert json.loads((await ask(1)).document) == {"job": job, "workers": 1, "before": 2}
+        await duties(b, {})
+        assert json.loads((await ask(2)).document)["before"] == 1
+        await duties(b, {job: 1})
+        for workers in (0, 3):
+            assert "takes 1 to 2 workers" in (await ask(workers)).refused
+        await leading.office.change(lambda to: to.end(job, Result(0, "done")))
+        assert (await ask(1)).refused == f"{job} is over: done"
+
+    play(tmp_path, story)
+
+
 def test_an_office_whose_lease_is_gone_leads_no_longer_and_ends_its_streams(tmp_path: Path) -> None:
     async def told() -> str:
         leading = Leading(tmp_path)

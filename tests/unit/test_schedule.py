@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.config import JobSpec
-from elastic.fleet.documents import Job, Placement, Result, Share, Submission, Wish
+from elastic.fleet.documents import Job, Placement, Result, Share, Size, Submission, Wish
 from elastic.fleet.schedule import Node, schedule
 
 
@@ -101,24 +101,57 @@ def test_a_stopped_job_that_waits_holds_up_nobody() -> None:
     assert placed(jobs, nodes(a=1)) == {"j-2": {"a": 1}}
 
 
+def test_a_job_that_is_to_be_smaller_gives_up_its_smallest_and_newest_nodes() -> None:
+    there = nodes(a=4, b=2, c=2)
+    assert placed([job(1, workers=8, placed={"a": 4, "b": 2, "c": 2}, size=Size(6))], there) == {
+        "j-1": {"a": 4, "b": 2}
+    }
+    assert placed([job(1, workers=8, placed={"a": 4, "b": 2, "c": 2}, size=Size(4))], there) == {"j-1": {"a": 4}}
+    jobs = [job(1, workers=8, placed={"a": 4, "b": 2, "c": 2}, size=Size(6)), job(2, workers=2, least=2)]
+    assert placed(jobs, there)["j-2"] == {"c": 2}, "what it gives up is free for others"
+
+
+def test_a_part_of_a_node_is_given_up_where_another_node_stays_as_it_is() -> None:
+    assert placed([job(1, workers=8, placed={"a": 4, "b": 4}, size=Size(7))], nodes(a=4, b=4)) == {
+        "j-1": {"a": 4, "b": 3}
+    }
+    alone = [job(1, workers=8, placed={"a": 4, "b": 4}, size=Size(3))]
+    assert placed(alone, nodes(a=4, b=4)) == {"j-1": {"a": 4}}
+    told = schedule(alone, nodes(a=4, b=4), set()).lacking["j-1"]
+    assert told == "is to have 3 workers, and keeps 4 on a: it has no other node on which it goes on meanwhile"
+
+
+def test_a_job_that_is_to_be_larger_gets_slots_on_other_nodes_and_says_what_it_lacks() -> None:
+    jobs = [job(1, workers=2, placed={"a": 2}, size=Size(5))]
+    plan = schedule(jobs, nodes(a=4, b=2), set())
+    assert plan.placements["j-1"].slots == {"a": 2, "b": 2}
+    assert plan.lacking == {"j-1": "is to have 5 workers, and has 4: no other node has free slots for it"}
+    assert schedule(jobs, nodes(a=4, b=3), set()).lacking == {}
+
+
+def test_a_job_that_waits_begins_in_its_new_size() -> None:
+    assert placed([job(1, workers=4, least=1, size=Size(2))], nodes(a=4)) == {"j-1": {"a": 2}}
+
+
 NODES = st.dictionaries(st.sampled_from("abcde"), st.integers(1, 4), max_size=5)
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), max_size=6),
-    st.lists(st.tuples(NODES, st.sets(st.sampled_from("abcde"))), min_size=1, max_size=4),
+    st.lists(st.tuples(NODES, st.sets(st.sampled_from("abcde")), st.integers(0, 6)), min_size=1, max_size=4),
 )
 def test_no_slot_is_given_twice_and_no_job_starts_below_its_minimum(
-    asked: list[tuple[int, int]], times: list[tuple[dict[str, int], set[str]]]
+    asked: list[tuple[int, int]], times: list[tuple[dict[str, int], set[str], int]]
 ) -> None:
     jobs = [job(number, workers=max(pair), least=min(pair)) for number, pair in enumerate(asked)]
-    for there, leaving in times:
+    for there, leaving, size in times:
+        jobs = [replace(one, size=Size(max(size, one.spec.min_workers)) if size else None) for one in jobs]
         slots = [Node(name, 4, leaves=name in leaving) for name in there]  # a node's slots stay the same
         plan = schedule(jobs, slots, set())
         for one in jobs:
             placement = plan.placements.get(one.name)
             if placement is not None and one.waits:
-                assert one.spec.min_workers <= placement.total <= one.spec.workers
+                assert one.spec.min_workers <= placement.total <= one.workers
             if one.runs:
                 assert placement is not None, "a job that runs is never forgotten"
         taken: dict[str, int] = {}
