@@ -83,6 +83,7 @@ class Attendance:
         self._reader = Reader()
         self._beat_every = beats_between(spec, slots)
         self._beats = 0
+        self._spoke = False
         self._progress: dict[str, Progress] = {}
         self._journal = journal
         self._attendant = attendant
@@ -116,7 +117,9 @@ class Attendance:
         for word in self._progress.values():
             self._put(pb.AgentWord(word=codec.word_to_wire(word)))
         self._progress = {}
-        self._put(pb.AgentWord(beat=pb.Beat()))
+        if not self._spoke:  # each word is a sign of life
+            self._put(pb.AgentWord(beat=pb.Beat()))
+        self._spoke = False
 
     async def part(self, attending: asyncio.Task[None]) -> None:
         """Let the leader hear our last words before the stream ends. attending: the task of `always`."""
@@ -153,6 +156,7 @@ class Attendance:
     def _put(self, word: pb.AgentWord) -> None:
         if self._outbox is not None:
             self._outbox.put_nowait(word)
+            self._spoke = True
 
     async def _attend(self, address: str) -> str:
         """One stream, until it ends. Returns why it did."""

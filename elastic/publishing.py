@@ -112,11 +112,7 @@ class Reader:
         return order
 
     def _changed(self, addressed: pb.Addressed) -> Publish:
-        try:
-            message = pb.Delta.FromString(addressed.delta)
-        except DecodeError as error:
-            raise codec.WireError(f"no delta: {error}") from error
-        delta = codec.value_from_wire(Delta, message)
+        delta = read_delta(addressed.delta)
         shares = [codec.value_from_wire(Share, share) for share in addressed.shares]
         laggards = [codec.value_from_wire(Laggard, laggard) for laggard in addressed.laggards]
         try:
@@ -126,3 +122,13 @@ class Reader:
             raise codec.WireError(str(error)) from error
         self._kept.keep(record)
         return Publish(delta.term, record)
+
+
+def read_delta(document: bytes) -> Delta:
+    """Raises WireError for what is none."""
+    try:
+        message = pb.Delta.FromString(document)
+    except DecodeError as error:
+        raise codec.WireError(f"no delta: {error}") from error
+    delta: Delta = codec.value_from_wire(Delta, message)
+    return delta

@@ -43,6 +43,8 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
         snapshot=word.snapshot, shard_us=known.shard_us if known else 0, exchange_us=known.exchange_us if known else 0,
     )  # fmt: skip
     g.workers[word.worker_id] = seen
+    if word.ready:
+        g.asking.add(word.worker_id)
     g.silent_nodes.pop(word.node, None)
     if not word.entered:
         g.given_up.pop(word.worker_id, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from elastic.membership.actions import Action, Note, Tell
@@ -41,6 +41,8 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
     aim, running = g.aim, g.running
     if g.state not in (State.RUNNING, State.PAUSED) or g.committing is not None or aim is None or running is None:
         return
+    if running is aim is g.top and not g.drains and not g.asking and _holds(g, aim.ids) == aim.hold:
+        return  # nearly always, and told without a look at everybody
     lost = {*g.dead, *g.given_up, *g.turned_away}
     present = set(running.ids)
     unsettled = set(aim.ids) - present
@@ -111,7 +113,8 @@ def _leaves_early(g: Group, running: Generation, listed: set[str]) -> list[Membe
 def wanted_newcomers(g: Group, lost: set[str]) -> list[str]:
     """Newcomers that may be admitted, the first to come first."""
     assert g.aim is not None
-    ready = [w for w, seen in g.workers.items() if seen.ready and not seen.refused and not seen.left]
+    asking = {worker: g.workers[worker] for worker in g.asking if worker in g.workers}
+    ready = [w for w, seen in asking.items() if seen.ready and not seen.refused and not seen.left]
     ready = [w for w in ready if w not in g.drains and w not in lost and w not in g.aim.ids]
     return sorted(ready, key=lambda worker: g.workers[worker].member.seniority)
 
@@ -171,7 +174,7 @@ def commit_planned(
     commit(g, Kind.PLANNED, ordered, plan, because, do, hold=hold, early=early)
 
 
-def _holds(g: Group, listed: set[str]) -> bool:
+def _holds(g: Group, listed: Collection[str]) -> bool:
     """Whether a step waits for newcomers before it is reduced: below quorum, or for one that is awaited."""
     return len(listed) < g.spec.min_workers or (bool(g.awaited) and g.awaited not in map(slot_of, listed))
 

@@ -42,7 +42,7 @@ def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
             known.pop(worker, None)
     newcomers = g.newcomers
     g.given_up = {worker: why for worker, why in g.given_up.items() if worker in members or worker in newcomers}
-    g.turned_away, g.stuck = set(), set()
+    g.asking, g.turned_away, g.stuck = set(), set(), set()
     g.lost, g.outdated = "", set()
     g.advanced_s = {}
     for worker, seen in g.workers.items():

@@ -18,7 +18,7 @@ def ticked(g: Group, now_s: float, do: list[Action]) -> None:
         become_closed(g, 3, f"{g.because}; nobody came for {timing.pause_limit_s:.0f} s", now_s, do)
     if now_s >= g.last_call_s:
         plan_change(g, now_s, do)
-    for node in [node for node in g.silent_nodes if now_s >= g.silence_ends_s(node)]:
+    for node in [node for node, ends_s in g.silence_ends_s().items() if now_s >= ends_s]:
         del g.silent_nodes[node]
         g.slots.pop(node, None)
         for worker, seen in list(g.workers.items()):

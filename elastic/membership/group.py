@@ -89,6 +89,8 @@ class Group:
     """How many workers somebody wants the job to have; 0: as it was submitted."""
     window_over: bool = False
     """The first generation may be formed with min_workers."""
+    asking: set[str] = field(default_factory=set)
+    """Whoever has asked to be admitted since the last loss generation, and may be a member by now."""
     turned_away: set[str] = field(default_factory=set)
     """Newcomers that a member could not reach; wanted again once the ring has settled without them."""
     missed: dict[str, int] = field(default_factory=dict)
@@ -173,6 +175,8 @@ class Group:
     @property
     def running(self) -> Generation | None:
         """The newest generation that somebody is known to have entered."""
+        if len(self.chain) == 1:
+            return self.chain[0]
         seen = self.workers.values()
         newest = (r for r in reversed(self.chain) if any(worker.entered == r.number for worker in seen))
         return next(newest, self.base)
@@ -300,7 +304,7 @@ class Group:
         if self.awaited:
             deadlines.append(self.awaited_until_s)
         if self.state is not State.CLOSED:
-            deadlines += [self.silence_ends_s(node) for node in self.silent_nodes]
+            deadlines += self.silence_ends_s().values()
             deadlines += [since + timing.fence_grace_s for since in self.expelled.values()]
         return min(deadlines)
 
@@ -322,12 +326,15 @@ class Group:
         """From when on the silence of nodes counts whose agents have to find this leader first."""
         return now_s + self.spec.timing.fence_grace_s - self.spec.timing.evict_s
 
-    def silence_ends_s(self, node: str) -> float:
-        """A ring that advances is proof of life of all its members, so silence alone gets longer there."""
+    def silence_ends_s(self) -> dict[str, float]:
+        """Silent node -> when it is given up. A ring that advances is proof of life of all its members, so silence
+        alone gets longer there."""
         timing = self.spec.timing
-        since = self.silent_nodes[node]
-        lived = self.advanced_s.get(self.running.number, -math.inf) if self.running else -math.inf
-        return min(max(since, lived) + timing.evict_s, since + timing.control_silence_s)
+        lived = self.advanced_s.get(self.running.number, -math.inf) if self.silent_nodes and self.running else -math.inf
+        return {
+            node: min(max(since, lived) + timing.evict_s, since + timing.control_silence_s)
+            for node, since in self.silent_nodes.items()
+        }
 
 
 def new(spec: JobSpec, seed: str, *, revives: bool = False, resumed: str = "") -> Group:

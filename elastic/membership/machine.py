@@ -67,16 +67,19 @@ def step(group: Group, event: Event, now_s: float) -> tuple[Group, tuple[Action,
 
 
 def steps(group: Group, events: Iterable[Event], now_s: float) -> tuple[Group, tuple[Action, ...]]:
-    """One `step` after the other, with one copy of the group for all: of thousands that is most of the work."""
+    """One `step` after the other, with one copy of the group and one look at its spares: of thousands that is most of
+    the work."""
     g = _copied(group)
     actions: list[Action] = []
+    freed = False
     for event in events:
         if g.state is State.CLOSED:
             break
         before = g.chain, g.state
         _apply(g, event, now_s, actions)
-        if not isinstance(event, Progress) or (g.chain, g.state) != before:
-            invite_spares(g, now_s, actions)  # what frees a place is news of another kind
+        freed |= not isinstance(event, Progress) or (g.chain, g.state) != before
+    if freed and g.state is not State.CLOSED:  # what frees a place is news of another kind
+        invite_spares(g, now_s, actions)
     return g, tuple(actions)
 
 
@@ -88,7 +91,7 @@ def _copied(group: Group) -> Group:
         setattr(g, name, dict(getattr(group, name)))
     for name in ("slow_since_s", "stragglers", "demoted_s"):
         setattr(g, name, dict(getattr(group, name)))
-    for name in ("turned_away", "in_vain", "stuck"):
+    for name in ("asking", "turned_away", "in_vain", "stuck"):
         setattr(g, name, set(getattr(group, name)))
     return g
 
@@ -123,6 +126,7 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
         case Ready(worker, _, outdated):
             if worker in g.workers:
                 g.workers[worker] = replace(g.workers[worker], ready=True)
+                g.asking.add(worker)
                 g.given_up.pop(worker, None)
                 wait_for_slow(g, worker, outdated, now_s, do)
                 plan_change(g, now_s, do)

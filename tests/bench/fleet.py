@@ -24,7 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from elastic import attendance, codec, deltas
+from elastic import attendance, codec, deltas, publishing
 from elastic.attendance import Attendance, Ended
 from elastic.config import JobSpec
 from elastic.deltas import Delta
@@ -62,7 +62,7 @@ class Fleet:
         self.spec = spec
         self.agents = {(agent := Lodger(self, job_dir, number, journal)).worker: agent for number in numbers}
         self.up, self.down, self.orders, self.words = 0, 0, 0, 0
-        self._heard: dict[str, set[str]] = {}
+        self._missing: dict[str, set[str]] = {}
 
     async def serve(self) -> None:
         tell("ready", cpu_s=time.process_time())
@@ -85,11 +85,12 @@ class Fleet:
 
     def heard(self, what: str, worker: str) -> None:
         """Say so when all living ones have; those that come late are no news."""
-        heard = self._heard.setdefault(what, set())
-        heard.add(worker)
-        if heard.issuperset(name for name, agent in self.agents.items() if agent.alive):
+        if what not in self._missing:
+            self._missing[what] = {name for name, agent in self.agents.items() if agent.alive}
+        self._missing[what].discard(worker)
+        if not self._missing[what]:
             tell(what, at_ns=time.monotonic_ns())
-            heard.clear()
+            del self._missing[what]
 
     async def _beat(self) -> None:
         """Spread over the time of a beat, as those of separate machines are."""
@@ -203,8 +204,6 @@ class _CountedCall:
         async for order in self._call:
             fleet.orders += 1
             fleet.down += order.ByteSize()
-            if order.WhichOneof("content") == "welcome":
-                fleet.heard("welcome", "")  # of the first that is welcomed
             yield order
 
     def cancel(self) -> None:
@@ -218,6 +217,7 @@ def read_once() -> None:
     """What is the same for all agents of this process is read for one of them."""
     codec.order_from_bytes = lru_cache(64)(codec.order_from_bytes)
     codec.unpacked = lru_cache(8)(codec.unpacked)
+    publishing.read_delta = lru_cache(8)(publishing.read_delta)
     plain = deltas.applied
     made: dict[tuple[int, str], Generation] = {}
 

@@ -1,4 +1,4 @@
-"""The pure membership machine alone: a job of N members forms, trains, loses one, and goes on, without any wire.
+"""The pure membership machine alone: a job of N members forms, trains, loses one, goes on and gets another leader.
 
 What the leader does with its mailbox: `membership.steps` with as many letters as it takes at once, and a look at the
 group's next deadline.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from elastic import membership
 from elastic.config import JobSpec
 from elastic.membership import AgentUp, Commit, Committed, Elected, Event, Group, State
-from elastic.messages import Announce, Doing, Generation, Progress, Report, RingUp, WorkerDead
+from elastic.messages import Announce, Doing, Generation, Progress, Report, RingState, RingUp, WorkerDead
 from elastic.reign import LETTERS_AT_ONCE
 
 
@@ -57,6 +57,10 @@ class Drill:
             raise AssertionError(f"not running: {self._group.because}")
         if self._group.running.ids != tuple(left):
             raise AssertionError("the survivors are not who goes on")
+        self._group = membership.new(self._group.spec, seed="drill")
+        assert self._committing is not None
+        self._part("elect again", [Elected(2, (self._committing,))])
+        self._part("adopt", (event for rank, worker in enumerate(left, start=1) for event in _arrival(worker, rank, 2)))
         return self.parts
 
     def _part(self, name: str, events: Iterable[Event]) -> None:
@@ -78,9 +82,10 @@ class Drill:
         self._part("commit", [Committed(self._committing.number)])
 
 
-def _arrival(worker: str, number: int) -> tuple[Event, Event]:
-    node = worker.split(".")[0]
-    return AgentUp(node, 1), Announce(worker, node, 0, 1000 + number, "10.0.0.1", 4000, "torch 2")
+def _arrival(worker: str, number: int, entered: int = 0) -> tuple[Event, Event]:
+    node, ring = worker.split(".")[0], RingState.LIVE if entered else RingState.NONE
+    announced = Announce(worker, node, 0, 1000 + number, "10.0.0.1", 4000, "torch 2", entered, ring, 2 * entered)
+    return AgentUp(node, 1), announced
 
 
 def _progress(worker: str, step: int) -> Progress:
