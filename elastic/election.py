@@ -2,7 +2,8 @@
 
     /elastic/<job>/leader            address of the leader, on its lease; its create revision is the *term*
     /elastic/<job>/top               number of the highest committed generation
-    /elastic/<job>/generations/<n>   the record, written once
+    /elastic/<job>/generations/<n>   the record, written once; of a long one its digest
+    /elastic/<job>/pieces/<digest>/<i>   what such a record consists of (pieces.py)
     /elastic/<job>/checkpoints/<series>  the pointer to its newest complete checkpoint
     /elastic/<job>/result            how the job ended
 
@@ -20,7 +21,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic import codec
+from elastic import codec, pieces
 from elastic.checkpoints.pointer import Pointer
 from elastic.errors import CompareFailed, ElasticError
 from elastic.messages import Generation, Kind
@@ -67,6 +68,7 @@ class Candidate:
         self._leader_key = f"{root}/leader"
         self._top_key = f"{root}/top"
         self._generation_keys = f"{root}/generations/"
+        self._piece_keys = f"{root}/pieces/"
         self._pointer_keys = f"{root}/checkpoints/"
         self._result_key = f"{root}/result"
         self._lease: Lease | None = None
@@ -150,7 +152,9 @@ class Candidate:
 
         Raises CompareFailed if another record took the number, LeadershipLost if another replica leads.
         """
-        document = codec.generation_to_json(generation)
+        document, parts = pieces.cut(codec.generation_to_json(generation))
+        for part, content in parts.items():
+            self.write((), (Put(f"{self._piece_keys}{part}", content),))
         key = f"{self._generation_keys}{generation.number}"
         result = self.write(
             (ModRevision(self._top_key, self._top_revision), CreateRevision(key, 0)),
@@ -205,7 +209,13 @@ class Candidate:
         item = self._store.get(f"{self._generation_keys}{number}", timeout_s=CALL_S)
         if item is None:
             raise codec.WireError(f"generation {number} is missing in the store")
-        return codec.generation_from_json(item.value)
+        if (document := pieces.whole(item.value, self._piece)) is None:
+            raise codec.WireError(f"generation {number} is not whole in the store")
+        return codec.generation_from_json(document)
+
+    def _piece(self, key: str) -> bytes | None:
+        item = self._store.get(f"{self._piece_keys}{key}", timeout_s=CALL_S)
+        return item.value if item is not None else None
 
     def write(self, compares: tuple[Compare, ...], puts: tuple[Put, ...], deletes: tuple[str, ...] = ()) -> TxnResult:
         """One transaction under this term. Raises LeadershipLost when the term is over."""

@@ -18,11 +18,14 @@ from pathlib import Path
 import pytest
 
 from chaos_tests.harness.cluster import EtcdMembers, sturdy_binary
+from elastic import codec
 from elastic.doors import authority
 from elastic.doors.roles import ETCD_SERVER_NAME
+from elastic.election import Candidate, Won
 from elastic.embedded import EmbeddedEtcd, find_binary
 from elastic.errors import ConfigError, StoreUnavailable
 from elastic.etcd import EtcdStore, Tls
+from elastic.messages import Generation, Kind, Member, Plan, Share
 from elastic.store import CreateRevision, KeyPut, Put, WatchLost
 from tests.conformance.store_suite import CALL_S, At, Inbox, StoreSuite, Surroundings
 
@@ -57,6 +60,19 @@ class _Real:
 def etcd() -> Iterator[EmbeddedEtcd]:
     with EmbeddedEtcd() as etcd:
         yield etcd
+
+
+def test_the_record_of_ten_thousand_members_is_committed_though_etcd_takes_no_such_request(etcd: EmbeddedEtcd) -> None:
+    members = tuple(Member(f"n{rank:05}.0.0", f"n{rank:05}", "10.0.0.1", 4000, rank) for rank in range(10_000))
+    shares = tuple(Share(member.worker_id, ((rank, rank + 1),), ()) for rank, member in enumerate(members))
+    record = Generation(1, Kind.FORM, 1, members, Plan(units=10_000, shares=shares), "all are here")
+    assert len(codec.generation_to_json(record)) > 1.5 * 2**20
+    with etcd.connect() as store:
+        leader = Candidate(store, f"large-{next(PREFIXES)}", "here:1", time.monotonic, lease_s=PATIENCE_S)
+        assert isinstance(leader.stand(), Won) and leader.chain() == ()
+        leader.commit(record)
+        assert leader.chain() == (record,)
+        leader.resign()
 
 
 @pytest.fixture(scope="module")

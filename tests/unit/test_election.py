@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from elastic import pieces
 from elastic.checkpoints.pointer import Pointer
+from elastic.codec import WireError
 from elastic.election import LEASE_S, Candidate, LeadershipLost, Taken, Won
 from elastic.errors import CheckpointCorrupt, CompareFailed, StoreUnavailable
 from elastic.messages import Generation, Kind, Plan
@@ -163,6 +165,54 @@ def test_a_commit_whose_answers_are_lost_happens_once(after: bool) -> None:
         leader.commit(record(2))
         assert leader.chain() == (record(2),)
         assert len(store.prefix("/elastic/job/generations/", timeout_s=1).items) == 2
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["not done", "done but not said"])
+def test_a_record_in_pieces_is_committed_once_and_whole(after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too long for one write: nobody reads it before all of it is there, whichever call is lost."""
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 100)
+    for lost in range(8):
+        store = LossyStore()
+        leader = candidate(store, "one:1")
+        leader.stand()
+        assert leader.chain() == ()
+        store.fail_in, store.after = lost, after
+        for _ in range(3):
+            try:
+                leader.commit(record(1, Kind.FORM))
+                break
+            except StoreUnavailable:
+                reader = candidate(store, "two:2")
+                if not after:
+                    assert store.get("/elastic/job/top", timeout_s=1) is None and reader.chain() == ()
+        store.fail_in = None
+        assert leader.chain() == (record(1, Kind.FORM),)
+        assert len(store.prefix("/elastic/job/pieces/", timeout_s=1).items) > 1
+        leader.resign()
+        assert isinstance(candidate(store, "two:2").stand(), Won)
+
+
+def test_a_record_with_a_lost_piece_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 100)
+    store = MemoryStore()
+    leader = candidate(store, "one:1")
+    leader.stand()
+    leader.commit(record(1, Kind.FORM))
+    store.delete(store.prefix("/elastic/job/pieces/", timeout_s=1).items[1].key, timeout_s=1)
+    with pytest.raises(WireError, match="generation 1 is not whole"):
+        leader.chain()
+
+
+def test_a_leader_that_was_replaced_writes_no_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 100)
+    store = MemoryStore()
+    first = candidate(store, "one:1")
+    first.stand()
+    store.advance(60.0)
+    candidate(store, "two:2").stand()
+    with pytest.raises(LeadershipLost):
+        first.commit(record(1, Kind.FORM))
+    assert store.prefix("/elastic/job/pieces/", timeout_s=1).items == ()
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["not done", "done but not said"])

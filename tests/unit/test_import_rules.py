@@ -46,6 +46,7 @@ PURE_ROOMS = [
     *rooms("elastic/membership"),
     "elastic/messages.py",
     "elastic/ownership.py",
+    "elastic/pieces.py",
     "elastic/plan.py",
     *rooms("elastic/position"),
     "elastic/preload.py",
