@@ -233,13 +233,25 @@ class _Episode:
                 self.turn("sync", now_ns)
             case "redo_started", _ if of_this:
                 self.redone = True
-            case "op_complete", _ if of_this:
+            # A planned generation may take effect after just this operation, which is then told of that one; whoever
+            # is not in it has left in order.
+            case "entered", _ if self._is_later(line) and not of_loss:
+                self.members &= frozenset(line["members"])
+                return self._is_done(now_ns)
+            case "op_complete", _ if of_this or self._is_later(line):
                 self.done.add(worker)
-                if self.done >= self.members:
-                    self.phase = "redo" if self.phase == "sync" else self.phase
-                    self.turn("done", now_ns)
-                    return True
+                return self._is_done(now_ns)
         return False
+
+    def _is_later(self, line: Line) -> bool:
+        return 0 < self.generation < int(line["generation"])
+
+    def _is_done(self, now_ns: int) -> bool:
+        if not self.done or not self.done >= self.members:
+            return False
+        self.phase = "redo" if self.phase == "sync" else self.phase
+        self.turn("done", now_ns)
+        return True
 
     def told(self, faults_ns: dict[str, int], complete: bool) -> Line:
         causes = [faults_ns[worker] for worker in self.lost if faults_ns.get(worker, self.started_ns) < self.started_ns]
@@ -272,11 +284,18 @@ def recoveries(lines: Iterable[Line]) -> list[Line]:
     told: list[Line] = []
     episode: _Episode | None = None
     faults_ns: dict[str, int] = {}
+    passing: dict[int, list[str]] = {}
     lost: list[str] = []
     for line in lines:
         event, now_ns, worker = line["event"], line["t_mono_ns"], line["worker_id"]
         if event in ("fault_injected", "worker_dying", "worker_exited", "worker_frozen"):
             faults_ns.setdefault(worker, now_ns)
+        if event == "fault_injected" and line.get("lethal") is False:
+            passing.setdefault(line.get("number", 0), []).append(worker)
+        if event == "fault_ended":
+            for thawed in passing.pop(line.get("number", 0), ()):
+                if episode is None or thawed not in episode.lost:
+                    faults_ns.pop(thawed, None)  # it has survived this one
         if event == "quiesce_started" and (episode is None or episode.phase == "sync"):
             if episode is not None:
                 told.append(episode.told(faults_ns, complete=False))

@@ -45,8 +45,8 @@ from chaos_tests.harness.schedule import Planned
 from chaos_tests.harness.teller import Teller
 from chaos_tests.harness.world import World, slot_of
 
-PATIENCE_S = 30.0
-"""How long a fault waits for somebody it can be done to."""
+PATIENCE_S = 50.0
+"""How long a fault waits for somebody it can be done to: longer than others wait for a script that hangs."""
 PLACE_S = 10.0
 """How long it waits for its place once it has made a recovery or a join begin."""
 AMBUSH_S = 45.0

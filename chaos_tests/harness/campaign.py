@@ -23,6 +23,7 @@ from typing import Any
 
 from chaos_tests.harness import leftovers, processes, resources
 from chaos_tests.harness.ambush.orders import Orders
+from chaos_tests.harness.auditor import Auditor
 from chaos_tests.harness.breaker import Breaker
 from chaos_tests.harness.local import JobFailed, LocalJob, elastic_run
 from chaos_tests.harness.narrator import Narrator
@@ -127,6 +128,7 @@ class _Faulty:
         self._narrator = Narrator()
         self._world = World()
         self._recorder: Recorder | None = None
+        self._auditor: Auditor | None = None
         self._breaker: Breaker | None = None
         self._doors: set[resources.Door] = set()
         self._looked_s = 0.0
@@ -139,6 +141,7 @@ class _Faulty:
             job.until("the job has a directory", (self._dir / "job.json").exists, START_S)
             name = json.loads((self._dir / "job.json").read_bytes())["name"]
             with Recorder(self._dir, name, job.mark) as self._recorder:
+                self._auditor = Auditor(self._dir, self._recorder.journal)
                 self._breaker = Breaker(
                     self._campaign.plan,
                     self._campaign.seed,
@@ -157,6 +160,7 @@ class _Faulty:
                         self._narrator.say(f"no step was applied for {STALLED_S:.0f} s, so the job is stopped")
                         job.stop()
                 self._breaker.heal("the run is over")
+                self._auditor.look_at_all()
                 left = leftovers.left(job.mark, self._doors, self._temporary, self._segments)
                 self._recorder.journal.write("left_behind", left=list(left))
 
@@ -168,6 +172,8 @@ class _Faulty:
             self._steps, self._stepped_s = len(steps), time.monotonic()
         if self._recorder is not None:
             self._recorder.look(len(steps))
+        if self._auditor is not None:
+            self._auditor.look(lines)
         if self._breaker is not None:
             self._breaker.poll(lines, len(steps))
         if time.monotonic() - self._looked_s > 1.0:

@@ -6,6 +6,7 @@ A defect shows only when something fails, as the dangerous ones do. The quiet ru
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,6 +156,26 @@ def restart_everybody(module: Any) -> None:
     module.Orders._published = published
 
 
+def torn_checkpoint(module: Any) -> None:
+    """A part of a checkpoint is written once more, in place, when its note already says that it is there."""
+    sound = module.Saver._write_part
+
+    def write_part(self: Any, task: Any, rank: int) -> int:
+        size = int(sound(self, task, rank))
+        name = module.part_file(rank, task.place.world)
+        path = os.path.join(self._storage.url, module.Series(self._storage, task.series).path(task.name, name))
+        if os.path.exists(path):
+            with open(path, "r+b") as file:
+                content = file.read()
+                file.truncate(len(content) // 2)
+                time.sleep(0.3 + rank)  # so that some member finds all notes meanwhile
+                file.seek(len(content) // 2)
+                file.write(content[len(content) // 2 :])
+        return size
+
+    module.Saver._write_part = write_part
+
+
 def no_eviction(module: Any) -> None:
     """Silence is never noticed."""
     module.Detector.judge = lambda self, now_s: {}
@@ -170,5 +191,6 @@ MUTANTS = {
     "stale-generation": Mutant("runtime.walk", stale_generation, "I4", ("kill",)),
     "double-commit": Mutant("elastic.ledger", double_commit, "I5", ("kill",)),
     "restart-everybody": Mutant("runtime.orders", restart_everybody, "I13", ("kill",)),
+    "torn-checkpoint": Mutant("runtime.checkpoint.saver", torn_checkpoint, "I14", ("kill", "kill-in-checkpoint")),
     "no-eviction": Mutant("elastic.detector", no_eviction, "I11", ("freeze-for-good",)),
 }

@@ -44,6 +44,22 @@ def record(at_s: float, number: int, kind: str, members: list[str]) -> tuple[Eve
     return (written, told, *entered, *up, *done)
 
 
+def checkpoint(at_s: float, worker: str, entry: str, place: str) -> tuple[Event, ...]:
+    """Completed, pointed to, and read by the harness; on disk at the end from 9 s on."""
+    complete = {"disk": "checkpoint_complete", "memory": "snapshot_complete"}[place]
+    read: dict[str, Any] = {
+        "place": place,
+        "entry": entry,
+        "at": "the end" if at_s > 9 else "completion",
+        "problem": "",
+    }
+    return (
+        event(at_s, complete, worker, 2, entry=entry),
+        *((event(at_s + 0.01, "pointer_moved", entry=entry),) if place == "disk" else ()),
+        event(at_s + 0.02, "checkpoint_read", "harness", **read),
+    )
+
+
 def steps(*of: tuple[int, int]) -> tuple[Step, ...]:
     """(generation, world size) of each step; two samples in each."""
     numbers = count()
@@ -82,10 +98,12 @@ def good() -> History:
         *record(2.1, 2, "loss", [A, B]),
         event(2.5, "worker_exited", "agent", worker=C, because="killed by SIGKILL"),
         event(3.0, "steps_seen", "harness", applied=2),
+        *checkpoint(4.0, A, "step-000000000002.0.g2-c105d2d3", "disk"),
         *record(5.0, 3, "planned", [A, B, D]),
         event(6.0, "steps_seen", "harness", applied=3),
         *(event(9.0 + rank / 10, "finished", worker=worker, digest="d" * 64) for rank, worker in enumerate([A, B, D])),
         *(event(9.5, "worker_exited", "agent", worker=worker, because="exited with 0") for worker in (A, B, D)),
+        checkpoint(9.8, A, "step-000000000002.0.g2-c105d2d3", "disk")[-1],
         event(10.0, "left_behind", "harness", left=[]),
     )
     faulty = Run(events, steps((1, 3), (2, 2), (3, 3)), RESULT)

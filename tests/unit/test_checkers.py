@@ -28,6 +28,18 @@ from tests.unit.histories import (
 )
 
 BAD: dict[str, tuple[str, Callable[[History], History]]] = {
+    "a checkpoint that is called complete is torn": (
+        "I14",
+        lambda h: changed(h, "checkpoint_read", problem="its file part-0 is damaged"),
+    ),
+    "the durable point is gone at the end": (
+        "I14",
+        lambda h: with_events(h, event(8, "pointer_moved", entry="step-000000000009.0.g3-c105d2d3")),
+    ),
+    "a worker goes on from what was never completed": (
+        "I14",
+        lambda h: with_events(h, event(8, "state_restored", A, 3, entry="step-000000000001.0.g1-c105d2d3")),
+    ),
     "a number is written twice": (
         "I1",
         lambda h: with_events(h, event(2.2, "etcd_put", "harness", revision=21, number=2, members=[A])),

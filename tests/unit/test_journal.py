@@ -176,6 +176,26 @@ def test_a_newcomer_that_is_planned_out_again_is_no_part_of_a_later_loss() -> No
     assert recoveries(left + KILL) == recoveries(KILL)
 
 
+def test_a_recovery_ends_also_where_a_planned_generation_takes_effect_after_the_redone_operation() -> None:
+    joined = line(29, "entered", "a", 3, kind="planned", members=["a", "b", "d"])
+    early = [*KILL[:13], joined, line(30, "op_complete", "a", 3), line(40, "op_complete", "b", 3)]
+    assert recoveries(early) == recoveries(KILL)
+
+
+def test_a_recovery_does_not_wait_for_a_member_that_was_drained_with_the_redone_operation() -> None:
+    left = line(29, "entered", "a", 3, kind="planned", members=["a"])
+    (told,) = recoveries([*KILL[:13], left, line(30, "op_complete", "a", 3)])
+    assert (told["complete"], told["redo_ms"]) == (True, 9)
+
+
+def test_a_fault_that_a_worker_survived_is_not_the_cause_of_its_later_loss() -> None:
+    survived = [
+        line(-500, "fault_injected", "c", number=1, lethal=False),
+        line(-400, "fault_ended", number=1),
+    ]
+    assert recoveries([*survived, *KILL]) == recoveries(KILL)
+
+
 def test_a_planned_generation_is_no_recovery() -> None:
     planned = [line(1, "committed", generation=2, kind="planned", members=["a"]), line(2, "ring_up", "a", 2)]
     assert recoveries(planned) == []

@@ -1,6 +1,6 @@
 """The invariants: pure functions of a history, each of which says true, false with a counterexample, or unknown.
 
-Numbers are stable; I14, whole checkpoints, waits for checkpoints that the product writes by itself.
+Numbers are stable.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chaos_tests.harness.checkers import generations, ledgers, recovery
+from chaos_tests.harness.checkers import durability, generations, ledgers, recovery
 from chaos_tests.harness.checkers.verdict import Answer, Verdict, unknown
 from chaos_tests.harness.history import History
 
@@ -44,6 +44,7 @@ INVARIANTS = (
     Invariant("I11", "losses are detected in time", recovery.detection),
     Invariant("I12", "steps go on", recovery.liveness),
     Invariant("I13", "survivors keep their process", recovery.survivors),
+    Invariant("I14", "checkpoints are whole", durability.durability),
     Invariant("I15", "nothing is left behind", recovery.cleanliness),
     Invariant("I16", "faults were injected and seen", recovery.really_injected),
 )

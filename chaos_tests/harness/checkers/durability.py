@@ -1,0 +1,51 @@
+"""I14: whoever needs a checkpoint finds one that is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from chaos_tests.harness.checkers.verdict import Verdict, broken, first_broken, holds, unknown
+from chaos_tests.harness.history import Event, History, Run
+
+GONE = "gone"
+"""Of a checkpoint that was removed before the harness could read it."""
+
+
+def durability(history: History) -> Verdict:
+    """I14: what is called complete is whole, the newest durable one is not lost, and only such is gone on from."""
+    run = history.faulty
+    read = list(run.of("checkpoint_read"))
+    whole = [event for event in read if not event.line["problem"]]
+    otherwise = holds(f"{len(whole)} times one that was called complete was read, and each was whole, byte by byte")
+    if not whole:
+        otherwise = unknown("no checkpoint and no snapshot was completed; a longer run has some")
+    return first_broken((*_torn(read), *_lost(run, read), *_never_complete(run)), otherwise)
+
+
+def _torn(read: list[Event]) -> Iterator[Verdict]:
+    for event in read:
+        if (problem := str(event.line["problem"])) and problem != GONE:
+            name = f"{event.line['entry']} ({event.line['place']})"
+            yield broken(f"{name} is called complete, and at {event.line['at']} {problem}", event.at)
+
+
+def _lost(run: Run, read: list[Event]) -> Iterator[Verdict]:
+    """The newest complete one that is there at the end is at least as new as the pointer said."""
+    moved = max(run.of("pointer_moved"), key=_step, default=None)
+    if moved is None or run.result is None:
+        return
+    left = [event for event in read if event.line["at"] == "the end" and not event.line["problem"]]
+    if max(map(_step, left), default=-1) < _step(moved):
+        yield broken(f"{moved.line['entry']} was durable, and nothing as new is there at the end", moved.at)
+
+
+def _never_complete(run: Run) -> Iterator[Verdict]:
+    complete = {event.line["entry"] for event in run.of("checkpoint_complete", "snapshot_complete")}
+    for event in run.of("state_restored"):
+        if event.line["entry"] not in complete:
+            yield broken(f"{event.worker} went on from {event.line['entry']}, which was never completed", event.at)
+
+
+def _step(event: Event) -> int:
+    """Of the entry's name, step-<number>.<...>."""
+    return int(str(event.line["entry"]).partition("-")[2].partition(".")[0])
