@@ -27,6 +27,7 @@ from runtime.hello import Hello, HelloRefused
 from runtime.memory import room_for
 from runtime.partial import Json
 from runtime.ring import Peer
+from runtime.seal import PLAIN, Seal
 
 MAX_HEAD_BYTES = 16 << 20
 MAX_BLOBS = 1 << 20
@@ -50,14 +51,15 @@ class CopyFailed(ElasticError):
 
 
 def open_copy(
-    peer: Peer, *, job: str, generation: int, me: str, plan: str, token: str, deadline_s: float
+    peer: Peer, *, job: str, generation: int, me: str, plan: str, token: str, deadline_s: float, seal: Seal = PLAIN
 ) -> CopyConnection:
     """Call a member's listener. deadline_s: from now, in seconds; until then a connection that fails is tried again.
 
     Raises CopyFailed if there is none by then, or at once if the member refuses or its process has ended: a worker
     listens before any list names it, for as long as it lives.
     """
-    dial = Dial(peer.host, peer.port, Hello(job, generation, me, peer.worker_id, "copy", plan, token), local=False)
+    hello = Hello(job, generation, me, peer.worker_id, "copy", plan)
+    dial = Dial(peer.host, peer.port, hello, token, local=False, seal=seal)
     end_s = time.monotonic() + deadline_s
     try:
         while True:

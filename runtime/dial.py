@@ -6,18 +6,32 @@ import errno
 import select
 import socket
 
-from runtime.hello import Hello, HelloRefused, Inbox, check_welcome, decode_answer, encode_hello
-from runtime.listener import connect_local, tune
+from elastic.messages import node_of
+from runtime.hello import (
+    Hello,
+    HelloRefused,
+    Inbox,
+    check_welcome,
+    decode_answer,
+    decode_challenge,
+    encode_hello,
+    proven_hello,
+)
+from runtime.local import connect_local, tune
+from runtime.seal import PLAIN, Seal, SealedSocket
 
 _RETRY_MIN_S = 0.01
 _RETRY_MAX_S = 0.2
 
 
 class Dial:
-    """Driven by `advance` until it returns a connection. local: try the unix socket of this host first."""
+    """Driven by `advance` until it returns a connection. hello: without a proof, which `token` makes. local: try the
+    unix socket of this host first, which needs no seal."""
 
-    def __init__(self, host: str, port: int, hello: Hello, *, local: bool) -> None:
+    def __init__(self, host: str, port: int, hello: Hello, token: str, *, local: bool, seal: Seal = PLAIN) -> None:
         self._host, self._port, self._hello, self._local = host, port, hello, local
+        self._token, self._seal = token, seal
+        self._challenged = False
         self._sock: socket.socket | None = None
         self._connected = False
         self._unsent = b""
@@ -33,7 +47,8 @@ class Dial:
     def register(self, poller: select.poll) -> None:
         """Register for what must happen before `advance` can do more; without a socket that is retry_at_s."""
         if self._sock is not None:
-            poller.register(self._sock, select.POLLOUT if self._unsent or not self._connected else select.POLLIN)
+            waits_to_send = not self._connected or bool(self._unsent)
+            poller.register(self._sock, select.POLLOUT if waits_to_send else select.POLLIN)
 
     def advance(self, now_s: float) -> socket.socket | None:
         """The non-blocking connection once the peer has accepted; the caller owns it then.
@@ -45,9 +60,14 @@ class Dial:
                 self._open()
             if self._sock is None or not self._finish_connect(self._sock):
                 return None
+            if isinstance(self._sock, SealedSocket):
+                self._sock.shake_hands()
+                self._sock.check_owner(node_of(self._hello.to))
+            if not self._challenged:
+                self._answer(self._inbox.read(self._sock))
             if self._unsent:
                 self._unsent = self._unsent[self._sock.send(self._unsent) :]
-            message = self._inbox.read(self._sock)
+            message = self._inbox.read(self._sock) if self._challenged else None
         except BlockingIOError:
             return None
         except (OSError, EOFError) as error:
@@ -60,7 +80,7 @@ class Dial:
             return None
         try:
             welcome = decode_answer(message)
-            check_welcome(welcome, self._hello)
+            check_welcome(welcome, self._hello, self._token)
             self.offer = welcome.offer
         except HelloRefused:
             self.close()
@@ -68,14 +88,19 @@ class Dial:
         sock, self._sock = self._sock, None
         return sock
 
+    def _answer(self, challenge: bytes | None) -> None:
+        if challenge is None:
+            return
+        self._hello = proven_hello(self._hello, decode_challenge(challenge), self._token)
+        self._unsent, self._inbox, self._challenged = encode_hello(self._hello), Inbox(), True
+
     def close(self) -> None:
         if self._sock is not None:
             self._sock.close()
             self._sock = None
 
     def _open(self) -> None:
-        self._unsent = encode_hello(self._hello)
-        self._inbox = Inbox()
+        self._unsent, self._inbox, self._challenged = b"", Inbox(), False
         self._sock = connect_local(self._host, self._port) if self._local else None
         self._connected = self._sock is not None
         if self._sock is None:
@@ -94,6 +119,7 @@ class Dial:
             raise OSError(code, errno.errorcode.get(code, str(code)))
         self._connected = True
         tune(sock)
+        self._sock = self._seal.as_caller(sock)
         return True
 
     def _try_later(self, now_s: float, problem: str) -> None:

@@ -1,19 +1,26 @@
 """What two workers say to each other before any data: who calls, for which job and generation, and the answer.
 
-A message is a big-endian 4-byte length and that many bytes of JSON, at most MAX_BYTES. Both sides show the
-generation's token; nothing of a message is used before all of it was checked.
+    called  -- challenge -->         a number that is used once
+            <-- hello --------       who calls whom, the challenge, a number of the caller's own, a proof
+            -- welcome -->           who was called, a proof; or why not
+
+A message is a big-endian 4-byte length and that many bytes of JSON, at most MAX_BYTES. Both sides prove that they know
+the generation's token, which is never sent: a proof is an HMAC of everything that was said, under that token. So one
+that was overheard is worth nothing in another connection. Nothing of a message is used before all of it was checked.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
+import secrets
 import socket
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 64 * 1024
 _LENGTH = struct.Struct(">I")
 _MAX_TEXT = 4096
@@ -27,9 +34,9 @@ class HelloRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The caller's first message. `to` is whom it wants: a port may have a new owner by now.
+    """The caller's message. `to` is whom it wants: a port may have a new owner by now.
 
-    plan: hash of the plan of that generation. token: the secret its members share.
+    plan: hash of the plan of that generation. challenge: as the called has sent it; nonce: the caller's own number.
     """
 
     job: str
@@ -38,7 +45,9 @@ class Hello:
     to: str
     purpose: Purpose
     plan: str
-    token: str
+    challenge: str = ""
+    nonce: str = ""
+    proof: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +60,49 @@ class Welcome:
     generation: int
     worker_id: str
     plan: str
-    token: str
     offer: str = ""
+    proof: str = ""
+
+
+def new_challenge() -> str:
+    return secrets.token_hex(16)
+
+
+def proven_hello(hello: Hello, challenge: str, token: str) -> Hello:
+    """In answer to a challenge."""
+    answer = replace(hello, challenge=challenge, nonce=secrets.token_hex(16), proof="")
+    return replace(answer, proof=_proof(token, "hello", asdict(answer)))
+
+
+def is_proven(hello: Hello, token: str) -> bool:
+    """Whether the caller knows the token. That the challenge was ours is for whoever has sent it to say."""
+    return hmac.compare_digest(_proof(token, "hello", asdict(replace(hello, proof=""))), hello.proof)
+
+
+def proven_welcome(welcome: Welcome, hello: Hello, token: str) -> Welcome:
+    """In answer to that hello."""
+    return replace(welcome, proof=_welcome_proof(welcome, hello, token))
+
+
+def _welcome_proof(welcome: Welcome, hello: Hello, token: str) -> str:
+    return _proof(token, "welcome", {**asdict(replace(welcome, proof="")), "hello": hello.proof})
+
+
+def _proof(token: str, what: str, fields: dict[str, object]) -> str:
+    said = json.dumps([what, VERSION, fields], sort_keys=True).encode()
+    return hmac.new(token.encode(), said, hashlib.sha256).hexdigest()
+
+
+def encode_challenge(challenge: str) -> bytes:
+    return _encode({"v": VERSION, "challenge": challenge})
+
+
+def decode_challenge(message: bytes) -> str:
+    """Raises HelloRefused with the other side's reason, or for a malformed one."""
+    fields = _decode(message)
+    if "refused" in fields:
+        raise HelloRefused(_text(fields, "refused"))
+    return _text(fields, "challenge")
 
 
 def encode_hello(hello: Hello) -> bytes:
@@ -80,7 +130,9 @@ def decode_hello(message: bytes) -> Hello:
         to=_text(fields, "to"),
         purpose="ring" if purpose == "ring" else "copy",
         plan=_text(fields, "plan"),
-        token=_text(fields, "token"),
+        challenge=_text(fields, "challenge"),
+        nonce=_text(fields, "nonce"),
+        proof=_word(fields, "proof"),
     )
 
 
@@ -93,19 +145,14 @@ def decode_answer(message: bytes) -> Welcome:
         generation=_number(fields, "generation"),
         worker_id=_text(fields, "worker_id"),
         plan=_text(fields, "plan"),
-        token=_text(fields, "token"),
         offer=_text(fields, "offer"),
+        proof=_word(fields, "proof"),
     )
 
 
-def same_token(ours: str, theirs: str) -> bool:
-    """Compares in constant time."""
-    return hmac.compare_digest(ours.encode(), theirs.encode())
-
-
-def check_welcome(welcome: Welcome, hello: Hello) -> None:
-    """Raises HelloRefused unless whoever answered is the one that was called, in the same plan, with the token."""
-    if not same_token(hello.token, welcome.token):
+def check_welcome(welcome: Welcome, hello: Hello, token: str) -> None:
+    """Raises HelloRefused unless whoever answered is the one that was called, in the same plan, and knows the token."""
+    if not hmac.compare_digest(_welcome_proof(welcome, hello, token), welcome.proof):
         raise HelloRefused("its token is not the generation's")
     if (welcome.worker_id, welcome.generation, welcome.plan) != (hello.to, hello.generation, hello.plan):
         raise HelloRefused(
@@ -170,6 +217,14 @@ def _text(fields: dict[str, object], name: str) -> str:
         value.encode()
     except UnicodeEncodeError as error:  # JSON can spell halves of characters
         raise HelloRefused(f"{name} is no text") from error
+    return value
+
+
+def _word(fields: dict[str, object], name: str) -> str:
+    """ASCII only, as it is compared in constant time."""
+    value = _text(fields, name)
+    if not value.isascii():
+        raise HelloRefused(f"{name} must be ASCII")
     return value
 
 

@@ -78,6 +78,7 @@ class Link:
         self.stalled = False
         self._deaf = False
         self._sock = sock
+        self._sealed_bytes: Callable[[], int] = getattr(sock, "pending", int)
         self._generation = generation
         self._urgent: deque[tuple[Frame, Payload]] = deque()
         self._bulk: Iterator[tuple[Frame, Payload]] | None = None
@@ -107,8 +108,9 @@ class Link:
 
     @property
     def holds(self) -> bool:
-        """Whether a frame's header is here that was not accepted yet: the next `receive` begins with it."""
-        return not self.ended and (self.stalled or self._head_got == _HEAD.size)
+        """Whether something has been read that poll will not report: a frame's header that was not accepted yet, or
+        bytes below the seal of the connection."""
+        return not self.ended and (self.stalled or self._head_got == _HEAD.size or self._sealed_bytes() > 0)
 
     @property
     def unsent(self) -> bool:

@@ -1,7 +1,6 @@
 """The one door of a worker: it accepts connections, checks their hello, and hands each to whoever waits for it.
 
-Peers with the same address are on the same host and use an abstract unix socket (Linux) beside the TCP port: it
-needs no file, vanishes with the process, and moves twice the bytes per CPU second (docs/decisions/own-mesh.md).
+Peers with the same address are on the same host and use the unix socket beside the TCP port (local.py).
 """
 
 from __future__ import annotations
@@ -10,45 +9,41 @@ import contextlib
 import os
 import selectors
 import socket
-import struct
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from runtime import contact
+from runtime.caller import Caller, host_of
 from runtime.hello import (
     Hello,
     HelloRefused,
-    Inbox,
     Welcome,
-    decode_hello,
     encode_refusal,
     encode_welcome,
-    same_token,
+    is_proven,
+    proven_welcome,
 )
+from runtime.local import is_same_user, local_door, tune
+from runtime.seal import PLAIN, Seal
 
 HELLO_S = 5.0
 """A caller that has not said all of its hello by then is dropped."""
 PARKED_S = 60.0
 """How long a ring connection waits for this worker to begin its generation. Above any ring's build time."""
-MAX_PENDING = 64
+MAX_PENDING = 512
+MAX_PENDING_OF_A_HOST = 64
+"""Callers that have not said their hello yet. Who calls without one takes the places of his own host."""
 MAX_PARKED = 256
 MAX_COPIES = 256
 """Every newcomer keeps one with the donor until it is a member, and they become members together."""
-LOCAL_BUFFER_BYTES = 1 << 20
-
 _WAKE, _DOOR = "wake", "door"
-_CREDENTIALS = struct.Struct("3i")
 
 ServeCopy = Callable[[socket.socket, Hello], None]
 TokenOf = Callable[[int], str | None]
-
-
-@dataclass(slots=True)
-class _Pending:
-    expires_s: float
-    inbox: Inbox = field(default_factory=Inbox)
+Refused = Callable[[str, str], None]
+"""(why, address of the caller)."""
 
 
 @dataclass(slots=True)
@@ -77,17 +72,29 @@ class Listener:
 
     host: the address under which peers reach this worker; me: its worker_id. token_of(generation): the secret its
     members share, None if unknown here. serve_copy(sock, hello): called for every accepted copy connection in a
-    thread of its own, at most MAX_COPIES at once; sock is blocking, and closed when it returns.
+    thread of its own, at most MAX_COPIES at once; sock is blocking, and closed when it returns. seal: of connections
+    with other hosts. on_refused: told who was turned away.
     Raises OSError if host cannot be bound.
     """
 
-    def __init__(self, host: str, *, job: str, me: str, token_of: TokenOf, serve_copy: ServeCopy) -> None:
+    def __init__(
+        self,
+        host: str,
+        *,
+        job: str,
+        me: str,
+        token_of: TokenOf,
+        serve_copy: ServeCopy,
+        seal: Seal = PLAIN,
+        on_refused: Refused = lambda because, caller: None,
+    ) -> None:
         self._host, self._job, self._me = host, job, me
+        self.seal, self._on_refused = seal, on_refused
         self._token_of, self._serve_copy = token_of, serve_copy
         family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
         door = socket.create_server((host, 0), family=family, backlog=MAX_PENDING)
         self._port: int = door.getsockname()[1]
-        self._doors = [door, *_local_door(host, self._port)]
+        self._doors = [door, *local_door(host, self._port)]
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
         self._lock = threading.Lock()
@@ -103,6 +110,10 @@ class Listener:
         """(host, port) as published to the peers."""
         return self._host, self._port
 
+    def refused(self, because: str, sock: socket.socket) -> None:
+        """Tell whoever keeps the journal. sock: still open."""
+        self._on_refused(because, host_of(sock))
+
     @contextlib.contextmanager
     def expecting(self, generation: int) -> Iterator[Arrivals]:
         """Receive the ring connections of one generation; those of older ones are refused from now on."""
@@ -113,7 +124,7 @@ class Listener:
             self._parked = [parked for parked in self._parked if parked.hello.generation >= self._floor]
             self._expecting[generation] = arrivals
         for parked in stale:
-            _refuse(parked.sock, self._too_old(parked.hello))
+            self._refuse(parked.sock, self._too_old(parked.hello))
         try:
             yield arrivals
         finally:
@@ -141,7 +152,7 @@ class Listener:
         os.close(self._wake)
 
     def _run(self) -> None:
-        pending: dict[socket.socket, _Pending] = {}
+        pending: dict[socket.socket, Caller] = {}
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake, selectors.EVENT_READ, _WAKE)
             for door in self._doors:
@@ -161,17 +172,18 @@ class Listener:
         for entry in parked:
             entry.sock.close()
 
-    def _next_expiry(self, pending: dict[socket.socket, _Pending]) -> float | None:
+    def _next_expiry(self, pending: dict[socket.socket, Caller]) -> float | None:
         with self._lock:
             times = [parked.expires_s for parked in self._parked]
         times += [entry.expires_s for entry in pending.values()]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def _expire(self, pending: dict[socket.socket, _Pending], selector: selectors.BaseSelector) -> None:
+    def _expire(self, pending: dict[socket.socket, Caller], selector: selectors.BaseSelector) -> None:
         now_s = time.monotonic()
         for sock in [sock for sock, entry in pending.items() if entry.expires_s <= now_s]:
             del pending[sock]
             selector.unregister(sock)
+            self.refused(f"no hello within {HELLO_S:g} s", sock)
             sock.close()
         with self._lock:
             over = [parked for parked in self._parked if parked.expires_s <= now_s]
@@ -180,30 +192,39 @@ class Listener:
             parked.sock.close()
 
     def _accept(
-        self, door: socket.socket, pending: dict[socket.socket, _Pending], selector: selectors.BaseSelector
+        self, door: socket.socket, pending: dict[socket.socket, Caller], selector: selectors.BaseSelector
     ) -> None:
         try:
             sock, _ = door.accept()
         except OSError:
             return  # the caller hung up first, or there is no descriptor left; it will call again
-        if len(pending) >= MAX_PENDING or not _same_user(sock):
+        host = host_of(sock)
+        of_host = sum(entry.host == host for entry in pending.values())
+        if len(pending) >= MAX_PENDING or of_host >= MAX_PENDING_OF_A_HOST or not is_same_user(sock):
+            self.refused("too many callers that have said nothing yet, or another user", sock)
             sock.close()
             return
         sock.setblocking(False)
-        pending[sock] = _Pending(time.monotonic() + HELLO_S)
+        sock = self.seal.as_called(sock)
+        pending[sock] = Caller(host, time.monotonic() + HELLO_S)
         selector.register(sock, selectors.EVENT_READ, None)
+        self._read(sock, pending, selector)
 
     def _read(
-        self, sock: socket.socket, pending: dict[socket.socket, _Pending], selector: selectors.BaseSelector
+        self, sock: socket.socket, pending: dict[socket.socket, Caller], selector: selectors.BaseSelector
     ) -> None:
         try:
-            message = pending[sock].inbox.read(sock)
-            if message is None:
+            hello = pending[sock].hear(sock)
+            if hello is None:
                 return
-            hello = decode_hello(message)
             self._check(hello)
+        except BlockingIOError:
+            return
         except HelloRefused as refusal:
             refused: str | None = str(refusal)
+        except ssl.SSLError as error:
+            self.refused(f"the caller's TLS: {error.reason or error}", sock)
+            refused = None
         except (OSError, EOFError):
             refused = None
         else:
@@ -216,7 +237,13 @@ class Listener:
         if refused is None:
             sock.close()
         else:
-            _refuse(sock, refused)
+            self._refuse(sock, refused)
+
+    def _refuse(self, sock: socket.socket, because: str) -> None:
+        self.refused(because, sock)
+        with contextlib.suppress(OSError):
+            sock.send(encode_refusal(because))
+        sock.close()
 
     def _check(self, hello: Hello) -> None:
         if hello.job != self._job:
@@ -227,7 +254,7 @@ class Listener:
             token = self._token_of(hello.generation)
             if token is None:
                 raise HelloRefused(f"{self._me} does not know generation {hello.generation}")
-            if not same_token(token, hello.token):
+            if not is_proven(hello, token):
                 raise HelloRefused("the token is not the generation's")
 
     def _hand_over(self, sock: socket.socket, hello: Hello) -> None:
@@ -251,7 +278,7 @@ class Listener:
                 if arrivals is not None:
                     os.eventfd_write(arrivals.wake, 1)
         if reason:
-            _refuse(sock, reason)
+            self._refuse(sock, reason)
         if dropped is not None:
             dropped.sock.close()
 
@@ -271,74 +298,21 @@ class Listener:
             if not full:
                 self._copies[thread] = sock
         if full:
-            _refuse(sock, f"{MAX_COPIES} copies are running here already")
+            self._refuse(sock, f"{MAX_COPIES} copies are running here already")
             return
         thread.start()
 
     def _copy(self, sock: socket.socket, hello: Hello) -> None:
         try:
             sock.settimeout(HELLO_S)
+            welcome = proven_welcome(
+                Welcome(hello.generation, self._me, hello.plan), hello, self._token_of(hello.generation) or ""
+            )
             with contextlib.suppress(OSError):  # a caller that hung up: whoever serves it finds the end at once
-                sock.sendall(encode_welcome(Welcome(hello.generation, self._me, hello.plan, hello.token)))
+                sock.sendall(encode_welcome(welcome))
             sock.settimeout(None)
             self._serve_copy(sock, hello)
         finally:
             with self._lock:
                 del self._copies[threading.current_thread()]
             sock.close()
-
-
-def connect_local(host: str, port: int) -> socket.socket | None:
-    """A connection to the listener of the same host and user at (host, port), or None if TCP must be used."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.setblocking(False)
-    try:
-        sock.connect(_local_name(host, port))
-    except OSError:
-        sock.close()
-        return None
-    if not _same_user(sock):
-        sock.close()
-        return None
-    tune(sock)
-    return sock
-
-
-def tune(sock: socket.socket) -> None:
-    """Socket options for bulk data. TCP buffers are left to the kernel, which sizes them for the path's delay."""
-    if sock.family == socket.AF_UNIX:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_BUFFER_BYTES)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LOCAL_BUFFER_BYTES)
-    else:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        contact.probe(sock)
-
-
-def _local_name(host: str, port: int) -> str:
-    return f"\0elastic-ring/{host}/{port}"
-
-
-def _local_door(host: str, port: int) -> list[socket.socket]:
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        door.bind(_local_name(host, port))
-    except OSError:  # the name is taken by another user: TCP serves alone
-        door.close()
-        return []
-    door.listen(MAX_PENDING)
-    return [door]
-
-
-def _same_user(sock: socket.socket) -> bool:
-    """An abstract name has no file mode, so the kernel's word about the other side takes its place."""
-    if sock.family != socket.AF_UNIX:
-        return True
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(raw)
-    return bool(uid == os.geteuid())
-
-
-def _refuse(sock: socket.socket, reason: str) -> None:
-    with contextlib.suppress(OSError):
-        sock.send(encode_refusal(reason))
-    sock.close()

@@ -25,6 +25,8 @@ from elastic.checkpoints.series import newest_in_memory
 from elastic.checkpoints.settings import Settings
 from elastic.client import AgentClient
 from elastic.config import RingKind, Timing
+from elastic.doors.refusals import Refusals
+from elastic.doors.roles import VARIABLE
 from elastic.errors import Disagree, ExitCode, JoinMissed, LeaderOnly, LeftAlone
 from elastic.journal import Journal
 from elastic.messages import (
@@ -52,6 +54,7 @@ from runtime.orders import Orders
 from runtime.partial import Json, Partial
 from runtime.process_group import meeting
 from runtime.rings import Rings
+from runtime.seal import Seal
 from runtime.session import Going, JoinMeta, Op, Place, StepRecord
 from runtime.standing import Standing
 from runtime.state import Carrier
@@ -85,12 +88,16 @@ class Member:
             node=self._node,
             worker_id=self.worker_id,
         )
+        certs, refusals = environment.get(VARIABLE), Refusals(self._journal)
+        seal = Seal(Path(certs) if certs else None)
         self._listener = Listener(
             environment.get("ELASTIC_HOST", "127.0.0.1"),
             job=self.job,
             me=self.worker_id,
             token_of=self._token_of,
             serve_copy=self._serve_copy,
+            seal=seal,
+            on_refused=lambda because, caller: refusals.say(because, at="worker", peer=caller),
         )
         host, port = self._listener.address
         meet = meeting(nccl.make_group, host, device) if kind is RingKind.NCCL else None
@@ -100,7 +107,7 @@ class Member:
         self._standing = Standing(self.worker_id, rings, self._send, self._journal, self.sums_on)
         self._standing.position = replace(self._standing.position, phase=Phase.FRESH)
         self._donor = Donor(self._standing, self._journal)
-        self._asker = Asker(self.job, self.worker_id)
+        self._asker = Asker(self.job, self.worker_id, seal)
         self._orders = Orders(self._standing, self._asker, self._send, self._journal)
         self._admission = Admission(self._standing, self._orders, self._asker, self._journal)
         self._applied = 0

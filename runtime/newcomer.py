@@ -12,6 +12,7 @@ from runtime.copy import CopyConnection, CopyFailed, open_copy
 from runtime.partial import Json, Partial, Scalars
 from runtime.resultlog import Entry
 from runtime.ring import Peer
+from runtime.seal import PLAIN, Seal
 from runtime.session import JoinMeta, Op, OpKind
 from runtime.state import Carrier
 
@@ -27,8 +28,9 @@ class Asker:
     also while generations end that this donor survives.
     """
 
-    def __init__(self, job: str, worker_id: str) -> None:
+    def __init__(self, job: str, worker_id: str, seal: Seal = PLAIN) -> None:
         self.job = job
+        self._seal = seal
         self.worker_id = worker_id
         self._asking: CopyConnection | None = None
         self._following: tuple[str, CopyConnection] | None = None
@@ -91,6 +93,7 @@ class Asker:
             plan=generation.digest(),
             token=generation.token,
             deadline_s=CONNECT_S,
+            seal=self._seal,
         )
 
     def meta(self, generation: Generation) -> JoinMeta | None:

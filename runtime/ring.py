@@ -19,9 +19,10 @@ from typing import Protocol
 from elastic.errors import BuildFailed, GenerationEnded, RingBroken
 from runtime.contact import LOOK_S, Lookout
 from runtime.dial import Dial
-from runtime.hello import Hello, HelloRefused, Welcome, encode_refusal, encode_welcome, same_token
+from runtime.hello import Hello, HelloRefused, Welcome, encode_refusal, encode_welcome, is_proven, proven_welcome
 from runtime.link import Frame, Kind, Link, LinkError, Sink
-from runtime.listener import Arrivals, Listener, tune
+from runtime.listener import Arrivals, Listener
+from runtime.local import tune
 from runtime.transport import Transport
 
 __all__ = ["Listener", "Operation", "Peer", "Ring", "build"]
@@ -308,8 +309,8 @@ def build(
     Raises BuildFailed naming the members without a connection, GenerationEnded soon after `cancelled` is set.
     """
     rank = [peer.worker_id for peer in peers].index(me)
-    welcome = Welcome(generation, me, plan, token, offer)
-    builder = _Builder(job, welcome, peers, rank, listener.address[0])
+    welcome = Welcome(generation, me, plan, offer)
+    builder = _Builder(job, welcome, token, peers, rank, listener)
     try:
         with listener.expecting(generation) as arrivals:
             builder.connect(arrivals, time.monotonic() + deadline_s, cancelled)
@@ -326,8 +327,11 @@ def build(
 
 
 class _Builder:
-    def __init__(self, job: str, welcome: Welcome, peers: Sequence[Peer], rank: int, host: str) -> None:
-        self._job, self._welcome = job, welcome
+    def __init__(
+        self, job: str, welcome: Welcome, token: str, peers: Sequence[Peer], rank: int, listener: Listener
+    ) -> None:
+        self._job, self._welcome, self._token = job, welcome, token
+        self._listener = listener
         self._first = peers[0].worker_id
         self.offer = welcome.offer if rank == 0 else ""
         self._younger = {peer.worker_id for peer in peers[rank + 1 :]}
@@ -336,8 +340,10 @@ class _Builder:
             peer.worker_id: Dial(
                 peer.host,
                 peer.port,
-                Hello(job, welcome.generation, welcome.worker_id, peer.worker_id, "ring", welcome.plan, welcome.token),
-                local=peer.host == host,
+                Hello(job, welcome.generation, welcome.worker_id, peer.worker_id, "ring", welcome.plan),
+                token,
+                local=peer.host == listener.address[0],
+                seal=listener.seal,
             )
             for peer in peers[:rank]
         }
@@ -382,8 +388,11 @@ class _Builder:
 
     def _admit(self, sock: socket.socket, hello: Hello) -> None:
         objection = self._objection(hello)
+        if objection:
+            self._listener.refused(objection, sock)
+        answer = encode_refusal(objection) if objection else encode_welcome(self._answer(hello))
         try:
-            sock.send(encode_refusal(objection) if objection else encode_welcome(self._welcome))
+            sock.send(answer)
         except OSError:  # it has hung up, and calls again if it lives
             sock.close()
             return
@@ -396,8 +405,11 @@ class _Builder:
             earlier.close()
         self.connections[hello.worker_id] = sock
 
+    def _answer(self, hello: Hello) -> Welcome:
+        return proven_welcome(self._welcome, hello, self._token)
+
     def _objection(self, hello: Hello) -> str:
-        if not same_token(self._welcome.token, hello.token):
+        if not is_proven(hello, self._token):
             return "the token is not the generation's"
         if hello.worker_id not in self._younger:
             return f"{hello.worker_id} is no younger member of generation {hello.generation}"

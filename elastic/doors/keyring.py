@@ -40,15 +40,15 @@ class Certificate:
     key: bytes
     roots: bytes
 
-    def context(self, purpose: ssl.Purpose) -> ssl.SSLContext:
-        """Both sides show certificates; whose they are is asked of the connection, not of its address."""
-        context = ssl.SSLContext(
-            ssl.PROTOCOL_TLS_SERVER if purpose is ssl.Purpose.CLIENT_AUTH else ssl.PROTOCOL_TLS_CLIENT
-        )
+    def context(self, *, called: bool) -> ssl.SSLContext:
+        """Of the side that is called, or that calls. Both show certificates; whose they are is asked of the connection,
+        not of its address."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if called else ssl.PROTOCOL_TLS_CLIENT)
+        if called:
+            context.num_tickets = 0
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
-        context.num_tickets = 0
         context.load_verify_locations(cadata=self.roots.decode())
         context.load_cert_chain(self.path)
         return context

@@ -20,7 +20,8 @@ from multiprocessing.connection import Connection
 import torch
 
 from runtime.copy import CopyConnection, CopyFailed, open_copy
-from runtime.listener import Listener, tune
+from runtime.listener import Listener
+from runtime.local import tune
 from runtime.ring import Peer
 from tests.bench.intervals import median_interval, ratios
 

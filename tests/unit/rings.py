@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TypeVar
 
-from runtime.hello import Hello
+from runtime.hello import Hello, decode_challenge, encode_hello, proven_hello
+from runtime.listener import Refused, ServeCopy
 from runtime.ring import Listener, Peer, Ring, build
+from runtime.seal import PLAIN, Seal
 
 T = TypeVar("T")
 JOB = "job"
@@ -23,16 +26,54 @@ def ignore_copies(sock: socket.socket, hello: Hello) -> None:
     """A serve_copy for listeners which are not asked for copies."""
 
 
-def listener(me: str, host: str = "127.0.0.1") -> Listener:
-    return Listener(host, job=JOB, me=me, token_of=lambda generation: TOKEN, serve_copy=ignore_copies)
+def listener(
+    me: str,
+    host: str = "127.0.0.1",
+    seal: Seal = PLAIN,
+    on_refused: Refused = lambda because, caller: None,
+    serve_copy: ServeCopy = ignore_copies,
+) -> Listener:
+    return Listener(
+        host,
+        job=JOB,
+        me=me,
+        token_of=lambda generation: TOKEN if generation == 1 else None,
+        serve_copy=serve_copy,
+        seal=seal,
+        on_refused=on_refused,
+    )
+
+
+def message_of(sock: socket.socket) -> bytes:
+    """The body of the next one."""
+    with sock.makefile("rb") as file:
+        (size,) = struct.unpack(">I", file.read(4))
+        return file.read(size)
+
+
+def rest_of(sock: socket.socket) -> bytes:
+    """Everything until the other side closes."""
+    said = b""
+    with suppress(ConnectionResetError):  # it has closed while there was more of ours to read
+        while part := sock.recv(65_536):
+            said += part
+    return said
+
+
+def called(sock: socket.socket, hello: Hello, token: str = TOKEN) -> None:
+    """Say hello, as an honest caller."""
+    sock.sendall(encode_hello(proven_hello(hello, decode_challenge(message_of(sock)), token)))
 
 
 @contextmanager
-def listeners(names: Sequence[str], hosts: Sequence[str] | None = None) -> Iterator[dict[str, Listener]]:
+def listeners(
+    names: Sequence[str], hosts: Sequence[str] | None = None, seals: Sequence[Seal] = ()
+) -> Iterator[dict[str, Listener]]:
     with ExitStack() as stack:
         opened = {}
-        for name, host in zip(names, hosts or ["127.0.0.1"] * len(names), strict=True):
-            opened[name] = listener(name, host)
+        plain = [PLAIN] * len(names)
+        for name, host, seal in zip(names, hosts or ["127.0.0.1"] * len(names), seals or plain, strict=True):
+            opened[name] = listener(name, host, seal)
             stack.callback(opened[name].close)
         yield opened
 
@@ -82,9 +123,9 @@ def build_all(opened: dict[str, Listener], generation: int = 1) -> list[Ring]:
 
 
 @contextmanager
-def rings(world_size: int, hosts: Sequence[str] | None = None) -> Iterator[list[Ring]]:
+def rings(world_size: int, hosts: Sequence[str] | None = None, seals: Sequence[Seal] = ()) -> Iterator[list[Ring]]:
     """One built ring, as each of its members sees it; all are aborted first, so a failed test cannot hang."""
-    with listeners([f"w{rank}" for rank in range(world_size)], hosts) as opened:
+    with listeners([f"w{rank}" for rank in range(world_size)], hosts, seals) as opened:
         built = build_all(opened)
         try:
             yield built

@@ -32,20 +32,22 @@ from runtime.hello import (
     decode_hello,
     encode_hello,
     encode_welcome,
-    same_token,
+    is_proven,
+    proven_hello,
+    proven_welcome,
 )
 from runtime.link import _HEAD, _MAGIC, Frame, Kind, Link, LinkError
 from runtime.partial import Partial
 from runtime.reduce import exchange, exchange_native
 from runtime.ring import Ring
 from tests.unit.broken import DEEP, documents, json_bytes, mutated
-from tests.unit.rings import GENEROUS_S, JOB, TOKEN, listener
+from tests.unit.rings import GENEROUS_S, JOB, TOKEN, called, listener, message_of, rest_of
 
 quick = settings(max_examples=int(os.environ.get("FUZZ", "60")))
 few = settings(max_examples=int(os.environ.get("FUZZ", "40")))
 
-HELLO = Hello(JOB, 1, "b", "a", "ring", "plan", TOKEN)
-WELCOME = Welcome(1, "a", "plan", TOKEN)
+HELLO = proven_hello(Hello(JOB, 1, "b", "a", "ring", "plan"), "challenge", TOKEN)
+WELCOME = proven_welcome(Welcome(1, "a", "plan"), HELLO, TOKEN)
 HALF = b'"\\ud800"'
 """Half of a character, which JSON can spell."""
 
@@ -55,28 +57,29 @@ def body_of(message: bytes) -> bytes:
 
 
 HELLO_BODY, WELCOME_BODY = body_of(encode_hello(HELLO)), body_of(encode_welcome(WELCOME))
+PROOF = json.dumps(HELLO.proof).encode()
 
 
 @quick
 @given(mutated(st.just(HELLO_BODY)) | json_bytes() | documents(json.loads(HELLO_BODY)))
 @example(DEEP)
-@example(HELLO_BODY.replace(b'"secret"', HALF))
+@example(HELLO_BODY.replace(PROOF, HALF))
 def test_a_hello_is_read_or_refused(message: bytes) -> None:
     try:
         hello = decode_hello(message)
     except HelloRefused:
         return
     assert decode_hello(body_of(encode_hello(hello))) == hello
-    assert same_token(TOKEN, hello.token) == (hello.token == TOKEN)
+    assert is_proven(hello, TOKEN) == (hello == HELLO), "what is proven is all of it"
 
 
 @quick
 @given(mutated(st.just(WELCOME_BODY)) | json_bytes() | documents(json.loads(WELCOME_BODY)))
-@example(WELCOME_BODY.replace(b'"secret"', HALF))
-@example(b'{"v":1,"refused":' + HALF + b"}")
+@example(WELCOME_BODY.replace(json.dumps(WELCOME.proof).encode(), HALF))
+@example(b'{"v":2,"refused":' + HALF + b"}")
 def test_an_answer_is_read_or_refused(message: bytes) -> None:
     with suppress(HelloRefused):
-        check_welcome(decode_answer(message), HELLO)
+        check_welcome(decode_answer(message), HELLO, TOKEN)
 
 
 @quick
@@ -91,18 +94,16 @@ def test_a_message_is_collected_or_refused(data: bytes) -> None:
             assert message is not None and len(message) <= len(data)
 
 
-@pytest.mark.parametrize(
-    "body", [DEEP[:60_000], HELLO_BODY.replace(b'"secret"', HALF), b"\xff\xfe", b"1" * 5000, b"{}"]
-)
+@pytest.mark.parametrize("body", [DEEP[:60_000], HELLO_BODY.replace(PROOF, HALF), b"\xff\xfe", b"1" * 5000, b"{}"])
 def test_a_listener_outlives_whoever_talks_nonsense(body: bytes) -> None:
     with closing(listener("a")) as opened:
         with socket.create_connection(opened.address, GENEROUS_S) as caller:
             caller.sendall(struct.pack(">I", len(body)) + body)
-            assert b"refused" in caller.recv(65_536)
+            assert b"refused" in rest_of(caller)
         with socket.create_connection(opened.address, GENEROUS_S) as caller:
             caller.settimeout(GENEROUS_S)
-            caller.sendall(encode_hello(replace(HELLO, purpose="copy")))
-            assert decode_answer(body_of(caller.recv(65_536))).worker_id == "a"
+            called(caller, replace(HELLO, purpose="copy"))
+            assert decode_answer(message_of(caller)).worker_id == "a"
 
 
 # ------------------------------------------------------------------------------------------------------- copies

@@ -14,19 +14,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from elastic.errors import BuildFailed, GenerationEnded, RingBroken
-from runtime.hello import Hello, encode_hello
+from runtime.hello import Hello
 from runtime.partial import Partial
 from runtime.reduce import exchange
 from runtime.ring import Peer, Ring
 from tests.unit.rings import (
     GENEROUS_S,
     JOB,
-    TOKEN,
     build_all,
     build_one,
+    called,
     everyone,
     listeners,
     peers_of,
+    rest_of,
     rings,
     wait_until,
 )
@@ -170,7 +171,7 @@ def test_nonsense_is_refused_and_the_listener_lives(message: bytes) -> None:
         with socket.create_connection(opened["a"].address) as stranger:
             stranger.settimeout(GENEROUS_S)
             stranger.sendall(message)
-            assert b"refused" in stranger.recv(4096)
+            assert b"refused" in rest_of(stranger)
         for ring in build_all(opened):
             ring.close()
 
@@ -178,8 +179,9 @@ def test_nonsense_is_refused_and_the_listener_lives(message: bytes) -> None:
 def test_a_hello_of_another_job_is_refused() -> None:
     with listeners(["a"]) as opened, socket.create_connection(opened["a"].address) as stranger:
         stranger.settimeout(GENEROUS_S)
-        stranger.sendall(encode_hello(Hello("other", 1, "b", "a", "ring", "plan", TOKEN)))
-        assert JOB.encode() in stranger.recv(4096)
+        hello = Hello("other", 1, "b", "a", "ring", "plan")
+        called(stranger, hello)
+        assert JOB.encode() in rest_of(stranger)
 
 
 @pytest.mark.parametrize("hosts", [["127.0.0.1"] * 2, ["127.0.0.1", "127.0.0.2"]], ids=["unix", "tcp"])
