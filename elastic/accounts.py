@@ -31,6 +31,11 @@ class Accounts:
         """The first step that is not in the ledger yet."""
         return self._ledger.next_step
 
+    @property
+    def settled(self) -> bool:
+        """Whether everything that was acknowledged is on file."""
+        return self._ledger.waiting == 0
+
     def keep(self, worker_id: str, text: str) -> None:
         """A line of the ledger. Two workers that differ about a step train two models: the job must end.
 

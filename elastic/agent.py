@@ -13,30 +13,33 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from elastic import lifeline, process, stacks, supervision
+import elastic
+from elastic import handover, heirloom, supervision
 from elastic import reach as reaching
 from elastic.accounts import Accounts
 from elastic.attendance import Attendance, Ended
 from elastic.config import JobSpec, RingKind, check_name
+from elastic.crew import Crew, Employed
 from elastic.departure import OPERATOR, Departure
 from elastic.detector import Detector, Health
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.files import read_job
+from elastic.handover import Handed, Place, Refused
+from elastic.heirloom import Heirloom
 from elastic.joblock import JobLock
 from elastic.journal import Journal, journal_path
 from elastic.ledger import Ledger
-from elastic.lifeline import Lifeline
 from elastic.messages import (
     Announce,
     Close,
@@ -57,14 +60,13 @@ from elastic.messages import (
     WorkerFrozen,
 )
 from elastic.mpirun import Mpirun
-from elastic.process import WorkerProcess
 from elastic.reach import Reach
 from elastic.resume import read_settings
 from elastic.slots import SlotFile
 from elastic.spot import choose
 from elastic.spot.source import Source
 from elastic.standing import Standing
-from elastic.starter import Start, Starter
+from elastic.starter import Starter
 from elastic.stdout import Stdout
 from elastic.supervision import Slot
 from elastic.switchboard import Switchboard
@@ -73,6 +75,12 @@ GRACE_S = 30.0
 """From SIGTERM until this process is killed, where nobody has said otherwise: Kubernetes' default."""
 
 LOOPBACK = "127.0.0.1"
+
+CALM_S = 15.0
+"""How long a moment is waited for in which another program can take over."""
+
+HAND_OVER_S = 5.0
+"""For the workers to end their streams. One that is frozen does not."""
 
 SPAWN_PAUSE_S = 0.2
 """A successor starts when the survivors have had this machine's time for their recovery."""
@@ -85,6 +93,7 @@ class Agent:
     rest: the leader gives places to whoever is there, and who gets none is a spare.
     grace_s: from SIGTERM until this process may be killed: time for leaving in order. None: GRACE_S where others go on,
     and where they do not, SIGTERM stops the workers at once.
+    handed: by the program before this one in the same process, with its workers. Raises what heirloom.read does.
     """
 
     def __init__(
@@ -97,6 +106,7 @@ class Agent:
         journal: Journal,
         ledger: Ledger,
         reach: Reach,
+        handed: Handed | None = None,
     ) -> None:
         self._grace_s = grace_s
         self._reach = reach
@@ -108,39 +118,56 @@ class Agent:
         self._checkpoints = read_settings(job_dir)
         self._slot_file = SlotFile(job_dir / f"{node}.slots.json")
         self._slots_refused = False
-        self._slot_file.end_leftovers()
-        before = self._slot_file.incarnations
-        self._slots = [supervision.new(node, n, spec, before.get(n, -1) + 1) for n in range(slots + spec.spares)]
+        self._handed = handed
+        self._heirloom = heirloom.read(handed.state) if handed is not None else self._begin(slots + spec.spares)
+        self._slots = list(self._heirloom.slots)
+        self._standing = self._heirloom.standing
+        self._place = Place(job_dir, node)
+        self._hands_over = False
+        self._deferred: list[int] = []
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        self._processes: dict[str, WorkerProcess] = {}
-        self._lifelines: dict[str, Lifeline] = {}
-        self._pids: dict[str, int] = {}
-        self._frozen: set[str] = set()
-        self._standing = Standing()
-        for slot, newest in before.items():
-            for incarnation in range(max(0, newest - 63), newest + 1):
-                self._standing.heard(WorkerDead(f"{node}.{slot}.{incarnation}", "its agent ended"))
+        self._frozen = set(self._heirloom.frozen)
         self._detector = Detector(spec.timing, time.monotonic())
         self._stdout = Stdout()
-        self._starter = Starter(spec, job_dir / "logs", node, journal)
+        self._crew = Crew(Starter(spec, job_dir / "logs", node, journal), job_dir / "logs", journal, self)
         self._mpirun = Mpirun(job_dir / "logs" / "mpirun.log", journal, self._on_rank_lost)
-        self._attendance = Attendance(spec, job_dir, node, slots, journal, self, reach)
+        self._attendance = Attendance(spec, job_dir, node, slots, journal, self, reach, self._heirloom.term)
         self._switchboard = Switchboard(spec.name, job_dir, node, journal, self)
         self._departure = Departure(journal, self)
         self._end: Ended | None = None
         self._late_failure = False
         self._stop_status: int | None = None
         self._stops_when_empty = False
-        self._exits = asyncio.Event()
         self._all_over = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _begin(self, slots: int) -> Heirloom:
+        """Of an agent that finds nothing but what a killed one may have left. Raises ConfigError."""
+        self._slot_file.end_leftovers()
+        before, standing = self._slot_file.incarnations, Standing()
+        for slot, newest in before.items():
+            for incarnation in range(max(0, newest - 63), newest + 1):
+                standing.heard(WorkerDead(f"{self._node}.{slot}.{incarnation}", "its agent ended"))
+        new = (supervision.new(self._node, n, self._spec, before.get(n, -1) + 1) for n in range(slots))
+        return Heirloom(tuple(new), (), standing, frozenset(), 0)
 
     async def run(self, notices: Sequence[Source]) -> int:
         """Until the job is over and its workers are gone, or a signal came. Returns the exit code."""
         loop = asyncio.get_running_loop()
         for sent in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sent, self._on_signal, sent)
+        loop.add_signal_handler(handover.SIGNAL, lambda: self._tasks.add(loop.create_task(self._hand_over())))
+        self._crew.take_over(self._heirloom.workers)
+        for worker in self._heirloom.workers:
+            if worker.announced:
+                self._detector.watch(worker.worker_id, time.monotonic())
         await self._switchboard.listen()
         self._departure.watch(notices)
+        handover.hear()
+        self._place.ready()
+        if self._handed is not None:
+            self._journal.write("agent_took_over", version=elastic.__version__, workers=len(self._heirloom.workers))
+            self._place.say(self._handed.request)
         if self._spec.ring is RingKind.MPI:
             await self._mpirun.start([slot.worker_id for slot in self._slots])
         for number in range(len(self._slots)):
@@ -160,7 +187,8 @@ class Agent:
                 running.cancel()
             await asyncio.gather(attending, watching, over, return_exceptions=True)
             self._departure.close()
-            await self._kill_all()
+            self.for_all_slots(supervision.Stop())
+            await self._crew.end()  # nothing survives this agent, whatever ended it
             await self._mpirun.close()
             await self._switchboard.close()
             if dropped := self._stdout.close(wait_s=1.0):
@@ -176,6 +204,9 @@ class Agent:
     def _on_signal(self, number: signal.Signals) -> None:
         """The first asks the workers to stop, or, of SIGTERM where there is time, to leave in order; another one stops
         and then kills them."""
+        if self._hands_over:
+            self._deferred.append(number)
+            return
         self._journal.write("agent_signalled", signal=signal.Signals(number).name)
         in_order = number == signal.SIGTERM and (self.has_others or self._grace_s is not None)
         if in_order and not self._stops_when_empty and self._stop_status is None:
@@ -183,11 +214,58 @@ class Agent:
             self._departure.asked(self._grace_s or GRACE_S, "it was asked to stop (SIGTERM)", source="SIGTERM")
             return
         if self._stop_status is not None:
-            for worker in self._processes.values():
-                worker.signal(signal.SIGKILL)
+            self._crew.kill_all()
             return
         self._stop_status = 128 + number
         self.for_all_slots(supervision.Stop())
+
+    # ------------------------------------------------------------------------------- another program's turn
+
+    async def _hand_over(self) -> None:
+        """Become another program, if somebody asks for it and nothing is in the way. The workers notice nothing but a
+        stream that ends and is opened again; the leader, that this agent attends anew."""
+        try:
+            request = self._place.request()
+            if self._hands_over:
+                raise Refused("it is being replaced already")
+        except Refused as refused:
+            self._journal.write("handover_refused", because=str(refused))
+            return
+        try:
+            await handover.until(lambda: not self._in_the_way, CALM_S)
+            await handover.check(request, heirloom.READER, self._state([]))
+            if because := self._in_the_way:
+                raise Refused(because)
+        except Refused as refused:
+            self._journal.write("handover_refused", because=str(refused))
+            self._place.say(request, refused=str(refused))
+            return
+        self._hands_over = True
+        await self._switchboard.hand_over(HAND_OVER_S)
+        await self._switchboard.close()
+        await self._crew.end_starting()
+        self._stdout.close(wait_s=1.0)
+        self._journal.write("agent_hands_over", version=elastic.__version__)
+        state = self._state(self._crew.hand_over())
+        self._place.go(request, ["elastic.agent", *sys.argv[1:]], state, self._deferred)
+
+    @property
+    def _in_the_way(self) -> str:
+        """Why no other program can take over now, or nothing."""
+        if self._end is not None or self._stop_status is not None:
+            return "the job ends here"
+        if self._stops_when_empty or not self._departure.stays:
+            return "the node leaves the job"
+        if self._spec.ring is RingKind.MPI:
+            return "mpirun holds the ranks of its workers; the job has to end first"
+        if any(slot.phase is supervision.Phase.STARTING for slot in self._slots):
+            return "a worker is just being started"
+        if not self._accounts.settled:
+            return "the disk is full, and lines of steps.jsonl are in memory only"
+        return ""
+
+    def _state(self, workers: Sequence[Employed]) -> dict[str, Any]:
+        return heirloom.write(self._slots, workers, self._standing, self._frozen, self._attendance.term)
 
     # ------------------------------------------------------------------------------------------- slots
 
@@ -237,7 +315,7 @@ class Agent:
         if (timer := self._timers.pop(number, None)) is not None:
             timer.cancel()
         slot = self._slots[number]
-        if slot.deadline_s < math.inf:
+        if slot.deadline_s < math.inf and not self._hands_over:
             first = slot.deadline_s == -math.inf
             wait_s = 0.0 if first else max(SPAWN_PAUSE_S, slot.deadline_s - time.monotonic())
             self._timers[number] = asyncio.get_running_loop().call_later(
@@ -245,7 +323,6 @@ class Agent:
             )
 
     def _spawn(self, number: int, worker_id: str, restarted: bool) -> None:
-        line = Lifeline()
         settings = {
             "ELASTIC_AGENT_SOCKET": self._switchboard.path,
             "ELASTIC_WORKER_ID": worker_id,
@@ -259,41 +336,18 @@ class Agent:
             "ELASTIC_RETAIN_RESULTS": "1" if self._spec.retain_results else "0",
             "ELASTIC_RING": str(self._spec.ring),
             "ELASTIC_TIMING": json.dumps(asdict(self._spec.timing)),
-            lifeline.VARIABLE: line.path,
             **self._reach.settings(),
             **self._checkpoints.to_environment(),
             **self._mpirun.settings(worker_id),
         }
+        self._crew.start(number, worker_id, settings, restarted=restarted)
 
-        def started(worker: WorkerProcess, cold: str) -> None:
-            self._lifelines[worker_id] = line
-            self._processes[worker_id] = worker
-            self._pids[worker_id] = worker.pid
-            self._slot_file.spawned(number, self._slots[number].incarnation, worker.pid)
-            self._journal.write(
-                "worker_started",
-                worker_id=worker_id,
-                pid=worker.pid,
-                restarted=restarted,
-                start="cold" if cold else "forked",
-                because=cold,
-            )
-            self._supervise(number, supervision.Spawned(worker.pid))
+    def on_started(self, number: int, worker_id: str, pid: int) -> None:
+        self._slot_file.spawned(number, self._slots[number].incarnation, pid)
+        self._supervise(number, supervision.Spawned(pid))
 
-        def failed(because: str) -> None:
-            line.close()
-            self._supervise(number, supervision.SpawnFailed(because))
-
-        self._starter.start(
-            Start(
-                settings=settings,
-                log=self._job_dir / "logs" / f"{worker_id}.log",
-                on_line=lambda text: self._on_line(worker_id, text),
-                on_exit=lambda status: self._on_exit(number, worker_id, status),
-                started=started,
-                failed=failed,
-            )
-        )
+    def on_not_started(self, number: int, because: str) -> None:
+        self._supervise(number, supervision.SpawnFailed(because))
 
     def _served(self, worker_id: str) -> None:
         if any(slot.worker_id == worker_id and not slot.served for slot in self._slots):
@@ -301,49 +355,27 @@ class Agent:
 
     def _signal(self, slot: Slot, number: signal.Signals) -> None:
         self._journal.write("worker_signalled", worker_id=slot.worker_id, signal=number.name)
-        if slot.worker_id in self._processes:
-            self._processes[slot.worker_id].signal(number)
+        self._crew.signal(slot.worker_id, number)
 
-    def _on_line(self, worker_id: str, line: bytes) -> None:
+    def on_line(self, worker_id: str, line: bytes) -> None:
         if worker_id == self._standing.leader:
             self._stdout.put(line)
 
-    def _watch_lifeline(self, worker_id: str) -> None:
-        """The worker has announced itself, so it holds its lifeline, if it ever will."""
-        loop = asyncio.get_running_loop()
-
-        def on_death() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
-                loop.call_soon_threadsafe(self._on_dying, worker_id)
-
-        self._lifelines[worker_id].watch(on_death)
-
-    def _on_dying(self, worker_id: str) -> None:
-        """Its pidfd will be ready in a while; then the worker is reaped and replaced."""
-        if (worker := self._processes.get(worker_id)) is None:
-            return
-        status = process.ending_status(worker.pid)
-        because = supervision.describe(status)
-        self._journal.write("worker_dying", worker_id=worker_id, pid=worker.pid, because=because)
+    def on_dying(self, worker_id: str, status: int) -> None:
         self._say_how_far(worker_id)
         self.supervise_worker(worker_id, supervision.Dying(status))
 
     def _on_rank_lost(self, worker_id: str) -> None:
-        if worker_id in self._processes:
-            self._processes[worker_id].signal(signal.SIGKILL)
+        self._crew.signal(worker_id, signal.SIGKILL)
 
     def _say_how_far(self, worker_id: str) -> None:
         """Its last beat may be old, and nobody else may be left to say how far the job had come."""
         self.say(Progress(worker_id, 0, 0, self._accounts.next_step, "gone"))
 
-    def _on_exit(self, number: int, worker_id: str, status: int) -> None:
+    def on_exit(self, number: int, worker_id: str, status: int, last_words: Callable[[], str]) -> None:
         because = supervision.describe(status)
-        self._journal.write("worker_exited", worker_id=worker_id, pid=self._pids.pop(worker_id, 0), because=because)
-        worker = self._processes.pop(worker_id)
-        self._lifelines.pop(worker_id).close()
         if self._mpirun.left(worker_id):
             status = -signal.SIGKILL  # its own words are those of the MPI library, about what somebody else did
-        self._exits.set()
         self._detector.forget(worker_id)
         self._frozen.discard(worker_id)
         self._accounts.keep_left_behind(worker_id)
@@ -351,35 +383,19 @@ class Agent:
         if self._end is not None and not self._end.exit_code and 0 < status != ExitCode.FENCED:
             self._late_failure = True
             print(f"elastic: {worker_id} {because} after the job was complete", file=sys.stderr)
-        self._supervise(number, supervision.Exited(status, worker.last_words() if status else ""))
-
-    def _show_stacks(self, worker_id: str) -> None:
-        """At the end of its log: where the threads are of one that is given up. Also if it holds the interpreter."""
-        if worker_id in self._processes and stacks.ask(self._processes[worker_id].pid):
-            self._journal.write("stacks_asked", worker_id=worker_id)
-
-    async def _kill_all(self) -> None:
-        """Nothing survives this agent, whatever ended it."""
-        self._starter.close()
-        self.for_all_slots(supervision.Stop())
-        for worker in self._processes.values():
-            worker.signal(signal.SIGKILL)
-        while self._processes:
-            self._exits.clear()
-            await self._exits.wait()
+        self._supervise(number, supervision.Exited(status, last_words() if status else ""))
 
     # ----------------------------------------------------------------------------------- the workers speak
 
     def employs(self, worker_id: str) -> bool:
-        return worker_id in self._processes
+        return worker_id in self._crew
 
     def on_word(self, worker_id: str, word: Word) -> None:
         match word:
             case Announce():
-                self._pids[worker_id] = word.pid
                 self._detector.watch(worker_id, time.monotonic())
                 self.supervise_worker(worker_id, supervision.Joined())
-                self._watch_lifeline(worker_id)
+                self._crew.announced(worker_id, word.pid)
             case RingUp() | Progress() if word.generation:
                 self._served(worker_id)
             case Failed():
@@ -432,7 +448,7 @@ class Agent:
                 case Close():
                     self.supervise_worker(worker_id, supervision.JobOver(complete=order.exit_code == 0))
             if isinstance(order, Fence) and worker_id not in self._frozen:
-                self._show_stacks(worker_id)
+                self._crew.show_stacks(worker_id)
             if isinstance(order, Fence | Release | Close):
                 because = getattr(order, "because", "released")
                 self._journal.write("ordered", worker_id=worker_id, order=type(order).__name__, because=because)
@@ -465,13 +481,13 @@ class Agent:
             self._settle_slots()
             now_s = time.monotonic()
             for worker_id in self._detector.suspects(now_s):
-                if (seen := process.facts(self._pids.get(worker_id, 0))) is not None:
+                if (seen := self._crew.facts(worker_id)) is not None:
                     self._detector.look(worker_id, seen)
             for worker_id, verdict in self._detector.judge(now_s).items():
                 if verdict.health is Health.FROZEN and worker_id not in self._frozen:
                     self._frozen.add(worker_id)
                     self._journal.write("worker_frozen", worker_id=worker_id, because=verdict.because)
-                    self._show_stacks(worker_id)
+                    self._crew.show_stacks(worker_id)
                     self.supervise_worker(worker_id, supervision.FoundFrozen())
                     self.say(WorkerFrozen(worker_id, verdict.because))
                 elif verdict.health is Health.ALIVE and worker_id in self._frozen:
@@ -504,6 +520,7 @@ def main(argv: list[str] | None = None) -> int:
         f"{GRACE_S:g} where the job goes on elsewhere, and none where it does not",
     )
     reaching.add_options(parser)
+    parser.add_argument(handover.OPTION, type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     try:
         check_name("--node", options.node)
@@ -511,6 +528,7 @@ def main(argv: list[str] | None = None) -> int:
             raise ConfigError(f"--slots={options.slots} must be >= 1")
         choose.check_grace(options.grace)
         notices = choose.sources(choose.check(options.notices), os.environ)
+        handed = Handed.read(options.handover) if options.handover is not None else None
         job_dir = options.job_dir.resolve()
         spec = read_job(job_dir)
         who = f"agent-{options.node}"
@@ -531,6 +549,7 @@ def main(argv: list[str] | None = None) -> int:
                     journal,
                     ledger,
                     reach,
+                    handed,
                 )
                 return await agent.run(notices)
 

@@ -73,8 +73,10 @@ class Attendance:
         journal: Journal,
         attendant: Attendant,
         reach: Reach,
+        term: int = 0,
     ) -> None:
-        """Raises ConfigError for certificates that cannot be used."""
+        """term: of the newest leader that a program before this one has seen. Raises ConfigError for certificates that
+        cannot be used."""
         self._spec = spec
         self._door = reach.door()
         self._seeker = Seeker(lambda: reach.replicas or (self._address(),))
@@ -88,7 +90,7 @@ class Attendance:
         self._journal = journal
         self._attendant = attendant
         self._outbox: asyncio.Queue[pb.AgentWord] | None = None
-        self._term = 0
+        self._term = term
         self._welcomed = False
         self._over = False
         self._parting = False

@@ -55,6 +55,11 @@ class Backlog:
             self._unsent -= 1
             return self._held[-1 - self._unsent]
 
+    def send_again(self) -> None:
+        """What was sent and not acknowledged may be lost: take it from the beginning."""
+        with self._lock:
+            self._unsent = len(self._held)
+
     def acknowledged(self, up_to: int) -> None:
         """The agent has every record up to this number on file."""
         with self._lock:

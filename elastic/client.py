@@ -44,6 +44,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+SOON = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
+"""While a program takes another one's place, in a second or so, nobody listens."""
+
 CONNECT = ("grpc.min_reconnect_backoff_ms", 1000)
 """How long a replica may take to accept a connection. One on a machine that is gone does not even refuse it."""
 
@@ -80,15 +83,18 @@ class AgentClient:
         self._changed = threading.Condition()
         self._words: deque[Word] = deque()
         self._closing = False
+        self._moving = False
+        self._moves = 0
         self._ended = threading.Event()
-        self._channel = grpc.insecure_channel(f"unix:{socket_path}", options=CHANNEL_OPTIONS)
+        self._address = f"unix:{socket_path}"
+        self._hello = pb.WorkerHello(job=job, worker_id=self._worker_id, pid=os.getpid())
+        self._channel = grpc.insecure_channel(self._address, options=CHANNEL_OPTIONS)
         try:
             grpc.channel_ready_future(self._channel).result(CONNECT_S)
         except grpc.FutureTimeoutError:
             self._channel.close()
             raise AgentUnreachable(f"no agent answers on {socket_path} within {CONNECT_S:.0f} s") from None
-        hello = pb.WorkerHello(job=job, worker_id=self._worker_id, pid=os.getpid())
-        self._stream = AgentStub(self._channel).Serve(self._outgoing(hello))
+        self._stream = AgentStub(self._channel).Serve(self._outgoing())
         self._reader = threading.Thread(target=self._read, name="agent-client", daemon=True)
         self._reader.start()
 
@@ -121,12 +127,17 @@ class AgentClient:
         self._channel.close()
         self._backlog.close()
 
-    def _outgoing(self, hello: pb.WorkerHello) -> Iterator[pb.WorkerWord]:
-        yield pb.WorkerWord(hello=hello)
+    def _outgoing(self) -> Iterator[pb.WorkerWord]:
+        mine = self._moves
+        yield pb.WorkerWord(hello=self._hello)
         while True:
             with self._changed:
                 self._changed.wait_for(self._has_something)
-                word = self._words.popleft() if self._words else None
+                moving = self._moving or self._moves > mine
+                word = self._words.popleft() if self._words and not moving else None
+            if moving:
+                yield pb.WorkerWord(handover=pb.Handover())
+                return
             if word is not None:
                 yield pb.WorkerWord(word=codec.word_to_wire(word))
             elif (record := self._backlog.take()) is not None:
@@ -138,27 +149,48 @@ class AgentClient:
                 return
 
     def _has_something(self) -> bool:
-        return bool(self._words or self._closing or self._ended.is_set() or self._backlog.has_next)
+        return bool(self._words or self._closing or self._moving or self._ended.is_set() or self._backlog.has_next)
 
     def _read(self) -> None:
-        because = "the agent ended the stream"
-        try:
-            for message in self._stream:
-                if message.WhichOneof("content") == "kept":
-                    self._acknowledged(message.kept.up_to)
-                else:
-                    self._deliver(codec.order_from_wire(message.order))
-        except grpc.RpcError as error:
-            because = f"the stream to the agent broke: {_say(error)}"
-        except codec.WireError as error:
-            because = f"the agent does not speak this protocol: {error}"
-            self._stream.cancel()
+        because = self._read_stream()
+        while self._moving:
+            self._move()
+            because = self._read_stream()
         with self._changed:
             self._ended.set()
             closing = self._closing
             self._changed.notify()
         if not closing:
             self._on_lost(because)
+
+    def _read_stream(self) -> str:
+        """Until it ends. Returns why it did."""
+        try:
+            for message in self._stream:
+                match message.WhichOneof("content"):
+                    case "kept":
+                        self._acknowledged(message.kept.up_to)
+                    case "handover":
+                        with self._changed:
+                            self._moving = True
+                            self._changed.notify()
+                    case _:
+                        self._deliver(codec.order_from_wire(message.order))
+        except grpc.RpcError as error:
+            return f"the stream to the agent broke: {_say(error)}"
+        except codec.WireError as error:
+            self._stream.cancel()
+            return f"the agent does not speak this protocol: {error}"
+        return "the agent ended the stream"
+
+    def _move(self) -> None:
+        """To the program that takes the agent's place. It is the same process: if it ends, so does this one."""
+        self._channel.close()
+        self._channel = grpc.insecure_channel(self._address, options=(*CHANNEL_OPTIONS, *SOON))
+        self._backlog.send_again()
+        with self._changed:
+            self._moving, self._moves = False, self._moves + 1
+        self._stream = AgentStub(self._channel).Serve(self._outgoing(), wait_for_ready=True)
 
     def _acknowledged(self, up_to: int) -> None:
         self._backlog.acknowledged(up_to)

@@ -112,6 +112,11 @@ class Departure:
                 yield wish
 
     @property
+    def stays(self) -> bool:
+        """Whether nobody wants this node to leave."""
+        return self._stay.phase is Phase.STAYING
+
+    @property
     def is_done(self) -> bool:
         """Whether this node wanted to leave and no worker is on it any more."""
         idle = all(slot.phase in (supervision.Phase.AWAY, supervision.Phase.OVER) for slot in self._host.slots)

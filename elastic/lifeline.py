@@ -42,17 +42,31 @@ _libc.pthread_mutex_trylock.argtypes = (ctypes.c_void_p,)
 class Lifeline:
     """The agent's end of one worker's. `path`: what the worker has to `hold`, for as long as this process lives."""
 
-    def __init__(self) -> None:
-        self._file = os.memfd_create("lifeline", os.MFD_CLOEXEC)
-        os.ftruncate(self._file, SIZE)
-        self._page = _map(self._file)
-        self.path = f"/proc/{os.getpid()}/fd/{self._file}"
+    def __init__(self, file: int = -1) -> None:
+        """file: the descriptor that `hand_over` gave to the program before this one in the same process."""
+        self._watched = False
+        if file >= 0:
+            self._take(file)
+            os.set_inheritable(file, False)
+            return
+        file = os.memfd_create("lifeline", os.MFD_CLOEXEC)
+        os.ftruncate(file, SIZE)
+        self._take(file)
         attributes, mutex = self._page + ATTRIBUTES_AT, self._page + MUTEX_AT
         _check(_libc.pthread_mutexattr_init(attributes))
         _check(_libc.pthread_mutexattr_setpshared(attributes, PROCESS_SHARED))
         _check(_libc.pthread_mutexattr_setrobust(attributes, ROBUST))
         _check(_libc.pthread_mutex_init(mutex, attributes))
-        self._watched = False
+
+    def _take(self, file: int) -> None:
+        self._file = file
+        self._page = _map(file)
+        self.path = f"/proc/{os.getpid()}/fd/{file}"
+
+    def hand_over(self) -> int:
+        """For the program that takes this one's place: the page stays where its holder has it."""
+        os.set_inheritable(self._file, True)
+        return self._file
 
     def watch(self, on_death: Callable[[], None]) -> bool:
         """Call `on_death`, on a thread, when the holder ends. False, and nothing happens, unless somebody holds it."""

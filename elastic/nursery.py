@@ -57,6 +57,7 @@ class Nursery:
         self._journal = journal
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
+        self._gone = asyncio.Event()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
         outlets = Outlets(log)
@@ -103,6 +104,10 @@ class Nursery:
         self.ready, self.because = False, self.because or "the agent is ending"
         self._process.signal(signal.SIGKILL)
 
+    async def ended(self) -> None:
+        """It is reaped."""
+        await self._gone.wait()
+
     def _hear(self) -> bool:
         """One message; False when there is none at the moment."""
         try:
@@ -128,6 +133,7 @@ class Nursery:
             pass
         self._loop.remove_reader(self._channel)
         self._channel.close()
+        self._gone.set()
         if not self.because:
             self.from_outside = status < 0
             words = self._process.last_words() if status > 0 else ""

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 from elastic.detector import Facts
 from elastic.errors import ConfigError
@@ -54,10 +55,25 @@ class Outlets:
             fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         os.set_blocking(self.reader, False)
 
+    @classmethod
+    def of_running(cls, path: Path, reader: int) -> Self:
+        """Of a worker that runs already: where its stdout can be read."""
+        self = cls.__new__(cls)
+        self.path, self.reader, self.out = path, reader, -1
+        self.log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.set_inheritable(reader, False)
+        return self
+
     def close(self) -> None:
         """Nothing was started."""
-        for descriptor in (self.log, self.reader, self.out):
+        self.close_out()
+        for descriptor in (self.log, self.reader):
             os.close(descriptor)
+
+    def close_out(self) -> None:
+        """The worker has its own."""
+        if self.out >= 0:
+            os.close(self.out)
 
 
 def start_cold(command: Sequence[str], environment: Mapping[str, str], outlets: Outlets) -> int:
@@ -79,6 +95,7 @@ def start_cold(command: Sequence[str], environment: Mapping[str, str], outlets: 
             (os.POSIX_SPAWN_DUP2, outlets.log, 2),
         ],
         setsid=True,
+        setsigmask=(),
         setsigdef=IGNORED_BY_PYTHON,
     )
 
@@ -92,18 +109,31 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, pid: int, outlets: Outlets, on_line: Callable[[bytes], None], on_exit: Callable[[int], None]
+        self,
+        pid: int,
+        outlets: Outlets,
+        on_line: Callable[[bytes], None],
+        on_exit: Callable[[int], None],
+        begun: bytes = b"",
     ) -> None:
-        os.close(outlets.out)
+        """begun: of a line, read already."""
+        outlets.close_out()
         self.pid = pid
         self._out, self._log, self._log_path = outlets.reader, outlets.log, outlets.path
         self._on_line = on_line
         self._on_exit = on_exit
-        self._line = b""
+        self._line = begun
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(pid)
         self._loop.add_reader(self._out, self._read)
         self._loop.add_reader(self._pidfd, self._ended)
+
+    def hand_over(self) -> tuple[int, bytes]:
+        """For the program that takes this one's place: where its stdout is read, and what was read of a line."""
+        self._loop.remove_reader(self._out)
+        self._loop.remove_reader(self._pidfd)
+        os.set_inheritable(self._out, True)
+        return self._out, self._line
 
     def signal(self, number: signal.Signals) -> None:
         """To the worker and everything in its group."""

@@ -11,8 +11,11 @@ Pure: a value that words go through.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, Self
 
+from elastic import codec
 from elastic.messages import (
     Announce,
     BuildFailed,
@@ -34,6 +37,7 @@ from elastic.messages import (
     WorkerDead,
     WorkerFrozen,
 )
+from elastic.wire import elastic_pb2 as pb
 
 DEAD_KEPT = 1024
 """Deaths told to a new leader. It asks about members of its last few generations only."""
@@ -72,6 +76,36 @@ class Standing:
                 self._lasting.setdefault(word.worker_id, {})[type(word)] = word
             case _:
                 self._update(word)
+
+    def to_state(self) -> dict[str, Any]:
+        """JSON-able, for another program that goes on with these workers."""
+        lasting = [word for words in self._lasting.values() for word in words.values()]
+        words = {"announced": self._announced.values(), "lasting": lasting, "last": self._last_words}
+        words |= {"dead": self._dead, "given_up": self._given_up.values()}
+        told: dict[str, Any] = {
+            name: [codec.word_to_wire(word).SerializeToString().hex() for word in some] for name, some in words.items()
+        }
+        records = [codec.generation_to_json(record).decode() for record in self._records.values()]
+        return {**told, "records": records, "entered": self._entered}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Raises WireError, KeyError, TypeError and ValueError for what to_state has not made."""
+        self = cls()
+        said = {
+            name: [codec.word_from_wire(pb.Word.FromString(bytes.fromhex(text))) for text in state[name]]
+            for name in ("announced", "lasting", "last", "dead", "given_up")
+        }
+        for word in (*said["announced"], *said["given_up"]):
+            self.heard(word)
+        for word in said["lasting"]:
+            self._lasting.setdefault(getattr(word, "worker_id", ""), {})[type(word)] = word
+        self._last_words.extend(said["last"])
+        self._dead.extend(word for word in said["dead"] if isinstance(word, WorkerDead))
+        for text in state["records"]:
+            self.published(codec.generation_from_json(text.encode()))
+        self._entered = int(state["entered"])
+        return self
 
     def thawed(self, worker_id: str) -> None:
         """It beats again, so its freeze is not news for a later leader."""

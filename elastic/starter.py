@@ -78,6 +78,11 @@ class Starter:
         if self._nursery is not None:
             self._nursery.end()
 
+    async def ended(self) -> None:
+        """After `close`: no process of it is left but workers."""
+        if self._nursery is not None:
+            await self._nursery.ended()
+
     def _make_nursery(self) -> None:
         try:
             preload.program_of(self._command)

@@ -54,6 +54,7 @@ class Link:
     worker_id: str
     outbox: asyncio.Queue[pb.AgentOrder] = field(default_factory=asyncio.Queue)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Switchboard(AgentServicer):
@@ -86,6 +87,18 @@ class Switchboard(AgentServicer):
             await self._server.start()
         finally:
             os.umask(mask)
+
+    async def hand_over(self, within_s: float) -> None:
+        """Have the workers end their streams, so that nothing is on its way, and come back to the next program."""
+        Path(self.path).unlink(missing_ok=True)  # they find the next program, and not this one again
+        links = list(self._links.values())
+        for link in links:
+            link.outbox.put_nowait(pb.AgentOrder(handover=pb.Handover()))
+        gone = [asyncio.create_task(link.gone.wait()) for link in links]
+        if gone:
+            _, late = await asyncio.wait(gone, timeout=within_s)
+            for task in late:
+                task.cancel()
 
     async def close(self) -> None:
         await self._server.stop(grace=STOP_S)
@@ -125,6 +138,7 @@ class Switchboard(AgentServicer):
             results = await asyncio.gather(*tasks, return_exceptions=True)
             if self._links.get(worker_id) is link:
                 del self._links[worker_id]
+            link.gone.set()
         for result in results:
             if isinstance(result, codec.WireError):
                 self._journal.write("worker_refused", worker_id=worker_id, because=str(result))
@@ -154,6 +168,8 @@ class Switchboard(AgentServicer):
                     self._foreman.on_record(link.worker_id, message.record.line)
                     kept = pb.RecordsKept(up_to=message.record.number)
                     link.outbox.put_nowait(pb.AgentOrder(kept=kept))
+                case "handover":
+                    return
                 case "goodbye":
                     self._foreman.on_goodbye(link.worker_id)
                     return

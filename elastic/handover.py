@@ -1,0 +1,230 @@
+"""One program takes another's place in the same process (execve): the process keeps its children and its descriptors.
+
+    <name>.process.json     pid of the process and the version of its program; it takes over when it is sent SIGUSR2
+    <name>.upgrade.json     what takes its place: written by whoever asks, before the signal
+    <name>.handover.json    what the old program hands to the new one, beside open descriptors
+    <name>.upgraded.json    how it went: written by the old program if it stays, else by the new one
+
+All four lie in one directory and can be read by this user only. Before anything is given up the new program is run
+once beside the old one, and has to read what it would be handed: one that cannot start costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import elastic
+from elastic import process
+from elastic.codec import WireError
+from elastic.errors import ConfigError, ElasticError
+from elastic.files import write_atomically
+
+OPTION = "--handover"
+SIGNAL = signal.SIGUSR2
+HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, SIGNAL)
+"""They wait until the new program can hear them; by default they would end it."""
+
+CHECK_S = 60.0
+POLL_S = 0.05
+
+
+class Refused(ElasticError):
+    """The program stays as it is, and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """python: the interpreter of the new program. path: its PYTHONPATH, or "". token: tells answers apart."""
+
+    python: str
+    path: str
+    token: str
+
+
+def of_this_program() -> Request:
+    """That which asks is the new one."""
+    path = process.own_environment().get("PYTHONPATH", "")
+    return Request(sys.executable, path, secrets.token_hex(8))
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A process that hands over when it is asked."""
+
+    pid: int
+    version: str
+
+
+class Place:
+    """The files of one process. name: unique in the directory."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._directory = directory
+        self._name = name
+
+    # ---------------------------------------------------------------------------------------- whoever asks
+
+    def running(self) -> Running | None:
+        """None: there is no such process, or none that can be asked yet."""
+        found = self._read("process")
+        if found is None or process.started(int(found["pid"])) != found["started"]:
+            return None
+        return Running(int(found["pid"]), str(found["version"]))
+
+    def ask(self, running: Running, request: Request) -> None:
+        self._write("upgrade", asdict(request))
+        os.kill(running.pid, SIGNAL)
+
+    def answer(self, request: Request) -> dict[str, Any] | None:
+        """What has come of it, if anything has."""
+        found = self._read("upgraded")
+        return found if found is not None and found["token"] == request.token else None
+
+    # --------------------------------------------------------------------------------------- whoever is asked
+
+    def ready(self) -> None:
+        """This process can be asked from now on."""
+        pid = os.getpid()
+        self._write("process", {"pid": pid, "started": process.started(pid), "version": elastic.__version__})
+
+    def request(self) -> Request:
+        """Raises Refused if it cannot be read."""
+        found = self._read("upgrade")
+        try:
+            return Request(**(found or {}))
+        except TypeError as error:
+            raise Refused(f"the request in {self._path('upgrade')} cannot be read: {error}") from error
+
+    def say(self, request: Request, *, refused: str = "", because: Sequence[str] = ()) -> None:
+        """How it went."""
+        told = {"token": request.token, "version": elastic.__version__, "refused": refused, "because": list(because)}
+        self._write("upgraded", told)
+
+    def go(
+        self, request: Request, command: Sequence[str], state: Mapping[str, Any], signals: Sequence[int] = ()
+    ) -> NoReturn:
+        """Become the new program. command: its module and arguments. signals: that came meanwhile, and are its. Main
+        thread only: children die with that."""
+        self._write("handover", {"request": asdict(request), "state": state})
+        words = ["-P", "-m", *_without_option(command), OPTION, str(self._path("handover"))]
+        environment = _environment(request)
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+        for number in signals:
+            signal.pthread_kill(threading.get_ident(), number)
+        try:
+            os.execve(request.python, [request.python, *words], environment)
+        except OSError:  # between the check and now; nobody is left who could be told
+            os.execve(sys.executable, [sys.executable, *words], os.environ)
+
+    def _path(self, what: str) -> Path:
+        return self._directory / f"{self._name}.{what}.json"
+
+    def _write(self, what: str, document: object) -> None:
+        mask = os.umask(0o177)
+        try:
+            write_atomically(self._path(what), json.dumps(document).encode())
+        finally:
+            os.umask(mask)
+
+    def _read(self, what: str) -> dict[str, Any] | None:
+        try:
+            document: dict[str, Any] = json.loads(self._path(what).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return document
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What the program before this one has left."""
+
+    request: Request
+    state: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> Handed:
+        """Once: the file is gone then. Raises ConfigError."""
+        try:
+            document = json.loads(path.read_bytes())
+            path.unlink()
+            return cls(Request(**document["request"]), document["state"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{OPTION} {path} cannot be read: {error}") from error
+
+
+def hear() -> None:
+    """The new program has its handlers."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+
+
+async def check(request: Request, reader: str, state: Mapping[str, Any]) -> None:
+    """Run the new program beside this one, to read the state. reader: "module:function". Raises Refused."""
+    command = [request.python, "-P", "-m", "elastic.handover", reader]
+    try:
+        trial = await asyncio.create_subprocess_exec(
+            *command, env=_environment(request), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+    except OSError as error:
+        raise Refused(f"the new program does not start: {request.python}: {error.strerror}") from error
+    try:
+        async with asyncio.timeout(CHECK_S):
+            said, _ = await trial.communicate(json.dumps(state).encode())
+    except TimeoutError:
+        trial.kill()
+        await trial.wait()
+        raise Refused(f"the new program has not started within {CHECK_S:g} s: {' '.join(command)}") from None
+    if trial.returncode != 0:
+        words = said.decode(errors="replace").strip().splitlines() or [f"it ended with {trial.returncode}"]
+        raise Refused(f"the new program does not start, or cannot read what it would be handed: {words[-1]}")
+
+
+async def until(reached: Callable[[], bool], within_s: float) -> bool:
+    """Files of other processes, and moments of calm: there is nothing to wait on."""
+    deadline_s = time.monotonic() + within_s
+    while not reached():
+        if time.monotonic() > deadline_s:
+            return False
+        await asyncio.sleep(POLL_S)
+    return True
+
+
+def _environment(request: Request) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**environment, "PYTHONPATH": request.path} if request.path else environment
+
+
+def _without_option(command: Sequence[str]) -> list[str]:
+    """This program may have been handed over itself."""
+    words = list(command)
+    if OPTION in words:
+        at = words.index(OPTION)
+        del words[at : at + 2]
+    return words
+
+
+def main() -> int:
+    """`python -m elastic.handover MODULE:FUNCTION`, the check: the function reads the state from standard input."""
+    module, _, name = sys.argv[1].partition(":")
+    try:
+        getattr(importlib.import_module(module), name)(json.load(sys.stdin))
+    except (ImportError, AttributeError, KeyError, TypeError, ValueError, WireError, ConfigError) as error:
+        print(f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""What an agent hands to the program that takes its place: its slots, its workers, and what leaders have to hear."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elastic import codec
+from elastic.crew import Employed
+from elastic.standing import Standing
+from elastic.supervision import Slot
+
+READER = "elastic.heirloom:read"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Heirloom:
+    """frozen: workers that were found so. term: of the newest leader seen."""
+
+    slots: tuple[Slot, ...]
+    workers: tuple[Employed, ...]
+    standing: Standing
+    frozen: frozenset[str]
+    term: int
+
+
+def write(
+    slots: Sequence[Slot], workers: Sequence[Employed], standing: Standing, frozen: set[str], term: int
+) -> dict[str, Any]:
+    """As JSON."""
+    return {
+        "format": FORMAT,
+        "slots": [json.loads(codec.to_json(slot)) for slot in slots],
+        "workers": [asdict(worker) for worker in workers],
+        "standing": standing.to_state(),
+        "frozen": sorted(frozen),
+        "term": term,
+    }
+
+
+def read(state: Mapping[str, Any]) -> Heirloom:
+    """Raises WireError, ConfigError, KeyError, TypeError and ValueError for what `write` has not made."""
+    if state["format"] != FORMAT:
+        raise ValueError(f"the agent's state is of format {state['format']}, and this program reads {FORMAT}")
+    return Heirloom(
+        tuple(codec.from_json(Slot, json.dumps(slot).encode()) for slot in state["slots"]),
+        tuple(Employed(**worker) for worker in state["workers"]),
+        Standing.from_state(state["standing"]),
+        frozenset(state["frozen"]),
+        int(state["term"]),
+    )
