@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +28,12 @@ from elastic import reach as reaching
 from elastic.accounts import Accounts
 from elastic.attendance import Attendance, Ended
 from elastic.config import JobSpec, RingKind, check_name
-from elastic.crew import Crew, Employed
+from elastic.crew import Crew, Employed, own_settings
 from elastic.departure import OPERATOR, Departure
 from elastic.detector import Detector, Health
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.files import read_job
-from elastic.handover import Handed, Place, Refused
+from elastic.handover import Handed, Place
 from elastic.heirloom import Heirloom
 from elastic.joblock import JobLock
 from elastic.journal import Journal, journal_path
@@ -75,9 +73,6 @@ GRACE_S = 30.0
 """From SIGTERM until this process is killed, where nobody has said otherwise: Kubernetes' default."""
 
 LOOPBACK = "127.0.0.1"
-
-CALM_S = 15.0
-"""How long a moment is waited for in which another program can take over."""
 
 HAND_OVER_S = 5.0
 """For the workers to end their streams. One that is frozen does not."""
@@ -132,7 +127,7 @@ class Agent:
         self._crew = Crew(Starter(spec, job_dir / "logs", node, journal), job_dir / "logs", journal, self)
         self._mpirun = Mpirun(job_dir / "logs" / "mpirun.log", journal, self._on_rank_lost)
         self._attendance = Attendance(spec, job_dir, node, slots, journal, self, reach, self._heirloom.term)
-        self._switchboard = Switchboard(spec.name, job_dir, node, journal, self)
+        self._switchboard = Switchboard(spec.name, job_dir, node, journal, self, self._heirloom.orders)
         self._departure = Departure(journal, self)
         self._end: Ended | None = None
         self._late_failure = False
@@ -149,7 +144,7 @@ class Agent:
             for incarnation in range(max(0, newest - 63), newest + 1):
                 standing.heard(WorkerDead(f"{self._node}.{slot}.{incarnation}", "its agent ended"))
         new = (supervision.new(self._node, n, self._spec, before.get(n, -1) + 1) for n in range(slots))
-        return Heirloom(tuple(new), (), standing, frozenset(), 0)
+        return Heirloom(tuple(new), (), {}, standing, frozenset(), 0)
 
     async def run(self, notices: Sequence[Source]) -> int:
         """Until the job is over and its workers are gone, or a signal came. Returns the exit code."""
@@ -224,28 +219,18 @@ class Agent:
     async def _hand_over(self) -> None:
         """Become another program, if somebody asks for it and nothing is in the way. The workers notice nothing but a
         stream that ends and is opened again; the leader, that this agent attends anew."""
-        try:
-            request = self._place.request()
-            if self._hands_over:
-                raise Refused("it is being replaced already")
-        except Refused as refused:
-            self._journal.write("handover_refused", because=str(refused))
+        if self._hands_over:
             return
-        try:
-            await handover.until(lambda: not self._in_the_way, CALM_S)
-            await handover.check(request, heirloom.READER, self._state([]))
-            if because := self._in_the_way:
-                raise Refused(because)
-        except Refused as refused:
-            self._journal.write("handover_refused", because=str(refused))
-            self._place.say(request, refused=str(refused))
+        request = await handover.prepared(
+            self._place, self._journal, heirloom.READER, lambda: self._state([]), lambda: self._in_the_way
+        )
+        if request is None or self._hands_over:
             return
         self._hands_over = True
         await self._switchboard.hand_over(HAND_OVER_S)
         await self._switchboard.close()
         await self._crew.end_starting()
         self._stdout.close(wait_s=1.0)
-        self._journal.write("agent_hands_over", version=elastic.__version__)
         state = self._state(self._crew.hand_over())
         self._place.go(request, ["elastic.agent", *sys.argv[1:]], state, self._deferred)
 
@@ -265,7 +250,8 @@ class Agent:
         return ""
 
     def _state(self, workers: Sequence[Employed]) -> dict[str, Any]:
-        return heirloom.write(self._slots, workers, self._standing, self._frozen, self._attendance.term)
+        orders = self._switchboard.kept
+        return heirloom.write(self._slots, workers, orders, self._standing, self._frozen, self._attendance.term)
 
     # ------------------------------------------------------------------------------------------- slots
 
@@ -324,18 +310,8 @@ class Agent:
 
     def _spawn(self, number: int, worker_id: str, restarted: bool) -> None:
         settings = {
+            **own_settings(self._spec, self._job_dir, worker_id, number, restarted=restarted),
             "ELASTIC_AGENT_SOCKET": self._switchboard.path,
-            "ELASTIC_WORKER_ID": worker_id,
-            "ELASTIC_JOB": self._spec.name,
-            "ELASTIC_JOB_DIR": str(self._job_dir),
-            "ELASTIC_NODE": self._node,
-            "ELASTIC_SLOT": str(number),
-            "ELASTIC_RESTARTED": "1" if restarted else "0",
-            "ELASTIC_THREADS": str(self._spec.threads),
-            "ELASTIC_REDUCTION": str(self._spec.reduction),
-            "ELASTIC_RETAIN_RESULTS": "1" if self._spec.retain_results else "0",
-            "ELASTIC_RING": str(self._spec.ring),
-            "ELASTIC_TIMING": json.dumps(asdict(self._spec.timing)),
             **self._reach.settings(),
             **self._checkpoints.to_environment(),
             **self._mpirun.settings(worker_id),
@@ -376,6 +352,7 @@ class Agent:
         because = supervision.describe(status)
         if self._mpirun.left(worker_id):
             status = -signal.SIGKILL  # its own words are those of the MPI library, about what somebody else did
+        self._switchboard.forget(worker_id)
         self._detector.forget(worker_id)
         self._frozen.discard(worker_id)
         self._accounts.keep_left_behind(worker_id)

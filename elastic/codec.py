@@ -71,6 +71,19 @@ def word_from_wire(message: pb.Word) -> Word:
     return _open(message, Word, "Word")  # type: ignore[no-any-return]
 
 
+def word_to_bytes(word: Word) -> bytes:
+    """Raises WireError for a value that could not be read back."""
+    return word_to_wire(word).SerializeToString()
+
+
+def word_from_bytes(document: bytes) -> Word:
+    """Raises WireError for what word_to_bytes would not have written."""
+    try:
+        return word_from_wire(pb.Word.FromString(document))
+    except DecodeError as error:
+        raise WireError(f"no word: {error}") from error
+
+
 def order_to_wire(order: Order) -> pb.Order:
     """An order as protobuf. Raises WireError for a value that could not be read back."""
     name, translator = _oneof(Order, "Order")[type(order)]

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
 from elastic import lifeline, process, stacks
+from elastic.config import JobSpec
 from elastic.detector import Facts
 from elastic.journal import Journal
 from elastic.lifeline import Lifeline
+from elastic.messages import node_of
 from elastic.process import Outlets, WorkerProcess
 from elastic.starter import Start, Starter
 from elastic.supervision import describe
@@ -188,3 +191,20 @@ class Crew:
         self._journal.write("worker_exited", worker_id=worker_id, pid=pid, because=because)
         self._exits.set()
         self._boss.on_exit(number, worker_id, status, worker.last_words)
+
+
+def own_settings(spec: JobSpec, job_dir: Path, worker_id: str, number: int, *, restarted: bool) -> dict[str, str]:
+    """What a worker has to know of the job and of itself, as environment variables."""
+    return {
+        "ELASTIC_WORKER_ID": worker_id,
+        "ELASTIC_JOB": spec.name,
+        "ELASTIC_JOB_DIR": str(job_dir),
+        "ELASTIC_NODE": node_of(worker_id),
+        "ELASTIC_SLOT": str(number),
+        "ELASTIC_RESTARTED": "1" if restarted else "0",
+        "ELASTIC_THREADS": str(spec.threads),
+        "ELASTIC_REDUCTION": str(spec.reduction),
+        "ELASTIC_RETAIN_RESULTS": "1" if spec.retain_results else "0",
+        "ELASTIC_RING": str(spec.ring),
+        "ELASTIC_TIMING": json.dumps(asdict(spec.timing)),
+    }

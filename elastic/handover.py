@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,6 +31,7 @@ from elastic import process
 from elastic.codec import WireError
 from elastic.errors import ConfigError, ElasticError
 from elastic.files import write_atomically
+from elastic.journal import Journal
 
 OPTION = "--handover"
 SIGNAL = signal.SIGUSR2
@@ -38,6 +39,9 @@ HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, SIGNAL)
 """They wait until the new program can hear them; by default they would end it."""
 
 CHECK_S = 60.0
+CALM_S = 15.0
+"""How long a moment is waited for in which another program can take over."""
+
 POLL_S = 0.05
 
 
@@ -108,9 +112,9 @@ class Place:
         except TypeError as error:
             raise Refused(f"the request in {self._path('upgrade')} cannot be read: {error}") from error
 
-    def say(self, request: Request, *, refused: str = "", because: Sequence[str] = ()) -> None:
-        """How it went."""
-        told = {"token": request.token, "version": elastic.__version__, "refused": refused, "because": list(because)}
+    def say(self, request: Request, *, refused: str = "", jobs: Sequence[str] = ()) -> None:
+        """How it went. jobs: of a daemon that has taken over."""
+        told = {"token": request.token, "version": elastic.__version__, "refused": refused, "jobs": list(jobs)}
         self._write("upgraded", told)
 
     def go(
@@ -189,6 +193,38 @@ async def check(request: Request, reader: str, state: Mapping[str, Any]) -> None
     if trial.returncode != 0:
         words = said.decode(errors="replace").strip().splitlines() or [f"it ended with {trial.returncode}"]
         raise Refused(f"the new program does not start, or cannot read what it would be handed: {words[-1]}")
+
+
+async def prepared(
+    place: Place,
+    journal: Journal,
+    reader: str,
+    state: Callable[[], Mapping[str, Any]],
+    in_the_way: Callable[[], str],
+    others: Callable[[Request], Awaitable[str]] | None = None,
+) -> Request | None:
+    """What is asked for, if it can be done now; else that is said, and None.
+
+    reader, state: see `check`. in_the_way: why no other program can take over now, or nothing. others: who has to be
+    replaced first; why not, or nothing.
+    """
+    request: Request | None = None
+    try:
+        request = place.request()
+        await until(lambda: not in_the_way(), CALM_S)
+        await check(request, reader, state())
+        if because := in_the_way() or (await others(request) if others is not None else ""):
+            raise Refused(because)
+        await until(lambda: not in_the_way(), CALM_S)
+        if because := in_the_way():
+            raise Refused(because)
+    except Refused as refused:
+        journal.write("handover_refused", because=str(refused))
+        if request is not None:
+            place.say(request, refused=str(refused))
+        return None
+    journal.write("handover", version=elastic.__version__)
+    return request
 
 
 async def until(reached: Callable[[], bool], within_s: float) -> bool:

@@ -18,23 +18,31 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Heirloom:
-    """frozen: workers that were found so. term: of the newest leader seen."""
+    """orders: for workers that come back with another stream. frozen: workers that were found so. term: of the newest
+    leader seen."""
 
     slots: tuple[Slot, ...]
     workers: tuple[Employed, ...]
+    orders: Mapping[str, Sequence[str]]
     standing: Standing
     frozen: frozenset[str]
     term: int
 
 
 def write(
-    slots: Sequence[Slot], workers: Sequence[Employed], standing: Standing, frozen: set[str], term: int
+    slots: Sequence[Slot],
+    workers: Sequence[Employed],
+    orders: Mapping[str, Sequence[str]],
+    standing: Standing,
+    frozen: set[str],
+    term: int,
 ) -> dict[str, Any]:
     """As JSON."""
     return {
         "format": FORMAT,
         "slots": [json.loads(codec.to_json(slot)) for slot in slots],
         "workers": [asdict(worker) for worker in workers],
+        "orders": {worker_id: list(kept) for worker_id, kept in orders.items()},
         "standing": standing.to_state(),
         "frozen": sorted(frozen),
         "term": term,
@@ -48,6 +56,7 @@ def read(state: Mapping[str, Any]) -> Heirloom:
     return Heirloom(
         tuple(codec.from_json(Slot, json.dumps(slot).encode()) for slot in state["slots"]),
         tuple(Employed(**worker) for worker in state["workers"]),
+        {str(worker_id): tuple(kept) for worker_id, kept in state["orders"].items()},
         Standing.from_state(state["standing"]),
         frozenset(state["frozen"]),
         int(state["term"]),

@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 from pathlib import Path
+from typing import Self
 
 
 class Scratch:
@@ -19,6 +20,18 @@ class Scratch:
 
     def __init__(self, parent: Path, prefix: str) -> None:
         self.path, self._lock = _make(parent, prefix)
+
+    @classmethod
+    def held(cls, path: Path, lock: int) -> Self:
+        """One that a program before this one in the same process has made."""
+        self = cls.__new__(cls)
+        self.path, self._lock = path, lock
+        return self
+
+    def hand_over(self) -> tuple[str, int]:
+        """For the program that takes this one's place."""
+        os.set_inheritable(self._lock, True)
+        return str(self.path), self._lock
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

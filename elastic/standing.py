@@ -37,7 +37,6 @@ from elastic.messages import (
     WorkerDead,
     WorkerFrozen,
 )
-from elastic.wire import elastic_pb2 as pb
 
 DEAD_KEPT = 1024
 """Deaths told to a new leader. It asks about members of its last few generations only."""
@@ -83,7 +82,7 @@ class Standing:
         words = {"announced": self._announced.values(), "lasting": lasting, "last": self._last_words}
         words |= {"dead": self._dead, "given_up": self._given_up.values()}
         told: dict[str, Any] = {
-            name: [codec.word_to_wire(word).SerializeToString().hex() for word in some] for name, some in words.items()
+            name: [codec.word_to_bytes(word).hex() for word in some] for name, some in words.items()
         }
         records = [codec.generation_to_json(record).decode() for record in self._records.values()]
         return {**told, "records": records, "entered": self._entered}
@@ -93,7 +92,7 @@ class Standing:
         """Raises WireError, KeyError, TypeError and ValueError for what to_state has not made."""
         self = cls()
         said = {
-            name: [codec.word_from_wire(pb.Word.FromString(bytes.fromhex(text))) for text in state[name]]
+            name: [codec.word_from_bytes(bytes.fromhex(text)) for text in state[name]]
             for name in ("announced", "lasting", "last", "dead", "given_up")
         }
         for word in (*said["announced"], *said["given_up"]):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,11 +60,25 @@ class Link:
 class Switchboard(AgentServicer):
     """Used on the event loop only, between `listen` and `close`."""
 
-    def __init__(self, job: str, job_dir: Path, node: str, journal: Journal, foreman: Foreman) -> None:
+    def __init__(
+        self,
+        job: str,
+        job_dir: Path,
+        node: str,
+        journal: Journal,
+        foreman: Foreman,
+        kept: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        """kept: what `kept` was in the program before this one."""
         self._job = job
         self._journal = journal
         self._foreman = foreman
         self._links: dict[str, Link] = {}
+        self._kept = {
+            worker_id: [pb.AgentOrder.FromString(bytes.fromhex(order)) for order in orders]
+            for worker_id, orders in (kept or {}).items()
+        }
+        """Worker that is between two streams -> what it will be told."""
         self._short_path = contextlib.ExitStack()
         self.path = self._choose_path(job_dir / f"{node}.sock")
         """Where the workers connect to."""
@@ -94,6 +108,7 @@ class Switchboard(AgentServicer):
         links = list(self._links.values())
         for link in links:
             link.outbox.put_nowait(pb.AgentOrder(handover=pb.Handover()))
+            self._kept[link.worker_id] = []
         gone = [asyncio.create_task(link.gone.wait()) for link in links]
         if gone:
             _, late = await asyncio.wait(gone, timeout=within_s)
@@ -107,12 +122,26 @@ class Switchboard(AgentServicer):
 
     def order(self, worker_id: str, order: Order) -> None:
         """To a worker, if it has a stream; one that comes later is told what still holds by its leader."""
-        if (link := self._links.get(worker_id)) is not None:
-            link.outbox.put_nowait(pb.AgentOrder(order=codec.order_to_wire(order)))
+        message = pb.AgentOrder(order=codec.order_to_wire(order))
+        if worker_id in self._kept:
+            self._kept[worker_id].append(message)
+        elif (link := self._links.get(worker_id)) is not None:
+            link.outbox.put_nowait(message)
 
     def order_all(self, order: Order) -> None:
-        for worker_id in self._links:
+        for worker_id in {*self._links, *self._kept}:
             self.order(worker_id, order)
+
+    def forget(self, worker_id: str) -> None:
+        """Its process has ended."""
+        self._kept.pop(worker_id, None)
+
+    @property
+    def kept(self) -> dict[str, list[str]]:
+        """For the program that takes this one's place."""
+        return {
+            worker_id: [order.SerializeToString().hex() for order in orders] for worker_id, orders in self._kept.items()
+        }
 
     async def Serve(self, words: AsyncIterator[pb.WorkerWord], context: Any) -> None:
         """One worker's stream (see the protocol definition)."""
@@ -125,6 +154,8 @@ class Switchboard(AgentServicer):
         if (older := self._links.get(worker_id)) is not None:
             older.ended.set()
         self._links[worker_id] = link
+        for kept in self._kept.pop(worker_id, ()):
+            link.outbox.put_nowait(kept)
         tasks = [
             asyncio.create_task(self._hear(link, words)),
             asyncio.create_task(_pass_on(link, context)),

@@ -37,6 +37,11 @@ AGENT_EXAMPLES = """\
 examples:
   elastic agent --rendezvous 127.0.0.1:7070 --slots 2
   elastic agent --rendezvous 10.0.0.1:7070,10.0.0.2:7070 --address 10.0.0.7 --slots 8 --label gpu=h100 --certs n7
+  /opt/elastic-2/bin/elastic agent --upgrade --jobs-dir /var/lib/elastic
+
+With --upgrade this program takes the place of the agent that runs there, in the same process and with the options of
+that one; its jobs and their workers go on. A program that cannot start, or cannot read what it would be handed, is
+refused.
 
 Ctrl-C and SIGTERM take the node out of its jobs first, between two steps; a second one ends them at once.
 
@@ -116,7 +121,14 @@ def _add_agent(verbs: Any) -> None:
         "it.",
         epilog=AGENT_EXAMPLES,
     )
-    add_replicas(verb)
+    add_replicas(verb, verb)
+    verb.add_argument(
+        "--upgrade",
+        action="store_true",
+        help="this program takes the place of the one that runs with the same --jobs-dir and --node; jobs go on",
+    )
+    verb.add_argument("--json", action="store_true", help="with --upgrade: the outcome as one JSON object")
+    verb.add_argument("--handover", type=Path, help=argparse.SUPPRESS)
     verb.add_argument("--node", metavar="N", help="name of this node, unique in the fleet (default: the host's)")
     verb.add_argument("--slots", type=int, default=1, metavar="N", help="workers it takes (default %(default)s)")
     verb.add_argument(
@@ -150,13 +162,21 @@ def _agent(options: argparse.Namespace) -> int:
     from elastic.doors.channels import Door
     from elastic.fleet.charge import Site
     from elastic.fleet.daemon import Daemon, Offer
+    from elastic.handover import Handed
     from elastic.joblock import JobLock
     from elastic.journal import Journal, journal_path
     from elastic.reach import Reach
 
-    replicas = parse("--rendezvous", options.rendezvous)
     node = options.node if options.node is not None else default_node(socket.gethostname())
     check_name("--node", node)
+    if options.upgrade:
+        from elastic.cli.upgrade import upgrade
+
+        return upgrade(options.jobs_dir, node, as_json=options.json)
+    if options.rendezvous is None:
+        raise ConfigError("give --rendezvous HOST:PORT,...; or --upgrade for an agent that runs already")
+    replicas = parse("--rendezvous", options.rendezvous)
+    handed = Handed.read(options.handover) if options.handover is not None else None
     if options.slots < 1:
         raise ConfigError(f"--slots={options.slots} must be >= 1")
     check_pairs("--label", options.label)
@@ -187,7 +207,8 @@ def _agent(options: argparse.Namespace) -> int:
             keyrings = [one for one in (keyring, of_workers) if one is not None]
             watching = asyncio.create_task(expiry.watch(journal, *keyrings))
             try:
-                return await Daemon(site, Offer(options.slots, tuple(options.label)), journal, Door(keyring)).run()
+                offer = Offer(options.slots, tuple(options.label))
+                return await Daemon(site, offer, journal, Door(keyring), handed).run()
             finally:
                 watching.cancel()
 

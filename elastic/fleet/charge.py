@@ -27,6 +27,8 @@ from elastic.errors import ConfigError
 from elastic.files import create_atomically, write_atomically
 from elastic.fleet.devices import VARIABLE
 from elastic.fleet.documents import Submission
+from elastic.fleet.succession import Holding, Keeper, keeper_of, replace_agent
+from elastic.handover import Place, Request
 from elastic.journal import Journal
 from elastic.process import own_environment
 from elastic.reach import Reach
@@ -62,7 +64,7 @@ class Site:
 class Charge:
     """Used on the event loop, by the main thread. devices: accelerators for its workers, maybe none of them; None: on a
     node without any.
-    changed: called when `trouble` is another one, or it has ended."""
+    changed: called when `trouble` is another one, or it has ended. handed: by the program before this one."""
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class Charge:
         devices: tuple[str, ...] | None,
         journal: Journal,
         changed: Callable[[], None],
+        handed: Holding | None = None,
     ) -> None:
         self._site = site
         self._submission = submission
@@ -81,9 +84,15 @@ class Charge:
         self._changed = changed
         self._dir = site.jobs_dir / submission.spec.name
         # Outlives each agent of the job: the state of workers that died with one is what they left here.
-        self._memory = hostmemory.claim() if submission.spec.snapshot_every != "off" else None
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._memory = handed.scratch() if handed is not None else None
+        if handed is None and submission.spec.snapshot_every != "off":
+            self._memory = hostmemory.claim()
+        self._keeper: Keeper | None = handed.process() if handed is not None else None
+        """While it lives."""
+        self._starting = self._keeper is None
         self._finish = asyncio.Event()
+        if handed is not None and handed.finishing:
+            self._finish.set()
         self._leave = asyncio.Event()
         self._stop = asyncio.Event()
         self._task = asyncio.create_task(self._run())
@@ -142,20 +151,25 @@ class Charge:
 
     async def _run(self) -> None:
         wait_s = 0.0
-        while not self.ending:
+        while self._keeper is not None or not self.ending:
             began_s = time.monotonic()
             try:
-                await asyncio.to_thread(self._prepare)
-                self._keeper = self._start()
+                if self._keeper is None:
+                    self._starting = True
+                    await asyncio.to_thread(self._prepare)
+                    self._keeper = self._start()
             except Exception as error:
                 # Storage is any fsspec filesystem, and each has errors of its own: missing credentials are none of
                 # OSError's with S3. Whatever it is, it is this job's trouble, and tried again with a pause.
                 because = f"the job cannot be started here: {_told_of(error)}"
             else:
+                self._starting = False
                 self._say("")
                 status = await self._one_life(self._keeper)
+                self._keeper = None
                 because = f"the agent of the job {describe(status)}{self._last_words()}"
                 self._journal.write("charge_ended", job=self.job, because=because)
+            self._starting = False
             if self.ending:
                 break
             self._say(because)
@@ -166,7 +180,29 @@ class Charge:
             self._memory.remove()
         self._say("")
 
-    async def _one_life(self, keeper: subprocess.Popen[bytes]) -> int:
+    @property
+    def in_the_way(self) -> str:
+        """Why no other program can take over now, or nothing."""
+        if self._leave.is_set():
+            return f"{self.job} is leaving this node"
+        return f"{self.job} is just being started" if self._starting else ""
+
+    async def replace_agent(self, request: Request) -> str:
+        """Have another program take its place. Returns why that was refused, or nothing."""
+        if self._keeper is None:
+            return ""
+        refused = await replace_agent(Place(self._dir, self._site.node), request, self._keeper)
+        return f"{self.job}: {refused}" if refused else ""
+
+    def holding(self, *, inherited: bool) -> Holding:
+        """inherited: by the program that takes this one's place, and given up here."""
+        keeper = memory = None
+        if inherited:
+            keeper = keeper_of(self._keeper) if self._keeper is not None else None
+            memory = self._memory.hand_over() if self._memory is not None else None
+        return Holding(self._submission, self._slots, self.devices, keeper, memory, self.finishing)
+
+    async def _one_life(self, keeper: Keeper) -> int:
         """Of an agent. Returns its exit code, or minus the signal."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()

@@ -10,16 +10,20 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from elastic import codec, hostmemory
+import elastic
+from elastic import codec, handover, hostmemory
 from elastic.doors.channels import Door
 from elastic.errors import ElasticError
-from elastic.fleet import devices, pieces, surroundings
+from elastic.fleet import devices, pieces, succession, surroundings
 from elastic.fleet.charge import Charge, Site
 from elastic.fleet.documents import Submission
+from elastic.fleet.succession import Estate
+from elastic.handover import Handed, Place, Request
 from elastic.journal import Journal
 from elastic.seeking import FIRST_RETRY_S, LEADER_OPTIONS, LONGEST_RETRY_S, Seeker
 from elastic.wire import elastic_pb2 as pb
@@ -39,7 +43,8 @@ class Offer:
 class Daemon:
     """Main thread only: workers die with the thread that started them."""
 
-    def __init__(self, site: Site, offer: Offer, journal: Journal, door: Door) -> None:
+    def __init__(self, site: Site, offer: Offer, journal: Journal, door: Door, handed: Handed | None = None) -> None:
+        """handed: by the program before this one in the same process. Raises what succession.read does."""
         self._site = site
         self._door = door
         self._journal = journal
@@ -53,6 +58,10 @@ class Daemon:
         self._outbox: asyncio.Queue[pb.NodeWord] | None = None
         self._seeker = Seeker(lambda: site.reach.replicas)
         self._answers: set[asyncio.Task[None]] = set()
+        self._place = Place(site.jobs_dir, site.node)
+        self._handed = handed
+        self._hands_over = False
+        self._deferred: list[int] = []
         self._term = 0
         self._welcomed = False
         self._status: int | None = None
@@ -65,6 +74,11 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
+        loop.add_signal_handler(handover.SIGNAL, lambda: self._answers.add(loop.create_task(self._hand_over())))
+        if self._handed is not None:
+            self._take_over(self._handed)
+        handover.hear()
+        self._place.ready()
         attending = asyncio.create_task(self._always())
         try:
             while not self._is_done():
@@ -98,6 +112,9 @@ class Daemon:
 
     def _signalled(self, number: signal.Signals) -> None:
         """The first empties the node in order; another one at once."""
+        if self._hands_over:
+            self._deferred.append(number)
+            return
         self._journal.write("daemon_signalled", signal=signal.Signals(number).name)
         if self._status is not None:
             for charge in self._charges.values():
@@ -114,6 +131,60 @@ class Daemon:
                 "at once",
                 flush=True,
             )
+
+    # ----------------------------------------------------------------------------------- another program's turn
+
+    async def _hand_over(self) -> None:
+        """Become another program, after the agents of all jobs, if somebody asks for it and nothing is in the way."""
+        if self._hands_over:
+            return
+        self._hands_over = True
+        request = await handover.prepared(
+            self._place,
+            self._journal,
+            succession.READER,
+            lambda: self._state(inherited=False),
+            lambda: self._in_the_way,
+            self._replace_agents,
+        )
+        if request is not None:
+            state = self._state(inherited=True)
+            self._place.go(request, ["elastic.cli", *sys.argv[1:]], state, self._deferred)
+        self._hands_over = False
+        for number in self._deferred:
+            self._signalled(signal.Signals(number))
+        self._deferred.clear()
+
+    async def _replace_agents(self, request: Request) -> str:
+        """Returns why one of them was not, or nothing."""
+        for charge in list(self._charges.values()):
+            if because := await charge.replace_agent(request):
+                return because
+        return ""
+
+    @property
+    def _in_the_way(self) -> str:
+        if self._asked.is_set():
+            return "it is ending"
+        return next((because for charge in self._charges.values() if (because := charge.in_the_way)), "")
+
+    def _state(self, *, inherited: bool) -> dict[str, Any]:
+        holdings = tuple(c.holding(inherited=inherited) for c in self._charges.values() if not c.over)
+        duties = tuple(duty.SerializeToString() for duty in self._duties.values())
+        return succession.write(Estate(self._term, duties, self._over, holdings))
+
+    def _take_over(self, handed: Handed) -> None:
+        """What the program before this one has left."""
+        estate = succession.read(handed.state)
+        self._term = estate.term
+        self._duties = {duty.job: duty for duty in map(pb.Duty.FromString, estate.duties)}
+        self._over = dict(estate.over)
+        for left in estate.holdings:
+            charge = Charge(self._site, left.submission, left.slots, left.devices, self._journal, self._told, left)
+            self._charges[charge.job] = charge
+        jobs = sorted(self._charges)
+        self._journal.write("daemon_took_over", version=elastic.__version__, jobs=jobs)
+        self._place.say(handed.request, jobs=jobs)
 
     # ------------------------------------------------------------------------------------------------- charges
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -237,7 +238,7 @@ def test_the_memory_of_a_job_outlives_its_agents_and_goes_with_the_job(tmp_path:
         (memory / "state").write_text("state")
         (tmp_path / "gate.up").unlink()
         assert charge._keeper is not None
-        charge._keeper.kill()
+        charge._keeper.send_signal(signal.SIGKILL)
         await node.until((tmp_path / "gate.up").exists)
         hostmemory.sweep()
         assert (memory / "state").exists(), "the next agent of the job is there"

@@ -1,0 +1,115 @@
+"""What one program hands to another, read back; and what is refused before anything is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elastic import handover, heirloom, supervision
+from elastic.codec import to_json
+from elastic.config import JobSpec
+from elastic.crew import Employed
+from elastic.errors import ConfigError
+from elastic.fleet import succession
+from elastic.fleet.documents import Submission
+from elastic.fleet.succession import Estate, Holding
+from elastic.handover import Handed, Place, Refused, Request, check, of_this_program
+from elastic.messages import Announce, Failed, Finished, Generation, Kind, Member, Plan, SlotGivenUp, WorkerDead
+from elastic.process import Outlets
+from elastic.standing import Standing
+from elastic.wire import elastic_pb2 as pb
+
+SPEC = JobSpec(name="job", command=("train",), workers=2)
+RUNNING = replace(supervision.new("a", 0, SPEC, 3), phase=supervision.Phase.RUNNING, pid=7, joined=True)
+WAITING = replace(supervision.new("a", 1, SPEC, 0), deadline_s=12.5)
+EMPLOYED = Employed(0, "a.0.3", 7, out=11, begun="half a l\xfcne", lifeline=12, announced=8)
+REQUEST = Request("/bin/python", "/site", "token")
+
+
+def standing() -> Standing:
+    made = Standing()
+    made.heard(Announce("a.0.3", "a", 0, 8, "127.0.0.1", 5000, "numerics", entered=2))
+    made.heard(Announce("a.1.0", "a", 1, 9, "127.0.0.1", 5001, "numerics", entered=2))
+    made.heard(Finished("a.1.0", 2, "digest"))
+    made.heard(WorkerDead("a.1.0", "exited with 0"))
+    made.heard(Failed("a.0.3", 2, "ValueError train.py:3 step 4", "words"))
+    made.heard(SlotGivenUp("a", 1, "too many restarts"))
+    made.published(Generation(2, Kind.FORM, 2, (Member("b.0.0", "b", "h", 1, 0),), Plan(), "because"))
+    return made
+
+
+def test_what_an_agent_hands_over_is_read_as_it_was() -> None:
+    known = standing()
+    state = heirloom.write([RUNNING, WAITING], [EMPLOYED], {"a.0.3": ["00ff"]}, known, {"a.0.3"}, 41)
+    read = heirloom.read(json.loads(json.dumps(state)))
+    assert read.slots == (RUNNING, WAITING)
+    assert (read.workers, read.orders) == ((EMPLOYED,), {"a.0.3": ("00ff",)})
+    assert (set(read.frozen), read.term) == ({"a.0.3"}, 41)
+    assert read.standing.words() == known.words()
+    assert read.standing.leader == known.leader == "b.0.0"
+
+
+def test_what_a_daemon_hands_over_is_read_as_it_was() -> None:
+    submission = Submission(SPEC, 1, "job", "identity")
+    holding = Holding(submission, 2, ("0", "1"), keeper=(7, 11), memory=("/dev/shm/x", 12), finishing=False)
+    bare = Holding(submission, 1, None, keeper=None, memory=None, finishing=True)
+    duty = pb.Duty(job="job", slots=2, document=to_json(submission).decode())
+    estate = Estate(41, (duty.SerializeToString(),), {"other": "{}"}, (holding, bare))
+    assert succession.read(json.loads(json.dumps(succession.write(estate)))) == estate
+
+
+@pytest.mark.parametrize("reader", [heirloom.read, succession.read])
+def test_a_state_of_another_format_is_named(reader: object) -> None:
+    assert callable(reader)
+    with pytest.raises(ValueError, match="is of format 0, and this program reads 1"):
+        reader({"format": 0})
+
+
+def test_the_files_are_this_users_and_an_answer_is_to_one_request(tmp_path: Path) -> None:
+    place = Place(tmp_path, "a")
+    assert place.running() is None
+    place.ready()
+    running = place.running()
+    assert running is not None and running.pid == os.getpid()
+    place.say(REQUEST, refused="because")
+    answer = place.answer(REQUEST)
+    assert answer is not None and answer["refused"] == "because"
+    assert place.answer(replace(REQUEST, token="another")) is None
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    (tmp_path / "a.process.json").write_text(json.dumps({"pid": os.getpid(), "started": 1, "version": "1"}))
+    assert place.running() is None, "its pid is another process's by now"
+
+
+def test_what_was_handed_over_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.handover.json"
+    path.write_text(json.dumps({"request": {"python": "p", "path": "", "token": "t"}, "state": {"format": 1}}))
+    assert Handed.read(path) == Handed(Request("p", "", "t"), {"format": 1})
+    with pytest.raises(ConfigError, match=r"handover\.json cannot be read"):
+        Handed.read(path)
+
+
+def test_a_program_is_tried_before_anything_is_given_up() -> None:
+    state = heirloom.write([RUNNING], [EMPLOYED], {}, standing(), set(), 1)
+    asyncio.run(check(of_this_program(), heirloom.READER, state))
+    with pytest.raises(Refused, match="ValueError: the agent's state is of format 2"):
+        asyncio.run(check(of_this_program(), heirloom.READER, {**state, "format": 2}))
+    with pytest.raises(Refused, match="does not start: /no/python: No such file"):
+        asyncio.run(check(replace(of_this_program(), python="/no/python"), heirloom.READER, state))
+
+
+def test_the_option_of_an_earlier_handover_is_not_handed_on() -> None:
+    assert handover._without_option(["m", "--a", "1", "--handover", "x", "--b"]) == ["m", "--a", "1", "--b"]
+
+
+def test_the_output_of_a_worker_is_read_on_where_it_was_left(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    outlets = Outlets.of_running(tmp_path / "log", reader)
+    os.write(writer, b"x")
+    assert os.read(outlets.reader, 8) == b"x" and not os.get_inheritable(reader)
+    outlets.close()
+    os.close(writer)
