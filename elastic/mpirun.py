@@ -23,6 +23,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,10 @@ from elastic.supervision import describe
 START_S = 30.0
 """From starting mpirun until all its ranks have spoken. A tenth of a second is usual."""
 END_S = 2.0
+JOIN_S = 60.0
+"""From when all workers are about to join until all have. Less than a second is usual; who is not there by then is
+frozen or hangs, and all others with it."""
+LOOK_S = 1.0
 
 INSTALL = "pip install 'elastic-ring[mpi]' (mpi4py, and Open MPI 5 with ULFM)"
 SCHEDULERS = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_", "PRTE_", "PRRTE_")
@@ -89,6 +94,10 @@ class Mpirun:
         self._scratch: scratch.Scratch | None = None
         self._holders: dict[str, _Holder] = {}
         self._left: set[str] = set()
+        self._joining_s = 0.0
+        """Since when all have been about to join; 0: they have not."""
+        self._settled = False
+        """All have joined, or will never."""
         self._watching: list[asyncio.Task[None]] = []
         self._process: asyncio.subprocess.Process | None = None
 
@@ -108,7 +117,7 @@ class Mpirun:
         finally:
             if len(self._holders) < len(workers):
                 await self.close()
-        self._watching.append(asyncio.create_task(self._watch_mpirun()))
+        self._watching += [asyncio.create_task(self._watch_mpirun()), asyncio.create_task(self._watch_joining())]
 
     async def _start(self, program: str, ranks: Ranks) -> None:
         arrivals: asyncio.Queue[_Arrival] = asyncio.Queue()
@@ -172,6 +181,11 @@ class Mpirun:
         if self._holders.keys() - self._left:
             self._journal.write("mpirun_ended", because=because, words=self._words())
 
+    async def _watch_joining(self) -> None:
+        while not self._settled:
+            await asyncio.sleep(LOOK_S)
+            self.look(time.monotonic())
+
     def settings(self, worker_id: str) -> dict[str, str]:
         """Environment variables of a worker that is about to start; none where mpirun was not."""
         if self._ranks is None:
@@ -187,11 +201,28 @@ class Mpirun:
             return False
         self._left.add(worker_id)
         self._ranks.gone(self._ranks.workers.index(worker_id)).touch()
-        if stranded := self._ranks.stranded_by(worker_id) - self._left:
-            self._journal.write("mpi_not_started", worker_id=worker_id, ended=sorted(stranded))
-            for other in sorted(stranded):
-                self._on_lost(other)
+        if worker_id in (joining := self._ranks.joining()):
+            self._strand(joining, f"{worker_id} ended while it was joining the others")
         return holder.has_ended
+
+    def look(self, now_s: float) -> None:
+        """Called now and then: whether all have joined, once all were about to."""
+        if self._ranks is None or self._settled:
+            return
+        if not (joining := self._ranks.joining()):
+            self._settled = all(self._ranks.joined(n).exists() for n in range(len(self._ranks.workers)))
+            return
+        self._joining_s = self._joining_s or now_s
+        if now_s >= self._joining_s + JOIN_S:
+            self._strand(joining, f"not all workers had joined the others within {JOIN_S:g} s")
+
+    def _strand(self, joining: set[str], because: str) -> None:
+        """MPI_Init will never return in these workers."""
+        self._settled = True
+        if ended := sorted(joining - self._left):
+            self._journal.write("mpi_not_started", because=because, ended=ended)
+        for worker_id in ended:
+            self._on_lost(worker_id)
 
     async def close(self) -> None:
         """Nothing of it is left afterwards."""

@@ -88,11 +88,10 @@ def notice(line: Line) -> str | None:
             return f"workers cannot be forked and start with an interpreter of their own: {because}"
         case {"event": "mpirun_ended", "because": str(because)}:
             return f"mpirun {because}, and every worker that had a rank of it ends with it"
-        case {"event": "mpi_not_started", "worker_id": str(worker), "ended": list(ended)}:
+        case {"event": "mpi_not_started", "because": str(because), "ended": list(ended)}:
             return (
-                f"MPI cannot start: {worker} ended while it was joining the others. {', '.join(map(str, ended))} "
-                "waited for it in MPI_Init and cannot be freed; they are replaced, and gradients go over TCP. To try "
-                "MPI again, stop the job and start it anew"
+                f"MPI cannot start: {because}. {', '.join(map(str, ended))} cannot be freed from MPI_Init; they are "
+                "replaced, and gradients go over TCP. To try MPI again, stop the job and start it anew"
             )
         case {"event": "ring_without_mpi", "generation": int(generation), "because": str(because)}:
             return f"generation {generation} sends its gradients over TCP: {because}"

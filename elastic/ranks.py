@@ -25,13 +25,13 @@ class Ranks:
     def to_environment(self) -> dict[str, str]:
         return {VARIABLE: json.dumps({"workers": self.workers, "directory": str(self.directory)})}
 
-    def stranded_by(self, worker_id: str) -> set[str]:
-        """Workers that wait inside MPI_Init for this one, which has ended; nothing there can be interrupted. Until all
-        have come nobody is in there, and who waits for the rest sees that one is gone."""
+    def joining(self) -> set[str]:
+        """Workers that are, or may be, inside MPI_Init, where each waits for all others and nothing can interrupt it.
+        Until all have come nobody is in there, and who waits for the rest sees that one is gone."""
         ranks = range(len(self.workers))
-        if self.joined(self.workers.index(worker_id)).exists() or not all(self.ready(n).exists() for n in ranks):
+        if not all(self.ready(n).exists() for n in ranks):
             return set()
-        return {self.workers[n] for n in ranks if not self.joined(n).exists()} - {worker_id}
+        return {self.workers[n] for n in ranks if not self.joined(n).exists()}
 
     def ready(self, rank: int) -> Path:
         """A file that the worker makes when it is about to join the others."""

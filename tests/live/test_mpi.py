@@ -146,12 +146,27 @@ def test_a_rank_that_dies_in_mpi_init_ends_those_that_wait_for_it_and_the_job_go
     with Job(tmp_path, "--ring", "mpi", "--workers", "3", str(TRAINER), site=SITE) as job:
         job.await_held("mpi-init")
         job.send("local.1.0")
-        assert job.await_event("mpi_not_started", worker_id="local.1.0")["ended"] == ["local.0.0", "local.2.0"]
+        assert job.await_event("mpi_not_started")["ended"] == ["local.0.0", "local.2.0"]
         over = job.await_event("ring_up", generation=1)
         assert over["over"] == "tcp"
         assert over["because"].startswith("MPI has no rank for local.0.1, local.1.1, local.2.1, because it gives none")
         check_end(job, quiet)
         assert "MPI cannot start: local.1.0 ended" in job.output
+
+
+@pytest.mark.long
+def test_a_rank_that_hangs_in_mpi_init_ends_with_all_others_and_the_job_goes_on_without_mpi(
+    quiet: Quiet, tmp_path: Path
+) -> None:
+    (tmp_path / "job.gates").mkdir()
+    (tmp_path / "job.gates" / "mpi-init").write_text("local.1.0")
+    with Job(tmp_path, "--ring", "mpi", "--workers", "3", str(TRAINER), site=SITE) as job:
+        job.await_held("mpi-init")
+        job.send("local.1.0", signal.SIGSTOP)
+        stopped = job.await_event("mpi_not_started")
+        assert stopped["because"] == "not all workers had joined the others within 60 s"
+        assert stopped["ended"] == ["local.0.0", "local.1.0", "local.2.0"]
+        check_end(job, quiet)
 
 
 def test_one_of_the_processes_that_mpirun_starts_runs_the_job(tmp_path: Path) -> None:

@@ -74,20 +74,50 @@ def test_what_a_worker_is_told_of_the_ranks_survives_its_environment(tmp_path: P
     assert Ranks.from_environment(environment) == ranks
 
 
+WORKERS = ("n.0.0", "n.1.0", "n.2.0")
+
+
 @pytest.mark.parametrize(
     ("files", "wanted"),
     [
         (["ready.0", "ready.1"], set()),
-        (["ready.0", "ready.1", "ready.2"], {"n.1.0", "n.2.0"}),
-        (["ready.0", "ready.1", "ready.2", "joined.2"], {"n.1.0"}),
-        (["ready.0", "ready.1", "ready.2", "joined.0"], set()),
+        (["ready.0", "ready.1", "ready.2"], set(WORKERS)),
+        (["ready.0", "ready.1", "ready.2", "joined.2"], {"n.0.0", "n.1.0"}),
     ],
-    ids=["not all have come", "all wait", "one has got out", "it had joined"],
+    ids=["not all have come", "all wait", "one has got out"],
 )
-def test_who_waits_in_mpi_init_for_one_that_ended_is_known(files: list[str], wanted: set[str], tmp_path: Path) -> None:
+def test_who_may_wait_in_mpi_init_is_known(files: list[str], wanted: set[str], tmp_path: Path) -> None:
     for name in files:
         (tmp_path / name).touch()
-    assert Ranks(("n.0.0", "n.1.0", "n.2.0"), tmp_path).stranded_by("n.0.0") == wanted
+    assert Ranks(WORKERS, tmp_path).joining() == wanted
+
+
+@pytest.mark.parametrize(
+    ("joined", "looks", "ended"),
+    [
+        ([], [100.0, 100.0 + mpirun.JOIN_S - 1], []),
+        ([], [100.0, 100.0 + mpirun.JOIN_S, 200.0 + mpirun.JOIN_S], [*WORKERS]),
+        ([0, 2], [100.0, 100.0 + mpirun.JOIN_S], ["n.1.0"]),
+        ([0, 1, 2], [100.0, 100.0 + mpirun.JOIN_S], []),
+    ],
+    ids=["there is time", "nobody joined", "one has not", "all have"],
+)
+def test_who_does_not_get_out_of_mpi_init_in_time_is_ended_once(
+    joined: list[int], looks: list[float], ended: list[str], tmp_path: Path
+) -> None:
+    lost: list[str] = []
+    with Journal(tmp_path / "agent.jsonl", "job", "agent", "n") as journal:
+        watched = mpirun.Mpirun(tmp_path / "mpirun.log", journal, lost.append)
+        watched.look(1.0)  # it has no ranks yet
+        watched._ranks = ranks = Ranks(WORKERS, tmp_path)
+        watched.look(50.0)  # nobody has come yet
+        for n in range(3):
+            ranks.ready(n).touch()
+        for n in joined:
+            ranks.joined(n).touch()
+        for now_s in looks:
+            watched.look(now_s)
+    assert lost == ended
 
 
 @pytest.mark.parametrize("came", [True, False])
