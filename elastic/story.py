@@ -76,6 +76,7 @@ SENTENCES = {
     "leading": "{who} leads the job, term {term}",
     "deposed": "{who} leads it no longer",
     "resized": "the job is to have {workers} workers",
+    "resigned": "{who} has given its lead back",
     "placed": "the fleet gives it {slots}",
     "charge_started": "node {node} starts its agent",
     "charge_ended": "its agent on node {node} ends",

@@ -117,7 +117,9 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
 def wait_for_others(g: Group, now_s: float) -> None:
     """Before the first agent that is back counts, where all were silent: what was between them and this leader may be
     over for the others in the same moment, so their silence is counted anew."""
-    if g.state is not State.QUIESCING or not {*g.dead, *g.given_up} >= g.listed:
+    if g.state is not State.QUIESCING or len(g.dead) + len(g.given_up) < len(g.chain[-1].ids):
+        return  # nearly always, and told without a look at everybody
+    if not {*g.dead, *g.given_up} >= g.listed:
         return
     for worker, why in list(g.given_up.items()):
         node = g.workers[worker].member.node

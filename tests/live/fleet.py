@@ -31,14 +31,11 @@ class Fleet(Cluster):
         etcd: int = 1,
         replicas: int = 2,
         nodes: Sequence[str] = (),
-        ask_first: Sequence[str] = (),
     ) -> None:
         self.gates = home / "gates"
         self.gates.mkdir()
         environment = {"PYTHONPATH": str(ROOT)}
-        super().__init__(
-            home, hosts, etcd=etcd, replicas=replicas, nodes=nodes, ask_first=ask_first, environment=environment
-        )
+        super().__init__(home, hosts, etcd=etcd, replicas=replicas, nodes=nodes, environment=environment)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         super().__exit__(kind, error, tb)

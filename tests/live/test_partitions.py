@@ -30,7 +30,10 @@ def network() -> Iterator[Network]:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory, network: Network) -> Iterator[Fleet]:
-    with Fleet(tmp_path_factory.mktemp("partitions"), network, etcd=3, nodes=NODES) as made:
+    with Fleet(tmp_path_factory.mktemp("partitions"), network, etcd=3, nodes=("a", "b")) as made:
+        known = [f"{network.nobody}:7070", *made.client.replicas]
+        made.node("c", "--rendezvous", ",".join(known))  # the first is on a machine that is gone
+        made.await_nodes("c")
         yield made
 
 
@@ -52,7 +55,7 @@ def finish(fleet: Fleet, job: str, quiet: Quiet) -> None:
 
 
 def test_what_is_cut_off_from_the_control_plane_alone_stays(fleet: Fleet, network: Network, quiet: Quiet) -> None:
-    """First a node whose ring lives, then the replica that leads, from etcd."""
+    """First a node whose ring lives, then the member of etcd that all replicas ask, then a leader, from etcd."""
     fleet.pace(0.1)
     job = fleet.train("steered")
     before = fleet.await_members(job, "a.0.0", "b.0.0", "c.0.0")
@@ -63,6 +66,13 @@ def test_what_is_cut_off_from_the_control_plane_alone_stays(fleet: Fleet, networ
     assert pids(fleet.status(job)) == pids(before)
     network.heal()
     fleet.until("the node to be back", lambda: len(fleet.events("attending", job=job, node="c")) > 1)
+
+    network.isolate(ETCD[0])
+    fleet.await_more_steps(job, 5)
+    before = fleet.until(
+        "a leader over the other two", lambda: s if pids(s := fleet.status(job)) == pids(before) else None
+    )
+    network.heal()
 
     leader = fleet.leader_of(job)
     network.cut([leader], ETCD)
@@ -92,12 +102,14 @@ def test_a_minority_is_expelled_and_comes_back_and_a_link_between_two_is_found(
     grown = fleet.await_members(job, "a.0.0", "b.0.0", "c.0.1")
     assert fleet.events("ordered", job=job, worker_id="c.0.0", order="Fence")
 
-    network.cut(["b"], ["c"])
+    network.cut(["b"], ["c"], one_way=True)
     after = fleet.await_members(job, "a.0.0", "b.0.0")
     assert pids(after).items() < pids(grown).items()
     losses = fleet.events("committed", job=job, kind="loss")
     built = [line for line in losses if line["generation"] > grown["generation"]]
     assert len(built) == 3, "two builds of all three, and one without the youngest of those that were named"
+    fleet.until("it to come again, in vain", lambda: fleet.events("newcomer_unreachable", job=job))
+    fleet.await_more_steps(job, 5)
     network.heal()
     fleet.until("the youngest to be a member again", lambda: len(pids(fleet.status(job))) == 3)
     assert pids(fleet.status(job)).items() > pids(after).items()
@@ -125,7 +137,7 @@ def test_a_ring_that_no_leader_reaches_parks_before_any_leader_goes_on_without_i
     fleet: Fleet, network: Network, quiet: Quiet
 ) -> None:
     fleet.pace(0.1)
-    limits = {"control_silence_s": 4.0, "orphan_limit_s": 10.0, "orphan_margin_s": 20.0}
+    limits = {"control_silence_s": 4.0, "orphan_limit_s": 10.0, "orphan_margin_s": 20.0, "join_window_s": 100.0}
     job = fleet.train("orphaned", timing=limits)
     before = fleet.await_members(job, "a.0.0", "b.0.0", "c.0.0")
     network.cut(NODES, CONTROL_PLANE)

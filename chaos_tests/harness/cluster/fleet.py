@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -35,7 +35,7 @@ class Cluster:
     """Context manager, for the main thread; whatever it started is gone afterwards, and etcd's data with it.
 
     home: gets a directory for each replica and node, and a log of each process. hosts: by default loopback addresses,
-    which cannot be cut off from each other. ask_first: addresses that everybody asks before the replicas.
+    which cannot be cut off from each other.
     environment: of the nodes, and so of the jobs, besides this process's own.
     """
 
@@ -47,7 +47,6 @@ class Cluster:
         etcd: int = 1,
         replicas: int = 2,
         nodes: Iterable[str] = (),
-        ask_first: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.home = home
@@ -58,7 +57,7 @@ class Cluster:
         self._insecure = () if isinstance(self.hosts, Loopback) else ("--insecure",)
         self._data = Path(tempfile.mkdtemp(prefix="elastic-cluster-"))
         names = [f"r{number}" for number in range(replicas)]
-        self.client = FleetClient([*ask_first, *(f"{self.hosts.add(name)}:{REPLICA_PORT}" for name in names)])
+        self.client = FleetClient([f"{self.hosts.add(name)}:{REPLICA_PORT}" for name in names])
         binary = sturdy_binary() or find_binary()
         self.etcd = EtcdMembers(binary, self._data, etcd, self.hosts)
         try:
