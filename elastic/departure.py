@@ -7,7 +7,6 @@ and for every worker that announces itself meanwhile.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ from elastic.spot import stay
 from elastic.spot.notice import Kind, Notice
 from elastic.spot.source import Source
 from elastic.spot.stay import Phase, Stay
-from elastic.spot.watch import Watcher
+from elastic.spot.watch import Watcher, watch_all
 from elastic.supervision import Slot
 
 OPERATOR = "operator"
@@ -67,22 +66,7 @@ class Departure:
 
     def watch(self, sources: Iterable[Source]) -> None:
         """Begin to look; asks nobody anything on this thread."""
-        loop = asyncio.get_running_loop()
-
-        def from_thread(act: object, *words: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody leaves any more
-                loop.call_soon_threadsafe(act, *words)  # type: ignore[arg-type]
-
-        for source in sources:
-            watcher = Watcher(
-                source,
-                lambda name, notice: from_thread(self.heard, name, notice),
-                lambda name, because: from_thread(self._troubled, name, because),
-            )
-            self._watchers.append(watcher)
-            for number in source.signals:
-                loop.add_signal_handler(number, watcher.signalled)
-            self._journal.write("notices_watched", source=source.name)
+        self._watchers = watch_all(sources, self.heard, self._troubled, self._journal)
 
     def heard(self, source: str, notice: Notice | None) -> None:
         """What a source says now; None: nothing any more."""

@@ -25,6 +25,7 @@ from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError
 from elastic.files import create_atomically, write_atomically
+from elastic.fleet.board import Board
 from elastic.fleet.devices import VARIABLE
 from elastic.fleet.documents import Submission
 from elastic.fleet.succession import Holding, Keeper, keeper_of, replace_agent
@@ -33,6 +34,7 @@ from elastic.journal import Journal
 from elastic.process import own_environment
 from elastic.reach import Reach
 from elastic.resume import own
+from elastic.spot.choose import RELAYED
 from elastic.supervision import describe
 
 BACKOFF_MIN_S = 0.5
@@ -72,11 +74,13 @@ class Charge:
         submission: Submission,
         slots: int,
         devices: tuple[str, ...] | None,
+        board: Board,
         journal: Journal,
         changed: Callable[[], None],
         handed: Holding | None = None,
     ) -> None:
         self._site = site
+        self._board = board
         self._submission = submission
         self._slots = slots
         self.devices = devices
@@ -135,6 +139,17 @@ class Charge:
             write_atomically(self._dir / "result.json", result.encode())
         except OSError as error:
             self._journal.write("result_unwritten", job=self.job, because=str(error))
+
+    @property
+    def directory(self) -> Path:
+        return self._dir
+
+    def notify(self) -> None:
+        """Its agent is shown what notices stand on this node."""
+        try:
+            self._board.show(self._dir)
+        except OSError as error:
+            self._journal.write("notices_untold", job=self.job, because=str(error))
 
     def leave(self) -> None:
         """Between two steps, if the job goes on elsewhere; else the job stops after a step. Any number of times."""
@@ -255,6 +270,7 @@ class Charge:
             interruptions=self._submission.interruptions,
         )
         write_atomically(self._dir / "checkpoints.json", json.dumps(asdict(settings)).encode())
+        self._board.show(self._dir)
 
     def _start(self) -> subprocess.Popen[bytes]:
         site, spec = self._site, self._submission.spec
@@ -263,7 +279,7 @@ class Charge:
             "--node": site.node,
             "--slots": str(self._slots),
             **site.reach.words(),
-            "--notices": site.notices,
+            "--notices": f"{RELAYED}{self._dir.absolute()}",
             "--grace": str(site.grace_s),
         }
         words = [word for option in options.items() for word in option]

@@ -20,16 +20,21 @@ from elastic import codec, handover, hostmemory
 from elastic.doors.channels import Door
 from elastic.errors import ElasticError
 from elastic.fleet import devices, pieces, succession, surroundings
+from elastic.fleet.board import Board
 from elastic.fleet.charge import Charge, Site
 from elastic.fleet.documents import Submission
 from elastic.fleet.succession import Estate
 from elastic.handover import Handed, Place, Request
 from elastic.journal import Journal
 from elastic.seeking import FIRST_RETRY_S, LEADER_OPTIONS, LONGEST_RETRY_S, Seeker
+from elastic.spot import choose
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import FleetStub
 
 GOODBYE_S = 1.0
+
+LOOK_S = 0.5
+"""How often it looks whether its jobs have left a node that has to go: their agents say it in files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class Daemon:
         self._journal = journal
         self._hello = pb.NodeHello(node=site.node, slots=offer.slots, labels=offer.labels, address=site.reach.address)
         self._devices = devices.of_node(os.environ)
+        self._board = Board(journal, self._noticed)
         self._charges: dict[str, Charge] = {}
         self._duties: dict[str, pb.Duty] = {}
         self._over: dict[str, str] = {}
@@ -77,6 +83,7 @@ class Daemon:
         loop.add_signal_handler(handover.SIGNAL, lambda: self._answers.add(loop.create_task(self._hand_over())))
         if self._handed is not None:
             self._take_over(self._handed)
+        self._board.watch(choose.sources(self._site.notices, os.environ))
         handover.hear()
         self._place.ready()
         attending = asyncio.create_task(self._always())
@@ -95,6 +102,7 @@ class Daemon:
                 charge.stop()
             for charge in self._charges.values():
                 await charge.ended()
+            self._board.close()
         assert self._status is not None
         return self._status
 
@@ -106,7 +114,8 @@ class Daemon:
     async def _next_change(self, attending: asyncio.Task[None]) -> None:
         waiting: list[asyncio.Task[Any]] = [asyncio.create_task(self._changed.wait())]
         waiting += [asyncio.create_task(charge.ended()) for charge in self._charges.values()]
-        await asyncio.wait([*waiting, attending], return_when=asyncio.FIRST_COMPLETED)
+        within_s = LOOK_S if self._board.because else None
+        await asyncio.wait([*waiting, attending], timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()
 
@@ -180,8 +189,11 @@ class Daemon:
         self._duties = {duty.job: duty for duty in map(pb.Duty.FromString, estate.duties)}
         self._over = dict(estate.over)
         for left in estate.holdings:
-            charge = Charge(self._site, left.submission, left.slots, left.devices, self._journal, self._told, left)
+            charge = Charge(
+                self._site, left.submission, left.slots, left.devices, self._board, self._journal, self._told, left
+            )
             self._charges[charge.job] = charge
+            charge.notify()  # what stood for the program before this one is asked for anew
         jobs = sorted(self._charges)
         self._journal.write("daemon_took_over", version=elastic.__version__, jobs=jobs)
         self._place.say(handed.request, jobs=jobs)
@@ -201,6 +213,7 @@ class Daemon:
             other = duty is None or duty.leave or duty.slots != charge.slots
             if self._asked.is_set() or (other and not charge.finishing):
                 charge.leave()
+        self._board.look(charge.directory for charge in self._charges.values())
         unstarted: dict[str, str] = {}
         for job, duty in self._duties.items():
             if not (job in self._charges or duty.leave or self._asked.is_set()):
@@ -217,6 +230,8 @@ class Daemon:
             submission = codec.from_json(Submission, duty.document.encode())
         except ElasticError as error:
             return f"the job cannot be read here: {error}; is this agent as new as the rendezvous?"
+        if self._board.because:
+            return f"the node has to go, and begins nothing new: {self._board.because}"
         taken = (device for charge in self._charges.values() for device in charge.devices or ())
         own = devices.choose(self._devices, taken, duty.slots)
         if self._devices and len(own) < duty.slots:
@@ -224,8 +239,20 @@ class Daemon:
             if ending:
                 return f"the job waits for the GPUs of {', '.join(ending)}, which has not ended here yet"
         given = own if self._devices else None
-        self._charges[duty.job] = Charge(self._site, submission, duty.slots, given, self._journal, self._told)
+        self._charges[duty.job] = Charge(
+            self._site, submission, duty.slots, given, self._board, self._journal, self._told
+        )
         return ""
+
+    def _noticed(self) -> None:
+        """What stands on the board is another thing."""
+        for charge in self._charges.values():
+            charge.notify()
+        self._say(self._notice())
+        self._changed.set()
+
+    def _notice(self) -> pb.NodeWord:
+        return pb.NodeWord(leaves=pb.NodeLeaves(because=self._board.because, notice=True))
 
     def _told(self) -> None:
         """Tell the leader of what does not run as it should."""
@@ -292,6 +319,8 @@ class Daemon:
         print(f"elastic: node {self._site.node} attends {address}", flush=True)
         if self._asked.is_set():
             self._say(pb.NodeWord(leaves=pb.NodeLeaves(because="its daemon was asked to end")))
+        if self._board.because:
+            self._say(self._notice())
 
     def _say(self, word: pb.NodeWord) -> None:
         """To this leader; a later one is told anew."""

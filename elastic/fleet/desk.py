@@ -208,7 +208,7 @@ class Desk(FleetServicer):
                 "address": session.hello.address,
                 "slots": session.hello.slots,
                 "labels": list(session.hello.labels),
-                "because": session.leaves,
+                "because": session.leaves or session.notice,
             }
             for name, session in office.sessions.items()
         }

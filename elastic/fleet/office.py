@@ -48,6 +48,7 @@ class NodeSession:
     outbox: asyncio.Queue[pb.NodeOrder] = field(default_factory=lambda: asyncio.Queue(OUTBOX_LIMIT))
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     leaves: str = ""
+    notice: str = ""
     troubles: dict[str, str] = field(default_factory=dict)
     told: pb.Duties | None = None
     queries: dict[int, asyncio.Future[pb.LogPiece | pb.Examined]] = field(default_factory=dict)
@@ -158,7 +159,10 @@ class Office:
             case "examined":
                 session.answered(word.examined)
             case "leaves":
-                session.leaves = word.leaves.because
+                if word.leaves.notice:
+                    session.notice = word.leaves.because
+                else:
+                    session.leaves = word.leaves.because
                 self._changed.set()
             case _:
                 raise codec.WireError("a daemon says hello once and nothing empty")
@@ -250,6 +254,7 @@ class Office:
                 session.hello.slots,
                 frozenset(session.hello.labels),
                 leaves=bool(session.leaves) or name in self.book.cordons,
+                goes=bool(session.notice),
             )
             for name, session in sorted(self.sessions.items())
         ]

@@ -19,12 +19,18 @@ from elastic.fleet.documents import Job, Placement, Share
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A daemon that attends. labels: NAME=VALUE each. leaves: it takes no work, and gives up what it has."""
+    """A daemon that attends. labels: NAME=VALUE each. leaves: it takes no work, and gives up what it has. goes: it
+    takes no work, and keeps what it has."""
 
     name: str
     slots: int
     labels: frozenset[str] = frozenset()
     leaves: bool = False
+    goes: bool = False
+
+    @property
+    def takes(self) -> bool:
+        return not (self.leaves or self.goes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ def schedule(jobs: Sequence[Job], nodes: Collection[Node], gone: Collection[str]
     open_jobs = [job for job in jobs if job.result is None]
     by_name = {node.name: node for node in nodes}
     kept = {job.name: _fewer(_kept(job, by_name, gone), job.workers) for job in open_jobs}
-    free = {node.name: node.slots for node in nodes if not node.leaves}
+    free = {node.name: node.slots for node in nodes if node.takes}
     for shares in kept.values():
         for share in shares:
             free[share.node] = free.get(share.node, 0) - share.slots
@@ -60,7 +66,7 @@ def schedule(jobs: Sequence[Job], nodes: Collection[Node], gone: Collection[str]
         if job.waits and first:
             waiting[job.name] = f"waits behind {first}, which was submitted before it"
             continue
-        fit = [node for node in by_name.values() if not node.leaves and node.labels >= set(job.spec.labels)]
+        fit = [node for node in by_name.values() if node.takes and node.labels >= set(job.spec.labels)]
         rest = {node.name: free[node.name] for node in fit if free[node.name] > 0}
         if sum(rest.values()) < least:
             first, waiting[job.name] = job.name, _lack(job, rest, fit)

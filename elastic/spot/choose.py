@@ -15,6 +15,7 @@ from elastic.spot.aws import Aws
 from elastic.spot.azure import Azure
 from elastic.spot.file import File
 from elastic.spot.gcp import Gcp
+from elastic.spot.relay import Node
 from elastic.spot.slurm import Slurm
 from elastic.spot.source import Source
 
@@ -23,6 +24,10 @@ DEFAULT = "ELASTIC_NOTICES"
 VENDOR = Path("/sys/class/dmi/id/sys_vendor")
 """Where the firmware names the maker of this machine."""
 CHOICES = "auto, aws, gcp, azure, slurm, slurm:requeue, file:PATH, or none"
+
+
+RELAYED = "node:"
+"""With a job directory: what the daemon of a fleet's node says to the agents of its jobs."""
 
 
 class Provider(StrEnum):
@@ -47,6 +52,8 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 def check(choice: str) -> str:
     """The choice itself. Raises ConfigError if `sources` would not know it."""
+    if choice.startswith(RELAYED):
+        return choice
     if choice not in ("auto", "none", "slurm:requeue", *Provider) and not choice.startswith("file:/"):
         hint = "; the path must be absolute" if choice.startswith("file:") else ""
         raise ConfigError(f"--notices {choice} is none of: {CHOICES}{hint}")
@@ -61,6 +68,8 @@ def check_grace(seconds: float | None) -> None:
 
 def sources(choice: str, environment: Mapping[str, str], vendor: Path = VENDOR) -> list[Source]:
     """The sources of a checked choice; nothing is asked of any network yet."""
+    if choice.startswith(RELAYED):
+        return [Node(Path(choice.removeprefix(RELAYED)))]
     if choice.startswith("file:"):
         return [File(Path(choice.removeprefix("file:")))]
     if choice == "slurm:requeue":

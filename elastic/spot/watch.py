@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
+from elastic.journal import Journal
 from elastic.spot.notice import Notice
 from elastic.spot.source import Source, Unanswered
 
@@ -83,6 +87,30 @@ class Watcher:
                 return
             self._wake.wait(pause_s)
             self._wake.clear()
+
+
+def watch_all(
+    sources: Iterable[Source],
+    heard: Callable[[str, Notice | None], None],
+    troubled: Callable[[str, str], None],
+    journal: Journal,
+) -> list[Watcher]:
+    """A watcher for each, whose words, as those of Watcher, are called on the event loop that runs now; its signals are
+    caught there too."""
+    loop = asyncio.get_running_loop()
+
+    def from_thread(act: object, *words: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody leaves any more
+            loop.call_soon_threadsafe(act, *words)  # type: ignore[arg-type]
+
+    watchers = []
+    for source in sources:
+        watcher = Watcher(source, partial(from_thread, heard), partial(from_thread, troubled))
+        watchers.append(watcher)
+        for number in source.signals:
+            loop.add_signal_handler(number, watcher.signalled)
+        journal.write("notices_watched", source=source.name)
+    return watchers
 
 
 def _is_news(before: Notice | None, now: Notice | None) -> bool:

@@ -249,10 +249,12 @@ class NodeHello(_message.Message):
     def __init__(self, node: _Optional[str] = ..., slots: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ...) -> None: ...
 
 class NodeLeaves(_message.Message):
-    __slots__ = ("because",)
+    __slots__ = ("because", "notice")
     BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     because: str
-    def __init__(self, because: _Optional[str] = ...) -> None: ...
+    notice: bool
+    def __init__(self, because: _Optional[str] = ..., notice: bool = ...) -> None: ...
 
 class NodeTroubles(_message.Message):
     __slots__ = ("troubles",)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -21,6 +23,9 @@ from elastic.fleet.daemon import Daemon, Offer
 from elastic.fleet.documents import Result, Submission
 from elastic.journal import Journal
 from elastic.reach import Reach
+from elastic.spot import relay
+from elastic.spot.notice import Kind, Notice
+from elastic.spot.source import Source, Unanswered
 from elastic.wire import elastic_pb2 as pb
 
 PATIENCE_S = 30.0
@@ -246,5 +251,84 @@ def test_the_memory_of_a_job_outlives_its_agents_and_goes_with_the_job(tmp_path:
         node.gate.touch()
         await charge.ended()
         assert not memory.exists()
+
+    play(tmp_path, story)
+
+
+class Provider(Source):
+    """Says what it is told to say, and hears when the node is empty."""
+
+    name = "provider"
+    pause_s = 0.01
+
+    def __init__(self) -> None:
+        self.says: Notice | None = None
+        self.empty = threading.Event()
+
+    def look(self) -> Notice | None:
+        return self.says
+
+    def left(self) -> None:
+        self.empty.set()
+
+
+@pytest.mark.usefixtures("agents")
+def test_a_notice_reaches_the_agents_of_all_jobs_and_the_provider_hears_when_the_last_has_left(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        provider = Provider()
+        node.daemon._board.watch([provider])
+        jobs = [node.duty("one-1"), node.duty("two-2")]
+        node.told(*jobs)
+        dirs = [node.charge(job).directory for job in ("one-1", "two-2")]
+        agents = [relay.Node(directory) for directory in dirs]
+        await node.until(lambda: all((directory / "notices.json").exists() for directory in dirs))
+        assert [agent.look() for agent in agents] == [None, None]
+        provider.says = Notice(Kind.RECLAIM, 90.0, "taken back")
+        await node.until(lambda: all([agent.look() for agent in agents]))
+        for agent in agents:
+            notice = agent.look()
+            assert notice is not None and (notice.kind, notice.because) == (Kind.RECLAIM, "taken back")
+            assert 0 < notice.seconds_left <= 90.0
+        node.told(*jobs, node.duty("late-3"))
+        assert "begins nothing new: taken back" in node.troubles()["late-3"]
+        agents[0].left()
+        node.told(*jobs)
+        assert not node.daemon._board._told, "the other job is still there"
+        agents[1].left()
+        node.told(*jobs)
+        assert await asyncio.to_thread(provider.empty.wait, PATIENCE_S)
+        provider.says = None
+        await node.until(lambda: not any([agent.look() for agent in agents]))
+        provider.says = Notice(Kind.RECLAIM, 90.0, "taken back")
+        await node.until(lambda: all([agent.look() for agent in agents]))
+        node.told(*jobs)
+        assert not node.daemon._board._told, "they had left because of an earlier notice, and came back"
+        node.daemon._board.close()
+
+    play(tmp_path, story)
+
+
+def test_of_several_notices_agents_hear_the_most_urgent_and_the_leader_that_the_node_goes(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        board, outbox = node.daemon._board, node.daemon._outbox
+        assert outbox is not None
+
+        def heard() -> Notice | None:
+            board.show(tmp_path)
+            return relay.Node(tmp_path).look()
+
+        board.heard("advice", Notice(Kind.ADVICE, math.inf, "maybe"))
+        assert heard() == Notice(Kind.ADVICE, math.inf, "maybe") and board.because == ""
+        board.heard("slow", Notice(Kind.MAINTENANCE, 900.0, "tonight"))
+        board.heard("fast", Notice(Kind.RECLAIM, 30.0, "now"))
+        assert (urgent := heard()) is not None and urgent.because == "now"
+        board.heard("fast", None)
+        board.heard("slow", None)
+        told = [outbox.get_nowait().leaves for _ in range(outbox.qsize())]
+        reasons = ["", "tonight", "tonight", "tonight", ""]
+        assert [(word.because, word.notice) for word in told] == [(because, True) for because in reasons]
+        (tmp_path / "notices.json").write_text("[]")
+        with pytest.raises(Unanswered, match=r"notices.json"):
+            relay.Node(tmp_path).look()
 
     play(tmp_path, story)

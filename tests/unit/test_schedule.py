@@ -101,6 +101,12 @@ def test_a_stopped_job_that_waits_holds_up_nobody() -> None:
     assert placed(jobs, nodes(a=1)) == {"j-2": {"a": 1}}
 
 
+def test_a_node_that_has_a_notice_gets_nothing_and_keeps_what_it_has() -> None:
+    there = [Node("a", 2, goes=True), Node("b", 1)]
+    assert placed([job(1, workers=3, placed={"a": 1}), job(2, workers=1)], there) == {"j-1": {"a": 1, "b": 1}}
+    assert schedule([job(1)], there[:1], set()).placements == {}
+
+
 def test_a_job_that_is_to_be_smaller_gives_up_its_smallest_and_newest_nodes() -> None:
     there = nodes(a=4, b=2, c=2)
     assert placed([job(1, workers=8, placed={"a": 4, "b": 2, "c": 2}, size=Size(6))], there) == {
