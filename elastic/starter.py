@@ -46,7 +46,8 @@ class Start:
 class Starter:
     """Used on the event loop only, by the main thread."""
 
-    def __init__(self, spec: JobSpec, logs: Path, node: str, journal: Journal) -> None:
+    def __init__(self, spec: JobSpec, logs: Path, node: str, journal: Journal, *, first: bool = True) -> None:
+        """first: no worker has been started yet."""
         self._command = spec.command
         self._environment = worker_environment({**os.environ, **spec.environment}, {})
         self._log = logs / f"nursery-{node}.log"
@@ -54,7 +55,7 @@ class Starter:
         self._waiting: list[Start] = []
         self._nursery: Nursery | None = None
         self._made = 0
-        self._may_wait = True
+        self._may_wait = first
         self._cold = "" if spec.fork else "forking is off"
         if not self._cold:
             self._make_nursery()
