@@ -38,7 +38,7 @@ def test_a_training_goes_on_over_a_new_program_of_its_agent(tmp_path: Path, quie
         assert job.events("worker_started") == before, "no worker was started again"
         assert not job.events("worker_exited") and not job.events("member_lost")
 
-        os.kill(before[1]["pid"], signal.SIGKILL)
+        job.send("local.1.0")
         job.await_event("worker_dying", worker_id="local.1.0")  # by its lifeline, which the new program took over
         job.await_event("worker_started", worker_id="local.1.1")
         job.await_world(2)
