@@ -13,7 +13,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim live test-exact fuzz test-live test-gpu test-chaos lint model proto demo soak bench bench-state bench-step bench-goodput clean
+.PHONY: help setup etcd test unit sim live test-exact fuzz test-live test-gpu test-chaos lint model proto demo soak bench bench-state bench-step bench-goodput bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,6 +98,9 @@ bench-step: setup ## measure a step without faults against torch DDP: time, memo
 
 bench-goodput: setup ## measure what is left of the work under faults all the time, and torchrun's: 80 minutes
 	$(PY) -m tests.bench.goodput
+
+bench-scale: setup ## measure a leader with 100 to 5000 agents, and the membership machine with 100,000 members
+	$(PY) -m tests.bench.scale
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -189,8 +190,9 @@ class Group:
     @property
     def spares(self) -> set[str]:
         """Newcomers for which there has been no place yet: they wait with everything set up. Once a job has begun."""
-        uninvited = {worker for worker in self.newcomers if not self.workers[worker].invited}
-        return uninvited - self.listed if self.chain else set()
+        seen = self.workers.items()
+        uninvited = {worker for worker, one in seen if not (one.entered or one.refused or one.invited)}
+        return uninvited - self.listed if self.chain and uninvited else set()
 
     @property
     def asked_for(self) -> int:
@@ -215,8 +217,9 @@ class Group:
     @property
     def coming(self) -> set[str]:
         """Newcomers on their way to a place."""
-        invited = {worker for worker in self.newcomers if self.workers[worker].invited}
-        return invited - {*self.dead, *self.given_up, *self.drains}
+        seen = self.workers.items()
+        invited = {worker for worker, one in seen if one.invited and not one.entered and not one.refused}
+        return invited - {*self.dead, *self.given_up, *self.drains} if invited else invited
 
     @property
     def awaited_until_s(self) -> float:
@@ -229,9 +232,9 @@ class Group:
     @property
     def setting_up(self) -> dict[str, float]:
         """Invited newcomers that are not ready to be admitted -> when they last got on."""
-        if self.state not in (State.RUNNING, State.PAUSED):
+        if self.state not in (State.RUNNING, State.PAUSED) or not (coming := self.coming):
             return {}
-        seen = {worker: self.workers[worker] for worker in self.coming - self.listed}
+        seen = {worker: self.workers[worker] for worker in coming - self.listed}
         return {
             worker: one.moved_s
             for worker, one in seen.items()
@@ -247,8 +250,8 @@ class Group:
     @property
     def starting(self) -> dict[str, int]:
         """Node -> its processes that have not announced themselves yet, though their agent is there."""
-        here = [seen.member.node for worker, seen in self.workers.items() if worker not in self.dead]
-        missing = {node: slots + self.spec.spares - here.count(node) for node, slots in self.slots.items()}
+        here = Counter(seen.member.node for worker, seen in self.workers.items() if worker not in self.dead)
+        missing = {node: slots + self.spec.spares - here[node] for node, slots in self.slots.items()}
         return {node: count for node, count in sorted(missing.items()) if count > 0}
 
     @property
@@ -257,12 +260,13 @@ class Group:
         aim, running = self.aim, self.running
         if self.state not in (State.RUNNING, State.PAUSED) or self.committing or aim is None or running is None:
             return {}
-        waited_for = {*aim.ids, *running.ids} - {*self.dead, *self.given_up, *self.turned_away}
-        seen = {worker: self.workers[worker] for worker in waited_for if worker in self.workers}
+        silent = self.silent_nodes
+        late = {w: one for w, one in self.workers.items() if not one.entered and one.member.node not in silent}
+        gone = {*self.dead, *self.given_up, *self.turned_away} if late else set()
         return {
             worker: max(one.moved_s, self.planned_s)
-            for worker, one in seen.items()
-            if not one.entered and one.member.node not in self.silent_nodes
+            for worker, one in late.items()
+            if worker not in gone and (aim.member(worker) or running.member(worker))
         }
 
     @property

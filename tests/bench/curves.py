@@ -1,0 +1,71 @@
+"""Cost against the number of agents, as an image: both axes are logarithmic, so what is linear has a slope of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chaos_tests.harness.report import svg
+
+WIDTH, HEIGHT = 470.0, 250.0
+LEFT, TOP, RIGHT, BOTTOM = 60.0, 34.0, 130.0, 36.0
+
+STYLE = """<style>text { fill: #1b1f24; font: 12px system-ui, sans-serif }
+text.small { font-size: 10.5px; fill: #68717d } line.grid { stroke: #d8dde3; stroke-width: .7 }
+polyline { fill: none; stroke-width: 2 } polyline.a { stroke: #4f7cc4 } polyline.b { stroke: #c8452d }
+polyline.c { stroke: #3f9d63 } polyline.d { stroke: #8a63b8 } text.a { fill: #4f7cc4 } text.b { fill: #c8452d }
+text.c { fill: #3f9d63 } text.d { fill: #8a63b8 }</style>"""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """points: (agents, cost), costs above 0."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+def drawing(panels: Sequence[tuple[str, Sequence[Curve]]], title: str) -> str:
+    """Panels side by side; each has a caption that says its unit."""
+    shapes = [STYLE, '<rect width="100%" height="100%" fill="#fff"/>']
+    for number, (caption, curves) in enumerate(panels):
+        shapes += _panel(number * WIDTH, caption, curves)
+    return svg.drawing(WIDTH * len(panels), HEIGHT, shapes, title)
+
+
+def _panel(at: float, caption: str, curves: Sequence[Curve]) -> list[str]:
+    low_x, high_x = _decades([x for curve in curves for x, _ in curve.points])
+    low_y, high_y = _decades([y for curve in curves for _, y in curve.points])
+
+    def place(x: float, y: float) -> svg.Point:
+        across = (math.log10(x) - low_x) / (high_x - low_x)
+        up = (math.log10(y) - low_y) / (high_y - low_y)
+        return at + LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
+
+    shapes = [svg.text((at + LEFT, TOP - 14), caption)]
+    for decade in range(low_y, high_y + 1):
+        start, end = place(10**low_x, 10.0**decade), place(10**high_x, 10.0**decade)
+        shapes += [
+            svg.line(start, end, "grid"),
+            svg.text((start[0] - 6, start[1] + 4), f"{10.0**decade:g}", "small", "end"),
+        ]
+    for decade in range(low_x, high_x + 1):
+        start, end = place(10**decade, 10.0**low_y), place(10**decade, 10.0**high_y)
+        shapes += [svg.line(start, end, "grid"), svg.text((start[0], start[1] + 16), 10**decade, "small", "middle")]
+    shapes.append(svg.text((at + (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6), "agents", "small", "middle"))
+    taken: list[float] = []
+    for kind, curve in zip("abcd", curves, strict=False):
+        points = [place(x, y) for x, y in curve.points]
+        height = points[-1][1] + 4
+        while any(abs(height - other) < 13 for other in taken):
+            height += 13
+        taken.append(height)
+        shapes += [svg.polyline(points, kind), svg.text((points[-1][0] + 6, height), curve.name, kind)]
+    return shapes
+
+
+def _decades(values: Sequence[float]) -> tuple[int, int]:
+    """Powers of ten around them."""
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    return low, max(high, low + 1)
