@@ -13,7 +13,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim live test-exact fuzz test-live test-gpu test-chaos lint model proto demo soak bench bench-state bench-step bench-goodput bench-scale clean
+.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-gpu test-chaos lint model proto demo soak bench bench-state bench-step bench-goodput bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,13 +39,16 @@ $(ETCD): | $(VENV)/.stamp
 # Two parts at a time, because most of a live test is a wait, and the longest parts first, so that the short ones fill the
 # end; what a part says comes when it has ended.
 test: setup etcd ## lint, unit, simulated and live tests
-	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target lint live-l-z live-a-k unit sim
+	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target lint live-l-z live-a-k unit sim-short
 
 unit: setup ## unit tests
 	$(BOUND) 20m $(PYTEST) tests/unit
 
-sim: setup ## simulated tests: whole jobs in virtual time
+sim-short: setup ## simulated tests: a few hundred whole jobs in virtual time
 	$(BOUND) 20m $(PYTEST) tests/sim
+
+sim: setup ## 20000 simulated jobs, and whether they went through every transition; reach.json has the counts
+	$(PY) -m tests.sim --schedules 20000 --json reach.json
 
 # By the first letter of the file, so that each new file is in one of them.
 live-%: setup etcd

@@ -434,11 +434,13 @@ class Agent:
 
     def on_orphaned(self, term: int) -> None:
         """Workers keep their state; the next leader hears that the ring is aborted, and rebuilds it."""
-        self._switchboard.order_all(Quiesce(term, 0, 0))
+        self._switchboard.order_all(Quiesce(term, 0, self._standing.newest))
 
     def on_end(self, ended: Ended) -> None:
         self._end = ended
         self.for_all_slots(supervision.JobOver(complete=ended.exit_code == 0))
+        # One that was cut off, or expelled, has not heard of it, and would wait in its ring for ever.
+        self._switchboard.order_all(Close(self.term, ended.because, ended.exit_code))
 
     def _settle_slots(self) -> None:
         """Said once: an agent that replaces this one could give a worker's id again."""

@@ -13,7 +13,7 @@ from itertools import combinations
 from elastic import ownership
 from elastic.checkpoints.naming import EntryName
 from elastic.messages import Generation, Laggard, Member, Plan, Report, Share
-from elastic.tree import Node, leaves
+from elastic.tree import Node
 
 
 def rank_order(members: Iterable[Member]) -> tuple[Member, ...]:
@@ -135,12 +135,10 @@ def decide_loss(
 
 
 def _newest_entered(chain: Sequence[Generation], entered: Sequence[Report], holders: set[str]) -> set[str]:
-    """Holders in the list of the newest generation that somebody entered and of which a holder answers."""
+    """Holders in the list of the newest generation that somebody who answers has entered: that one holds the state."""
     for record in reversed(chain):
         if any(report.entered == record.number for report in entered):
-            chosen = holders.intersection(record.ids)
-            if chosen:
-                return chosen
+            return holders.intersection(record.ids)
     return set()
 
 
@@ -217,12 +215,6 @@ def paces_of(order: Iterable[str], record: Generation | None) -> tuple[int, ...]
     known = dict(zip(record.ids, record.plan.paces, strict=True)) if record and record.plan.paces else {}
     paces = tuple(known.get(worker, 0) for worker in order)
     return paces if any(paces) else ()
-
-
-def covers(shares: Sequence[Share], units: int) -> bool:
-    """Whether the shares hold each unit exactly once."""
-    held = [unit for share in shares for unit in (*leaves(share.keep), *share.units)]
-    return sorted(held) == list(range(units))
 
 
 def smallest_cover(accusations: Mapping[str, Collection[str]], order: Sequence[str]) -> tuple[str, ...]:

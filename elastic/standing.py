@@ -122,6 +122,11 @@ class Standing:
             del self._records[number]
 
     @property
+    def newest(self) -> int:
+        """The highest generation that workers here may have entered, or 0."""
+        return max([*self._records, *(word.entered for word in self._announced.values())], default=0)
+
+    @property
     def leader(self) -> str:
         """The worker of rank 0 in the newest generation that a worker here has entered, or empty.
 

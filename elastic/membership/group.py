@@ -207,9 +207,8 @@ class Group:
 
     @property
     def places(self) -> int:
-        """For how many more newcomers the world has a place."""
-        if self.aim is None:
-            return 0
+        """For how many more newcomers the world has a place, once it is formed."""
+        assert self.aim is not None
         coming_next = self.committing if self.committing and not self.committing.early else self.aim
         settled = set(coming_next.ids) - {*self.dead, *self.given_up, *self.drains}
         return max(0, self.wanted_workers - len(settled | self.coming))

@@ -1,37 +1,58 @@
-"""``python -m tests.sim --seed N [-v]`` replays one run; ``--seeds A B`` runs a range and counts what was reached."""
+"""The simulator: whole jobs under virtual time, each from a seed.
+
+python -m tests.sim --schedules 20000 --json reach.json   search; exit 1 if anything was not reached
+python -m tests.sim --seed 17 -v                          one run, and everything that happens in it
+python -m tests.sim --seed 17 --shrink                    what of it has to go wrong for it to fail
+python -m tests.sim --seed 17 --keep 0,3,store_trouble    the run with only these faults and troubles
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
-import traceback
-from collections import Counter
+from pathlib import Path
 
-from tests.sim.world import World
+from tests.sim import arms
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.sim", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--schedules", type=int, default=20_000, help="how many, of at least 200 events each")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the seed to begin with")
+    parser.add_argument("--runs", type=int, metavar="N", help="at most so many seeds")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole report there")
     parser.add_argument("--seed", type=int, help="replay this one")
-    parser.add_argument("--seeds", type=int, nargs=2, default=(0, 200), metavar=("FIRST", "LAST"))
-    parser.add_argument("-v", "--verbose", action="store_true", help="print everything that happens")
-    arguments = parser.parse_args()
-    seeds = range(*arguments.seeds) if arguments.seed is None else (arguments.seed,)
-    reached: Counter[str] = Counter()
-    failed = []
-    for seed in seeds:
-        world = World(seed, print if arguments.verbose else None)
-        try:
-            reached.update(world.run().reached)
-        except Exception as error:
-            failed.append(seed)
-            print(f"seed {seed} ({world.scene.name}): {type(error).__name__}: {error}", file=sys.stderr)
-            if arguments.verbose or not isinstance(error, AssertionError):
-                traceback.print_exc()
-    for what, times in sorted(reached.items()):
-        print(f"{times:8} {what}")
-    print(f"{len(seeds)} runs, {len(failed)} failed: {failed[:50]}")
-    return bool(failed)
+    parser.add_argument("--keep", default="", metavar="A,B", help="with --seed: nothing else goes wrong; or 'nothing'")
+    parser.add_argument("--shrink", action="store_true", help="with --seed: leave out what is not needed to fail")
+    parser.add_argument("-v", "--verbose", action="store_true", help="with --seed: print everything that happens")
+    options = parser.parse_args()
+    if options.seed is None:
+        arms.install()
+        from tests.sim.search import search  # once the machines are counted
+
+        return search(options.schedules, options.processes, options.first, options.json, options.runs)
+    from tests.sim.faults import draw
+    from tests.sim.shrink import fewest_faults, kept
+    from tests.sim.world import World
+
+    if options.shrink:
+        print("\n".join(fewest_faults(options.seed)))
+        return 0
+    scene = draw(options.seed)
+    if options.keep:
+        scene = kept(scene, () if options.keep == "nothing" else options.keep.split(","))
+    print(scene)
+    world = World(options.seed, print if options.verbose else None, scene)
+    verdict = world.run()
+    for path, times in sorted(verdict.reached.items()):
+        print(f"{times:8} {path}")
+    print(
+        f"seed {options.seed} ({scene.name}): {verdict.ended} after {verdict.duration_s:.1f} s, {world.events} events"
+    )
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,42 +1,74 @@
-"""The leader's shell: one mailbox, one owner of the group, and commits that may time out."""
+"""The leader's shell: one mailbox, one owner of the group, a lease, and commits that may time out."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from elastic import membership
-from elastic.membership import Commit, CommitRefused, Committed, Elected, End, Event, Note, State, Tell, Tick
-from elastic.messages import Generation, Kind
+from elastic.detector import Detector, Health
+from elastic.membership import (
+    AgentDown,
+    AgentUp,
+    Commit,
+    CommitRefused,
+    Committed,
+    Elected,
+    End,
+    Event,
+    Note,
+    Point,
+    State,
+    Stopped,
+    Tell,
+    Tick,
+)
+from elastic.messages import Generation, Kind, Order, Pointed, node_of
 from elastic.publishing import Publisher
 
 if TYPE_CHECKING:
     from tests.sim.agent import Stream
     from tests.sim.world import World
 
+LEASE_S = 3.0
+RETRY_S = 0.1
+
 
 class Leader:
-    """A process that was elected once. It may be paused for so long that another one leads when it wakes."""
+    """A process that was elected once. It may be paused, or cut off from the store, for so long that another one leads
+    when it wakes."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.term = world.records.elect()
+        self.host = f"leader {self.term}"
+        self.clock = world.new_timepiece()
         self.group = membership.new(world.spec, seed="simulated")
         self.alive = True
         self.paused = False
+        self.cut_off = False
+        """From the store."""
         self.streams: dict[str, Stream] = {}
-        self.publisher = Publisher()
+        self._silent: set[str] = set()
+        self._detector = Detector(world.spec.timing, self.clock.now_s)
         self._mailbox: deque[Event] = deque()
         self._asleep: list[Callable[[], None]] = []
         self._next_tick_s = math.inf
+        self.publisher = Publisher()
         self.publisher.remember(world.records.chain())
         self.post(Elected(self.term, world.records.chain()))
+        self._watch()
 
     @property
     def leads(self) -> bool:
         return self.alive and self.term == self.world.records.term
+
+    @property
+    def has_store(self) -> bool:
+        return not (self.cut_off or self.world.store_away)
 
     def post(self, event: Event) -> None:
         if not self.alive:
@@ -45,21 +77,85 @@ class Leader:
         self.world.clock.after(self.world.clock.between(0, 0.0005), self._turn)
 
     def crash(self) -> None:
-        self.alive = False
-        self.world.hook("leader_crash")
         if self.group.state is State.QUIESCING:
-            self.world.reach("leader lost in QUIESCING")
-        for stream in list(self.streams.values()):
-            stream.cut("the leader is gone")
+            self.world.reach("a leader change inside QUIESCING")
+        self._leave("the leader is gone")
+        self.world.hook("leader_crash")
 
     def pause(self) -> None:
         self.paused = True
 
     def resume(self) -> None:
         self.paused = False
-        for act in self._asleep:
+        waiting, self._asleep = self._asleep, []
+        for act in waiting:
             self.world.clock.after(0, act)
-        self._asleep = []
+
+    def resign(self) -> None:
+        if self.alive:
+            self.world.reach("a leader resigned")
+            self.world.say(self.host, "resigns")
+            self._leave("the leader resigned")
+
+    def _leave(self, because: str) -> None:
+        self.alive = False
+        for stream in list(self.streams.values()):
+            stream.cut(because)
+
+    def _do(self, act: Callable[[], None]) -> None:
+        """Now, or when this process is thawed; not at all if it is dead."""
+        if self.paused:
+            self._asleep.append(lambda: self._do(act))
+        elif self.alive:
+            act()
+
+    def stop(self, *, at_once: bool) -> None:
+        """Somebody asks for the end of the job."""
+        self.post(Stopped("asked to stop", at_once))
+
+    # -------------------------------------------------------------------------------------------- agents
+
+    def attach(self, stream: Stream) -> None:
+        node = stream.agent.node
+        self.streams[node] = stream
+        self._silent.discard(node)
+        self._detector.watch(node, self.clock.now_s)
+
+    def detach(self, stream: Stream) -> None:
+        node = stream.agent.node
+        if self.streams.get(node) is stream:
+            del self.streams[node]
+            self._detector.forget(node)
+            self.post(AgentDown(node))
+
+    def hear(self, stream: Stream, event: Event) -> None:
+        """Of a stream that was replaced nothing is heard any more."""
+        if self.streams.get(stream.agent.node) is stream:
+            self._detector.beat(stream.agent.node, self.clock.now_s)
+            self.post(event)
+
+    def beat(self, stream: Stream) -> None:
+        if self.streams.get(stream.agent.node) is stream and not self.paused:
+            self._detector.beat(stream.agent.node, self.clock.now_s)
+
+    def _watch(self) -> None:
+        if not self.alive or self.world.over:
+            return
+        self._do(self._judge)
+        self.world.clock.after(self.world.spec.timing.beat_s, self._watch)
+
+    def _judge(self) -> None:
+        for node, verdict in self._detector.judge(self.clock.now_s).items():
+            self.world.judged(self, node, verdict.health)
+            if verdict.health is Health.FROZEN and node not in self._silent:
+                self._silent.add(node)
+                self.world.reach("an agent was silent on a stream that was up")
+                self.post(AgentDown(node))
+            elif verdict.health is Health.ALIVE and node in self._silent:
+                self._silent.discard(node)
+                self.post(AgentUp(node))
+
+    # -------------------------------------------------------------------------------------------- group
 
     def _turn(self) -> None:
         if not self.alive or not self._mailbox:
@@ -71,16 +167,14 @@ class Leader:
 
     def _apply(self, event: Event) -> None:
         before = self.group
-        self.group, actions = membership.step(self.group, event, self.world.clock.now_s)
+        self.group, actions = membership.step(self.group, event, self.clock.now_s)
+        self.world.stepped("membership", before.state, event, self.group.state)
         if actions:
-            self.world.say(f"leader {self.term}", f"{event}")
+            self.world.say(self.host, f"{event}")
         if before.state is not self.group.state:
-            self.world.reach(f"{before.state} -> {self.group.state}")
             self.world.hook(f"leader_{self.group.state}")
-        if any(isinstance(action, End) for action in actions) and not self.leads:
-            self.resign()
-            return
-        if isinstance(event, CommitRefused):
+        ends = any(isinstance(action, End) for action in actions)
+        if (ends and not self.leads) or isinstance(event, CommitRefused):
             self.resign()
             return
         for action in actions:
@@ -88,50 +182,68 @@ class Leader:
                 case Commit(record):
                     self.world.hook("leader_commit")
                     self._try_commit(record)
+                case Point(series, pointer):
+                    self._tell((pointer.holder,), Pointed(self.term, pointer.holder, series, pointer.entry, True))
                 case Tell(to, order):
-                    for agent, stream in list(self.streams.items()):
-                        workers = tuple(w for w in to if self.world.workers[w].agent.node == agent)
-                        if workers:
-                            stream.tell(workers, order)
+                    self._tell(to, order)
                 case Note(name, fields):
-                    self.world.say(f"leader {self.term}", f"  note {name} {fields}")
-                    if name in ("straggler", "demoted"):
-                        self.world.reach(f"a worker was {'demoted' if name == 'demoted' else 'named a straggler'}")
+                    self.world.say(self.host, f"  note {name} {fields}")
+                    self.world.noted(name)
                 case End():
-                    self.world.end(action)
+                    self._finish(action)
         self._set_timer()
 
-    def resign(self) -> None:
-        self.world.reach("a leader resigned")
-        self.world.say(f"leader {self.term}", "resigns")
-        self.alive = False
-        for stream in list(self.streams.values()):
-            stream.cut("the leader resigned")
+    def _tell(self, to: tuple[str, ...], order: Order) -> None:
+        by_node: dict[str, list[str]] = {}
+        for worker in to:
+            by_node.setdefault(node_of(worker), []).append(worker)
+        for node, workers in by_node.items():
+            if node in self.streams:
+                self.streams[node].tell(tuple(workers), order)
+
+    def _finish(self, end: End) -> None:
+        """The end is a transaction too: whoever has lost the lead decides nothing."""
+        if not self.leads:
+            self.resign()
+        elif not self.has_store:
+            self.world.clock.after(RETRY_S, lambda: self._do(lambda: self._finish(end)))
+        else:
+            self.world.end(end)
 
     def _set_timer(self) -> None:
         deadline_s = self.group.deadline_s
         if deadline_s < self._next_tick_s:
             self._next_tick_s = deadline_s
-            wait_s = max(0.0, deadline_s - self.world.clock.now_s) + 0.001
+            wait_s = self.clock.until(deadline_s) + 0.001
             self.world.clock.after(wait_s, lambda: self._tick(deadline_s))
 
     def _tick(self, deadline_s: float) -> None:
-        if deadline_s != self._next_tick_s or not self.alive:
+        if deadline_s != self._next_tick_s or not self.alive or self.world.over:
             return
         if self.paused:
             self._asleep.append(lambda: self._tick(deadline_s))
             return
         self._next_tick_s = math.inf
         self._apply(Tick())
-        self.world.ticked(self.group)
+        json.dumps(membership.status(self.group))
+        self.world.ticked(self.group, self.clock.now_s)
 
     # ----------------------------------------------------------------------------------------- the store
+
+    def store_is_gone(self) -> None:
+        """It cannot renew its lease; when that is over, by its own clock, it leads no more."""
+        self.world.clock.after(LEASE_S, lambda: self._do(lambda: None if self.has_store else self.resign()))
 
     def _try_commit(self, record: Generation) -> None:
         """The request is under way also if this process dies now."""
         clock = self.world.clock
+        if not self.alive:
+            return
         if self.paused:
             self._asleep.append(lambda: self._try_commit(record))
+        elif not self.has_store:
+            self.world.reach("a commit waited for the store")
+            clock.after(RETRY_S, lambda: self._try_commit(record))
         elif clock.chance(self.world.store_trouble):
             self.world.reach("a commit timed out")
             if clock.chance(0.6):
@@ -145,8 +257,8 @@ class Leader:
         self.world.clock.after(self.world.clock.between(0.0005, 0.005), lambda: self._read(record))
 
     def _write(self, record: Generation) -> None:
-        if self.world.records.commit(self.term, record):
-            self.world.committed(record)
+        if not self.world.store_away and self.world.records.commit(self.term, record):
+            self.world.committed(record, self)
 
     def _read(self, record: Generation) -> None:
         if not self.alive:
@@ -155,7 +267,9 @@ class Leader:
             self._asleep.append(lambda: self._read(record))
             return
         records = self.world.records
-        if records.all.get(record.number) == record:
+        if not self.has_store:
+            self.world.clock.after(RETRY_S, lambda: self._read(record))
+        elif records.all.get(record.number) == record:
             if record.kind is Kind.LOSS:
                 self.world.hook("leader_committed_loss")
             self.post(Committed(record.number))

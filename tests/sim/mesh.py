@@ -71,8 +71,12 @@ class Mesh:
             return
         if all("hello" in self._frames.get((number, peer), {}) for peer in ring.ids if peer != self.w.me):
             self._frames.setdefault((number, self.w.me), {})["up"] = True
-            self.w.post(RingBuilt(number))
-            self.w.world.hook("ring_built", self.w)
+            self.w.after(0, 0.001, lambda: self._built(number))
+
+    def _built(self, number: int) -> None:
+        """Between the last hello and the lock the control thread may have been told something else."""
+        self.w.post(RingBuilt(number))
+        self.w.world.hook("ring_built", self.w)
 
     def _is_up(self, number: int) -> bool:
         return "up" in self._frames.get((number, self.w.me), {})
@@ -86,7 +90,7 @@ class Mesh:
         ]
         self.w.world.reach("a ring could not be built")
         self.close(number)
-        self.w.post(RingFailed(number, tuple(missing)))
+        self.w.after(0, 0.001, lambda: self._post(RingFailed(number, tuple(missing))))
 
     def close(self, number: int) -> None:
         ring = self._rings.pop(number, None)
@@ -96,7 +100,7 @@ class Mesh:
                 self.send(number, peer, "eof", True)
 
     def send(self, number: int, peer: str, key: object, content: object) -> None:
-        self.w.world.frame(self.w.me, peer, number, key, content)
+        self.w.world.frame(self.w, peer, number, key, content)
 
     def frame(self, number: int, sender: str, key: object, content: object) -> None:
         """The kernel takes it, also while the process is paused."""
@@ -107,13 +111,21 @@ class Mesh:
         self._frames.setdefault((number, sender), {})[key] = content
         if key == "hello":
             self.w.after(0, 0, lambda: self._check_built(number))
-        self.w.wake()
+        elif key == "eof" or self._is_last(number, key):
+            self.w.wake()
+
+    def _is_last(self, number: int, key: object) -> bool:
+        """Whether nobody else of the ring is waited for in this round. Of acknowledgements each is looked at."""
+        ring = self._rings.get(number)
+        if ring is None or (isinstance(key, tuple) and key[0] == "ack"):
+            return True
+        return all(key in self._frames.get((number, peer), {}) for peer in ring.ids if peer != self.w.me)
 
     def take_part(self, number: int) -> None:
         """Headers with roots to everybody; the sums of slices to everybody; a peer without a word is a broken ring."""
         op, ring = self.w.p.reduced, self._rings.get(number)
         if ring is None:
-            self.w.post(RingLost(number, "closed"))
+            self._lost(number, "closed")
             return
         mine = self._frames.setdefault((number, self.w.me), {})
         if self._exchange != (number, op):
@@ -129,23 +141,34 @@ class Mesh:
             missing = [worker for worker, content in got.items() if content is None]
             if missing:
                 if any("eof" in self._frames.get((number, worker), {}) for worker in missing):
-                    self._exchange = None
-                    self.w.post(RingLost(number, f"{missing[0]} is gone"))
+                    self._lost(number, f"{missing[0]} is gone")
                 return
             if phase == "header" and not self._summed:
                 self._summed = True
                 headers: dict[str, Header] = got  # type: ignore[assignment]  # frames hold any content
-                self.w.post(HeadersHeld(number, op))
-                mine[("slice", op)] = self.w.world.total(self.w, op, headers), tuple(headers[w][1] for w in ring.ids)
-                self.w.world.hook("summed", self.w)
+                self.w.after(0, 0.001, lambda: self._post(HeadersHeld(number, op)))
+                mine[("slice", op)] = (
+                    self.w.world.judge.total(self.w, op, headers),
+                    tuple(headers[w][1] for w in ring.ids),
+                )
+                self.w.world.hook("summed" if op < self.w.world.script.last else "last_summed", self.w)
                 self._to_all(ring, ("slice", op))
         result, carried = cast(tuple[Sum, tuple[tuple[int, ...], ...]], mine[("slice", op)])
-        self.w.world.agree(self.w, [self._frames[(number, w)][("slice", op)][0] for w in ring.ids])  # type: ignore[index]
+        self.w.world.judge.agree(self.w, [self._frames[(number, w)][("slice", op)][0] for w in ring.ids])  # type: ignore[index]
+        self.w.world.paths.read(self.w, carried)
         self._exchange = None
         for worker in ring.ids:
             for phase in ("header", "slice"):
                 self._frames[(number, worker)].pop((phase, op))
         self.w.work(0, 0.002, lambda: self.w.obtained(Obtained(number, carried), result))
+
+    def _post(self, event: HeadersHeld | RingFailed | RingLost) -> None:
+        self.w.post(event)
+
+    def _lost(self, number: int, because: str) -> None:
+        """The exchange ends here; before that is said somebody else may have ended the ring."""
+        self._exchange = None
+        self.w.work(0, 0.001, lambda: self._post(RingLost(number, because)))
 
     def _to_all(self, ring: Generation, key: tuple[str, int]) -> None:
         content = self._frames[(ring.number, self.w.me)][key]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from elastic import position
-from elastic.membership.invitations import OUTDATED
 from elastic.messages import Generation, Progress, Ready
 from elastic.position import AskOutcome, Copied, CopyState, Joined, Phase, Wait
 from tests.sim.script import Sum, apply
@@ -15,14 +14,14 @@ if TYPE_CHECKING:
     from tests.sim.worker import Worker
 
 
-SPARE_S = 1.0
-"""One that has waited for so long was no replacement on its way."""
-
-
 class Newcomer:
     def __init__(self, worker: Worker) -> None:
         self.w = worker
         self.invited = False
+        self.holds = -1
+        """The operation with which it began as a member."""
+        self.asks = False
+        """A copy of the state is on its way to it."""
         self.stuck = False
         """It does nothing any more, and lives."""
         self.hung = False
@@ -34,6 +33,7 @@ class Newcomer:
         self._outdated = 0
         self._candidate = 0
         self._answers = 0
+        self._beats = False
         self._number = -1
         """The operation whose state this worker holds; -1: none."""
         self._donor = ""
@@ -44,9 +44,10 @@ class Newcomer:
         """Which epoch the members are in: this one will take part in it, or in none. A spare has not asked yet."""
         if not self.invited and self.w.p.phase is Phase.FRESH:
             self._waited_s = self._waited_s or self.w.world.clock.now_s
-            self.w.after(0.01, 0.03, self.learn)
+            self.w.after(0.05, 0.2, self.learn)
             return
-        self.w.world.hook("invited", self.w)
+        if self.w.p.phase is Phase.FRESH:
+            self.w.world.hook("invited", self.w)
         ahead = max((worker.p.reduced for worker in self.w.world.workers.values() if worker.p.entered), default=0)
         self._epoch = self.w.world.script.operations[min(ahead, self.w.world.script.last)].epoch
         self.w.after(0.03, 0.2, self.seek)  # after its rehearsal
@@ -76,7 +77,7 @@ class Newcomer:
             p = self.w.post(Copied(self._number))
         match position.seek(p):
             case CopyState(of):
-                whom = of[self._candidate % len(of)]
+                whom, self.asks = of[self._candidate % len(of)], True
                 self.w.ask(whom, lambda other, reply: other.serve(self.w, reply), self._copied)
             case AskOutcome(op, of) if self._counted_in is p.record:
                 whom = of[self._candidate % len(of)]
@@ -84,7 +85,8 @@ class Newcomer:
             case AskOutcome(_, of):
                 self._ask_next(self._donor or of[self._candidate % len(of)], join=True)
             case Wait():
-                self.w.after(0.01, 0.03, self.seek)
+                wanted = p.newest_pending is not None
+                self.w.after(0.01 if wanted else 0.05, 0.03 if wanted else 0.15, self.seek)
 
     def _ask_next(self, whom: str, *, join: bool) -> None:
         number, donor, base = self._number, self.w.world.workers.get(whom), self._base
@@ -118,7 +120,7 @@ class Newcomer:
                     self.w.say(Ready(self.w.me, p.number, self._outdated))
             case ("refused", _) | None if not join:
                 self.w.world.reach("a newcomer had no way back to a copy")
-                self.w.die("exit 75")
+                self.w.die(75, "it cannot go on")
                 return
             case ("later", _) | None:
                 self._candidate += 1
@@ -136,15 +138,23 @@ class Newcomer:
 
     def _answered(self) -> None:
         self._answers += 1
-        self.w.say(Progress(self.w.me, 0, 0, 0, f"joining, {self._answers} answers"))
+        if not self._beats:
+            self._beats = True
+            self.w.after(0.05, 0.25, self._beat)
+
+    def _beat(self) -> None:
+        self._beats = False
+        if self.w.p.phase is Phase.FRESH:
+            self.w.say(Progress(self.w.me, 0, 0, 0, f"joining, {self._answers} answers"))
 
     def _copied(self, reply: object) -> None:
+        self.asks = False
         self._answered()
         if isinstance(reply, tuple):
             op, state, source, held = reply
             if self.w.world.script.operations[op].epoch != self._epoch:
                 self.w.world.reach("a newcomer was too late for its epoch")
-                self.w.die("exit 75")
+                self.w.die(75, "it cannot go on")
                 return
             self._number, self._donor = op, source if held else ""
             self.w.state, self.w.applied = state, op
@@ -160,25 +170,21 @@ class Newcomer:
         self._answered()
         before = self.w.p
         op = before.copied
-        if reply is None or op < 0 or before.quiesced or before.phase is not Phase.FRESH:
+        if reply is None or op < 0 or before.phase is not Phase.FRESH:
             self._candidate += reply is None
         else:
             number, result = cast(tuple[int, Sum | None], reply)
-            if not any(g.number == number and g.member(self.w.me) for g in before.pending):
-                self._counted_in = None
-            elif result is None:
+            if result is None and any(g.number == number and g.member(self.w.me) for g in before.pending):
                 self._candidate += 1
-            elif self.w.post(Joined(number, op)).phase is Phase.READY:
+            elif result is None or self.w.post(Joined(number, op)).phase is not Phase.READY:
+                self._counted_in = None
+            else:
                 self.w.results, self.w.gradients = {op: result}, result
                 self.w.world.obtained(self.w, op, result, before)
                 self.w.world.hook("joined", self.w)
-                self.w.world.reach("a newcomer joined")
+                self.holds = op + 1
                 if self._donor:
                     self.w.world.reach("a newcomer joined after it had taken over results")
-                if self._waited_s and self.w.world.clock.now_s > self._waited_s + SPARE_S:
-                    self.w.world.reach("a spare joined")
-                leader = self.w.world.leader
-                if leader and leader.group.awaited == self.w.me.rpartition(".")[0]:
-                    slow = self._outdated >= OUTDATED
-                    self.w.world.reach(f"a newcomer joined a ring that waited for {'its copy' if slow else 'it'}")
+                waited_s = self.w.world.clock.now_s - self._waited_s if self._waited_s else 0.0
+                self.w.world.paths.joined(self.w, self.w.world.leader, waited_s, self._outdated)
         self.w.after(0.005, 0.02, self.seek)

@@ -6,17 +6,24 @@ service of copies. Frames of a ring are tagged with generation and operation, ar
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from elastic import position
+from elastic.checkpoints.naming import PERIODIC, EntryName
+from elastic.detector import Facts
+from elastic.errors import ExitCode
 from elastic.messages import (
     Announce,
+    CheckpointComplete,
     Close,
     Doing,
+    Failed,
     Finished,
     Invite,
     Order,
+    Pointed,
     Progress,
     Publish,
     Quiesce,
@@ -69,13 +76,21 @@ if TYPE_CHECKING:
 
 Header: TypeAlias = tuple[dict[Node, Sum], int]
 
+FENCED = int(ExitCode.FENCED)
+
 
 class Worker:
     def __init__(self, world: World, agent: Agent, slot: int, incarnation: int) -> None:
         self.world, self.agent, self.slot = world, agent, slot
         self.me = f"{agent.node}.{slot}.{incarnation}"
         self.p = Position(me=self.me, phase=Phase.FRESH)
-        self.alive, self.paused = True, False
+        self.alive, self.paused, self.announced = True, False, False
+        self._how = ""
+        self.raises = ""
+        """Where its script is about to raise."""
+        self.fenced = False
+        self.drifted = False
+        """Its state is not what it should be, and the sums do not show it."""
         self.state = 0
         self.applied = 0
         """Operations whose result the user's code has applied; ``state`` is the parameters after them."""
@@ -83,6 +98,8 @@ class Worker:
         self.gradients: Sum = ()
         """Of the last operation, which the script applies."""
         self.log: dict[int, Sum] = {}
+        self.serving: set[str] = set()
+        """Newcomers to which a copy of the state is on its way."""
         self.followers: dict[str, int] = {}
         """Newcomer -> the first operation whose result it needs."""
         self.last_report: Report | None = None
@@ -96,37 +113,71 @@ class Worker:
         self.mesh = Mesh(self)
         self.newcomer = Newcomer(self)
         self._lingering = -1
+        self._beats = False
+        self._first = -1
+        """Operations completed when the generation was entered."""
         self.speed = Speed()
         self._units = 0
 
     # ----------------------------------------------------------------------------------- life of a process
 
     def start(self) -> None:
-        self.say(Announce(self.me, self.agent.node, self.slot, 1, "host", 1, "same"))
+        """The script's imports come first."""
+        self.after(0.001, max(0.002, self.world.scene.import_s), self._announce)
+
+    def _announce(self) -> None:
+        if self.world.never_joins(self):
+            status = int(self.world.clock.chance(0.7))
+            words = "Traceback\nImportError: no module" if status else ""
+            self.after(0.01, 0.1, lambda: self.die(status, "its script ends early", words))
+            return
+        self.announced = True
+        numerics = self.world.numerics(self.agent)
+        self.say(Announce(self.me, self.agent.node, self.slot, 1, "host", 1, numerics))
         self.after(0.02, 0.2, self.newcomer.learn)
 
-    def die(self, because: str) -> None:
+    def die(self, status: int, because: str, last_words: str = "") -> None:
         """Everything it has sent may still arrive, or not."""
         if not self.alive:
             return
         self.alive = False
-        self.world.say(self.me, f"dies: {because}")
-        if because != "exit 0" and self.world.clock.chance(0.5):
-            self.world.lose_frames(self.me)
+        world, agent = self.world, self.agent
+        world.say(self.me, f"dies: {because}")
+        world.died(self)
+        if status and world.clock.chance(0.5):
+            world.lose_frames(self)
         self.mesh.close_all()
-        lane = self.world.control_lane(self, up=True)
-        delay_s = self.world.clock.between(0.001, 0.03)
-        self.world.clock.after(delay_s, lambda: lane.send(lambda: self.agent.saw_exit(self, because)))
+        lane = world.control_lane(self, up=True)
+        delay_s = world.clock.between(0.001, 0.03)
+        if world.clock.chance(0.5):  # its lifeline is told before the kernel has taken it apart
+            lane.send(lambda: agent.do(lambda: agent.saw_dying(self, status)))
+        exited = lambda: agent.do(lambda: agent.saw_exit(self, status, last_words))  # noqa: E731
+        world.clock.after(delay_s, lambda: lane.send(exited))
 
-    def pause(self) -> None:
+    def signalled(self, number: signal.Signals) -> None:
+        """SIGTERM waits until the process runs again."""
+        self.world.clock.after(0.0001, lambda: self._signalled(number))
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if number is signal.SIGKILL:
+            self.die(-number, "killed by its agent")
+        else:
+            self.after(0, 0.01, lambda: self.die(-number, "asked to stop"))
+
+    def pause(self, how: str) -> None:
+        """how: "stopped" by a signal, "asleep" and using no processor, or "burning" one with the interpreter held."""
         if self.alive and not self.paused:
-            self.paused = True
-            self.world.clock.after(self.world.spec.timing.evict_s, lambda: self.agent.saw_frozen(self))
+            self.paused, self._how = True, how
+
+    def facts(self, now_s: float) -> Facts:
+        """What /proc would say."""
+        if self._how == "burning":
+            return Facts("R", round(100 * now_s))
+        return Facts("T" if self._how == "stopped" else "S", 0)
 
     def resume(self) -> None:
         if self.alive and self.paused:
             self.paused = False
-            self.agent.saw_thawed(self)
             waiting, self._asleep = self._asleep, []
             self.world.clock.random.shuffle(waiting)
             for act in waiting:
@@ -165,14 +216,18 @@ class Worker:
             case Invite():
                 self.newcomer.invited = True
             case Close(_, _, exit_code):
-                if exit_code == 0 and self.p.phase is not Phase.FRESH and not self.p.leaving:
-                    self.world.told_to_close(self)
-                    self.say(Finished(self.me, self.p.entered, str(self.state)))
-                self.die("exit 0")
+                finishes = exit_code == 0 and self.p.phase is not Phase.FRESH and not self.p.leaving
+                if finishes and self.world.judge.told_to_close(self):
+                    self.say(Finished(self.me, self.p.entered, self._digest()))
+                self.die(exit_code, "the job is over")
             case ReleaseOrder():
-                self.die("exit 0")
-            case _ if not self.stalled:
-                self.die("exit 75")
+                self.die(0, "released")
+            case Pointed():
+                pass
+            case _:
+                self.fenced = True
+                if not self.stalled:
+                    self.die(FENCED, "fenced")
 
     @property
     def _asleep_in_order(self) -> list[Order]:
@@ -186,13 +241,24 @@ class Worker:
     def post(self, event: Event) -> Position:
         before = self.p
         self.p, actions = position.step(before, event)
+        self.world.stepped("position", before.phase, event, self.p.phase)
         for action in actions:
             self._perform(action)
         self.world.saw(self, before)
-        if self.alive and self.p.entered and (self.p.entered, self.p.reduced) != (before.entered, before.reduced):
-            self._say_progress()
+        if self.alive and self.p.entered:
+            if self.p.entered != before.entered or before.reduced == self._first < self.p.reduced:
+                self._first = self.p.reduced
+                self._say_progress()
+            elif self.p.reduced != before.reduced and not self._beats:
+                self._beats = True
+                self.after(0.05, 0.25, self._beat)
         self.wake()
         return self.p
+
+    def _beat(self) -> None:
+        """What is no news of a generation waits for the next beat."""
+        self._beats = False
+        self._say_progress()
 
     def _say_progress(self) -> None:
         stalled_s = self.world.clock.now_s - self._stalled_s if self.stalled else 0.0
@@ -253,14 +319,22 @@ class Worker:
                 self.say(word)
             case Leave():
                 if not self.stalled:  # it is the script's thread that leaves
-                    self.die("exit 75")
+                    self.die(FENCED, "fenced")
 
     def say(self, word: Word) -> None:
         if isinstance(word, Report):
             self.last_report = word
             self.world.hook("reported", self)
         self.world.say(self.me, f"says {word}")
-        self.world.control_lane(self, up=True).send(lambda: self.agent.hear(word))
+        self.world.control_lane(self, up=True).send(lambda: self._heard(word))
+
+    def _heard(self, word: Word) -> None:
+        """A word that was under way when its process ended may come, but not after the exit was seen."""
+        if self.agent.workers.get(self.me) is self:
+            self.agent.hear(word)
+
+    def _digest(self) -> str:
+        return "another" if self.drifted else str(self.state)
 
     # -------------------------------------------------------------------------------------- user's thread
 
@@ -277,9 +351,11 @@ class Worker:
         if self.p.phase is Phase.FRESH:
             return
         match position.move(self.p):
+            case Compute(unit) if place := self.world.raises(self, unit):
+                self._raise(place)
             case Compute(unit):
                 self.post(Started(unit))
-                self.world.hook("unit", self)
+                self.world.hook("alone" if self.p.laggard == "" else "unit", self)
                 self.speed.handed_out(self.world.clock.now_s)
                 times = self.world.slowness(self.agent)
                 self.work(0.005 * times, 0.03 * times, lambda: self._computed(unit, (self.p.reduced, unit, self.state)))
@@ -304,6 +380,12 @@ class Worker:
                     self.world.reach("held below quorum")
             case Stop():
                 pass
+
+    def _raise(self, place: str) -> None:
+        code = 5 if place.startswith("guard") else 1
+        self.say(Failed(self.me, self.p.entered, place, "what the script says", code))
+        self._busy = True
+        self.after(0.001, 0.02, lambda: self.die(code, f"raised at {place}"))
 
     def _grace_over(self) -> None:
         self.post(GraceOver())
@@ -330,10 +412,10 @@ class Worker:
             return
         script = self.world.script
         if self.p.reduced > script.last:
-            self.say(Finished(self.me, self.p.entered, str(self.state)))
+            self.say(Finished(self.me, self.p.entered, self._digest()))
             self.world.hook("finished", self)
             self._busy = True
-            self.after(0.005, 0.1, lambda: self.die("exit 0"))
+            self.after(0.005, 0.1, lambda: self.die(0, "its script has ended"))
             return
         operation = script.operations[self.p.reduced]
         self.sums = {}
@@ -342,6 +424,16 @@ class Worker:
             self._units = operation.units
         self.post(Begin(operation.units, operation.joinable))
         self.world.hook("begin", self)
+        if self.p.donor and self.world.clock.chance(0.1):
+            self._take_checkpoint()
+
+    def _take_checkpoint(self) -> None:
+        """It is durable a while later, whoever is a member then."""
+        assert self.p.record is not None
+        clock, record = self.world.clock, self.p.record
+        name = EntryName(self.p.reduced, 0, record.number, record.token)
+        entry = str(name) if clock.chance(0.9) else "what is no name"
+        self.after(0.01, 3.0, lambda: self.say(CheckpointComplete(self.me, PERIODIC, entry)))
 
     def _applied(self, result: Sum) -> None:
         if self.applied < self.world.script.last:
@@ -404,6 +496,8 @@ class Worker:
 
         def arrive() -> None:
             other = self.world.workers.get(whom)
+            if other is not None and self.world.is_blocked(self.agent.node, other.agent.node):
+                return
             if other is None or not other.alive:
                 once(None)
             elif other.paused:
@@ -418,6 +512,9 @@ class Worker:
         self._busy = True
 
         def got(result: object) -> None:
+            self.after(0, slow_s, lambda: arrived(result))
+
+        def arrived(result: object) -> None:
             self._busy = False
             if result is None:
                 self.world.reach("a result copy failed")
@@ -427,6 +524,7 @@ class Worker:
             self.wake()
 
         self.world.hook("fetch", self)
+        slow_s = 0.1 if self.world.clock.chance(0.2) else 0.0
         trouble = self.world.clock.chance(self.world.copy_trouble)
         self.ask(source, lambda other, reply: reply(None if trouble else other.results.get(op)), got)
 
@@ -445,7 +543,10 @@ class Worker:
             self.post(CopyBegun(newcomer.me))
             self.world.hook("copy_begun", self)
 
+        self.serving.add(newcomer.me)
+
         def sent() -> None:
+            self.serving.discard(newcomer.me)
             in_window = self.p.phase is Phase.COLLECTING and self.p.reduced == op and self.applied == op
             if newcomer.alive and (held or in_window) and not self.world.clock.chance(self.world.copy_trouble):
                 reply((op, state, self.me, held))

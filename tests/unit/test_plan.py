@@ -15,7 +15,6 @@ from elastic.plan import (
     Kept,
     LossPlan,
     NotYet,
-    covers,
     decide_loss,
     default_units_of,
     newest_kept,
@@ -83,7 +82,8 @@ def test_a_redo_holds_each_unit_exactly_once(
 ) -> None:
     units, order, roots, running = drawn
     shares = redo_shares(units, order, roots, running)
-    assert covers(shares, units)
+    held = [unit for share in shares for unit in (*leaves(share.keep), *share.units)]
+    assert sorted(held) == list(range(units)), "each unit exactly once"
     assert [share.worker_id for share in shares] == order
     for share in shares:
         assert set(share.keep) <= set(roots[share.worker_id]), "nobody keeps what it does not hold"

@@ -15,6 +15,7 @@ from elastic.messages import (
     Member,
     Plan,
     Progress,
+    Quiesce,
     Ready,
     Report,
     RingBroken,
@@ -25,6 +26,7 @@ from elastic.messages import (
     WorkerDead,
     WorkerFrozen,
 )
+from elastic.position import Position, step
 from elastic.standing import RECORDS_KEPT, Standing
 
 ANNOUNCE = Announce("a.0.0", "a", 0, 100, "127.0.0.1", 5000, "numerics")
@@ -129,3 +131,18 @@ def test_a_pending_ring_says_nothing_about_the_ring_that_steps() -> None:
 def test_a_worker_that_finished_before_it_died_has_not_been_lost() -> None:
     finished, dead = Finished("a.0.0", 1, "digest"), WorkerDead("a.0.0", "exited with 0")
     assert after(finished, dead) == (finished, dead)
+
+
+def test_a_park_order_covers_every_generation_that_workers_here_may_have_entered() -> None:
+    """Below the generation entered it would be taken for the word of a leader that is behind, and the ring would go on
+    without any leader."""
+    standing = Standing()
+    assert standing.newest == 0
+    standing.heard(replace(ANNOUNCE, entered=7))
+    assert standing.newest == 7, "of an agent that was replaced, which has seen no record"
+    standing.published(Generation(9, Kind.PLANNED, 7, (), Plan(), "planned"))
+    assert standing.newest == 9
+    record = Generation(7, Kind.LOSS, 7, (Member("a.0.0", "a", "127.0.0.1", 5000, 0),), Plan(), "lost")
+    worker = Position(me="a.0.0", record=record, entered=7, ring=RingState.LIVE)
+    parked, actions = step(worker, Quiesce(1, 0, standing.newest))
+    assert parked.ring is RingState.ABORTED and actions

@@ -1,0 +1,185 @@
+"""What must hold after every event, and what is rare enough to be counted.
+
+An invariant about a position can only break where a position changes, so it is checked there, for all that it is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from elastic.errors import ExitCode
+from elastic.membership import End, Group
+from elastic.messages import Generation, Kind, RingState
+from elastic.position import Position
+from elastic.tree import Node, leaves
+from tests.sim.script import Sum
+from tests.sim.worker import Worker
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+class Violation(AssertionError):
+    """Something that must never happen did."""
+
+
+class Judge:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._effect_after: dict[int, int] = {}
+        self._promised: dict[str, int] = {}
+        self._positions: dict[int, dict[str, int]] = {}
+        """Generation -> its living members -> operations that they have completed."""
+
+    # -------------------------------------------------------------------------------------------- records
+
+    def committed(self, record: Generation) -> None:
+        world, spec = self.world, self.world.spec
+        require(len(set(record.ids)) == len(record.ids), f"{record} lists one member twice")
+        require(bool(record.ids) or record.kind is Kind.PLANNED, f"{record} lists nobody")
+        wanted = min(spec.workers_limit, max(spec.workers, sum(agent.slots for agent in world.agents)))
+        drained = world.was_struck("drain", "stop_in_order")  # those who may leave stay as long as others are needed
+        require(drained or len(record.ids) <= wanted, f"{record} is larger than the world of {wanted} wanted")
+        order = [(member.seniority, member.worker_id) for member in record.members]
+        require(order == sorted(order), f"ranks of {record} do not follow seniority")
+        if record.kind is Kind.LOSS:
+            require(world.disturbed or world.scene.poison >= 0, f"a loss generation without a fault: {record.because}")
+
+    def ticked(self, group: Group, now_s: float) -> None:
+        """A deadline that stays in the past after its tick would make the leader spin."""
+        require(group.deadline_s > now_s, f"{group.state} wants a tick at {group.deadline_s}, and it is {now_s}")
+
+    # ------------------------------------------------------------------------------------------ positions
+
+    def saw(self, worker: Worker, before: Position) -> None:
+        after = worker.p
+        if not worker.alive:
+            return
+        if after.entered != before.entered:
+            self._entered(worker, before)
+        if (after.entered, after.reduced) != (before.entered, before.reduced):
+            self._moved(worker, before)
+        report = worker.last_report
+        if report is None:
+            return
+        self._promised[worker.me] = max(self._promised.get(worker.me, 0), report.promise)
+        if report.entered and after.quiesced:
+            held = set(leaves(after.roots)) | ({after.running} if after.running is not None else set())
+            stale = report.reduced != after.reduced or (report.units and not set(leaves(report.roots)) <= held)
+            if stale:
+                raise Violation(f"{worker.me} reported {report} and stands at {after}")
+            require(after.ring is RingState.ABORTED, f"{worker.me} reported with a live ring")
+
+    def _entered(self, worker: Worker, before: Position) -> None:
+        after = worker.p
+        record = self.world.records.all.get(after.entered)
+        assert record is not None and after.record is not None, f"{worker.me} entered what was not committed"
+        same = _told(record, worker) == _told(after.record, worker)
+        require(same, f"{worker.me} entered what was not committed")
+        require(record.member(worker.me) is not None, f"{worker.me} entered without being a member")
+        promised = self._promised.get(worker.me, 0)
+        require(after.entered > promised, f"{worker.me} promised {promised} and enters {after.entered}")
+        if record.kind is Kind.PLANNED:
+            first = self._effect_after.setdefault(record.number, after.reduced)
+            require(first == after.reduced, f"{record.number} starts with {first} and with {after.reduced}")
+
+    def _moved(self, worker: Worker, before: Position) -> None:
+        if before.entered and before.entered != worker.p.entered:
+            self._positions[before.entered].pop(worker.me, None)
+        if not worker.p.entered:
+            return
+        here = self._positions.setdefault(worker.p.entered, {})
+        here[worker.me] = worker.p.reduced
+        least, most = min(here.values()), max(here.values())
+        if most - least > 1:
+            raise Violation(f"members of {worker.p.entered} stand at {here}")
+
+    def died(self, worker: Worker) -> None:
+        if worker.p.entered:
+            self._positions[worker.p.entered].pop(worker.me, None)
+
+    # --------------------------------------------------------------------------------------------- results
+
+    def total(self, worker: Worker, op: int, headers: Mapping[str, tuple[dict[Node, Sum], tuple[int, ...]]]) -> Sum:
+        """The sum of all roots, taken only if they cover every unit exactly once."""
+        units = self.world.script.operations[op].units
+        nodes = [node for roots, _ in headers.values() for node in roots]
+        if leaves(nodes) != tuple(range(units)):
+            raise Violation(f"{worker.me} sums {nodes} of {units} in {op}")
+        held = {node: total for roots, _ in headers.values() for node, total in roots.items()}
+        return tuple(value for node in sorted(nodes) for value in held[node])
+
+    def agree(self, worker: Worker, slices: Sequence[Sum]) -> None:
+        require(all(other == slices[0] for other in slices), f"{worker.me} gets slices of different sums")
+
+    def obtained(self, worker: Worker, op: int, result: Sum, before: Position) -> None:
+        world = self.world
+        if result != world.script.result(op):
+            raise Violation(f"{worker.me} has {result}, not {world.script.result(op)}")
+        require(worker.applied == op, f"{worker.me} has applied {worker.applied} and obtains {op}")
+        require(not world.closed_at(4), f"{worker.me} completes {op} after everything was given up for lost")
+        if before.entered and (base := world.records.base) is not None and base.number > before.entered:
+            late = base.kind is Kind.LOSS and op > self._redone_after(before.entered)
+            require(not late, f"{worker.me} completes {op} in {before.entered}, which was superseded")
+
+    def _redone_after(self, number: int) -> int:
+        """The operation which the first loss generation after this one redoes."""
+        later = (r for n, r in sorted(self.world.records.all.items()) if n > number and r.kind is Kind.LOSS)
+        return next(r.plan.op for r in later)
+
+    def told_to_close(self, worker: Worker) -> bool:
+        """Whether a member that is told that the job is complete may believe it: it waits in the very last operation.
+        Whoever was cut off or expelled stands elsewhere, and only ends."""
+        base, last = self.world.records.base, self.world.script.last
+        current = base is not None and worker.p.entered >= base.number and not worker.fenced
+        require(not current or worker.p.reduced >= last, f"{worker.me} is closed in operation {worker.p.reduced}")
+        return worker.p.reduced >= last
+
+    # ----------------------------------------------------------------------------------------------- ends
+
+    def ended(self, ended: End) -> None:
+        """The end says why; what happened must be a reason for it."""
+        world, scene = self.world, self.world.scene
+        base = world.records.base
+        struck = world.was_struck
+        match ended.exit_code:
+            case 0:
+                wanted = str(world.script.state(world.script.last))
+                right = ended.digest == wanted or struck("drift")
+                require(right, f"the job ends with {ended.digest}, not {wanted}")
+            case 1:
+                raised = struck("raise", "stall") or max(scene.poison, scene.never_joins) >= 0
+                require(raised, f"nobody has raised or got stuck: {ended}")
+            case 2:
+                odd = max(scene.strange, scene.cannot_start, scene.never_joins) >= 0
+                require(odd, f"all could start: {ended}")
+            case 3:
+                alone = scene.min_workers > 1 or not base or not scene.replace
+                gone = struck("crash_node", "stop_node", "drain", "raise") or scene.poison >= 0
+                require(alone or gone, f"below quorum: {ended}")
+                require(scene.name != "stuck" or not scene.replace, f"every slot is filled again, and yet {ended}")
+            case 4:
+                holders = [w for w in world.workers.values() if w.alive and (w.p.entered or w.p.copied >= 0)]
+                living = [w for w in holders if base and (w.p.entered >= base.number or w.p.copied >= 0)]
+                steps = [w.me for w in living if w.p.ring is not RingState.ABORTED or not world.waited_out]
+                require(not steps, f"{ended} while {steps} live")
+            case 5:
+                require(struck("guard", "drift"), f"nobody has said anything wrong: {ended}")
+            case 6:
+                require(struck("drain", "stop_in_order"), f"nobody has to go: {ended}")
+                ended_in = max(worker.p.leaving for worker in world.workers.values())
+                reduced = {worker.p.reduced for worker in world.workers.values() if worker.p.leaving == ended_in}
+                require(len(reduced) <= 1, f"the last to leave stand at {reduced}")
+            case code:
+                require(code == ExitCode.TERMINATED and struck("stop_job"), f"nobody asked for {ended}")
+
+
+def _told(record: Generation, worker: Worker) -> tuple[object, ...]:
+    """What a worker knows of a record: the tasks of others by their digest only."""
+    return record.digest(), record.plan.share_of(worker.me), record.plan.source_of(worker.me)
+
+
+def require(holds: bool, what: str) -> None:
+    if not holds:
+        raise Violation(what)

@@ -1,0 +1,119 @@
+"""Rare paths: what a search has to have been through, told from what it sees."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic.membership.invitations import OUTDATED
+from elastic.messages import Generation, Kind
+from elastic.position import Phase, Position
+from tests.sim.worker import Worker
+
+if TYPE_CHECKING:
+    from tests.sim.leader import Leader
+    from tests.sim.world import World
+
+MOMENT_S = 0.02
+
+
+class Paths:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._leaver_died_s = self._leader_died_s = -1.0
+
+    def committed(self, record: Generation) -> None:
+        reach, world = self.world.reach, self.world
+        reach(f"committed {record.kind}")
+        if record.kind is not Kind.FORM and record.plan.paces:
+            reach(f"shards by speed in a {record.kind} generation")
+        if record.kind is not Kind.LOSS:
+            return
+        before = world.records.all.get(record.number - 1, record)
+        if before.kind is Kind.PLANNED:
+            reach("a planned change was voided by a loss")
+        if before.kind is Kind.LOSS:
+            reach("a loss right after a loss")
+        if before.kind is not Kind.PLANNED:
+            dead = [worker for worker in before.ids if not world.workers[worker].alive]
+            stepped = any(world.workers[worker].p.reduced > before.plan.op for worker in before.ids)
+            if len(dead) > 1 and not stepped:
+                reach("a double loss during SYNC")
+        if record.hold:
+            reach("a generation below quorum")
+        if record.plan.units:
+            reach("redo rule: the operation is redone")
+        if any(lag.source == "" for lag in record.plan.laggards):
+            reach("plan: a laggard without a source")
+        behind = {lag.worker_id for lag in record.plan.laggards}
+        ahead = [world.workers[worker] for worker in record.ids if worker not in behind]
+        if behind and all(worker.newcomer.holds == record.plan.op for worker in ahead):
+            reach("a newcomer is the only one past k")
+        if all(world.workers[worker].p.phase is Phase.FRESH for worker in record.ids):
+            reach("newcomers are the only holders")
+        if world.network.is_parted:
+            inside = {world.network.side(world.workers[worker].agent.node) for worker in record.ids}
+            left = [world.workers[worker] for worker in before.ids if worker not in record.ids]
+            outside = {world.network.side(worker.agent.node) for worker in left if worker.alive}
+            if len(inside) == 1 and outside and not inside & outside:
+                reach("two halves that see no common member")
+
+    def saw(self, worker: Worker, before: Position) -> None:
+        after, reach = worker.p, self.world.reach
+        record = after.record
+        if after.entered == before.entered or record is None:
+            return
+        if record.kind is not Kind.PLANNED:
+            self.world.hook("entered_loss", worker)
+            return
+        self.world.hook("entered_planned", worker)
+        if before.record and before.record.ids == record.ids and before.record.plan.paces != record.plan.paces:
+            reach("shards followed speed")
+        if record.early:
+            reach("a drained member did not wait for a newcomer")
+            copying = [w for w in self.world.workers.values() if w.alive and w.p.phase is Phase.FRESH]
+            if any(w.newcomer.asks for w in copying):
+                reach("an early generation takes effect while a newcomer copies")
+
+    def died(self, worker: Worker) -> None:
+        world = self.world
+        if worker.serving:
+            world.reach("a donor lost in mid-copy")
+        others = [other for other in world.workers.values() if other.alive and other.p.laggard == worker.me]
+        if others:
+            world.reach("an ahead-by-one survivor dies before its result is copied")
+        if worker.p.leaving:
+            self._leaver_died_s = world.clock.now_s
+            self._in_one_moment()
+
+    def lost_leader(self) -> None:
+        self._leader_died_s = self.world.clock.now_s
+        self._in_one_moment()
+
+    def _in_one_moment(self) -> None:
+        both = self._leaver_died_s, self._leader_died_s
+        if min(both) >= 0 and abs(both[0] - both[1]) <= MOMENT_S:
+            self.world.reach("drainer and leader die in one moment")
+
+    def read(self, worker: Worker, carried: tuple[tuple[int, ...], ...]) -> None:
+        """The headers of an operation."""
+        highest = max((number for numbers in carried for number in numbers), default=0)
+        if len(worker.p.pending) > 1 and highest and not all(highest in numbers for numbers in carried):
+            self.world.reach("two pending generations, and the highest is not in all headers")
+
+    def killed(self, worker: Worker) -> None:
+        """By order of the leader."""
+        reach = self.world.reach
+        if worker.newcomer.stuck:
+            reach("a stuck newcomer was replaced")
+        if worker.stalled:
+            reach("a stuck member was expelled and replaced")
+        if worker.newcomer.hung:
+            reach("a newcomer whose set-up hung was replaced")
+
+    def joined(self, worker: Worker, leader: Leader | None, waited_s: float, outdated: int) -> None:
+        reach = self.world.reach
+        reach("a newcomer joined")
+        if waited_s > 1.0:
+            reach("a spare joined")
+        if leader and leader.group.awaited == worker.me.rpartition(".")[0]:
+            reach(f"a newcomer joined a ring that waited for {'its copy' if outdated >= OUTDATED else 'it'}")
