@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +36,12 @@ from chaos_tests.harness.faults import (
     Strike,
     Targeted,
     When,
-    choose,
     needed,
 )
+from chaos_tests.harness.running import Running
 from chaos_tests.harness.schedule import Planned
 from chaos_tests.harness.teller import Teller
+from chaos_tests.harness.victims import Victims
 from chaos_tests.harness.world import World, slot_of
 
 PATIENCE_S = 50.0
@@ -58,32 +57,6 @@ ASKED: Mapping[Ask, Callable[[int], None]] = {
 }
 LAST_STEPS = 5
 """So many steps before the last one an ambush is laid there."""
-
-
-@dataclass(slots=True)
-class _Running:
-    """A fault that has begun. hit: workers whose end is awaited. frozen: those that it makes stand still.
-
-    awaits_place: it is in two parts, and waits for the second. laid: an ambush into which nobody has come yet, and
-    whose it is. slot: a place of which each new process is held, in `held`, until the fault ends.
-    """
-
-    planned: Planned
-    since_s: float
-    awaits_place: bool = False
-    laid: tuple[Order, str] | None = None
-    hit: set[str] = field(default_factory=set)
-    frozen: frozenset[str] = frozenset()
-    until_s: float = 0.0
-    end: End | None = None
-    slot: int | None = None
-    held: list[str] = field(default_factory=list)
-    injected: bool = False
-    seen: bool = False
-
-    @property
-    def fault(self) -> Fault:
-        return CATALOGUE[self.planned.kind].fault
 
 
 class Breaker:
@@ -104,20 +77,18 @@ class Breaker:
         steps: int,
     ) -> None:
         self._waiting = list(plan)
-        self._seed = seed
+        self._victims = Victims(world, seed)
         self._world, self._teller, self._orders = world, teller, orders
         self._dir, self._mark, self._steps = job_dir, mark, steps
         self._begun_s = math.inf
         self._applied = 0
-        self._running: list[_Running] = []
-        self._frozen: set[str] = set()
-        self._condemned: set[str] = set()
+        self._running: list[Running] = []
 
     def prepare(self, workers: Sequence[str]) -> None:
         """Lay the ambushes of the first step, for those who will be in it."""
         for planned in [one for one in self._waiting if _when(one) is When.FIRST]:
             self._waiting.remove(planned)
-            self._lay(planned, self._dice(planned).choice(workers))
+            self._lay(planned, self._victims.any_of(planned, workers))
 
     def begin(self) -> None:
         """The first step was applied."""
@@ -167,7 +138,7 @@ class Breaker:
         """False if it has to wait."""
         late = time.monotonic() - self._begun_s > planned.at_s + PATIENCE_S
         try:
-            self._do(planned, CATALOGUE[planned.kind].fault, self._healthy())
+            self._do(planned, CATALOGUE[planned.kind].fault, self._victims.healthy())
         except _NotNow as reason:
             if not late:
                 return False
@@ -182,11 +153,11 @@ class Breaker:
             case Strike() | Freeze() | Ambush() | Slow() if len(healthy) < needed(fault):
                 raise _NotNow(f"{len(healthy)} healthy members, {needed(fault)} are needed")
             case Strike(places=places) if places:
-                self._hit(planned, (self._dice(planned).choice(healthy),), signal.SIGKILL, awaits_place=True)
+                self._hit(planned, (self._victims.any_of(planned, healthy),), signal.SIGKILL, awaits_place=True)
             case Strike():
                 self._hit(planned, self._targets(planned, fault), fault.number)
             case Ambush(spark=True):
-                self._hit(planned, (self._dice(planned).choice(healthy),), signal.SIGKILL, awaits_place=True)
+                self._hit(planned, (self._victims.any_of(planned, healthy),), signal.SIGKILL, awaits_place=True)
             case Ambush():
                 self._lay(planned, *self._targets(planned, fault))
             case Freeze(for_s):
@@ -206,30 +177,18 @@ class Breaker:
             case FillDisk(for_s):
                 self._lasting(planned, str(self._dir), lambda: blows.fill(self._dir), for_s)
 
-    def _dice(self, planned: Planned) -> random.Random:
-        """Of this fault alone, so that a replay hits the same ranks, whatever happened to the faults before it."""
-        return random.Random(f"{self._seed}/{planned.number}")
-
     def _targets(self, planned: Planned, fault: Targeted) -> tuple[str, ...]:
-        newcomers = sorted(self._world.newcomers - self._condemned)
-        chosen = choose(fault, self._healthy(), newcomers, self._dice(planned))
-        if not chosen:
+        if not (chosen := self._victims.of(planned, fault)):
             raise _NotNow("nobody to do it to")
         return chosen
-
-    def _healthy(self) -> list[str]:
-        return [w for w in self._world.holders if w not in self._frozen and w not in self._condemned]
-
-    def _pids(self, workers: Sequence[str]) -> dict[str, int]:
-        return {worker: self._world.pids[worker] for worker in workers}
 
     # ------------------------------------------------------------------------------------------------- workers
 
     def _hit(
         self, planned: Planned, targets: tuple[str, ...], number: signal.Signals, *, awaits_place: bool = False
     ) -> None:
-        begun_ns, pids = time.monotonic_ns(), self._pids(targets)
-        running = _Running(planned, time.monotonic(), awaits_place, hit=set(targets), injected=True)
+        begun_ns, pids = time.monotonic_ns(), self._victims.pids(targets)
+        running = Running(planned, time.monotonic(), awaits_place, hit=set(targets), injected=True)
         if isinstance(running.fault, Ambush):
             running.laid = self._order(planned), ANYBODY
             self._orders.give(*running.laid)
@@ -240,27 +199,26 @@ class Breaker:
                 self._orders.withdraw(*running.laid)
             raise
         self._teller.injected(planned, pids, begun_ns)
-        self._condemned.update(targets)
+        self._victims.condemned.update(targets)
         self._running.append(running)
         place = f", and again at {planned.place}" if awaits_place else ""
         self._teller.told(planned, f"{number.name} to {', '.join(targets)}{place}")
 
-    def _strike_again(self, running: _Running) -> None:
+    def _strike_again(self, running: Running) -> None:
         fault, planned = running.fault, running.planned
         if not isinstance(fault, Strike):
             return
-        newcomers = sorted(self._world.newcomers - self._condemned)
-        targets = choose(fault, self._healthy(), newcomers, self._dice(planned))
+        targets = self._victims.of(planned, fault)
         if not targets:
             return  # this place may come once more
-        begun_ns, pids = time.monotonic_ns(), self._pids(targets)
+        begun_ns, pids = time.monotonic_ns(), self._victims.pids(targets)
         try:
             blows.send(pids.values(), fault.number)
         except Impossible:
             return
         running.awaits_place = False
         self._teller.injected(planned, pids, begun_ns)
-        self._condemned.update(targets)
+        self._victims.condemned.update(targets)
         running.hit.update(targets)
         self._teller.told(planned, f"{fault.number.name} to {', '.join(targets)} at {planned.place}")
 
@@ -272,15 +230,15 @@ class Breaker:
         for_s: float,
         text: str,
     ) -> None:
-        begun_ns, pids = time.monotonic_ns(), self._pids(targets)
+        begun_ns, pids = time.monotonic_ns(), self._victims.pids(targets)
         let_go = blow(tuple(pids.values()))
         self._teller.injected(planned, pids, begun_ns)
-        self._frozen.update(targets)
+        self._victims.frozen.update(targets)
 
         def end() -> None:
             let_go()
             # Whoever was expelled meanwhile counts as lost by the journal; the others are healthy again.
-            self._frozen.difference_update(targets)
+            self._victims.frozen.difference_update(targets)
 
         self._lasts(planned, for_s, end, f"{text} {', '.join(targets)} for {for_s:g} s", frozenset(targets))
 
@@ -295,8 +253,8 @@ class Breaker:
     def _lay(self, planned: Planned, worker: str) -> None:
         order = self._order(planned)
         self._orders.give(order, worker)
-        self._condemned.add(worker)  # whenever it comes by
-        self._running.append(_Running(planned, time.monotonic(), laid=(order, worker)))
+        self._victims.condemned.add(worker)  # whenever it comes by
+        self._running.append(Running(planned, time.monotonic(), laid=(order, worker)))
 
     def _walked_in(self, done: Mapping[str, Any]) -> None:
         """A worker came to its place and did what it was ordered to."""
@@ -307,16 +265,16 @@ class Breaker:
         running.laid, running.awaits_place = None, False
         if fault.act is Act.STOP:
             self._running.remove(running)
-            self._condemned.discard(worker)
+            self._victims.condemned.discard(worker)
             self._freeze(planned, (worker,), blows.thaw_later, fault.for_s, f"at {planned.place} SIGSTOP to")
             return
-        self._teller.injected(planned, self._pids([worker]), int(done["t_mono_ns"]))
+        self._teller.injected(planned, self._victims.pids([worker]), int(done["t_mono_ns"]))
         self._teller.told(planned, f"{worker} {fault.act} at {planned.place}")
-        self._condemned.add(worker)
+        self._victims.condemned.add(worker)
         running.injected = True
         running.hit.add(worker)
 
-    def _lies_still(self, running: _Running, now_s: float) -> bool:
+    def _lies_still(self, running: Running, now_s: float) -> bool:
         """Whether nobody has come into an ambush that waits on; one that has waited too long is given up."""
         if running.laid is None:
             return False
@@ -330,7 +288,7 @@ class Breaker:
         if running.injected:
             self._teller.told(running.planned, because)
         else:
-            self._condemned.discard(worker)
+            self._victims.condemned.discard(worker)
             self._running.remove(running)
             self._teller.skipped(running.planned, because)
             return True
@@ -343,23 +301,23 @@ class Breaker:
         if slot is None:
             if len(healthy) < 2:
                 raise _NotNow("one member has to be spared")
-            slot = slot_of(self._dice(planned).choice(healthy))
+            slot = slot_of(self._victims.any_of(planned, healthy))
         there = self._world.living(slot)
         if there in healthy and len(healthy) < 2:
             raise Impossible(f"{there} is the last that holds the state")
         begun_ns = time.monotonic_ns()
-        hit = (there,) if there is not None and there not in self._condemned else ()
-        pids = self._pids(hit)
+        hit = (there,) if there is not None and there not in self._victims.condemned else ()
+        pids = self._victims.pids(hit)
         blows.send(pids.values(), signal.SIGKILL)
         self._teller.injected(planned, pids, begun_ns, target=f"place {slot}")
         if not hit:
             self._teller.seen(planned, "nobody was there just then")
-        self._condemned.update(hit)
+        self._victims.condemned.update(hit)
         now_s = time.monotonic()
-        self._running.append(_Running(planned, now_s, hit=set(hit), until_s=now_s + for_s, slot=slot, injected=True))
+        self._running.append(Running(planned, now_s, hit=set(hit), until_s=now_s + for_s, slot=slot, injected=True))
         self._teller.told(planned, f"the machine of place {slot} is taken away ({', '.join(hit)}), for {for_s:g} s")
 
-    def _hold(self, running: _Running, lines: Sequence[dict[str, Any]]) -> None:
+    def _hold(self, running: Running, lines: Sequence[dict[str, Any]]) -> None:
         """Whatever was started in a place that has no machine stands still."""
         for line in lines:
             worker = line["worker_id"]
@@ -368,12 +326,12 @@ class Breaker:
                 with contextlib.suppress(Impossible):  # it has ended already
                     blows.send([self._world.pids[worker]], signal.SIGSTOP)
                     running.held.append(worker)
-                    self._frozen.add(worker)
+                    self._victims.frozen.add(worker)
                     self._teller.held(running.planned, worker, begun_ns)
 
-    def _let_go(self, running: _Running) -> None:
+    def _let_go(self, running: Running) -> None:
         for worker in running.held:
-            self._frozen.discard(worker)
+            self._victims.frozen.discard(worker)
             with contextlib.suppress(Impossible):  # the agent may have ended it
                 blows.send([self._world.pids[worker]], signal.SIGCONT)
 
@@ -398,7 +356,7 @@ class Breaker:
     ) -> None:
         self._teller.seen(planned, "it has taken hold")
         now_s = time.monotonic()
-        self._running.append(_Running(planned, now_s, frozen=frozen, until_s=now_s + for_s, end=end, injected=True))
+        self._running.append(Running(planned, now_s, frozen=frozen, until_s=now_s + for_s, end=end, injected=True))
         self._teller.told(planned, text)
 
     # -------------------------------------------------------------------------------------------------- ending

