@@ -31,11 +31,12 @@ class Fleet(Cluster):
         etcd: int = 1,
         replicas: int = 2,
         nodes: Sequence[str] = (),
+        certs: bool = False,
     ) -> None:
         self.gates = home / "gates"
         self.gates.mkdir()
         environment = {"PYTHONPATH": str(ROOT)}
-        super().__init__(home, hosts, etcd=etcd, replicas=replicas, nodes=nodes, environment=environment)
+        super().__init__(home, hosts, etcd=etcd, replicas=replicas, nodes=nodes, environment=environment, certs=certs)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         super().__exit__(kind, error, tb)

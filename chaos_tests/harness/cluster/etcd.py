@@ -16,7 +16,7 @@ from typing import Any
 
 from chaos_tests.harness.cluster.hosts import Hosts, Loopback
 from elastic.errors import ElasticError, StoreUnavailable
-from elastic.etcd import EtcdStore
+from elastic.etcd import EtcdStore, Tls
 
 CALL_S = 5.0
 POLL_S = 0.05
@@ -37,7 +37,7 @@ def sturdy_binary() -> str | None:
 class EtcdMembers:
     """Members by number, each on a host of its own: etcd0, etcd1 ... Started by the main thread, with which they end.
 
-    directory: for their data, 123 MB each, and logs. hosts: by default loopback addresses.
+    directory: for their data, 123 MB each, and logs. hosts: by default loopback addresses. tls: for whoever connects.
     """
 
     def __init__(
@@ -49,7 +49,9 @@ class EtcdMembers:
         *,
         scheme: str = "http",
         flags: Sequence[str] = (),
+        tls: Tls | None = None,
     ) -> None:
+        self._tls = tls
         self._binary = binary
         self._directory = directory
         self._hosts = hosts if hosts is not None else Loopback()
@@ -107,7 +109,8 @@ class EtcdMembers:
 
     def connect(self, *numbers: int) -> EtcdStore:
         """A store that knows those members, by default all."""
-        return EtcdStore([self.endpoints[number] for number in numbers or range(len(self.names))], keepalive_s=1.0)
+        endpoints = [self.endpoints[number] for number in numbers or range(len(self.names))]
+        return EtcdStore(endpoints, tls=self._tls, keepalive_s=1.0)
 
     def wait_healthy(self, within_s: float = 60.0) -> None:
         """Until it answers a read, which needs a majority."""

@@ -17,7 +17,11 @@ from typing import Any, Self
 
 from chaos_tests.harness.cluster.etcd import EtcdMembers, sturdy_binary
 from chaos_tests.harness.cluster.hosts import Hosts, Loopback
+from chaos_tests.harness.cluster.papers import Papers
 from elastic import journal
+from elastic.doors.channels import Door
+from elastic.doors.keyring import of_role
+from elastic.doors.roles import VARIABLE, Role
 from elastic.embedded import find_binary
 from elastic.errors import ElasticError
 from elastic.fleet.client import FleetClient
@@ -35,8 +39,8 @@ class Cluster:
     """Context manager, for the main thread; whatever it started is gone afterwards, and etcd's data with it.
 
     home: gets a directory for each replica and node, and a log of each process. hosts: by default loopback addresses,
-    which cannot be cut off from each other.
-    environment: of the nodes, and so of the jobs, besides this process's own.
+    which cannot be cut off from each other. environment: of the nodes, and so of the jobs, besides this process's own.
+    certs: replicas, nodes, operators and etcd show each other certificates.
     """
 
     def __init__(
@@ -48,18 +52,20 @@ class Cluster:
         replicas: int = 2,
         nodes: Iterable[str] = (),
         environment: Mapping[str, str] | None = None,
+        certs: bool = False,
     ) -> None:
         self.home = home
+        self._papers = Papers(home / "certs") if certs else None
         self.hosts = hosts if hosts is not None else Loopback()
         self.replicas: dict[str, subprocess.Popen[bytes]] = {}
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
-        self._environment = {**os.environ, **(environment or {})}
-        self._insecure = () if isinstance(self.hosts, Loopback) else ("--insecure",)
+        self._environment = {**os.environ, VARIABLE: "", **(environment or {})}
+        self._insecure = () if certs or isinstance(self.hosts, Loopback) else ("--insecure",)
         self._data = Path(tempfile.mkdtemp(prefix="elastic-cluster-"))
         names = [f"r{number}" for number in range(replicas)]
-        self.client = FleetClient([f"{self.hosts.add(name)}:{REPLICA_PORT}" for name in names])
-        binary = sturdy_binary() or find_binary()
-        self.etcd = EtcdMembers(binary, self._data, etcd, self.hosts)
+        addresses = [f"{self.hosts.add(name)}:{REPLICA_PORT}" for name in names]
+        self.client = FleetClient(addresses, door=self._door())
+        self.etcd = self._etcd_of(etcd)
         try:
             self.etcd.wait_healthy()
             for name in names:
@@ -91,6 +97,7 @@ class Cluster:
         """Start a replica, again under the address it had, and wait until it listens."""
         (self.home / name / "rendezvous.json").unlink(missing_ok=True)
         where = ("--etcd", ",".join(self.etcd.endpoints), "--listen", self.address(name), *self._insecure)
+        where = (*where, *self._shown(name, Role.RENDEZVOUS))
         process = self.replicas[name] = self.start(name, "rendezvous", *where, "--dir", str(self.home / name))
         deadline_s = time.monotonic() + START_S
         while not (self.home / name / "rendezvous.json").exists():
@@ -101,7 +108,7 @@ class Cluster:
     def node(self, name: str, *options: str) -> None:
         """Start the daemon of a node, with options of `elastic agent`."""
         words = ("--rendezvous", ",".join(self.client.replicas), "--node", name, "--jobs-dir", str(self.home / name))
-        where = ("--address", self.hosts.add(name), *self._insecure)
+        where = ("--address", self.hosts.add(name), *self._insecure, *self._shown(name, Role.AGENT))
         self.nodes[name] = self.start(name, "agent", *words, *where, *options)
 
     def start(self, host: str, *words: str) -> subprocess.Popen[bytes]:
@@ -117,6 +124,20 @@ class Cluster:
                 process_group=0,
             )
 
+    def _shown(self, name: str, role: Role) -> tuple[str, ...]:
+        return () if self._papers is None else ("--certs", str(self._papers.of(name, role)))
+
+    def _etcd_of(self, size: int) -> EtcdMembers:
+        binary = sturdy_binary() or find_binary()
+        if self._papers is None:
+            return EtcdMembers(binary, self._data, size, self.hosts)
+        addresses = [self.hosts.add(f"etcd{number}") for number in range(size)]
+        flags, tls = self._papers.of_etcd(addresses)
+        return EtcdMembers(binary, self._data, size, self.hosts, scheme="https", flags=flags, tls=tls)
+
+    def _door(self) -> Door:
+        return Door() if self._papers is None else Door(of_role(self._papers.of("ann", Role.OPERATOR), Role.OPERATOR))
+
     def end(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
         """Send a replica or the daemon of a node a signal and wait until it has ended. Returns its exit code."""
         process = self.replicas.pop(name) if name in self.replicas else self.nodes.pop(name)
@@ -130,7 +151,7 @@ class Cluster:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A verb of an operator, for example `run("stop", "train-1")`."""
-        where = ("--rendezvous", ",".join(self.client.replicas), *self._insecure)
+        where = ("--rendezvous", ",".join(self.client.replicas), *self._insecure, *self._shown("ann", Role.OPERATOR))
         command = [sys.executable, "-m", "elastic.cli", *words, *where]
         return subprocess.run(
             command, cwd=self.home, env=self._environment, capture_output=True, text=True, timeout=VERB_S
