@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,8 +153,10 @@ class Attendance:
                 if because != said:
                     self._journal.write("no_leader", because=because)
                     said = because
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_RETRY_S, self._spec.timing.fence_grace_s / 3)
+                # Thousands at the door at once would leave a replica no time to become the leader.
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                longest_s = LONGEST_RETRY_S * self._beat_every
+                pause_s = min(2 * pause_s, longest_s, self._spec.timing.fence_grace_s / 3)
 
     def _put(self, word: pb.AgentWord) -> None:
         if self._outbox is not None:

@@ -254,10 +254,10 @@ async def _resign(job: Stage, leader: subprocess.Popen[bytes], figures: Figures)
     job.replica()
     await job.event("listening", 1)
     await asyncio.sleep(1.0)
-    before = await job.counts()
+    before, terms = await job.counts(), len(job.events("leading"))
     began_ns = time.monotonic_ns()
     leader.send_signal(signal.SIGTERM)
-    led = await job.event("leading", 1)
+    led = await job.event("leading", terms)
     figures.resign_ms = (led["t_mono_ns"] - began_ns) / 1e6
     # All that live are told of the generation in which they are, and only after that anything else.
     adopted_ns = await job.all_hear(f"generation {LOSSES + 1}")
