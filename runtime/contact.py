@@ -19,7 +19,7 @@ SILENT_S = 3.0
 """So long nothing may come back. Longer than a machine pauses, and about as long as an agent may be silent."""
 
 LOOK_S = 1.0
-"""Between two looks. Two in a row have to say so: probes of a full peer are far apart, and one is just under way."""
+"""Between two looks. Two in a row have to say so, because an answer may just be under way."""
 
 PROBE_IDLE_S = 2
 PROBE_EVERY_S = 1
@@ -37,7 +37,8 @@ class Counters(NamedTuple):
 
     @property
     def silent(self) -> bool:
-        return (self.repeats > 1 or self.probes > 0) and self.answered_ms >= 1000 * SILENT_S
+        """One that went unanswered may be a lost packet, or one too many for a kernel that limits such answers."""
+        return (self.repeats > 1 or self.probes > 1) and self.answered_ms >= 1000 * SILENT_S
 
 
 class Connection(Protocol):
