@@ -286,6 +286,7 @@ class Agent:
         self.world.reach("workers without any leader were parked")
         for worker in self.workers.values():
             worker.order(Quiesce(self._term, 0, self._standing.newest))
+        self.after(0.1, lambda: self.world.judge.parked(self))
 
     # --------------------------------------------------------------------------------------------- words
 

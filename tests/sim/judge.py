@@ -17,6 +17,7 @@ from tests.sim.script import Sum
 from tests.sim.worker import Worker
 
 if TYPE_CHECKING:
+    from tests.sim.agent import Agent
     from tests.sim.world import World
 
 
@@ -112,6 +113,12 @@ class Judge:
 
     def agree(self, worker: Worker, slices: Sequence[Sum]) -> None:
         require(all(other == slices[0] for other in slices), f"{worker.me} gets slices of different sums")
+
+    def parked(self, agent: Agent) -> None:
+        """A leader elsewhere may take their rings for gone from now on."""
+        for worker in agent.workers.values() if agent.stream is None else ():
+            stands = not (worker.alive and worker.p.entered) or worker.paused or worker.p.ring is RingState.ABORTED
+            require(stands, f"{worker.me} was parked, and its ring is {worker.p.ring}")
 
     def obtained(self, worker: Worker, op: int, result: Sum, before: Position) -> None:
         world = self.world

@@ -86,6 +86,11 @@ def test_the_runs_have_reached_what_they_are_for() -> None:
     assert not missing, f"run the whole file; never reached: {missing}"
 
 
+def test_workers_without_any_leader_are_parked() -> None:
+    """Which they were not, because the order seemed to come from a leader that was behind."""
+    assert World(812).run().reached["workers without any leader were parked"]
+
+
 def test_a_seed_is_one_run() -> None:
     told: list[list[str]] = [[], []]
     for trace in told:
