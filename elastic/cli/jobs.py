@@ -62,7 +62,7 @@ def _jobs(options: argparse.Namespace) -> int:
 
 
 def overview_text(overview: dict[str, Any]) -> str:
-    """The jobs, oldest first, and the nodes."""
+    """The jobs, oldest first, the nodes, and what does not work although no job says so."""
     lines = []
     for job in overview["jobs"]:
         where = ", ".join(f"{slots} on {node}" for node, slots in sorted(job["slots"].items()))
@@ -80,6 +80,9 @@ def overview_text(overview: dict[str, Any]) -> str:
         labels = f", {' '.join(node['labels'])}" if node["labels"] else ""
         because = f": {node['because']}" if node["because"] and node["up"] else ""
         lines.append(f"node {node['node']:<15} {state}{labels}{because}")
+    told_already = [trouble for job in overview["jobs"] for trouble in job.get("troubles", ())]
+    troubles = [trouble for trouble in overview.get("troubles", ()) if trouble not in told_already]
+    lines += [f"trouble: {trouble['because']}; {trouble['advice']}" for trouble in troubles]
     return "\n".join(lines)
 
 

@@ -170,6 +170,10 @@ def test_the_overview_says_what_a_job_waits_for_and_what_is_wrong() -> None:
             {"node": "m", "up": False, "slots": 0, "labels": [], "because": "is away", "jobs": {}},
             {"node": "n", "up": True, "slots": 2, "labels": ["gpu=h100"], "because": "", "jobs": {"b-2": 2}},
         ],
+        "troubles": [
+            {"because": "on n it ends", "advice": "look"},
+            {"because": "the certificate of agent m ends on Monday", "advice": "renew it"},
+        ],
     }
     assert overview_text(overview).splitlines() == [
         "a-1                  ended     exit 6: drained",
@@ -178,6 +182,7 @@ def test_the_overview_says_what_a_job_waits_for_and_what_is_wrong() -> None:
         "c-3                  waits     2 workers: needs 2 free slots at once",
         "node m               away",
         "node n               2 of 2 slots taken, gpu=h100",
+        "trouble: the certificate of agent m ends on Monday; renew it",
     ]
 
 
