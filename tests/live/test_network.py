@@ -22,6 +22,9 @@ pytestmark = pytest.mark.skipif(bool(why := why_not()), reason=why)
 
 PATIENCE_S = 30.0
 
+PREFIX = ("setpriv", "--pdeathsig", "KILL")
+"""Before a command: it ends with these tests, also where one of them fails."""
+
 TALKER = """
 import select, socket, sys
 own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -45,7 +48,7 @@ class Talker:
     def __init__(self, network: Network, name: str) -> None:
         within = network.within(name) if name != OUTSIDE else ()
         self.address = network.address(name)
-        command = [*within, sys.executable, "-c", TALKER, self.address]
+        command = [*PREFIX, *within, sys.executable, "-c", TALKER, self.address]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._heard: list[str] = []
         assert self._line() == "ready"
@@ -141,7 +144,7 @@ def test_a_host_that_is_cut_off_is_told_from_one_whose_process_reads_nothing(
     monkeypatch.setattr(contact, "SILENT_S", 0.5)
     answerers, connections = [], {}
     for name in ("a", "b"):
-        command = [*network.within(name), sys.executable, "-c", ANSWERER, network.address(name)]
+        command = [*PREFIX, *network.within(name), sys.executable, "-c", ANSWERER, network.address(name)]
         answerers.append(process := subprocess.Popen(command, stdout=subprocess.PIPE))
         assert process.stdout is not None and process.stdout.readline()
         sock = connections[name] = socket.create_connection((network.address(name), 7), timeout=PATIENCE_S)
