@@ -46,7 +46,7 @@ _STATES = {
     "detector": {
         "alive": "suspect",
         "suspect": "alive frozen",
-        "frozen": "alive",
+        "frozen": "alive suspect",
     },
     "membership": {
         "forming": "closed paused quiescing rebuilding running",
