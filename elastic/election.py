@@ -25,7 +25,19 @@ from elastic import codec, pieces
 from elastic.checkpoints.pointer import Pointer
 from elastic.errors import CompareFailed, ElasticError
 from elastic.messages import Generation, Kind
-from elastic.store import Compare, CreateRevision, Item, Lease, ModRevision, Put, Store, TxnResult, Watch, WatchEvent
+from elastic.store import (
+    Compare,
+    CreateRevision,
+    Delete,
+    Item,
+    Lease,
+    ModRevision,
+    Put,
+    Store,
+    TxnResult,
+    Watch,
+    WatchEvent,
+)
 
 CALL_S = 1.0
 """Longest wait for one call. A timed-out transaction is found out about by reading."""
@@ -217,7 +229,9 @@ class Candidate:
         item = self._store.get(f"{self._piece_keys}{key}", timeout_s=CALL_S)
         return item.value if item is not None else None
 
-    def write(self, compares: tuple[Compare, ...], puts: tuple[Put, ...], deletes: tuple[str, ...] = ()) -> TxnResult:
+    def write(
+        self, compares: tuple[Compare, ...], puts: tuple[Put, ...], deletes: tuple[Delete, ...] = ()
+    ) -> TxnResult:
         """One transaction under this term. Raises LeadershipLost when the term is over."""
         fence = CreateRevision(self._leader_key, self._term)
         result = self._store.txn((fence, *compares), puts, deletes, timeout_s=CALL_S)

@@ -29,12 +29,14 @@ from elastic.errors import ConfigError, LeaseExpired, StoreError, StoreRefused, 
 from elastic.store import (
     Compare,
     CreateRevision,
+    Delete,
     Item,
     KeyDeleted,
     KeyPut,
     Lease,
     Listing,
     ModRevision,
+    Prefix,
     Put,
     TxnResult,
     WatchCompacted,
@@ -233,17 +235,14 @@ class EtcdStore:
         return bool(reply.deleted)
 
     def txn(
-        self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[str] = (), *, timeout_s: float
+        self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[Delete] = (), *, timeout_s: float
     ) -> TxnResult:
         check_txn(compares, puts, deletes)
         request = _rpc.TxnRequest(
             compare=[_compare(compare) for compare in compares],
             success=[
                 *(_rpc.RequestOp(request_put=_put_request(put)) for put in puts),
-                *(
-                    _rpc.RequestOp(request_delete_range=_rpc.DeleteRangeRequest(key=key.encode()))
-                    for key in dict.fromkeys(deletes)
-                ),
+                *(_rpc.RequestOp(request_delete_range=_delete_request(delete)) for delete in dict.fromkeys(deletes)),
             ],
         )
         reply = self._call(self._client.kvstub.Txn, request, timeout_s, writes=True)
@@ -471,6 +470,13 @@ def _item(kv: Any) -> Item:
 
 def _put_request(put: Put) -> Any:
     return _rpc.PutRequest(key=put.key.encode(), value=put.value, lease=put.lease.id if put.lease else 0)
+
+
+def _delete_request(delete: Delete) -> Any:
+    if isinstance(delete, Prefix):
+        start, end = _range(delete.prefix)
+        return _rpc.DeleteRangeRequest(key=start, range_end=end)
+    return _rpc.DeleteRangeRequest(key=delete.encode())
 
 
 def _compare(compare: Compare) -> Any:

@@ -84,6 +84,16 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefix:
+    """As a delete in a transaction: every key that starts so, however many there are. Not empty."""
+
+    prefix: str
+
+
+Delete: TypeAlias = str | Prefix
+
+
+@dataclass(frozen=True, slots=True)
 class TxnResult:
     """revision: of the store after the transaction; of the write itself if it succeeded and changed anything."""
 
@@ -153,7 +163,7 @@ class Store(Protocol):
         """Whether there was something to delete."""
 
     def txn(
-        self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[str] = (), *, timeout_s: float
+        self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[Delete] = (), *, timeout_s: float
     ) -> TxnResult:
         """All writes if all compares hold, else none. Raises LeaseExpired; StoreRefused if a key is written twice."""
 
@@ -248,7 +258,7 @@ class MemoryStore:
         return existed
 
     def txn(
-        self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[str] = (), *, timeout_s: float
+        self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[Delete] = (), *, timeout_s: float
     ) -> TxnResult:
         check_txn(compares, puts, deletes)
         if not all(self._holds(compare) for compare in compares):
@@ -299,9 +309,9 @@ class MemoryStore:
             case ValueIs():
                 return item is not None and item.value == compare.equals
 
-    def _commit(self, puts: Sequence[Put], deletes: Sequence[str]) -> None:
+    def _commit(self, puts: Sequence[Put], deletes: Sequence[Delete]) -> None:
         """One revision for all writes; none if nothing changes."""
-        gone = [key for key in dict.fromkeys(deletes) if key in self._items]
+        gone = sorted({key for delete in deletes for key in self._items if _deletes(delete, key)})
         if not puts and not gone:
             return
         self._revision += 1
@@ -344,12 +354,13 @@ def whole_ttl_s(ttl_s: float) -> int:
     return math.ceil(ttl_s)
 
 
-def check_txn(compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[str]) -> None:
+def check_txn(compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[Delete]) -> None:
     """Raises StoreRefused for an empty key, and for a key that one transaction would write twice."""
     written = [put.key for put in puts]
-    for key in (*written, *deletes, *(compare.key for compare in compares)):
+    deleted = [delete.prefix if isinstance(delete, Prefix) else delete for delete in deletes]
+    for key in (*written, *deleted, *(compare.key for compare in compares)):
         _checked_key(key)
-    twice = {key for key in written if written.count(key) > 1 or key in deletes}
+    twice = {key for key in written if written.count(key) > 1 or any(_deletes(delete, key) for delete in deletes)}
     if twice:
         raise StoreRefused(f"one transaction writes {', '.join(sorted(twice))} twice")
 
@@ -358,6 +369,10 @@ def check_from_revision(from_revision: int) -> None:
     """Raises StoreRefused below 1: the store's numbers start there, and etcd takes 0 for "from now on"."""
     if from_revision < 1:
         raise StoreRefused(f"cannot watch from revision {from_revision}; the first is 1")
+
+
+def _deletes(delete: Delete, key: str) -> bool:
+    return key.startswith(delete.prefix) if isinstance(delete, Prefix) else key == delete
 
 
 def _checked_key(key: str) -> str:

@@ -94,6 +94,8 @@ class Office:
         self._store = store
         self._journal = journal
         self._revision = 0
+        self._unforgotten = ""
+        """Why ended jobs could not be forgotten, as it was journalled."""
         self._changed = asyncio.Event()
         self._since_s: dict[str, float] = {}
         self._began_s = time.monotonic()
@@ -237,10 +239,22 @@ class Office:
                 stopped = Result(int(ExitCode.TERMINATED), f"stopped before it began: {job.stop.because}")
                 await self._store.call(self._registry.end, job.name, stopped)
                 written = True
-        if self.book.forgettable(registry.ENDED_KEPT):
+        return await self._forget() or written
+
+    async def _forget(self) -> bool:
+        """Whether there was anything to forget. If the store takes it ill it is tried again at the next look: nodes
+        and jobs do not wait for that."""
+        if not self.book.forgettable(registry.ENDED_KEPT):
+            return False
+        try:
             await self._store.call(self._registry.forget, self.book)
-            written = True
-        return written
+        except StoreError as error:
+            if str(error) != self._unforgotten:
+                self._journal.write("ended_jobs_not_forgotten", because=str(error))
+            self._unforgotten = str(error)
+            return False
+        self._unforgotten = ""
+        return True
 
     async def _place(self, job: Job, placement: Placement) -> None:
         await self._store.call(self._registry.place, job.name, placement)

@@ -13,7 +13,7 @@ from elastic.config import JobSpec, check_name
 from elastic.election import CALL_S, Candidate
 from elastic.errors import CompareFailed, ConfigError
 from elastic.fleet.documents import Book, Job, Placement, Result, Size, Submission, Wish
-from elastic.store import CreateRevision, Item, ModRevision, Put, Store
+from elastic.store import CreateRevision, Item, ModRevision, Prefix, Put, Store
 
 NAME = ".fleet"
 """Under which its leader is elected; no job can be called so."""
@@ -23,9 +23,6 @@ COUNT = f"{ROOT}count"
 
 ENDED_KEPT = 100
 """Jobs that have ended, and of which the fleet still tells: those that have ended last."""
-
-DELETES_LIMIT = 100
-"""In one transaction; etcd takes 128 operations."""
 
 T = TypeVar("T")
 
@@ -160,14 +157,11 @@ class Registry:
         self._candidate.write((), (Put(f"{ROOT}results/{job}", _result(result)),))
 
     def forget(self, book: Book) -> None:
-        """Of the ended jobs those beyond ENDED_KEPT, with all that they keep as jobs of their own. The fleet's own
-        documents last: as long as they are there this is done again, if it was interrupted."""
+        """Of the ended jobs those beyond ENDED_KEPT, each at once with all that it keeps as a job of its own. Unread:
+        the records of a large job are more than etcd says in one answer."""
         for name in book.forgettable(ENDED_KEPT):
-            own = [item.key for item in self._store.prefix(f"/elastic/{name}/", timeout_s=CALL_S).items]
-            for begin in range(0, len(own), DELETES_LIMIT):
-                self._candidate.write((), (), tuple(own[begin : begin + DELETES_LIMIT]))
-            keys = tuple(f"{ROOT}{kind}/{name}" for kind in ("jobs", "placements", "sizes", "stops", "results"))
-            self._candidate.write((), (), keys)
+            keys = (f"{ROOT}{kind}/{name}" for kind in ("jobs", "placements", "sizes", "stops", "results"))
+            self._candidate.write((), (), (Prefix(f"/elastic/{name}/"), *keys))
 
 
 def base_name(job: str) -> str:

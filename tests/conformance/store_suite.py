@@ -15,11 +15,13 @@ from elastic.errors import LeaseExpired, StoreRefused
 from elastic.store import (
     Compare,
     CreateRevision,
+    Delete,
     Item,
     KeyDeleted,
     KeyPut,
     Lease,
     ModRevision,
+    Prefix,
     Put,
     Store,
     ValueIs,
@@ -115,6 +117,21 @@ class StoreSuite:
             (at("b"), before + 1),
         ]
         assert result.revision == listing.revision == before + 1
+
+    def test_a_transaction_deletes_all_keys_of_a_prefix(self, store: Store, at: At) -> None:
+        for name in ("a/1", "a/2", "a/2/3", "a", "b"):
+            store.put(at(name), b"", timeout_s=CALL_S)
+        inbox = Inbox()
+        watch = store.watch(at(""), store.prefix(at(""), timeout_s=CALL_S).revision + 1, inbox, timeout_s=CALL_S)
+        deletes: list[Delete] = [Prefix(at("a/")), at("b"), at("a/1"), Prefix(at("none/"))]
+        revision = store.txn((), [Put(at("c"), b"")], deletes, timeout_s=CALL_S).revision
+        assert [item.key for item in store.prefix(at(""), timeout_s=CALL_S).items] == [at("a"), at("c")]
+        gone = {KeyDeleted(at(name), revision) for name in ("a/1", "a/2", "a/2/3", "b")}
+        assert gone == {event for event in inbox.take(5) if isinstance(event, KeyDeleted)}
+        watch.cancel()
+        for puts, delete in (([Put(at("a/4"), b"")], Prefix(at("a/"))), ([], Prefix(""))):
+            with pytest.raises(StoreRefused):
+                store.txn((), puts, [delete], timeout_s=CALL_S)
 
     def test_a_failed_transaction_writes_nothing_and_tells_the_revision(self, store: Store, at: At) -> None:
         before = store.put(at("k"), b"1", timeout_s=CALL_S)

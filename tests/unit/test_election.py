@@ -13,7 +13,7 @@ from elastic.codec import WireError
 from elastic.election import LEASE_S, Candidate, LeadershipLost, Taken, Won
 from elastic.errors import CheckpointCorrupt, CompareFailed, StoreUnavailable
 from elastic.messages import Generation, Kind, Plan
-from elastic.store import Compare, Item, MemoryStore, Put, TxnResult
+from elastic.store import Compare, Delete, Item, MemoryStore, Put, TxnResult
 
 
 class Clock:
@@ -48,7 +48,7 @@ class LossyStore(MemoryStore):
         return super().get(key, timeout_s=timeout_s)
 
     def txn(
-        self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[str] = (), *, timeout_s: float
+        self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[Delete] = (), *, timeout_s: float
     ) -> TxnResult:
         late = self._lose(ambiguous=True)
         result = super().txn(compares, puts, deletes, timeout_s=timeout_s)

@@ -9,11 +9,11 @@ import pytest
 from elastic import codec
 from elastic.config import JobSpec
 from elastic.election import Candidate, LeadershipLost, Won
-from elastic.errors import ConfigError, StoreUnavailable
+from elastic.errors import ConfigError, StoreRefused, StoreUnavailable
 from elastic.fleet import registry
 from elastic.fleet.documents import Job, Placement, Result, Share, Size, Wish
 from elastic.fleet.registry import Registry
-from elastic.store import Compare, MemoryStore, Put, TxnResult
+from elastic.store import Compare, Delete, Listing, MemoryStore, Put, TxnResult
 
 SPEC = JobSpec(
     name="train",
@@ -88,7 +88,6 @@ def test_a_name_without_room_for_a_number_is_refused(store: MemoryStore) -> None
 
 def test_of_ended_jobs_those_are_kept_that_have_ended_last(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "ENDED_KEPT", 2)
-    monkeypatch.setattr(registry, "DELETES_LIMIT", 3)
     _, to = elected(store)
     names = [to.submit(SPEC) for _ in range(5)]
     for name in names:
@@ -104,6 +103,27 @@ def test_of_ended_jobs_those_are_kept_that_have_ended_last(store: MemoryStore, m
     kept = {item.key.rpartition("/")[2] for item in store.prefix(f"{registry.ROOT}", timeout_s=1).items}
     assert kept == {"leader", "count", names[0], names[3], names[4]}
     assert to.submit(SPEC) == "train-6", "numbers are not given again"
+
+
+def test_a_job_is_forgotten_whose_records_are_more_than_one_answer_of_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Brief(MemoryStore):
+        def prefix(self, prefix: str, *, timeout_s: float) -> Listing:
+            listing = super().prefix(prefix, timeout_s=timeout_s)
+            if sum(len(item.value) for item in listing.items) > 4 * 2**20:
+                raise StoreRefused("received message larger than max")
+            return listing
+
+    monkeypatch.setattr(registry, "ENDED_KEPT", 0)
+    store = Brief()
+    _, to = elected(store)
+    name = to.submit(SPEC)
+    for number in range(500):
+        store.put(f"/elastic/{name}/generations/{number}", bytes(10_000), timeout_s=1)
+    to.end(name, Result(0, "done"))
+    to.forget(registry.read(store)[0])
+    assert store.prefix(f"/elastic/{name}/", timeout_s=1).items == () == registry.read(store)[0].jobs
 
 
 def test_a_leader_of_the_past_forgets_nothing(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +191,7 @@ class Forgetful(MemoryStore):
     silent = 0
 
     def txn(
-        self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[str] = (), *, timeout_s: float
+        self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[Delete] = (), *, timeout_s: float
     ) -> TxnResult:
         done = super().txn(compares, puts, deletes, timeout_s=timeout_s)
         if self.silent:

@@ -14,12 +14,13 @@ from elastic import codec
 from elastic.config import JobSpec
 from elastic.doors.expiry import Shown
 from elastic.election import Candidate, Won
-from elastic.errors import StoreUnavailable
+from elastic.errors import StoreRefused, StoreUnavailable
 from elastic.fleet import office as office_module
 from elastic.fleet import registry
 from elastic.fleet.desk import Desk
 from elastic.fleet.documents import Book, Result, Submission
 from elastic.fleet.office import NodeSession, Office
+from elastic.fleet.registry import Registry
 from elastic.journal import Journal
 from elastic.reign import StoreThread
 from elastic.service import Service
@@ -204,6 +205,40 @@ def test_a_job_gets_another_size_within_what_its_file_allows(tmp_path: Path) -> 
             assert "takes 1 to 2 workers" in (await ask(workers)).refused
         await leading.office.change(lambda to: to.end(job, Result(0, "done")))
         assert (await ask(1)).refused == f"{job} is over: done"
+
+    play(tmp_path, story)
+
+
+def test_nodes_are_told_what_to_run_though_what_has_ended_cannot_be_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(office_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(registry, "ENDED_KEPT", 0)
+    tried = asyncio.Event()
+
+    async def story(leading: Leading) -> None:
+        loop = asyncio.get_running_loop()
+
+        def refused(to: Registry, book: Book) -> None:
+            loop.call_soon_threadsafe(tried.set)
+            raise StoreRefused("no rights")
+
+        forget = Registry.forget
+        monkeypatch.setattr(Registry, "forget", refused)
+        a = leading.node("a")
+        first = await leading.submit("first", 1, 1)
+        await duties(a, {first: 1})
+        await leading.office.change(lambda to: to.end(first, Result(0, "done")))
+        await tried.wait()
+        second = await leading.submit("second", 1, 1)
+        await duties(a, {second: 1})
+        tried.clear()
+        await tried.wait()
+        said = (tmp_path / "journal.jsonl").read_text()
+        assert said.count("ended_jobs_not_forgotten") == 1 == said.count("no rights"), "once, however often it is tried"
+        monkeypatch.setattr(Registry, "forget", forget)
+        while [job.name for job in leading.office.book.jobs] != [second]:
+            await asyncio.sleep(0.01)
 
     play(tmp_path, story)
 

@@ -18,7 +18,7 @@ from elastic.journal import Journal
 from elastic.membership import End
 from elastic.messages import CheckpointComplete, Generation, Kind, Member, Order, Plan, Pointed, SlotGivenUp, Word
 from elastic.reign import Deposed, Reign, StoreThread
-from elastic.store import Compare, Lease, MemoryStore, Put, TxnResult
+from elastic.store import Compare, Delete, Lease, MemoryStore, Put, TxnResult
 from elastic.wire import elastic_pb2 as pb
 
 SPEC = JobSpec(name="job", command=("train",), workers=1)
@@ -36,7 +36,7 @@ class DeafStore(MemoryStore):
         return super().keep_alive(lease, timeout_s=timeout_s)
 
     def txn(
-        self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[str] = (), *, timeout_s: float
+        self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[Delete] = (), *, timeout_s: float
     ) -> TxnResult:
         self._hear()
         return super().txn(compares, puts, deletes, timeout_s=timeout_s)
