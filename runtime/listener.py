@@ -205,7 +205,12 @@ class Listener:
             sock.close()
             return
         sock.setblocking(False)
-        sock = self.seal.as_called(sock)
+        try:
+            sock = self.seal.as_called(sock)
+        except OSError as error:  # the caller has said something and hung up already
+            self._on_refused(f"the caller's TLS: {getattr(error, 'reason', None) or error}", host)
+            sock.close()
+            return
         pending[sock] = Caller(host, time.monotonic() + HELLO_S)
         selector.register(sock, selectors.EVENT_READ, None)
         self._read(sock, pending, selector)

@@ -10,6 +10,8 @@ import os
 import ssl
 import stat
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,7 +52,8 @@ class Certificate:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=self.roots.decode())
-        context.load_cert_chain(self.path)
+        with _in_memory(self.chain + self.key) as path:  # the file may hold something else by now
+            context.load_cert_chain(path)
         return context
 
 
@@ -84,7 +87,8 @@ class Keyring:
                 if signature != self._signature:
                     found = read(self._path, self._roots)
                     check_time(found)
-                    self._signature, self._current, self.problem = signature, found, ""
+                    self._signature, self._current = signature, found
+                self.problem = ""
             except ConfigError as error:
                 self.problem = str(error)
             return self._current
@@ -132,6 +136,15 @@ def read(path: Path, roots_path: Path) -> Certificate:
         key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
         roots,
     )
+
+
+@contextmanager
+def _in_memory(content: bytes) -> Iterator[str]:
+    """The name of a file, for those who read nothing else."""
+    with os.fdopen(os.memfd_create("certificate", os.MFD_CLOEXEC), "wb") as file:
+        file.write(content)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"
 
 
 def until_of(pem: bytes) -> datetime:

@@ -258,6 +258,10 @@ def test_a_certificate_that_cannot_be_used_leaves_the_one_before_in_use(certs: P
     assert trouble["because"] == own.problem
     Authority(certs / "ca").issue("a", ["agent"], tmp_path / "a")
     assert own.current().until >= before.until and own.current() is not before and own.problem == ""
+    (tmp_path / "a").rename(tmp_path / "away")  # as of a file system that was not mounted for a moment
+    assert own.current() and "cannot be read" in own.problem
+    (tmp_path / "away").rename(tmp_path / "a")
+    assert own.current() and own.problem == ""
 
 
 def test_an_end_that_is_near_is_announced_in_the_journal_and_among_the_troubles(certs: Path, tmp_path: Path) -> None:

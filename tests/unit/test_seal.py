@@ -292,6 +292,40 @@ def test_a_new_certificate_is_used_from_the_next_connection_on(certs: Path, tmp_
         sock.close()
 
 
+def test_a_new_certificate_that_cannot_be_used_stops_no_connection(certs: Path, tmp_path: Path) -> None:
+    """Also where none was made with the one before."""
+    shutil.copytree(certs / "w0", tmp_path / "w0")
+    seal = Seal(tmp_path / "w0")
+    (tmp_path / "w0" / "worker.pem").write_bytes(b"half a")
+    for one, other in ((seal, Seal(certs / "w1")), (Seal(certs / "w1"), seal)):
+        for sock in shaken(one, other):
+            sock.close()
+
+
+def test_callers_that_speak_and_hang_up_at_once_keep_nobody_out(
+    seals: list[Seal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are gone when the listener takes their connections, which lie there with what they said."""
+    refused: list[str] = []
+    with donor(seals[0], refused) as opened:
+        as_called, held, gone = seals[0].as_called, threading.Event(), threading.Event()
+
+        def wait_first(sock: socket.socket) -> socket.socket:
+            held.set()
+            assert gone.wait(GENEROUS_S)
+            return as_called(sock)
+
+        monkeypatch.setattr(seals[0], "as_called", wait_first)
+        for _ in range(3):
+            with socket.create_connection(opened.address, GENEROUS_S) as caller:
+                assert held.wait(GENEROUS_S)
+                caller.sendall(b"hello")
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        gone.set()
+        assert ask(opened, seals[1]) > 10_000_000
+    assert len(refused) >= 3
+
+
 def test_a_worker_without_a_certificate_does_not_begin(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no worker\.pem"):
         Seal(tmp_path)
