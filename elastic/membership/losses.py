@@ -36,8 +36,9 @@ def lost(g: Group, worker: str, because: str, now_s: float, do: list[Action], *,
     if g.state is State.FORMING or worker not in g.listed:
         if dead and not awaited:
             del g.workers[worker]
-            g.dead.pop(worker, None)
             g.drains.pop(worker, None)
+            if worker not in g.listed:
+                del g.dead[worker]
         return
     if g.state is State.CLOSING:
         close_rest(g, now_s, do)
