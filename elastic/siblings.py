@@ -3,7 +3,8 @@
     mpirun -n 4 elastic run train.py      local rank 0 runs a job of four workers
 
 They meet in a directory: the one that acts holds the lock of the file `lead` and writes its exit code there; each of
-the others leaves a file with the processors it may run on, which a launcher has often divided among them.
+the others leaves a file with the processors it may run on, which a launcher has often divided among them. The one that
+acts renames it, so that the others know that it was there, however soon it ends.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def lead(launch: Launch, act: Callable[[], int]) -> int:
         fcntl.flock(held, fcntl.LOCK_EX)
         others = [home / f"processors.{rank}" for rank in range(1, launch.local_size)]
         _await(lambda: all(path.exists() for path in others), MEET_S)
-        known = [path.read_text() for path in others if path.exists()]
+        known = [path.rename(_met(path)).read_text() for path in others if path.exists()]
         os.sched_setaffinity(0, os.sched_getaffinity(0).union(int(cpu) for text in known for cpu in text.split()))
         code = int(act())
         return code
@@ -48,7 +49,7 @@ def lead(launch: Launch, act: Callable[[], int]) -> int:
     finally:
         os.pwrite(held, str(code).encode(), 0)
         os.close(held)
-        _await(lambda: not any(path.exists() for path in others), PART_S)
+        _await(lambda: not any(path.exists() or _met(path).exists() for path in others), PART_S)
         shutil.rmtree(home, ignore_errors=True)
 
 
@@ -61,7 +62,8 @@ def follow(launch: Launch) -> int:
     write_atomically(mine, " ".join(map(str, sorted(os.sched_getaffinity(0)))).encode())
     with contextlib.ExitStack() as stack:
         stack.callback(mine.unlink, missing_ok=True)
-        if not _await(lambda: _is_led(home / "lead"), MEET_S):
+        stack.callback(_met(mine).unlink, missing_ok=True)
+        if not _await(lambda: not mine.exists() or _is_led(home / "lead"), MEET_S):
             raise ConfigError(
                 f"{launch.launcher} started this as process {launch.local_rank} of {launch.local_size}, and process 0, "
                 f"which runs the job, is not here after {MEET_S:g} s"
@@ -80,6 +82,10 @@ def _home(launch: Launch) -> Path:
     if home.stat(follow_symlinks=False).st_uid != os.getuid():
         raise ConfigError(f"{home} belongs to somebody else; set TMPDIR to a directory of your own")
     return home
+
+
+def _met(processors: Path) -> Path:
+    return processors.with_name(f"met.{processors.name}")
 
 
 def _is_led(lead: Path) -> bool:

@@ -50,6 +50,7 @@ def check_end(job: Job, quiet: Quiet) -> None:
     assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_the_sums_over_mpi_are_those_over_the_mesh_and_a_ring_is_rebuilt_without_leaks(tmp_path: Path) -> None:
     """See programs/mpi_member.py: the last rank never comes to an exchange, and the others go on without it."""
     ids = ["n.0.0", "n.1.0", "n.2.0"]
@@ -127,6 +128,7 @@ def test_a_frozen_rank_is_left_behind(quiet: Quiet, tmp_path: Path) -> None:
         check_end(job, quiet)
 
 
+@pytest.mark.long
 def test_the_end_of_mpirun_ends_all_ranks_and_the_job_goes_on_from_its_copy(quiet: Quiet, tmp_path: Path) -> None:
     with Job(tmp_path, "--ring", "mpi", "--workers", "2", "--snapshot-every", "5 steps", str(TRAINER)) as job:
         job.pace(0.01)

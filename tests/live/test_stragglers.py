@@ -60,6 +60,7 @@ def test_shards_follow_speed_and_the_slow_worker_is_named(tmp_path: Path, etcd: 
         assert losses(job) == []
 
 
+@pytest.mark.long
 def test_a_straggler_changes_places_with_a_spare(tmp_path: Path, etcd: EmbeddedEtcd, quiet: Quiet) -> None:
     with ExitStack() as stack:
         job = mixed(stack, tmp_path, etcd, "demoting", spares=1, stragglers=Stragglers.DEMOTE)
