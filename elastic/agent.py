@@ -152,7 +152,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         for sent in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sent, self._on_signal, sent)
-        loop.add_signal_handler(handover.SIGNAL, lambda: self._tasks.add(loop.create_task(self._hand_over())))
+        loop.add_signal_handler(handover.SIGNAL, self._asked_to_hand_over)
         self._crew.take_over(self._heirloom.workers)
         for worker in self._heirloom.workers:
             if worker.announced:
@@ -187,6 +187,7 @@ class Agent:
             await self._crew.end()  # nothing survives this agent, whatever ended it
             await self._mpirun.close()
             await self._switchboard.close()
+            self._place.end()
             if dropped := self._stdout.close(wait_s=1.0):
                 print(f"elastic: {dropped} lines of output are in the logs only", file=sys.stderr)
 
@@ -216,6 +217,11 @@ class Agent:
         self.for_all_slots(supervision.Stop())
 
     # ------------------------------------------------------------------------------- another program's turn
+
+    def _asked_to_hand_over(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._hand_over())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _hand_over(self) -> None:
         """Become another program, if somebody asks for it and nothing is in the way. The workers notice nothing but a

@@ -12,6 +12,7 @@ once beside the old one, and has to read what it would be handed: one that canno
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import json
 import os
@@ -82,15 +83,22 @@ class Place:
     # ---------------------------------------------------------------------------------------- whoever asks
 
     def running(self) -> Running | None:
-        """None: there is no such process, or none that can be asked yet."""
+        """None: there is no such process, or none that can be asked yet. Raises Refused if it is not ours to know."""
         found = self._read("process")
         if found is None or process.started(int(found["pid"])) != found["started"]:
             return None
         return Running(int(found["pid"]), str(found["version"]))
 
     def ask(self, running: Running, request: Request) -> None:
-        self._write("upgrade", asdict(request))
-        os.kill(running.pid, SIGNAL)
+        """Raises Refused for a process that is another user's, and could not read what is asked, or has ended."""
+        try:
+            owner = os.stat(f"/proc/{running.pid}").st_uid
+            if owner != os.geteuid():
+                raise Refused(f"process {running.pid} is of the user with id {owner}; ask as that user")
+            self._write("upgrade", asdict(request))
+            os.kill(running.pid, SIGNAL)
+        except OSError as error:
+            raise Refused(f"process {running.pid} cannot be asked: {error}") from error
 
     def answer(self, request: Request) -> dict[str, Any] | None:
         """What has come of it, if anything has."""
@@ -103,6 +111,12 @@ class Place:
         """This process can be asked from now on."""
         pid = os.getpid()
         self._write("process", {"pid": pid, "started": process.started(pid), "version": elastic.__version__})
+
+    def end(self) -> None:
+        """This process ends, and cannot be asked any more."""
+        for what in ("process", "upgrade", "upgraded"):
+            with contextlib.suppress(OSError):  # whoever finds it can tell that its process has ended
+                self._path(what).unlink()
 
     def request(self) -> Request:
         """Raises Refused if it cannot be read."""
@@ -148,6 +162,8 @@ class Place:
             document: dict[str, Any] = json.loads(self._path(what).read_bytes())
         except (FileNotFoundError, ValueError):
             return None
+        except OSError as error:
+            raise Refused(f"{self._path(what)} cannot be read: {error.strerror}") from error
         return document
 
 
@@ -218,13 +234,21 @@ async def prepared(
         await until(lambda: not in_the_way(), CALM_S)
         if because := in_the_way():
             raise Refused(because)
-    except Refused as refused:
+    except (Refused, OSError) as refused:
         journal.write("handover_refused", because=str(refused))
         if request is not None:
-            place.say(request, refused=str(refused))
+            refuse(place, journal, request, str(refused))
         return None
     journal.write("handover", version=elastic.__version__)
     return request
+
+
+def refuse(place: Place, journal: Journal, request: Request, because: str) -> None:
+    """Say so; on a full disk, to the journal alone."""
+    try:
+        place.say(request, refused=because)
+    except OSError as error:
+        journal.write("handover_not_answered", because=str(error))
 
 
 async def until(reached: Callable[[], bool], within_s: float) -> bool:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from elastic.errors import ConfigError, ElasticError, ExitCode
-from elastic.handover import POLL_S, Place, of_this_program
+from elastic.handover import POLL_S, Place, Refused, of_this_program
 
 PATIENCE_S = 300.0
 """The agents of all jobs come first, one after the other."""
@@ -16,8 +16,14 @@ PATIENCE_S = 300.0
 def upgrade(jobs_dir: Path, node: str, *, as_json: bool) -> int:
     """Until it is done. Raises ConfigError if there is nothing to upgrade or it was refused, and ElasticError if the
     daemon does not answer."""
-    place, request = Place(jobs_dir.absolute(), node), of_this_program()
-    running = place.running()
+    try:
+        return _upgrade(Place(jobs_dir.absolute(), node), jobs_dir, node, as_json=as_json)
+    except Refused as refused:  # by the files, before anything was asked
+        raise ConfigError(f"the agent of node {node} cannot be asked: {refused}") from refused
+
+
+def _upgrade(place: Place, jobs_dir: Path, node: str, *, as_json: bool) -> int:
+    request, running = of_this_program(), place.running()
     if running is None:
         raise ConfigError(
             f"no `elastic agent` of node {node} runs in {jobs_dir}; give the --jobs-dir and --node with which it was "

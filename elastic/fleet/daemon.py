@@ -80,7 +80,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        loop.add_signal_handler(handover.SIGNAL, lambda: self._answers.add(loop.create_task(self._hand_over())))
+        loop.add_signal_handler(handover.SIGNAL, lambda: self._answering(loop.create_task(self._hand_over())))
         if self._handed is not None:
             self._take_over(self._handed)
         self._board.watch(choose.sources(self._site.notices, os.environ))
@@ -103,6 +103,7 @@ class Daemon:
             for charge in self._charges.values():
                 await charge.ended()
             self._board.close()
+            self._place.end()
         assert self._status is not None
         return self._status
 
@@ -148,21 +149,24 @@ class Daemon:
         if self._hands_over:
             return
         self._hands_over = True
-        request = await handover.prepared(
-            self._place,
-            self._journal,
-            succession.READER,
-            lambda: self._state(inherited=False),
-            lambda: self._in_the_way,
-            self._replace_agents,
-        )
-        if request is not None:
-            state = self._state(inherited=True)
-            self._place.go(request, ["elastic.cli", *sys.argv[1:]], state, self._deferred)
-        self._hands_over = False
-        for number in self._deferred:
-            self._signalled(signal.Signals(number))
-        self._deferred.clear()
+        try:
+            request = await handover.prepared(
+                self._place,
+                self._journal,
+                succession.READER,
+                lambda: self._state(inherited=False),
+                lambda: self._in_the_way,
+                self._replace_agents,
+            )
+            if request is not None:
+                state = self._state(inherited=True)
+                self._place.go(request, ["elastic.cli", *sys.argv[1:]], state, self._deferred)
+        finally:
+            # Whatever has come of it, this program hears its signals again.
+            self._hands_over = False
+            deferred, self._deferred = self._deferred, []
+            for number in deferred:
+                self._signalled(signal.Signals(number))
 
     async def _replace_agents(self, request: Request) -> str:
         """Returns why one of them was not, or nothing."""

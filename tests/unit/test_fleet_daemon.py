@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic import codec, hostmemory
+from elastic import codec, handover, hostmemory
 from elastic.config import JobSpec
 from elastic.doors.channels import PLAIN
 from elastic.fleet import charge as charge_module
@@ -330,5 +330,32 @@ def test_of_several_notices_agents_hear_the_most_urgent_and_the_leader_that_the_
         (tmp_path / "notices.json").write_text("[]")
         with pytest.raises(Unanswered, match=r"notices.json"):
             relay.Node(tmp_path).look()
+
+    play(tmp_path, story)
+
+
+def test_a_daemon_that_cannot_read_what_is_asked_goes_on(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        (node.site.jobs_dir / "a.upgrade.json").mkdir(parents=True)  # no file: an error of the system, also for root
+        await node.daemon._hand_over()
+        said = (tmp_path / "journal.jsonl").read_text()
+        assert "handover_refused" in said and "a.upgrade.json cannot be read" in said
+        node.daemon._signalled(signal.SIGTERM)
+        assert node.daemon._status == 128 + signal.SIGTERM
+
+    play(tmp_path, story)
+
+
+def test_a_signal_during_a_handover_that_fails_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(node: Node) -> None:
+        async def prepared(*_: object) -> None:
+            node.daemon._signalled(signal.SIGTERM)
+            assert node.daemon._status is None, "it waits"
+            raise RuntimeError("whatever")
+
+        monkeypatch.setattr(handover, "prepared", prepared)
+        with pytest.raises(RuntimeError, match="whatever"):
+            await node.daemon._hand_over()
+        assert node.daemon._status == 128 + signal.SIGTERM
 
     play(tmp_path, story)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastic import handover, heirloom, supervision
+from elastic.cli.upgrade import upgrade
 from elastic.codec import to_json
 from elastic.config import JobSpec
 from elastic.crew import Employed
@@ -18,7 +19,7 @@ from elastic.errors import ConfigError
 from elastic.fleet import succession
 from elastic.fleet.documents import Submission
 from elastic.fleet.succession import Estate, Holding
-from elastic.handover import Handed, Place, Refused, Request, check, of_this_program
+from elastic.handover import Handed, Place, Refused, Request, Running, check, of_this_program
 from elastic.messages import Announce, Failed, Finished, Generation, Kind, Member, Plan, SlotGivenUp, WorkerDead
 from elastic.process import Outlets
 from elastic.standing import Standing
@@ -83,6 +84,30 @@ def test_the_files_are_this_users_and_an_answer_is_to_one_request(tmp_path: Path
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
     (tmp_path / "a.process.json").write_text(json.dumps({"pid": os.getpid(), "started": 1, "version": "1"}))
     assert place.running() is None, "its pid is another process's by now"
+    place.end()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_read_or_written_is_refused_by_both_sides(tmp_path: Path) -> None:
+    place, running = Place(tmp_path, "a"), Running(os.getpid(), "1")
+    for what in ("process", "upgrade"):
+        (tmp_path / f"a.{what}.json").mkdir()  # no file: an error of the system, also for root
+    with pytest.raises(Refused, match=r"a\.process\.json cannot be read: Is a directory"):
+        place.running()
+    with pytest.raises(ConfigError, match=r"node a cannot be asked: .*process\.json cannot be read"):
+        upgrade(tmp_path, "a", as_json=False)
+    with pytest.raises(Refused, match=r"a\.upgrade\.json cannot be read: Is a directory"):
+        place.request()
+    with pytest.raises(Refused, match=r"cannot be asked: .*Is a directory"):
+        place.ask(running, REQUEST)
+
+
+def test_the_process_of_another_user_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(Refused, match=f"is of the user with id {owner}; ask as that user"):
+        Place(tmp_path, "a").ask(Running(os.getpid(), "1"), REQUEST)
+    assert list(tmp_path.iterdir()) == [], "nothing is left that the process could not read"
 
 
 def test_what_was_handed_over_is_read_once(tmp_path: Path) -> None:
