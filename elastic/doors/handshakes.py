@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from elastic.doors.refusals import Refusals
 
@@ -66,7 +66,9 @@ def _sort(reading: int, original: int, refusals: Refusals) -> None:
 
 def _pass_on(line: bytes, original: int, refusals: Refusals) -> None:
     if not _TALK.match(line):
-        os.write(original, line)
+        with suppress(OSError):  # nobody reads it, or its disk is full: what writes here must not block for that
+            while line:
+                line = line[os.write(original, line) :]
     elif because := reason(line):
         refusals.say(because, at="handshake")
 

@@ -172,6 +172,7 @@ class Charge:
                 if self._keeper is None:
                     self._starting = True
                     await asyncio.to_thread(self._prepare)
+                    self.notify()
                     self._keeper = self._start()
             except Exception as error:
                 # Storage is any fsspec filesystem, and each has errors of its own: missing credentials are none of
@@ -270,7 +271,6 @@ class Charge:
             interruptions=self._submission.interruptions,
         )
         write_atomically(self._dir / "checkpoints.json", json.dumps(asdict(settings)).encode())
-        self._board.show(self._dir)
 
     def _start(self) -> subprocess.Popen[bytes]:
         site, spec = self._site, self._submission.spec

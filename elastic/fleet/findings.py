@@ -139,7 +139,7 @@ def nodes(survey: Survey) -> Iterator[Finding]:
             count = len(document.get("replicas", {}))
             reached = f"reaches {count} replica{'s' * (count != 1)}"
             yield Finding("node", name, f"{reached}, and is at {document.get('address', 'an unknown address')}")
-    if not survey.nodes:
+    if survey.leader and not survey.nodes:  # who leads knows them, nobody else
         yield Finding("node", "fleet", "has no nodes", "start `elastic agent` on each machine that is to train")
 
 

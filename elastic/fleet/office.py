@@ -66,9 +66,11 @@ class NodeSession:
         self.asked += 1
         query.number = self.asked
         answer = self.queries[query.number] = asyncio.get_running_loop().create_future()
-        self.post(order)
-        await asyncio.wait([answer], timeout=ANSWER_S)
-        self.queries.pop(query.number, None)
+        try:
+            self.post(order)
+            await asyncio.wait([answer], timeout=ANSWER_S)
+        finally:  # also where whoever has asked waits no longer
+            self.queries.pop(query.number, None)
         return answer.result() if answer.done() and not answer.cancelled() else None
 
     def answered(self, answer: pb.LogPiece | pb.Examined) -> None:

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -355,6 +357,33 @@ def test_what_a_process_says_on_stderr_still_comes_out(tmp_path: Path, capfd: py
     with Journal(tmp_path / "journal.jsonl", "", "r", "here") as journal, handshakes.told(Refusals(journal)):
         os.write(2, b"I1122 03:20:46.801114   27797 other.cc:1] talk\nlast words\nwithout an end")
     assert capfd.readouterr().err == "last words\nwithout an end"
+
+
+def test_a_process_whose_stderr_nobody_reads_any_more_goes_on(tmp_path: Path) -> None:
+    """It says more than a pipe holds."""
+    program = """
+import os, sys
+from pathlib import Path
+from elastic.doors import handshakes
+from elastic.doors.refusals import Refusals
+from elastic.journal import Journal
+with Journal(Path(sys.argv[1]), "", "r", "here") as journal, handshakes.told(Refusals(journal)):
+    for _ in range(100):
+        os.write(2, b"words" * 999 + b"\\n")
+print("done")
+"""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path / "journal.jsonl")],
+            stdout=subprocess.PIPE,
+            stderr=writing,
+            timeout=PATIENCE_S,
+        )
+    finally:
+        os.close(writing)
+    assert ran.stdout == b"done\n"
 
 
 def test_a_keyring_takes_the_first_certificate_that_is_there(certs: Path) -> None:

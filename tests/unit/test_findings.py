@@ -62,7 +62,7 @@ FAULTS = [
     ),
     (survey(replica=member(ms=250.0)), "etcd", "answers in 250.0 ms", "a quieter machine"),
     (survey(replica={"etcd": [ETCD | {"endpoint": "10.0.0.8:2379"}]}), "etcd", "has two members", "three members"),
-    (survey(leader=""), "rendezvous", "nobody leads it", "look at etcd"),
+    (survey(leader="", nodes={}), "rendezvous", "nobody leads it", "look at etcd"),
     (
         survey(node={"replicas": {"r:1": "Name or service not known"}}),
         "node",

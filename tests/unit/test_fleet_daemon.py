@@ -18,6 +18,7 @@ from elastic import codec, handover, hostmemory
 from elastic.config import JobSpec
 from elastic.doors.channels import PLAIN
 from elastic.fleet import charge as charge_module
+from elastic.fleet.board import Board
 from elastic.fleet.charge import Charge, Site
 from elastic.fleet.daemon import Daemon, Offer
 from elastic.fleet.documents import Result, Submission
@@ -304,6 +305,29 @@ def test_a_notice_reaches_the_agents_of_all_jobs_and_the_provider_hears_when_the
         node.told(*jobs)
         assert not node.daemon._board._told, "they had left because of an earlier notice, and came back"
         node.daemon._board.close()
+
+    play(tmp_path, story)
+
+
+@pytest.mark.usefixtures("agents")
+def test_notices_are_written_by_one_thread_and_before_the_agent_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two would write the same temporary file, and a notice of half a minute could be lost."""
+    by: list[threading.Thread] = []
+    show = Board.show
+
+    def shown(self: Board, job_dir: Path) -> None:
+        by.append(threading.current_thread())
+        show(self, job_dir)
+
+    monkeypatch.setattr(Board, "show", shown)
+
+    async def story(node: Node) -> None:
+        node.told(node.duty("train-1"))
+        await node.until((tmp_path / "gate.up").exists)
+        assert by == [threading.current_thread()]
+        assert (node.charge("train-1").directory / "notices.json").exists()
 
     play(tmp_path, story)
 

@@ -257,3 +257,16 @@ def test_an_office_whose_lease_is_gone_leads_no_longer_and_ends_its_streams(tmp_
         return because
 
     assert "lease has expired" in asyncio.run(told())
+
+
+def test_a_question_whose_asker_is_gone_is_forgotten() -> None:
+    async def story() -> None:
+        session = NodeSession(pb.NodeHello(node="a"))
+        order = pb.NodeOrder(log=pb.LogQuery())
+        asking = asyncio.create_task(session.ask(order, order.log))
+        await session.outbox.get()
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert not session.queries
+
+    asyncio.run(story())
