@@ -36,6 +36,7 @@ RARE = (
     "redo rule: computed alone",
     "redo rule: the operation is redone",
     "redo rule: the result is copied",
+    "shards by speed in a loss generation",
     "shards followed speed",
     "two halves that see no common member",
     "two pending generations, and the highest is not in all headers",
