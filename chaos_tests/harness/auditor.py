@@ -19,7 +19,7 @@ from elastic.journal import Journal
 from elastic.resume import read_settings
 
 LARGE_BYTES = 1 << 30
-"""A larger one is looked at without reading its data: reading it would slow down what is measured."""
+"""A larger one is looked at without reading its data, and noted as not read: that would slow down what is measured."""
 
 PLACES = {"snapshot_complete": "memory", "checkpoint_complete": "disk"}
 
@@ -50,7 +50,8 @@ class Auditor:
 
     def _read(self, place: str, series: Series, name: EntryName, at: str = "completion") -> None:
         found = series.look(name)
-        if found.manifest is not None and found.manifest.size <= LARGE_BYTES:
+        read = found.manifest is None or found.manifest.size <= LARGE_BYTES
+        if read:
             found = series.verify(found)
         if found.problem and series.look(name).manifest is None:  # its manifest goes first
             found = Found(name, None, GONE)
@@ -61,6 +62,7 @@ class Auditor:
             entry=str(name),
             step=name.step,
             at=at,
+            read=read,
             problem=found.problem,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import select
 import shutil
@@ -153,16 +154,25 @@ def fill(directory: Path) -> End:
             f"{SMALL_DISK_BYTES >> 20} MiB (mount -t tmpfs -o size=64m none DIR)"
         )
     path = directory / "chaos.fill"
-    with path.open("wb", buffering=0) as file:
-        for block in (1 << 20, 4096, 1):
-            try:
-                while True:
-                    file.write(b"\0" * block)
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    path.unlink()
-                    raise Impossible(f"cannot fill {directory}: {error}") from error
+    try:
+        with path.open("wb", buffering=0) as file:
+            for block in (1 << 20, 4096, 1):
+                _write_until_full(file, block)
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise Impossible(f"cannot fill {directory}: {error}") from error
+        raise
     return lambda: path.unlink(missing_ok=True)
+
+
+def _write_until_full(file: io.FileIO, block: int) -> None:
+    try:
+        while True:
+            file.write(b"\0" * block)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
 
 
 def state(pid: int) -> str:

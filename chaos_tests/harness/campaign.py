@@ -152,17 +152,23 @@ class _Faulty:
                     job.mark,
                     self._quiet_steps,
                 )
-                self._breaker.prepare([f"{NODE}.{slot}.0" for slot in range(self._campaign.workers)])
-                job.until("a first step was applied", job.steps, START_S)
-                self._breaker.begin()
-                while job.ended(LOOK_S) is None:
-                    if time.monotonic() - self._stepped_s > STALLED_S:
-                        self._narrator.say(f"no step was applied for {STALLED_S:.0f} s, so the job is stopped")
-                        job.stop()
-                self._breaker.heal("the run is over")
+                try:
+                    self._break(job, self._breaker)
+                finally:
+                    self._breaker.heal("the run is over")
                 self._auditor.look_at_all()
                 left = leftovers.left(job.mark, self._doors, self._temporary, self._segments)
                 self._recorder.journal.write("left_behind", left=list(left))
+
+    def _break(self, job: LocalJob, breaker: Breaker) -> None:
+        """Until the job has ended."""
+        breaker.prepare([f"{NODE}.{slot}.0" for slot in range(self._campaign.workers)])
+        job.until("a first step was applied", job.steps, START_S)
+        breaker.begin()
+        while job.ended(LOOK_S) is None:
+            if time.monotonic() - self._stepped_s > STALLED_S:
+                self._narrator.say(f"no step was applied for {STALLED_S:.0f} s, so the job is stopped")
+                job.stop()
 
     def _turn(self, job: LocalJob) -> None:
         lines, steps = list(job.new_events()), job.steps()

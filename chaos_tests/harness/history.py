@@ -14,7 +14,8 @@ What the harness itself writes into its journal, beside the product's own events
     steps_seen      applied                                   so many lines are in the ledger now
     etcd_put        key, revision, created, number, members   a generation's record was written
     etcd_gap        because                                   what happened in etcd meanwhile was not seen
-    checkpoint_read place, series, entry, step, at, problem   "": every byte is as its manifest says
+    checkpoint_read place, series, entry, step, at, problem   "": every byte that was read is as its manifest says
+                    read                                      false: too large, so only its files were looked at
     left_behind     left                                      sentences: what was there when the job had ended
 """
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from pathlib import Path
 
 from chaos_tests.harness import blows, processes
-from elastic import codec
-from elastic.errors import ElasticError, StoreError
+from elastic import codec, pieces
+from elastic.errors import ElasticError, StoreError, StoreUnavailable
 from elastic.etcd import EtcdStore
 from elastic.journal import Journal, journal_path
-from elastic.store import KeyPut, Watch, WatchCompacted, WatchEvent, WatchLost
+from elastic.store import Item, KeyPut, Watch, WatchCompacted, WatchEvent, WatchLost
 
 CALL_S = 2.0
 
@@ -32,6 +33,8 @@ class Recorder:
         self._store: EtcdStore | None = None
         self._watch: Watch | None = None
         self._seen = 0
+        self._put: deque[Item] = deque()
+        """Records as the watch brought them; a long one consists of pieces, for which etcd has to be asked."""
         self._lost = ""
 
     def __enter__(self) -> Recorder:
@@ -42,6 +45,7 @@ class Recorder:
             self._watch.cancel()
         elif _runs(self._etcd) or not self._etcd:
             self.journal.write("etcd_gap", because=self._lost or "etcd was never reached")
+        self._note(last=True)
         if self._store is not None:
             self._store.close()
         self.journal.close()
@@ -51,6 +55,7 @@ class Recorder:
         if applied > self._applied:
             self._applied = applied
             self.journal.write("steps_seen", applied=applied)
+        self._note()
         if self._lost and self._watch is not None:
             self._watch.cancel()
             self._watch = None
@@ -74,22 +79,42 @@ class Recorder:
         match event:
             case KeyPut(item):
                 self._seen = item.mod_revision
-                try:
-                    record = codec.generation_from_json(item.value)
-                except ElasticError as error:
-                    self.journal.write("etcd_gap", because=f"{item.key} cannot be read: {error}")
-                    return
-                self.journal.write(
-                    "etcd_put",
-                    key=item.key,
-                    revision=item.mod_revision,
-                    created=item.create_revision,
-                    number=record.number,
-                    members=list(record.ids),
-                )
+                self._put.append(item)
             case WatchLost(because):
                 self._lost = because or "the watch was lost"
             case WatchCompacted(revision):
                 self.journal.write("etcd_gap", because=f"etcd has forgotten what came before revision {revision}")
                 self._seen = revision - 1
                 self._lost = "compacted"
+
+    def _note(self, last: bool = False) -> None:
+        """What the watch has brought since the last time. last: what etcd is not there to be asked for is a gap."""
+        while self._put:
+            item = self._put[0]
+            try:
+                record = codec.generation_from_json(self._whole(item))
+            except ElasticError as error:
+                if isinstance(error, StoreUnavailable) and not last:
+                    return
+                self.journal.write("etcd_gap", because=f"{item.key} cannot be read: {error}")
+                self._put.popleft()
+                continue
+            self._put.popleft()
+            self.journal.write(
+                "etcd_put",
+                key=item.key,
+                revision=item.mod_revision,
+                created=item.create_revision,
+                number=record.number,
+                members=list(record.ids),
+            )
+
+    def _whole(self, item: Item) -> bytes:
+        if (document := pieces.whole(item.value, self._piece)) is None:
+            raise StoreError("not all of its pieces are there")
+        return document
+
+    def _piece(self, key: str) -> bytes | None:
+        assert self._store is not None  # a watch of it has brought the record
+        item = self._store.get(f"/elastic/{self._job}/pieces/{key}", timeout_s=CALL_S)
+        return item.value if item is not None else None

@@ -312,3 +312,16 @@ def test_time_in_which_a_fault_lasts_is_no_stall() -> None:
         event(60, "steps_seen", "harness", applied=4),
     )
     assert verdict("I12", with_events(good(), *long)).answer is Answer.TRUE
+
+
+def test_a_checkpoint_that_was_too_large_to_be_read_is_not_called_whole() -> None:
+    assert "2 times" in verdict("I14", good()).because
+    one = changed(good(), "checkpoint_read", read=False)
+    assert verdict("I14", one).answer is Answer.TRUE
+    assert "1 times one that was called complete was read" in verdict("I14", one).because
+    assert "1 times one was too large" in verdict("I14", one).because
+    read = good().faulty.of("checkpoint_read")
+    none = with_events(
+        without(good(), "checkpoint_read"), *(Event({**one.line, "read": False}, one.at) for one in read)
+    )
+    assert verdict("I14", none).answer is Answer.UNKNOWN

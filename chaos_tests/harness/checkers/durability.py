@@ -15,11 +15,19 @@ def durability(history: History) -> Verdict:
     """I14: what is called complete is whole, the newest durable one is not lost, and only such is gone on from."""
     run = history.faulty
     read = list(run.of("checkpoint_read"))
-    whole = [event for event in read if not event.line["problem"]]
-    otherwise = holds(f"{len(whole)} times one that was called complete was read, and each was whole, byte by byte")
-    if not whole:
-        otherwise = unknown("no checkpoint and no snapshot was completed; a longer run has some")
-    return first_broken((*_torn(read), *_lost(run, read), *_never_complete(run)), otherwise)
+    return first_broken((*_torn(read), *_lost(run, read), *_never_complete(run)), _otherwise(read))
+
+
+def _otherwise(read: list[Event]) -> Verdict:
+    fine = [event for event in read if not event.line["problem"]]
+    whole = sum(bool(event.line.get("read", True)) for event in fine)
+    large = len(fine) - whole
+    if whole:
+        but = f"; {large} times one was too large to be read" if large else ""
+        return holds(f"{whole} times one that was called complete was read, and each was whole, byte by byte{but}")
+    if large:
+        return unknown(f"{large} times one was completed, and each was too large to be read")
+    return unknown("no checkpoint and no snapshot was completed; a longer run has some")
 
 
 def _torn(read: list[Event]) -> Iterator[Verdict]:

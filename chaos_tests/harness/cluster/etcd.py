@@ -60,8 +60,12 @@ class EtcdMembers:
         self._flags = flags
         self.endpoints = [f"{self._hosts.add(name)}:2379" for name in self.names]
         self._members: dict[int, subprocess.Popen[bytes]] = {}
-        for number in range(len(self.names)):
-            self.start(number)
+        try:
+            for number in range(len(self.names)):
+                self.start(number)
+        except BaseException:
+            self.close()
+            raise
 
     def start(self, number: int) -> None:
         """Start a member, again on the data it had."""

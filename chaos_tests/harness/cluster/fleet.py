@@ -18,6 +18,7 @@ from typing import Any, Self
 from chaos_tests.harness.cluster.etcd import EtcdMembers, sturdy_binary
 from chaos_tests.harness.cluster.hosts import Hosts, Loopback
 from chaos_tests.harness.cluster.papers import Papers
+from chaos_tests.harness.processes import MARK, await_exits, kill_if_there, living, new_mark
 from elastic import journal
 from elastic.doors.channels import Door
 from elastic.doors.keyring import of_role
@@ -29,6 +30,8 @@ from elastic.fleet.client import FleetClient
 REPLICA_PORT = 7070
 START_S = 60.0
 VERB_S = 120.0
+CLOSE_S = 20.0
+"""For the keepers of jobs to end what is below them, once their daemon is gone."""
 POLL_S = 0.02
 
 PREFIX = ("setpriv", "--pdeathsig", "KILL")
@@ -59,13 +62,18 @@ class Cluster:
         self.hosts = hosts if hosts is not None else Loopback()
         self.replicas: dict[str, subprocess.Popen[bytes]] = {}
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
-        self._environment = {**os.environ, VARIABLE: "", **(environment or {})}
+        self._mark = new_mark()
+        self._environment = {**os.environ, VARIABLE: "", **(environment or {}), MARK: self._mark}
         self._insecure = () if certs or isinstance(self.hosts, Loopback) else ("--insecure",)
         self._data = Path(tempfile.mkdtemp(prefix="elastic-cluster-"))
         names = [f"r{number}" for number in range(replicas)]
         addresses = [f"{self.hosts.add(name)}:{REPLICA_PORT}" for name in names]
         self.client = FleetClient(addresses, door=self._door())
-        self.etcd = self._etcd_of(etcd)
+        try:
+            self.etcd = self._etcd_of(etcd)
+        except BaseException:
+            shutil.rmtree(self._data, ignore_errors=True)
+            raise
         try:
             self.etcd.wait_healthy()
             for name in names:
@@ -88,6 +96,9 @@ class Cluster:
         for process in (*self.nodes.values(), *self.replicas.values()):
             process.kill()
             process.wait()
+        for pid in (left := await_exits(living(self._mark), CLOSE_S)):
+            kill_if_there(pid)
+        await_exits(left, CLOSE_S)
         self.etcd.close()
         shutil.rmtree(self._data, ignore_errors=True)
 
