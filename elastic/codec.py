@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError, Message
 
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ElasticError
-from elastic.messages import Generation, Order, Word
+from elastic.messages import Generation, Order, Publish, Word
 from elastic.wire import elastic_pb2 as pb
 
 IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,191}")
@@ -106,7 +106,10 @@ def order_from_bytes(document: bytes) -> Order:
 
 def order_from_wire(message: pb.Order) -> Order:
     """The order in a message. Raises WireError when it is empty or a field is out of bounds."""
-    return _open(message, Order, "Order")  # type: ignore[no-any-return]
+    order: Order = _open(message, Order, "Order")
+    if isinstance(order, Publish):
+        _whole(order.generation)
+    return order
 
 
 def value_to_wire(value: Any) -> Any:
@@ -300,7 +303,15 @@ def generation_to_json(generation: Generation) -> bytes:
 
 def generation_from_json(document: bytes) -> Generation:
     """Raises WireError for anything but a whole, valid generation."""
-    return from_json(Generation, document)
+    return _whole(from_json(Generation, document))
+
+
+def _whole(generation: Generation) -> Generation:
+    """One with all of its members: a delta's has none. Raises WireError if its plan is not for them."""
+    paces, members = len(generation.plan.paces), len(generation.members)
+    if paces not in (0, members):
+        raise WireError(f"plan: {paces} paces for {members} members")
+    return generation
 
 
 def job_to_json(spec: JobSpec) -> bytes:

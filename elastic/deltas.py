@@ -81,7 +81,7 @@ def applied(
     record = replace(delta.head, members=tuple(members))
     paces = paces_of(record.ids, base) if delta.same_paces else record.plan.paces
     record = replace(record, plan=replace(record.plan, paces=paces))
-    if record.digest() != delta.digest:
+    if record.digest() != delta.digest or len(paces) not in (0, len(members)):
         raise WrongBase(f"generation {record.number} is not what its leader told of it")
     return replace(record, plan=replace(record.plan, shares=tuple(shares), laggards=tuple(laggards)))
 

@@ -40,7 +40,14 @@ def values(hint: Any, name: str) -> st.SearchStrategy[Any]:
     if get_origin(hint) in (Union, types.UnionType):
         return st.none() | values(get_args(hint)[0], name)
     hints = get_type_hints(hint)
-    return st.builds(hint, **{field.name: values(hints[field.name], field.name) for field in fields(hint)})
+    built = st.builds(hint, **{field.name: values(hints[field.name], field.name) for field in fields(hint)})
+    return built.map(_with_fitting_paces) if hint is Generation else built
+
+
+def _with_fitting_paces(generation: Generation) -> Generation:
+    """Of all members, or of none."""
+    plan, size = generation.plan, len(generation.members)
+    return replace(generation, plan=replace(plan, paces=(plan.paces + (0,) * size)[:size] if plan.paces else ()))
 
 
 @pytest.mark.parametrize("kind", get_args(Word), ids=lambda kind: kind.__name__)
@@ -159,6 +166,18 @@ def test_zero_running_is_not_none_running() -> None:
 def test_a_torn_or_foreign_record_is_refused(document: bytes, named: str) -> None:
     with pytest.raises(codec.WireError, match=named):
         codec.generation_from_json(document)
+
+
+@pytest.mark.parametrize(("members", "paces"), [(2, 1), (1, 2), (0, 1)])
+def test_a_plan_with_paces_for_other_members_is_refused(members: int, paces: int) -> None:
+    listed = tuple(Member(f"w{i}", "n", "h", 1, 0) for i in range(members))
+    generation = Generation(3, Kind.LOSS, 3, listed, Plan(paces=(5,) * paces), "b lost", token="t")
+    for read in (
+        lambda: codec.generation_from_json(codec.generation_to_json(generation)),
+        lambda: codec.order_from_bytes(codec.order_to_bytes(Publish(7, generation))),
+    ):
+        with pytest.raises(codec.WireError, match=f"{paces} paces for {members} members"):
+            read()
 
 
 def test_a_job_survives_its_file_and_a_broken_one_names_file_and_field() -> None:

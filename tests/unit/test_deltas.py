@@ -109,6 +109,9 @@ def test_a_difference_against_another_base_is_found_out() -> None:
         applied(ring(1, 4), replace(delta, gone=(2,)))
     with pytest.raises(WrongBase, match="generation 2"):
         applied(ring(1, 4), replace(delta, placed=(Placed(9, ring(1, 9).members[8]),)))
+    two = ring(2, 4, without=1)
+    with pytest.raises(WrongBase, match="generation 2"):
+        applied(ring(1, 4), difference(ring(1, 4), replace(two, plan=replace(two.plan, paces=(1, 2, 3, 4))), 1))
 
 
 def test_an_agent_that_has_the_generation_before_is_told_what_changed() -> None:
