@@ -115,20 +115,21 @@ class Agent:
         self._slots_refused = False
         self._handed = handed
         self._heirloom = heirloom.read(handed.state) if handed is not None else self._begin(slots + spec.spares)
-        self._slots = list(self._heirloom.slots)
-        self._standing = self._heirloom.standing
+        old = self._heirloom
+        self._slots = list(old.slots)
+        self._standing = old.standing
         self._place = Place(job_dir, node)
         self._hands_over = False
         self._deferred: list[int] = []
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        self._frozen = set(self._heirloom.frozen)
+        self._frozen = set(old.frozen)
         self._detector = Detector(spec.timing, time.monotonic())
         self._stdout = Stdout()
         starter = Starter(spec, job_dir / "logs", node, journal, first=handed is None)
         self._crew = Crew(starter, job_dir / "logs", journal, self)
         self._mpirun = Mpirun(job_dir / "logs" / "mpirun.log", journal, self._on_rank_lost)
-        self._attendance = Attendance(spec, job_dir, node, slots, journal, self, reach, self._heirloom.term)
-        self._switchboard = Switchboard(spec.name, job_dir, node, journal, self, self._heirloom.orders)
+        self._attendance = Attendance(spec, job_dir, node, slots, journal, self, reach, old.term)
+        self._switchboard = Switchboard(spec.name, job_dir, node, journal, self, old.orders, old.socket)
         self._departure = Departure(journal, self)
         self._end: Ended | None = None
         self._late_failure = False
@@ -159,11 +160,9 @@ class Agent:
                 self._detector.watch(worker.worker_id, time.monotonic())
         await self._switchboard.listen()
         self._departure.watch(notices)
-        handover.hear()
-        self._place.ready()
         if self._handed is not None:
             self._journal.write("agent_took_over", version=elastic.__version__, workers=len(self._heirloom.workers))
-            self._place.say(self._handed.request)
+        handover.begin(self._place, self._journal, self._handed)
         if self._spec.ring is RingKind.MPI:
             await self._mpirun.start([slot.worker_id for slot in self._slots])
         for number in range(len(self._slots)):
@@ -234,12 +233,16 @@ class Agent:
         if request is None or self._hands_over:
             return
         self._hands_over = True
-        await self._switchboard.hand_over(HAND_OVER_S)
-        await self._switchboard.close()
-        await self._crew.end_starting()
-        self._stdout.close(wait_s=1.0)
-        state = self._state(self._crew.hand_over())
-        self._place.go(request, ["elastic.agent", *sys.argv[1:]], state, self._deferred)
+        try:
+            await self._switchboard.hand_over(HAND_OVER_S)
+            await self._switchboard.close()
+            await self._crew.end_starting()
+            self._stdout.close(wait_s=1.0)
+            state = self._state(self._crew.hand_over())
+            handover.go(request, ["elastic.agent", *sys.argv[1:]], state, self._deferred)
+        except Exception as error:  # this program has given up its workers: with it they end, and are started again
+            print(f"elastic: the agent can neither hand over nor go on: {error!r}", file=sys.stderr, flush=True)
+            os._exit(ExitCode.BAD_INPUT)
 
     @property
     def _in_the_way(self) -> str:
@@ -257,8 +260,8 @@ class Agent:
         return ""
 
     def _state(self, workers: Sequence[Employed]) -> dict[str, Any]:
-        orders = self._switchboard.kept
-        return heirloom.write(self._slots, workers, orders, self._standing, self._frozen, self._attendance.term)
+        orders, term, socket = self._switchboard.kept, self._attendance.term, self._switchboard.path
+        return heirloom.write(self._slots, workers, orders, self._standing, self._frozen, term, socket)
 
     # ------------------------------------------------------------------------------------------- slots
 
@@ -506,7 +509,7 @@ def main(argv: list[str] | None = None) -> int:
         f"{GRACE_S:g} where the job goes on elsewhere, and none where it does not",
     )
     reaching.add_options(parser)
-    parser.add_argument(handover.OPTION, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument(handover.OPTION, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     try:
         check_name("--node", options.node)

@@ -2,11 +2,11 @@
 
     <name>.process.json     pid of the process and the version of its program; it takes over when it is sent SIGUSR2
     <name>.upgrade.json     what takes its place: written by whoever asks, before the signal
-    <name>.handover.json    what the old program hands to the new one, beside open descriptors
     <name>.upgraded.json    how it went: written by the old program if it stays, else by the new one
 
-All four lie in one directory and can be read by this user only. Before anything is given up the new program is run
-once beside the old one, and has to read what it would be handed: one that cannot start costs nothing.
+All three lie in one directory and can be read by this user only. What the old program hands to the new one, beside open
+descriptors, is in memory that both share, so that no full disk can be in the way. Before anything is given up the new
+program is run once beside the old one, and has to read what it would be handed: one that cannot start costs nothing.
 """
 
 from __future__ import annotations
@@ -131,22 +131,6 @@ class Place:
         told = {"token": request.token, "version": elastic.__version__, "refused": refused, "jobs": list(jobs)}
         self._write("upgraded", told)
 
-    def go(
-        self, request: Request, command: Sequence[str], state: Mapping[str, Any], signals: Sequence[int] = ()
-    ) -> NoReturn:
-        """Become the new program. command: its module and arguments. signals: that came meanwhile, and are its. Main
-        thread only: children die with that."""
-        self._write("handover", {"request": asdict(request), "state": state})
-        words = ["-P", "-m", *_without_option(command), OPTION, str(self._path("handover"))]
-        environment = _environment(request)
-        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
-        for number in signals:
-            signal.pthread_kill(threading.get_ident(), number)
-        try:
-            os.execve(request.python, [request.python, *words], environment)
-        except OSError:  # between the check and now; nobody is left who could be told
-            os.execve(sys.executable, [sys.executable, *words], os.environ)
-
     def _path(self, what: str) -> Path:
         return self._directory / f"{self._name}.{what}.json"
 
@@ -169,24 +153,65 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """What the program before this one has left."""
+    """What the program before this one has left. refused: why this is no new program, or nothing."""
 
     request: Request
     state: dict[str, Any]
+    refused: str = ""
 
     @classmethod
-    def read(cls, path: Path) -> Handed:
-        """Once: the file is gone then. Raises ConfigError."""
+    def read(cls, descriptor: int) -> Handed:
+        """Once: it is closed then. Raises ConfigError."""
         try:
-            document = json.loads(path.read_bytes())
-            path.unlink()
-            return cls(Request(**document["request"]), document["state"])
+            with os.fdopen(descriptor, "rb") as file:
+                document = json.loads(file.read())
+            return cls(Request(**document["request"]), document["state"], document["refused"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{OPTION} {path} cannot be read: {error}") from error
+            raise ConfigError(f"{OPTION} {descriptor} cannot be read: {error}") from error
+
+
+def go(request: Request, command: Sequence[str], state: Mapping[str, Any], signals: Sequence[int] = ()) -> NoReturn:
+    """Become the new program, or, if that does not start after all, this one anew, which says so. command: its module
+    and arguments. signals: that came meanwhile, and are its. Main thread only: children die with that. Raises OSError
+    if neither starts."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    try:
+        for number in signals:
+            signal.pthread_kill(threading.get_ident(), number)
+        document = {"request": asdict(request), "state": state, "refused": ""}
+        try:
+            _become(request.python, _environment(request), command, document)
+        except OSError as error:  # between the check and now
+            refused = f"the new program does not start any more: {request.python}: {error.strerror}"
+            _become(sys.executable, os.environ, command, {**document, "refused": refused})
+    finally:
+        hear()
+
+
+def _become(python: str, environment: Mapping[str, str], command: Sequence[str], document: object) -> NoReturn:
+    descriptor = os.memfd_create("elastic-handover")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(json.dumps(document).encode())
+        file.flush()
+        file.seek(0)
+        os.set_inheritable(descriptor, True)
+        os.execve(python, [python, "-P", "-m", *_without_option(command), OPTION, str(descriptor)], {**environment})
+
+
+def begin(place: Place, journal: Journal, handed: Handed | None, jobs: Sequence[str] = ()) -> None:
+    """This program has its handlers: it hears signals, can be asked, and says how it has taken over, if it has. A full
+    disk is no reason to end. jobs: of a daemon."""
+    hear()
+    try:
+        place.ready()
+        if handed is not None:
+            place.say(handed.request, refused=handed.refused, jobs=jobs)
+    except OSError as error:
+        journal.write("handover_not_answered", because=str(error))
 
 
 def hear() -> None:
-    """The new program has its handlers."""
+    """What was held until now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
 
 

@@ -19,7 +19,7 @@ FORMAT = 1
 @dataclass(frozen=True, slots=True)
 class Heirloom:
     """orders: for workers that come back with another stream. frozen: workers that were found so. term: of the newest
-    leader seen."""
+    leader seen. socket: the path to which the workers connect, "" before there are any."""
 
     slots: tuple[Slot, ...]
     workers: tuple[Employed, ...]
@@ -27,6 +27,7 @@ class Heirloom:
     standing: Standing
     frozen: frozenset[str]
     term: int
+    socket: str = ""
 
 
 def write(
@@ -36,6 +37,7 @@ def write(
     standing: Standing,
     frozen: set[str],
     term: int,
+    socket: str,
 ) -> dict[str, Any]:
     """As JSON."""
     return {
@@ -46,6 +48,7 @@ def write(
         "standing": standing.to_state(),
         "frozen": sorted(frozen),
         "term": term,
+        "socket": socket,
     }
 
 
@@ -60,4 +63,5 @@ def read(state: Mapping[str, Any]) -> Heirloom:
         Standing.from_state(state["standing"]),
         frozenset(state["frozen"]),
         int(state["term"]),
+        str(state["socket"]),
     )

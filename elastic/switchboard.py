@@ -68,8 +68,9 @@ class Switchboard(AgentServicer):
         journal: Journal,
         foreman: Foreman,
         kept: Mapping[str, Sequence[str]] | None = None,
+        path: str = "",
     ) -> None:
-        """kept: what `kept` was in the program before this one."""
+        """kept, path: what these were in the program before this one, whose workers know no other path."""
         self._job = job
         self._journal = journal
         self._foreman = foreman
@@ -79,16 +80,10 @@ class Switchboard(AgentServicer):
             for worker_id, orders in (kept or {}).items()
         }
         """Worker that is between two streams -> what it will be told."""
-        self._short_path = contextlib.ExitStack()
-        self.path = self._choose_path(job_dir / f"{node}.sock")
+        self.path = path or _choose_path(job_dir / f"{node}.sock")
         """Where the workers connect to."""
-
-    def _choose_path(self, path: Path) -> str:
-        """In the job directory, or where that is too deep in a temporary one."""
-        if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
-            return str(path)
-        directory = self._short_path.enter_context(tempfile.TemporaryDirectory(prefix="elastic-agent-"))
-        return f"{directory}/agent.sock"
+        self._own_directory = Path(self.path).parent != job_dir
+        self._handed_over = False
 
     async def listen(self) -> None:
         """Listen where only this user may connect."""
@@ -104,6 +99,7 @@ class Switchboard(AgentServicer):
 
     async def hand_over(self, within_s: float) -> None:
         """Have the workers end their streams, so that nothing is on its way, and come back to the next program."""
+        self._handed_over = True
         Path(self.path).unlink(missing_ok=True)  # they find the next program, and not this one again
         links = list(self._links.values())
         for link in links:
@@ -118,7 +114,9 @@ class Switchboard(AgentServicer):
     async def close(self) -> None:
         await self._server.stop(grace=STOP_S)
         Path(self.path).unlink(missing_ok=True)
-        self._short_path.close()
+        if self._own_directory and not self._handed_over:
+            with contextlib.suppress(OSError):  # somebody cleans up temporary files
+                Path(self.path).parent.rmdir()
 
     def order(self, worker_id: str, order: Order) -> None:
         """To a worker, if it has a stream; one that comes later is told what still holds by its leader."""
@@ -206,6 +204,13 @@ class Switchboard(AgentServicer):
                     return
                 case _:
                     raise codec.WireError("a worker says hello once and nothing empty")
+
+
+def _choose_path(path: Path) -> str:
+    """In the job directory, or where that is too deep in a temporary one, which only this user can enter."""
+    if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
+        return str(path)
+    return f"{tempfile.mkdtemp(prefix='elastic-agent-')}/agent.sock"
 
 
 async def _pass_on(link: Link, context: Any) -> None:

@@ -128,7 +128,7 @@ def _add_agent(verbs: Any) -> None:
         help="this program takes the place of the one that runs with the same --jobs-dir and --node; jobs go on",
     )
     verb.add_argument("--json", action="store_true", help="with --upgrade: the outcome as one JSON object")
-    verb.add_argument("--handover", type=Path, help=argparse.SUPPRESS)
+    verb.add_argument("--handover", type=int, help=argparse.SUPPRESS)
     verb.add_argument("--node", metavar="N", help="name of this node, unique in the fleet (default: the host's)")
     verb.add_argument("--slots", type=int, default=1, metavar="N", help="workers it takes (default %(default)s)")
     verb.add_argument(

@@ -84,8 +84,7 @@ class Daemon:
         if self._handed is not None:
             self._take_over(self._handed)
         self._board.watch(choose.sources(self._site.notices, os.environ))
-        handover.hear()
-        self._place.ready()
+        handover.begin(self._place, self._journal, self._handed, sorted(self._charges))
         attending = asyncio.create_task(self._always())
         try:
             while not self._is_done():
@@ -160,7 +159,11 @@ class Daemon:
             )
             if request is not None:
                 state = self._state(inherited=True)
-                self._place.go(request, ["elastic.cli", *sys.argv[1:]], state, self._deferred)
+                deferred, self._deferred = self._deferred, []
+                try:
+                    handover.go(request, ["elastic.cli", *sys.argv[1:]], state, deferred)
+                except OSError as error:
+                    handover.refuse(self._place, self._journal, request, f"no program can be started: {error}")
         finally:
             # Whatever has come of it, this program hears its signals again.
             self._hands_over = False
@@ -200,7 +203,6 @@ class Daemon:
             charge.notify()  # what stood for the program before this one is asked for anew
         jobs = sorted(self._charges)
         self._journal.write("daemon_took_over", version=elastic.__version__, jobs=jobs)
-        self._place.say(handed.request, jobs=jobs)
 
     # ------------------------------------------------------------------------------------------------- charges
 

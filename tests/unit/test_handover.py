@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -20,9 +24,11 @@ from elastic.fleet import succession
 from elastic.fleet.documents import Submission
 from elastic.fleet.succession import Estate, Holding
 from elastic.handover import Handed, Place, Refused, Request, Running, check, of_this_program
+from elastic.journal import Journal
 from elastic.messages import Announce, Failed, Finished, Generation, Kind, Member, Plan, SlotGivenUp, WorkerDead
 from elastic.process import Outlets
 from elastic.standing import Standing
+from elastic.switchboard import Switchboard
 from elastic.wire import elastic_pb2 as pb
 
 SPEC = JobSpec(name="job", command=("train",), workers=2)
@@ -46,11 +52,11 @@ def standing() -> Standing:
 
 def test_what_an_agent_hands_over_is_read_as_it_was() -> None:
     known = standing()
-    state = heirloom.write([RUNNING, WAITING], [EMPLOYED], {"a.0.3": ["00ff"]}, known, {"a.0.3"}, 41)
+    state = heirloom.write([RUNNING, WAITING], [EMPLOYED], {"a.0.3": ["00ff"]}, known, {"a.0.3"}, 41, "/a.sock")
     read = heirloom.read(json.loads(json.dumps(state)))
     assert read.slots == (RUNNING, WAITING)
     assert (read.workers, read.orders) == ((EMPLOYED,), {"a.0.3": ("00ff",)})
-    assert (set(read.frozen), read.term) == ({"a.0.3"}, 41)
+    assert (set(read.frozen), read.term, read.socket) == ({"a.0.3"}, 41, "/a.sock")
     assert read.standing.words() == known.words()
     assert read.standing.leader == known.leader == "b.0.0"
 
@@ -110,16 +116,79 @@ def test_the_process_of_another_user_is_not_asked(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == [], "nothing is left that the process could not read"
 
 
-def test_what_was_handed_over_is_read_once(tmp_path: Path) -> None:
-    path = tmp_path / "a.handover.json"
-    path.write_text(json.dumps({"request": {"python": "p", "path": "", "token": "t"}, "state": {"format": 1}}))
-    assert Handed.read(path) == Handed(Request("p", "", "t"), {"format": 1})
-    with pytest.raises(ConfigError, match=r"handover\.json cannot be read"):
-        Handed.read(path)
+PROBE = """
+import os, sys
+from elastic.handover import Handed, hear
+handed = Handed.read(int(sys.argv[-1]))
+print(handed.state, handed.refused or "as asked", sys.argv[1:3], os.getpid(), flush=True)
+hear()
+"""
+
+GO = """
+import sys
+from elastic.handover import Request, go
+go(Request(sys.argv[1], sys.argv[2], ""), ["probe", "a", "--handover", "9"], {"of": "it"}, [15])
+"""
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_what_is_handed_over_reaches_the_new_program_or_the_old_one_anew(tmp_path: Path, exists: bool) -> None:
+    (tmp_path / "probe.py").write_text(PROBE)
+    path = os.pathsep.join((str(tmp_path), str(Path(handover.__file__).parent.parent)))
+    python = sys.executable if exists else "/no/python"
+    ended = subprocess.Popen(
+        [sys.executable, "-c", GO, python, path],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    said, _ = ended.communicate(timeout=60)
+    because = "as asked" if exists else "the new program does not start any more: /no/python: No such file or directory"
+    assert said == f"{{'of': 'it'}} {because} ['a', '--handover'] {ended.pid}\n"
+    assert ended.returncode == -signal.SIGTERM, "a signal that came meanwhile is the new program's"
+
+
+def test_what_was_handed_over_is_read_once() -> None:
+    descriptor = os.memfd_create("test")
+    os.write(descriptor, b"{}")
+    with pytest.raises(ConfigError, match=f"--handover {descriptor} cannot be read"):
+        Handed.read(descriptor)
+    with pytest.raises(ConfigError, match=f"--handover {descriptor} cannot be read: .*Bad file descriptor"):
+        Handed.read(descriptor)
+
+
+def test_a_full_disk_does_not_end_a_program_that_takes_over(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl", "", "agent", "here")
+    handover.begin(Place(tmp_path / "absent", "a"), journal, Handed(REQUEST, {}))
+    journal.close()
+    assert "handover_not_answered" in (tmp_path / "journal.jsonl").read_text()
+
+
+def test_the_workers_find_the_new_program_where_the_path_is_too_long(tmp_path: Path) -> None:
+    """They know only the path of the program that has started them."""
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    journal = Journal(tmp_path / "journal.jsonl", "", "agent", "here")
+
+    async def story() -> None:
+        old = Switchboard("job", deep, "a", journal, cast(Any, None))
+        await old.listen()
+        assert len(old.path) < 100
+        await old.hand_over(1.0)
+        await old.close()
+        new = Switchboard("job", deep, "a", journal, cast(Any, None), old.kept, old.path)
+        await new.listen()
+        assert new.path == old.path and Path(new.path).is_socket()
+        await new.close()
+        assert not Path(new.path).parent.exists()
+
+    asyncio.run(story())
+    journal.close()
 
 
 def test_a_program_is_tried_before_anything_is_given_up() -> None:
-    state = heirloom.write([RUNNING], [EMPLOYED], {}, standing(), set(), 1)
+    state = heirloom.write([RUNNING], [EMPLOYED], {}, standing(), set(), 1, "/a.sock")
     asyncio.run(check(of_this_program(), heirloom.READER, state))
     with pytest.raises(Refused, match="ValueError: the agent's state is of format 2"):
         asyncio.run(check(of_this_program(), heirloom.READER, {**state, "format": 2}))
