@@ -11,7 +11,6 @@ one, with which the workers die; no torch is imported here.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import math
 import os
@@ -23,17 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import elastic
-from elastic import handover, heirloom, supervision
-from elastic import reach as reaching
+from elastic import assignment, handover, heirloom, supervision
 from elastic.accounts import Accounts
+from elastic.assignment import GRACE_S
 from elastic.attendance import Attendance, Ended
-from elastic.config import JobSpec, RingKind, check_name
+from elastic.config import JobSpec, RingKind
 from elastic.crew import Crew, Employed, own_settings
 from elastic.departure import OPERATOR, Departure
 from elastic.detector import Detector, Health
-from elastic.errors import ConfigError, ElasticError, ExitCode
-from elastic.files import read_job
-from elastic.handover import Handed, Place
+from elastic.errors import ElasticError, ExitCode
+from elastic.handover import Handed, Place, Trial
 from elastic.heirloom import Heirloom
 from elastic.joblock import JobLock
 from elastic.journal import Journal, journal_path
@@ -61,16 +59,12 @@ from elastic.mpirun import Mpirun
 from elastic.reach import Reach
 from elastic.resume import read_settings
 from elastic.slots import SlotFile
-from elastic.spot import choose
 from elastic.spot.source import Source
 from elastic.standing import Standing
 from elastic.starter import Starter
 from elastic.stdout import Stdout
 from elastic.supervision import Slot
 from elastic.switchboard import Switchboard
-
-GRACE_S = 30.0
-"""From SIGTERM until this process is killed, where nobody has said otherwise: Kubernetes' default."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -228,7 +222,11 @@ class Agent:
         if self._hands_over:
             return
         request = await handover.prepared(
-            self._place, self._journal, heirloom.READER, lambda: self._state([]), lambda: self._in_the_way
+            self._place,
+            self._journal,
+            Trial(assignment.TRIAL, sys.argv[1:]),
+            lambda: self._state([]),
+            lambda: self._in_the_way,
         )
         if request is None or self._hands_over:
             return
@@ -496,51 +494,29 @@ async def _happened(event: asyncio.Event) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m elastic.agent", description="The daemon of one node.")
-    parser.add_argument("--job-dir", type=Path, required=True, help="directory with job.json and rendezvous.json")
-    parser.add_argument("--node", required=True, help="name of this node, unique in the job")
-    parser.add_argument("--slots", type=int, required=True, help="number of workers on this node")
-    choose.add_option(parser)
-    parser.add_argument(
-        "--grace",
-        type=float,
-        metavar="S",
-        help="seconds from SIGTERM until this process is killed (terminationGracePeriodSeconds); default: "
-        f"{GRACE_S:g} where the job goes on elsewhere, and none where it does not",
-    )
-    reaching.add_options(parser)
-    parser.add_argument(handover.OPTION, type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
     try:
-        check_name("--node", options.node)
-        if options.slots < 1:
-            raise ConfigError(f"--slots={options.slots} must be >= 1")
-        choose.check_grace(options.grace)
-        notices = choose.sources(choose.check(options.notices), os.environ)
-        handed = Handed.read(options.handover) if options.handover is not None else None
-        job_dir = options.job_dir.resolve()
-        spec = read_job(job_dir)
-        who = f"agent-{options.node}"
-        reach = reaching.of_options(options)
+        given = assignment.of_words(argv)
+        handed = Handed.read(given.handed) if given.handed is not None else None
+        spec, job_dir, who = given.spec, given.job_dir, f"agent-{given.node}"
         with (
             JobLock(job_dir / "lock"),
-            Ledger(job_dir / "steps.jsonl", whole=not reach.replicas) as ledger,
-            Journal(journal_path(job_dir, who), spec.name, who, options.node) as journal,
+            Ledger(job_dir / "steps.jsonl", whole=not given.reach.replicas) as ledger,
+            Journal(journal_path(job_dir, who), spec.name, who, given.node) as journal,
         ):
 
             async def attend() -> int:
                 agent = Agent(
                     spec,
                     job_dir,
-                    options.node,
-                    options.slots,
-                    options.grace,
+                    given.node,
+                    given.slots,
+                    given.grace_s,
                     journal,
                     ledger,
-                    reach,
+                    given.reach,
                     handed,
                 )
-                return await agent.run(notices)
+                return await agent.run(given.notices)
 
             return asyncio.run(attend())
     except ElasticError as error:

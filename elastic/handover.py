@@ -6,7 +6,8 @@
 
 All three lie in one directory and can be read by this user only. What the old program hands to the new one, beside open
 descriptors, is in memory that both share, so that no full disk can be in the way. Before anything is given up the new
-program is run once beside the old one, and has to read what it would be handed: one that cannot start costs nothing.
+program is run once beside the old one, and has to read what it would be handed and to check its own options: one that
+cannot start costs nothing.
 """
 
 from __future__ import annotations
@@ -215,45 +216,55 @@ def hear() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
 
 
-async def check(request: Request, reader: str, state: Mapping[str, Any]) -> None:
-    """Run the new program beside this one, to read the state. reader: "module:function". Raises Refused."""
-    command = [request.python, "-P", "-m", "elastic.handover", reader]
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a new program is tried on. function: "module:name", is called with the words and the state, and checks all
+    for which the program could end. words: of the command line that it will have."""
+
+    function: str
+    words: Sequence[str]
+
+
+async def check(request: Request, trial: Trial, state: Mapping[str, Any]) -> None:
+    """Run the new program beside this one, on the words and the state. Raises Refused."""
+    command = [request.python, "-P", "-m", "elastic.handover", trial.function]
+    given = {"words": _without_option(trial.words), "state": state}
     try:
-        trial = await asyncio.create_subprocess_exec(
+        tried = await asyncio.create_subprocess_exec(
             *command, env=_environment(request), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
     except OSError as error:
         raise Refused(f"the new program does not start: {request.python}: {error.strerror}") from error
     try:
         async with asyncio.timeout(CHECK_S):
-            said, _ = await trial.communicate(json.dumps(state).encode())
+            said, _ = await tried.communicate(json.dumps(given).encode())
     except TimeoutError:
-        trial.kill()
-        await trial.wait()
+        tried.kill()
+        await tried.wait()
         raise Refused(f"the new program has not started within {CHECK_S:g} s: {' '.join(command)}") from None
-    if trial.returncode != 0:
-        words = said.decode(errors="replace").strip().splitlines() or [f"it ended with {trial.returncode}"]
+    if tried.returncode != 0:
+        words = said.decode(errors="replace").strip().splitlines() or [f"it ended with {tried.returncode}"]
         raise Refused(f"the new program does not start, or cannot read what it would be handed: {words[-1]}")
 
 
 async def prepared(
     place: Place,
     journal: Journal,
-    reader: str,
+    trial: Trial,
     state: Callable[[], Mapping[str, Any]],
     in_the_way: Callable[[], str],
     others: Callable[[Request], Awaitable[str]] | None = None,
 ) -> Request | None:
     """What is asked for, if it can be done now; else that is said, and None.
 
-    reader, state: see `check`. in_the_way: why no other program can take over now, or nothing. others: who has to be
+    trial, state: see `check`. in_the_way: why no other program can take over now, or nothing. others: who has to be
     replaced first; why not, or nothing.
     """
     request: Request | None = None
     try:
         request = place.request()
         await until(lambda: not in_the_way(), CALM_S)
-        await check(request, reader, state())
+        await check(request, trial, state())
         if because := in_the_way() or (await others(request) if others is not None else ""):
             raise Refused(because)
         await until(lambda: not in_the_way(), CALM_S)
@@ -301,10 +312,10 @@ def _without_option(command: Sequence[str]) -> list[str]:
 
 
 def main() -> int:
-    """`python -m elastic.handover MODULE:FUNCTION`, the check: the function reads the state from standard input."""
+    """`python -m elastic.handover MODULE:FUNCTION`, the check: the function gets what standard input has."""
     module, _, name = sys.argv[1].partition(":")
     try:
-        getattr(importlib.import_module(module), name)(json.load(sys.stdin))
+        getattr(importlib.import_module(module), name)(**json.load(sys.stdin))
     except (ImportError, AttributeError, KeyError, TypeError, ValueError, WireError, ConfigError) as error:
         print(f"{type(error).__name__}: {error}")
         return 1

@@ -12,7 +12,6 @@ from elastic.crew import Employed
 from elastic.standing import Standing
 from elastic.supervision import Slot
 
-READER = "elastic.heirloom:read"
 FORMAT = 1
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from elastic.spot import choose
 if TYPE_CHECKING:
     from elastic.doors.keyring import Keyring
     from elastic.etcd import Tls
+    from elastic.fleet.charge import Site
 
 GRACE_S = 30.0
 
@@ -160,23 +163,68 @@ def _agent(options: argparse.Namespace) -> int:
 
     from elastic.doors import expiry
     from elastic.doors.channels import Door
-    from elastic.fleet.charge import Site
     from elastic.fleet.daemon import Daemon, Offer
     from elastic.handover import Handed
     from elastic.joblock import JobLock
     from elastic.journal import Journal, journal_path
-    from elastic.reach import Reach
 
-    node = options.node if options.node is not None else default_node(socket.gethostname())
-    check_name("--node", node)
     if options.upgrade:
         from elastic.cli.upgrade import upgrade
 
-        return upgrade(options.jobs_dir, node, as_json=options.json)
+        return upgrade(options.jobs_dir, _node_of(options), as_json=options.json)
+    checked = _checked(options)
+    site, node, jobs_dir = checked.site, checked.site.node, checked.site.jobs_dir
+    handed = Handed.read(options.handover) if options.handover is not None else None
+    who = f"daemon-{node}"
+    with JobLock(jobs_dir / f"{node}.lock"), Journal(journal_path(jobs_dir, who), "", who, node) as journal:
+        print(
+            f"elastic: node {node} at {site.reach.address} with {options.slots} slots; jobs in {jobs_dir}", flush=True
+        )
+
+        async def attend() -> int:
+            watching = asyncio.create_task(expiry.watch(journal, *checked.keyrings))
+            try:
+                offer = Offer(options.slots, tuple(options.label))
+                return await Daemon(site, offer, journal, Door(checked.keyring), handed).run()
+            finally:
+                watching.cancel()
+
+        return asyncio.run(attend())
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """What a daemon needs of its options. keyring: its own; keyrings: also that of its workers."""
+
+    site: Site
+    keyring: Keyring | None
+    keyrings: Sequence[Keyring]
+
+
+def trial(words: Sequence[str], state: Mapping[str, Any]) -> None:
+    """Everything for which a daemon that takes over could end: of these words, and this state."""
+    from elastic.cli import parser
+    from elastic.fleet import succession
+
+    _checked(parser().parse_args(words))
+    succession.read(state)
+
+
+def _node_of(options: argparse.Namespace) -> str:
+    node: str = options.node if options.node is not None else default_node(socket.gethostname())
+    check_name("--node", node)
+    return node
+
+
+def _checked(options: argparse.Namespace) -> _Checked:
+    """Raises ConfigError."""
+    from elastic.fleet.charge import Site
+    from elastic.reach import Reach
+
+    node = _node_of(options)
     if options.rendezvous is None:
         raise ConfigError("give --rendezvous HOST:PORT,...; or --upgrade for an agent that runs already")
     replicas = parse("--rendezvous", options.rendezvous)
-    handed = Handed.read(options.handover) if options.handover is not None else None
     if options.slots < 1:
         raise ConfigError(f"--slots={options.slots} must be >= 1")
     check_pairs("--label", options.label)
@@ -199,20 +247,7 @@ def _agent(options: argparse.Namespace) -> int:
         notices=notices,
         grace_s=options.grace,
     )
-    who = f"daemon-{node}"
-    with JobLock(jobs_dir / f"{node}.lock"), Journal(journal_path(jobs_dir, who), "", who, node) as journal:
-        print(f"elastic: node {node} at {address} with {options.slots} slots; jobs in {jobs_dir}", flush=True)
-
-        async def attend() -> int:
-            keyrings = [one for one in (keyring, of_workers) if one is not None]
-            watching = asyncio.create_task(expiry.watch(journal, *keyrings))
-            try:
-                offer = Offer(options.slots, tuple(options.label))
-                return await Daemon(site, offer, journal, Door(keyring), handed).run()
-            finally:
-                watching.cancel()
-
-        return asyncio.run(attend())
+    return _Checked(site, keyring, [one for one in (keyring, of_workers) if one is not None])
 
 
 def check_own(keyring: Keyring, node: str) -> None:

@@ -24,7 +24,7 @@ from elastic.fleet.board import Board
 from elastic.fleet.charge import Charge, Site
 from elastic.fleet.documents import Submission
 from elastic.fleet.succession import Estate
-from elastic.handover import Handed, Place, Request
+from elastic.handover import Handed, Place, Request, Trial
 from elastic.journal import Journal
 from elastic.seeking import FIRST_RETRY_S, LEADER_OPTIONS, LONGEST_RETRY_S, Seeker
 from elastic.spot import choose
@@ -152,7 +152,7 @@ class Daemon:
             request = await handover.prepared(
                 self._place,
                 self._journal,
-                succession.READER,
+                Trial("elastic.cli.daemons:trial", sys.argv[1:]),
                 lambda: self._state(inherited=False),
                 lambda: self._in_the_way,
                 self._replace_agents,

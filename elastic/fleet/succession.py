@@ -19,7 +19,6 @@ from elastic.fleet.documents import Submission
 from elastic.handover import Place, Request
 from elastic.scratch import Scratch
 
-READER = "elastic.fleet.succession:read"
 FORMAT = 1
 
 ASK_S = 15.0

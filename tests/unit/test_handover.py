@@ -14,16 +14,17 @@ from typing import Any, cast
 
 import pytest
 
-from elastic import handover, heirloom, supervision
+from elastic import assignment, handover, heirloom, supervision
+from elastic.cli import daemons
 from elastic.cli.upgrade import upgrade
-from elastic.codec import to_json
+from elastic.codec import job_to_json, to_json
 from elastic.config import JobSpec
 from elastic.crew import Employed
 from elastic.errors import ConfigError
 from elastic.fleet import succession
 from elastic.fleet.documents import Submission
 from elastic.fleet.succession import Estate, Holding
-from elastic.handover import Handed, Place, Refused, Request, Running, check, of_this_program
+from elastic.handover import Handed, Place, Refused, Request, Running, Trial, check, of_this_program
 from elastic.journal import Journal
 from elastic.messages import Announce, Failed, Finished, Generation, Kind, Member, Plan, SlotGivenUp, WorkerDead
 from elastic.process import Outlets
@@ -187,13 +188,33 @@ def test_the_workers_find_the_new_program_where_the_path_is_too_long(tmp_path: P
     journal.close()
 
 
-def test_a_program_is_tried_before_anything_is_given_up() -> None:
+def test_a_program_is_tried_before_anything_is_given_up(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_bytes(job_to_json(SPEC))
+    words = ["--job-dir", str(tmp_path), "--node", "a", "--slots", "1", "--handover", "9"]
+    trial = Trial(assignment.TRIAL, words)
     state = heirloom.write([RUNNING], [EMPLOYED], {}, standing(), set(), 1, "/a.sock")
-    asyncio.run(check(of_this_program(), heirloom.READER, state))
+    asyncio.run(check(of_this_program(), trial, state))
     with pytest.raises(Refused, match="ValueError: the agent's state is of format 2"):
-        asyncio.run(check(of_this_program(), heirloom.READER, {**state, "format": 2}))
+        asyncio.run(check(of_this_program(), trial, {**state, "format": 2}))
     with pytest.raises(Refused, match="does not start: /no/python: No such file"):
-        asyncio.run(check(replace(of_this_program(), python="/no/python"), heirloom.READER, state))
+        asyncio.run(check(replace(of_this_program(), python="/no/python"), trial, state))
+    gone = Trial(assignment.TRIAL, [*words, "--certs", str(tmp_path / "gone")])
+    with pytest.raises(Refused, match=r"ConfigError: .*/gone has no agent\.pem"):
+        asyncio.run(check(of_this_program(), gone, state))
+    unknown = Trial(assignment.TRIAL, [*words, "--of-a-later-version"])
+    with pytest.raises(Refused, match="unrecognized arguments: --of-a-later-version"):
+        asyncio.run(check(of_this_program(), unknown, state))
+
+
+def test_a_daemon_is_tried_on_its_own_options(tmp_path: Path) -> None:
+    """What a daemon that runs can bear, a certificate that is over or gone, ends one that starts."""
+    words = ["agent", "--rendezvous", "127.0.0.1:1", "--node", "a", "--jobs-dir", str(tmp_path / "jobs")]
+    state = succession.write(Estate(1, (), {}, ()))
+    daemons.trial(words, state)
+    with pytest.raises(ConfigError, match=r"/gone has no agent\.pem"):
+        daemons.trial([*words, "--certs", str(tmp_path / "gone")], state)
+    with pytest.raises(ValueError, match="is of format 0"):
+        daemons.trial(words, {**state, "format": 0})
 
 
 def test_the_option_of_an_earlier_handover_is_not_handed_on() -> None:
