@@ -11,8 +11,8 @@ Election by lease and create revision, as in etcd's own recipe. Every write of a
 with its term, so one that was replaced without noticing writes nothing; a commit is compared with `top` besides, so
 for one number there is at most one record.
 
-Each method makes a bounded number of bounded calls and raises what they raise: trying again is the caller's, who
-also has a lease to renew meanwhile. One thread at a time.
+Each method makes a bounded number of bounded calls and raises what they raise: trying again is the caller's, while
+a thread of its own calls renew() (tenure.py). All else: one thread at a time.
 """
 
 from __future__ import annotations

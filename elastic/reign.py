@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from elastic import membership
 from elastic.checkpoints.naming import PERIODIC
 from elastic.checkpoints.pointer import Pointer
 from elastic.config import JobSpec
 from elastic.detector import Detector, Health
-from elastic.election import Candidate, LeadershipLost
+from elastic.election import LeadershipLost
 from elastic.errors import CheckpointCorrupt, CompareFailed, StoreError, StoreUnavailable
 from elastic.journal import Journal
 from elastic.membership import (
@@ -39,18 +39,14 @@ from elastic.membership import (
 )
 from elastic.messages import Generation, Order, Pointed, node_of
 from elastic.publishing import Publisher
+from elastic.tenure import RETRY_S, Tenure
 from elastic.wire import elastic_pb2 as pb
-
-RETRY_S = 0.1
-"""Pause between two tries of the store; each try waits for the store itself."""
 
 TICK_S = 0.05
 """Least time between two ticks, so that a deadline which cannot be acted on yet does not spin."""
 
 FAREWELL_S = 5.0
 """How long the leader of an ended job waits for its agents to have heard of it."""
-
-LATE = "the lease could not be renewed in time"
 
 LETTERS_AT_ONCE = 256
 """Of a full mailbox: a look at everybody before each of them would be most of the work."""
@@ -67,9 +63,6 @@ class Deposed:
     """This replica must not lead any more."""
 
     because: str
-
-
-Letter: TypeAlias = membership.Event | Deposed
 
 
 @dataclass(eq=False, slots=True)
@@ -99,30 +92,31 @@ class Reign:
     def __init__(
         self,
         spec: JobSpec,
-        candidate: Candidate,
-        term: int,
+        tenure: Tenure,
         journal: Journal,
         store: StoreThread,
         resumed: str = "",
         revives: bool = False,
     ) -> None:
-        self.term = term
+        self.term = tenure.term
         self.group = membership.new(spec, seed=secrets.token_hex(16), revives=revives, resumed=resumed)
         self._spec = spec
-        self._candidate = candidate
+        self._tenure = tenure
+        self._candidate = tenure.candidate
         self._journal = journal
         self._store = store
         self._resumed = resumed
-        self._mailbox: asyncio.Queue[Letter] = asyncio.Queue(MAILBOX_LIMIT)
+        self._mailbox: asyncio.Queue[membership.Event] = asyncio.Queue(MAILBOX_LIMIT)
         self._agents: dict[str, AgentSession] = {}
         self._publisher = Publisher()
         self._silent: set[str] = set()
         self._timing = spec.timing.scaled(spec.workers)
         self._detector = Detector(self._timing, time.monotonic())
         self._tasks: set[asyncio.Task[None]] = set()
-        self._held_until_s = candidate.held_until_s
+        self._deposed: asyncio.Future[Deposed] = asyncio.get_running_loop().create_future()
+        """Not in the mailbox: that may be full, and what is in it does not matter any more."""
         self._last_tick_s = -math.inf
-        self._letter: asyncio.Task[Letter] | None = None
+        self._letter: asyncio.Task[membership.Event] | None = None
         self.checkpoint = ""
         """The newest complete one of those taken by themselves, as far as this leader knows."""
 
@@ -130,16 +124,16 @@ class Reign:
 
     async def lead(self, chain: tuple[Generation, ...]) -> End | Deposed:
         """Step the group until the job is over or this replica must not lead any more."""
-        self._start(self._keep_lease())
+        self._start(self._watch_tenure())
         self._start(self._watch_agents())
         self._start(self._find_pointer())
         self._publisher.remember(chain)
         try:
-            letters: list[membership.Event] | Deposed = [Elected(self.term, chain)]
-            while not isinstance(letters, Deposed):
+            letters: list[membership.Event] = [Elected(self.term, chain)]
+            while True:
                 self.group, actions = membership.steps(self.group, letters, time.monotonic())
-                if time.monotonic() >= self._held_until_s:
-                    return Deposed(LATE)
+                if (deposed := self._is_deposed()) is not None:
+                    return deposed
                 end = next((action for action in actions if isinstance(action, End)), None)
                 if end is not None and (deposed := await self._finish(end)) is not None:
                     return deposed
@@ -149,29 +143,44 @@ class Reign:
                 if end is not None:
                     return end
                 letters = await self._next()
-            return letters
+                if (deposed := self._is_deposed()) is not None:
+                    return deposed
         finally:
             tasks = [*self._tasks, *([self._letter] if self._letter else [])]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _next(self) -> list[membership.Event] | Deposed:
-        """The next events, or a tick when the group wants one or the lease may be over."""
+    def _is_deposed(self) -> Deposed | None:
+        if because := self._tenure.over:
+            self._depose(because)
+        return self._deposed.result() if self._deposed.done() else None
+
+    def _depose(self, because: str) -> None:
+        """The first reason counts."""
+        if not self._deposed.done():
+            self._deposed.set_result(Deposed(because))
+
+    async def _watch_tenure(self) -> None:
+        self._depose(await self._tenure.end())
+
+    async def _next(self) -> list[membership.Event]:
+        """The next events, or a tick: when the group wants one, or this replica is deposed."""
         due_s = max(self.group.deadline_s, self._last_tick_s + TICK_S)
         if self._letter is None:
             self._letter = asyncio.create_task(self._mailbox.get())
-        wait_s = min(due_s, self._held_until_s) - time.monotonic()
-        await asyncio.wait([self._letter], timeout=max(0.0, wait_s))
+        wait_s = None if math.isinf(due_s) else max(0.0, due_s - time.monotonic())
+        awaited: list[asyncio.Future[Any]] = [self._letter, self._deposed]
+        await asyncio.wait(awaited, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         # Due ticks come first: a mailbox that never empties must not hold up a deadline.
         if time.monotonic() >= due_s or not self._letter.done():
             self._last_tick_s = time.monotonic()
             return [Tick()]
-        letters, self._letter = [self._letter.result()], None
+        letters: list[membership.Event] = [self._letter.result()]
+        self._letter = None
         while len(letters) < LETTERS_AT_ONCE and not self._mailbox.empty():
             letters.append(self._mailbox.get_nowait())
-        deposed = next((letter for letter in letters if isinstance(letter, Deposed)), None)
-        return deposed or [letter for letter in letters if not isinstance(letter, Deposed)]
+        return letters
 
     def _perform(self, action: Commit | Point | Tell | Note) -> None:
         match action:
@@ -194,7 +203,7 @@ class Reign:
                 addressed = self._publisher.addressed(order, workers, session.known)
                 session.post(pb.LeaderOrder(addressed=addressed))
 
-    async def post(self, event: Letter) -> None:
+    async def post(self, event: membership.Event) -> None:
         """Into the mailbox; waits while it is full."""
         await self._mailbox.put(event)
 
@@ -210,9 +219,9 @@ class Reign:
                 await asyncio.sleep(RETRY_S)
             except CompareFailed as error:
                 await self.post(CommitRefused(generation.number, str(error)))
-                return await self.post(Deposed(str(error)))
+                return self._depose(str(error))
             except (LeadershipLost, StoreError) as error:
-                return await self.post(Deposed(str(error)))
+                return self._depose(str(error))
             else:
                 return await self.post(Committed(generation.number))
 
@@ -236,7 +245,7 @@ class Reign:
             self._journal.write("pointer_not_moved", series=series, entry=pointer.entry, because=str(error))
             return
         except (LeadershipLost, StoreError) as error:
-            return await self.post(Deposed(str(error)))
+            return self._depose(str(error))
         holds = now == pointer
         if series == PERIODIC:
             await self._know_checkpoint(now.entry)
@@ -254,8 +263,8 @@ class Reign:
             try:
                 await self._store.call(self._candidate.finish, self.result(end))
             except StoreUnavailable as error:
-                if time.monotonic() >= self._held_until_s:
-                    return Deposed(f"{LATE}; the end of the job is not stored: {error}")
+                if because := self._tenure.over:
+                    return Deposed(f"{because}; the end of the job is not stored: {error}")
                 await asyncio.sleep(RETRY_S)
             except (LeadershipLost, StoreError) as error:
                 return Deposed(str(error))
@@ -272,17 +281,6 @@ class Reign:
         running = self.group.running
         return running.number if running else 0
 
-    async def _keep_lease(self) -> None:
-        while True:
-            try:
-                self._held_until_s = await self._store.call(self._candidate.renew)
-            except StoreUnavailable:
-                await asyncio.sleep(RETRY_S)
-                continue
-            except (LeadershipLost, StoreError) as error:
-                return await self.post(Deposed(str(error)))
-            await asyncio.sleep(max(RETRY_S, (self._held_until_s - time.monotonic()) / 3))
-
     def _start(self, work: Any) -> None:
         task: asyncio.Task[None] = asyncio.create_task(work)
         self._tasks.add(task)
@@ -291,7 +289,7 @@ class Reign:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._mailbox.put_nowait(Deposed(f"{type(error).__name__}: {error}"))
+            self._depose(f"{type(error).__name__}: {error}")
 
     # ---------------------------------------------------------------------------------------------- agents
 

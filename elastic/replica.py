@@ -25,14 +25,16 @@ from typing import cast
 
 from elastic import codec
 from elastic.config import JobSpec
-from elastic.election import Candidate, Taken
+from elastic.election import Candidate, LeadershipLost, Taken
 from elastic.errors import StoreError, StoreUnavailable
 from elastic.files import write_atomically
 from elastic.journal import Journal
 from elastic.membership import End
-from elastic.reign import RETRY_S, Reign, StoreThread
+from elastic.messages import Generation
+from elastic.reign import Reign, StoreThread
 from elastic.service import Lead, Service
 from elastic.store import Store
+from elastic.tenure import RETRY_S, Tenure
 from elastic.wire import elastic_pb2 as pb
 
 REFUSED_S = 1.0
@@ -97,40 +99,65 @@ class Part:
         write_atomically(self._job_dir / "rendezvous.json", json.dumps(document).encode())
 
     async def _stand_and_lead(self, store: StoreThread) -> dict[str, object]:
-        lead, candidate = self._lead, self._candidate
         while True:
-            term = await win(candidate, store, self._saw, self._journal)
+            term = await win(self._candidate, store, self._saw, self._journal)
+            async with Tenure(self._candidate, term) as tenure:
+                result = await self._hold(tenure, store)
+            if result is not None:
+                return result
+            await self._resign(store)
+
+    async def _hold(self, tenure: Tenure, store: StoreThread) -> dict[str, object] | None:
+        """One term. None: another replica shall lead."""
+        lead, candidate, term = self._lead, self._candidate, tenure.term
+        try:
+            ended, chain = await self._read(tenure, store)
+        except (LeadershipLost, StoreError, codec.WireError) as error:
+            self._journal.write("not_leading", term=term, because=str(error))
+            await asyncio.sleep(RETRY_S)
+            return None
+        if ended is not None:
+            self._journal.write("job_was_over", term=term)
+            self._keep_result(ended, term)  # the leader that stored it may have died before it could
+            await self._tell(ended)
+            return ended
+        reign = Reign(self._spec, tenure, self._journal, store, self._resumed, self._revives)
+        lead.reign, lead.leader = reign, self._address
+        self.write_address()
+        self._term = term
+        self._journal.write("leading", term=term, highest=chain[-1].number if chain else 0)
+        try:
+            outcome = await reign.lead(chain)
+            if isinstance(outcome, End):
+                self._journal.write("job_ended", reign.generation, **asdict(outcome))
+                result = reign.result(outcome)
+                self._keep_result(result, term)
+                await asyncio.gather(self._tell(result), reign.farewell(outcome))
+                return result
+        finally:
+            lead.reign = None
+            lead.leader = lead.leader if lead.ended else ""
+            reign.dismiss()
+        held_until_ns = round(candidate.held_until_s * 1e9)
+        self._journal.write("deposed", term=term, because=outcome.because, held_until_ns=held_until_ns)
+        return None
+
+    async def _read(
+        self, tenure: Tenure, store: StoreThread
+    ) -> tuple[dict[str, object] | None, tuple[Generation, ...]]:
+        """How the job ended, if it did, and its records. Raises LeadershipLost if the term is over before."""
+        candidate = self._candidate
+        while True:
             try:
-                ended, chain = await store.call(lambda: (candidate.result(), candidate.chain()))
-            except (StoreError, codec.WireError) as error:
-                self._journal.write("not_leading", term=term, because=str(error))
+                known = await store.call(lambda: (candidate.result(), candidate.chain()))
+            except StoreUnavailable as error:
+                if because := tenure.over:
+                    raise LeadershipLost(f"{because}: {error}") from error
                 await asyncio.sleep(RETRY_S)
                 continue
-            if ended is not None:
-                self._journal.write("job_was_over", term=term)
-                self._keep_result(ended, term)  # the leader that stored it may have died before it could
-                await self._tell(ended)
-                return ended
-            reign = Reign(self._spec, candidate, term, self._journal, store, self._resumed, self._revives)
-            lead.reign, lead.leader = reign, self._address
-            self.write_address()
-            self._term = term
-            self._journal.write("leading", term=term, highest=chain[-1].number if chain else 0)
-            try:
-                outcome = await reign.lead(chain)
-                if isinstance(outcome, End):
-                    self._journal.write("job_ended", reign.generation, **asdict(outcome))
-                    result = reign.result(outcome)
-                    self._keep_result(result, term)
-                    await asyncio.gather(self._tell(result), reign.farewell(outcome))
-                    return result
-            finally:
-                lead.reign = None
-                lead.leader = lead.leader if lead.ended else ""
-                reign.dismiss()
-            held_until_ns = round(candidate.held_until_s * 1e9)
-            self._journal.write("deposed", term=term, because=outcome.because, held_until_ns=held_until_ns)
-            await self._resign(store)
+            if because := tenure.over:
+                raise LeadershipLost(because)
+            return known
 
     async def _tell(self, result: dict[str, object]) -> None:
         if self._ended is not None:

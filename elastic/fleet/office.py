@@ -15,15 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from elastic import codec
-from elastic.election import Candidate, LeadershipLost
+from elastic.election import LeadershipLost
 from elastic.errors import CompareFailed, ExitCode, StoreError, StoreUnavailable
 from elastic.fleet import registry
 from elastic.fleet.documents import Book, Job, Placement, Result
 from elastic.fleet.registry import Registry
 from elastic.fleet.schedule import Node, schedule
 from elastic.journal import Journal
-from elastic.reign import RETRY_S, StoreThread
+from elastic.reign import StoreThread
 from elastic.store import Store
+from elastic.tenure import RETRY_S, Tenure
 from elastic.wire import elastic_pb2 as pb
 
 ABSENT_S = 30.0
@@ -82,16 +83,16 @@ class NodeSession:
 class Office:
     """One term. Used on the event loop; store: the thread that speaks to the store for it."""
 
-    def __init__(self, term: int, candidate: Candidate, etcd: Store, store: StoreThread, journal: Journal) -> None:
-        self.term = term
+    def __init__(self, tenure: Tenure, etcd: Store, store: StoreThread, journal: Journal) -> None:
+        self.term = tenure.term
         self.book = Book()
         self.sessions: dict[str, NodeSession] = {}
         self.waiting: dict[str, str] = {}
         self.lacking: dict[str, str] = {}
         self.ready = asyncio.Event()
         """Set when the documents have been read: before, nobody may be told what to run."""
-        self._candidate = candidate
-        self._registry = Registry(etcd, candidate)
+        self._tenure = tenure
+        self._registry = Registry(etcd, tenure.candidate)
         self._etcd = etcd
         self._store = store
         self._journal = journal
@@ -104,7 +105,7 @@ class Office:
 
     async def lead(self) -> str:
         """Until this replica must not lead any more. Returns why."""
-        keeping = asyncio.create_task(self._keep_lease())
+        keeping = asyncio.create_task(self._watch_tenure())
         working = asyncio.create_task(self._work())
         try:
             await asyncio.wait([keeping, working], return_when=asyncio.FIRST_COMPLETED)
@@ -214,7 +215,7 @@ class Office:
                     await self._changed.wait()
 
     async def _patiently(self, act: Callable[[], Any]) -> Any:
-        """Again until the store answers; `_keep_lease` ends it when the lease is over."""
+        """Again until the store answers; `_watch_tenure` ends it when the lease is over."""
         while True:
             try:
                 return await act()
@@ -308,14 +309,6 @@ class Office:
             session.told = duties
             session.post(pb.NodeOrder(duties=duties))
 
-    async def _keep_lease(self) -> None:
+    async def _watch_tenure(self) -> None:
         """Raises LeadershipLost when it is over, also by this process's own clock."""
-        while True:
-            try:
-                held_until_s = await self._store.call(self._candidate.renew)
-            except StoreUnavailable as error:
-                if time.monotonic() >= self._candidate.held_until_s:
-                    raise LeadershipLost(f"the lease could not be renewed in time: {error}") from error
-                await asyncio.sleep(RETRY_S)
-                continue
-            await asyncio.sleep(max(RETRY_S, (held_until_s - time.monotonic()) / 3))
+        raise LeadershipLost(await self._tenure.end())

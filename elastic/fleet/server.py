@@ -29,10 +29,11 @@ from elastic.fleet.documents import Book, Job, Result
 from elastic.fleet.office import Office
 from elastic.journal import Journal, journal_path
 from elastic.membership import Resized, State, Stopped
-from elastic.reign import RETRY_S, StoreThread
+from elastic.reign import StoreThread
 from elastic.rendezvous import stop_signal
 from elastic.replica import Part, closing, win
 from elastic.service import SERVER_OPTIONS, Service
+from elastic.tenure import RETRY_S, Tenure
 from elastic.wire.elastic_pb2_grpc import add_FleetServicer_to_server, add_RendezvousServicer_to_server
 
 SILENCE_S = 2.0
@@ -109,14 +110,15 @@ class Server:
             try:
                 while True:
                     term = await win(candidate, store, self._saw, self._journal)
-                    desk.office, desk.leader = Office(term, candidate, etcd, store, self._journal), self._address
-                    self._journal.write("leading_fleet", term=term)
-                    because = ""
-                    try:
-                        because = await desk.office.lead()
-                    finally:
-                        desk.office, desk.leader = None, ""
-                        self._journal.write("not_leading_fleet", term=term, because=because)
+                    async with Tenure(candidate, term) as tenure:
+                        desk.office, desk.leader = Office(tenure, etcd, store, self._journal), self._address
+                        self._journal.write("leading_fleet", term=term)
+                        because = ""
+                        try:
+                            because = await desk.office.lead()
+                        finally:
+                            desk.office, desk.leader = None, ""
+                            self._journal.write("not_leading_fleet", term=term, because=because)
                     with contextlib.suppress(StoreError):  # the lease ends it anyway
                         await store.call(candidate.resign)
                     await asyncio.sleep(REST_S)

@@ -25,6 +25,7 @@ from elastic.journal import Journal
 from elastic.reign import StoreThread
 from elastic.service import Service
 from elastic.store import MemoryStore, Store
+from elastic.tenure import Tenure
 from elastic.wire import elastic_pb2 as pb
 
 PATIENCE_S = 30.0
@@ -38,9 +39,10 @@ class Leading:
         self.candidate = Candidate(self.store, registry.NAME, "here", time.monotonic)
         won = self.candidate.stand()
         assert isinstance(won, Won)
+        self.tenure = Tenure(self.candidate, won.term)
         self.thread = StoreThread()
         self.journal = Journal(directory / "journal.jsonl", "", "rendezvous", "here")
-        self.office = Office(won.term, self.candidate, self.store, self.thread, self.journal)
+        self.office = Office(self.tenure, self.store, self.thread, self.journal)
 
     def node(self, name: str, slots: int = 1, address: str = "10.0.0.1") -> NodeSession:
         return self.office.attach(pb.NodeHello(node=name, slots=slots, address=address))
@@ -54,13 +56,16 @@ class Leading:
 def play(tmp_path: Path, story: Callable[[Leading], Awaitable[None]]) -> None:
     async def told() -> None:
         leading = Leading(tmp_path)
-        work = asyncio.create_task(leading.office.lead())
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                await story(leading)
+            async with leading.tenure:
+                work = asyncio.create_task(leading.office.lead())
+                try:
+                    async with asyncio.timeout(PATIENCE_S):
+                        await story(leading)
+                finally:
+                    work.cancel()
+                    await asyncio.gather(work, return_exceptions=True)
         finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
             leading.thread.close()
             leading.journal.close()
 
@@ -247,10 +252,11 @@ def test_an_office_whose_lease_is_gone_leads_no_longer_and_ends_its_streams(tmp_
     async def told() -> str:
         leading = Leading(tmp_path)
         session = leading.node("a")
-        work = asyncio.create_task(leading.office.lead())
-        await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
-        leading.store.advance(1e9)
-        because = await asyncio.wait_for(work, PATIENCE_S)
+        async with leading.tenure:
+            work = asyncio.create_task(leading.office.lead())
+            await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
+            leading.store.advance(1e9)
+            because = await asyncio.wait_for(work, PATIENCE_S)
         assert session.ended.is_set()
         leading.thread.close()
         leading.journal.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,14 +12,16 @@ from pathlib import Path
 import pytest
 
 from elastic import codec
+from elastic import reign as reign_module
 from elastic.config import JobSpec
 from elastic.election import LEASE_S, SAFETY, Candidate, Won
 from elastic.errors import StoreUnavailable
 from elastic.journal import Journal
-from elastic.membership import End
+from elastic.membership import AgentDown, End
 from elastic.messages import CheckpointComplete, Generation, Kind, Member, Order, Plan, Pointed, SlotGivenUp, Word
 from elastic.reign import Deposed, Reign, StoreThread
 from elastic.store import Compare, Delete, Lease, MemoryStore, Put, TxnResult
+from elastic.tenure import Tenure
 from elastic.wire import elastic_pb2 as pb
 
 SPEC = JobSpec(name="job", command=("train",), workers=1)
@@ -27,9 +30,13 @@ HOPELESS = SlotGivenUp("a", 0, "the worker cannot be started", exit_code=2)
 
 
 class DeafStore(MemoryStore):
-    """Does not answer the next few calls."""
+    """Does not answer the next few calls, of whichever thread."""
 
     deaf = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counting = threading.Lock()
 
     def keep_alive(self, lease: Lease, *, timeout_s: float) -> int:
         self._hear()
@@ -42,9 +49,10 @@ class DeafStore(MemoryStore):
         return super().txn(compares, puts, deletes, timeout_s=timeout_s)
 
     def _hear(self) -> None:
-        if self.deaf:
-            self.deaf -= 1
-            raise StoreUnavailable("no answer", ambiguous=True)
+        with self._counting:
+            if self.deaf:
+                self.deaf -= 1
+                raise StoreUnavailable("no answer", ambiguous=True)
 
 
 @pytest.fixture
@@ -70,10 +78,11 @@ def lead_to_the_end(
 
     async def lead() -> tuple[End | Deposed, list[str]]:
         thread = StoreThread()
-        reign = Reign(SPEC, first, won.term, journal, thread)
-        session = reign.attach("a")
-        await reign.post(HOPELESS)
-        outcome = await reign.lead(())
+        async with Tenure(first, won.term) as tenure:
+            reign = Reign(SPEC, tenure, journal, thread)
+            session = reign.attach("a")
+            await reign.post(HOPELESS)
+            outcome = await reign.lead(())
         thread.close()
         told = [session.outbox.get_nowait().WhichOneof("content") for _ in range(session.outbox.qsize())]
         return outcome, [str(content) for content in told]
@@ -109,6 +118,30 @@ def test_a_leader_whose_lease_ran_out_meanwhile_ends_nothing(journal: Journal) -
     assert isinstance(outcome, Deposed) and told == ["welcome"]
 
 
+def test_a_failure_within_deposes_though_the_mailbox_is_full(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that nobody hears the end of would hold up every later one."""
+    monkeypatch.setattr(reign_module, "MAILBOX_LIMIT", 1)
+    candidate = Candidate(MemoryStore(), "job", "first", time.monotonic)
+    won = candidate.stand()
+    assert isinstance(won, Won)
+
+    async def fail() -> None:
+        raise ValueError("nobody expects it")
+
+    async def lead() -> End | Deposed:
+        thread = StoreThread()
+        async with Tenure(candidate, won.term) as tenure, asyncio.timeout(30):
+            reign = Reign(SPEC, tenure, journal, thread)
+            await reign.post(AgentDown("b"))
+            reign._start(fail())
+            await asyncio.wait(list(reign._tasks))
+            outcome = await reign.lead(())
+        thread.close()
+        return outcome
+
+    assert asyncio.run(lead()) == Deposed("ValueError: nobody expects it")
+
+
 def _order(message: pb.LeaderOrder) -> Order | None:
     return codec.order_from_bytes(message.addressed.order) if message.HasField("addressed") else None
 
@@ -125,11 +158,11 @@ def lead_until_pointed(store: DeafStore, journal: Journal, *, resumed: str, word
 
     async def lead() -> list[str]:
         thread = StoreThread()
-        reign = Reign(SPEC, candidate, won.term, journal, thread, resumed)
-        session = reign.attach("a")
-        leading = asyncio.create_task(reign.lead((record,)))
         told = []
-        async with asyncio.timeout(30):
+        async with Tenure(candidate, won.term) as tenure, asyncio.timeout(30):
+            reign = Reign(SPEC, tenure, journal, thread, resumed)
+            session = reign.attach("a")
+            leading = asyncio.create_task(reign.lead((record,)))
             while resumed and not reign.checkpoint:
                 await asyncio.sleep(0.01)  # a thread answers, and tells nobody
             for word in words:
