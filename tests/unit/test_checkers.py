@@ -287,22 +287,58 @@ def test_a_script_that_hangs_is_noted_within_the_time_of_its_kind_and_explains_t
     assert verdict("I12", stalled(60.0)).answer is Answer.TRUE
 
 
+def noted_late(at_s: float) -> History:
+    """C, killed at 2 s, is noted then only."""
+    late = event(at_s, "member_lost", worker=C, because="killed")
+    return with_events(without(good(), "member_lost", "finished"), late)
+
+
+def lasting(number: int, kind: str, target: str, from_s: float, to_s: float) -> tuple[Event, ...]:
+    about: dict[str, Any] = {"number": number, "fault": kind, "lethal": False, "target": target}
+    return (
+        event(from_s, "fault_injected", "harness", **about),
+        event(to_s, "fault_ended", "harness", number=number),
+    )
+
+
 def test_time_in_which_the_leader_stood_still_does_not_count_for_what_it_has_to_notice() -> None:
-    late = with_events(without(good(), "member_lost", "finished"), event(14, "member_lost", worker=C, because="killed"))
+    late = noted_late(14)
     assert verdict("I11", late).answer is Answer.FALSE
+    frozen = lasting(2, "freeze-rendezvous", "elastic.rendezvous", 2.1, 8)
+    assert verdict("I11", with_events(late, *frozen)).answer is Answer.TRUE
+    short = lasting(2, "freeze-rendezvous", "elastic.rendezvous", 2.1, 3)
+    assert verdict("I11", with_events(late, *short)).answer is Answer.FALSE
 
-    def frozen(from_s: float, to_s: float) -> tuple[Event, ...]:
-        about: dict[str, Any] = {
-            "number": 2,
-            "fault": "freeze-rendezvous",
-            "lethal": False,
-            "target": "elastic.rendezvous",
-        }
-        begun = event(from_s, "fault_injected", "harness", **about)
-        return begun, event(to_s, "fault_ended", "harness", number=2)
 
-    assert verdict("I11", with_events(late, *frozen(2.1, 8))).answer is Answer.TRUE
-    assert verdict("I11", with_events(late, *frozen(2.1, 3))).answer is Answer.FALSE
+@pytest.mark.parametrize("kind", ["compact-etcd", "defragment-etcd", "revoke-leases"])
+def test_what_etcd_is_asked_for_excuses_nothing(kind: str) -> None:
+    asked = lasting(2, kind, "etcd", 2.1, 6)
+    assert verdict("I11", with_events(noted_late(6.9), *asked)).answer is Answer.TRUE
+    assert verdict("I11", with_events(noted_late(7.5), *asked)).answer is Answer.FALSE
+
+
+def test_an_outage_of_etcd_excuses_its_own_time_and_a_restart() -> None:
+    outage = lasting(2, "freeze-etcd", "etcd", 2.1, 12.1)
+    assert verdict("I11", with_events(noted_late(19), *outage)).answer is Answer.TRUE
+    assert verdict("I11", with_events(noted_late(21), *outage)).answer is Answer.FALSE
+    asked = lasting(3, "compact-etcd", "etcd", 13, 20)
+    assert verdict("I11", with_events(noted_late(21), *outage, *asked)).answer is Answer.FALSE
+    back = event(12.2, "attending", "agent")
+    assert verdict("I11", with_events(noted_late(17), *outage, back)).answer is Answer.TRUE
+    assert verdict("I11", with_events(noted_late(19), *outage, back)).answer is Answer.FALSE
+
+
+def test_a_rendezvous_that_was_killed_excuses_the_time_until_there_is_another() -> None:
+    killed = lasting(2, "kill-rendezvous", "elastic.rendezvous", 2.1, 2.1)
+    assert verdict("I11", with_events(noted_late(9.9), *killed)).answer is Answer.TRUE
+    assert verdict("I11", with_events(noted_late(10.3), *killed)).answer is Answer.FALSE
+    assert verdict("I11", with_events(noted_late(9.9), *killed, event(4, "attending", "agent"))).answer is Answer.FALSE
+
+
+def test_outages_one_after_the_other_do_not_excuse_a_loss_for_ever() -> None:
+    outages = [one for n in range(10) for one in lasting(2 + n, "freeze-etcd", "etcd", 2.1 + 4 * n, 6 + 4 * n)]
+    assert verdict("I11", with_events(noted_late(21.9), *outages)).answer is Answer.TRUE
+    assert verdict("I11", with_events(noted_late(22.3), *outages)).answer is Answer.FALSE
 
 
 def test_time_in_which_a_fault_lasts_is_no_stall() -> None:

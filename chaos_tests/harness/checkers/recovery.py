@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from chaos_tests.harness.checkers.verdict import Verdict, broken, first_broken, holds, unknown
-from chaos_tests.harness.faults import AGENT, ETCD, RENDEZVOUS
+from chaos_tests.harness.faults import AGENT, CATALOGUE, FreezeService, KillService
 from chaos_tests.harness.history import Event, History, Injected, Run, injected
 
-SERVICES = frozenset({AGENT, ETCD, RENDEZVOUS})
+AGAIN_S = 3.0
+"""After a service was killed or thawed, until an agent attends a leader again: a lease of 2 s, and a process begins."""
+EXCUSED_S = 15.0
+"""Of one loss, however many services stood still one after the other."""
 LOSSES = ("member_lost", "worker_lost", "expelled")
 
 
@@ -46,10 +49,24 @@ def _late(history: History, faults: tuple[Injected, ...]) -> Iterator[Verdict]:
 
 
 def _served_s(history: History, faults: tuple[Injected, ...], fault: Injected, sign: Event) -> float:
-    """From a fault to its sign, without the time in which those who have to notice stood still, or had just begun."""
-    again_ns = int(history.limits.exit_s * 1e9)
-    still = [(o.begun_ns, o.ended_ns(sign.t_ns) + again_ns) for o in faults if SERVICES & {*o.targets}]
-    return (sign.t_ns - fault.begun_ns - _covered_ns(still, fault.begun_ns, sign.t_ns)) / 1e9
+    """From a fault to its sign, without the time in which those who have to notice were killed or stood still."""
+    away = [_away(history.faulty, other, sign.t_ns) for other in faults if _stops_service(other)]
+    excused_s = _covered_ns(away, fault.begun_ns, sign.t_ns) / 1e9
+    return (sign.t_ns - fault.begun_ns) / 1e9 - min(excused_s, EXCUSED_S)
+
+
+def _stops_service(fault: Injected) -> bool:
+    """Whether it stops one that serves the job; what etcd is asked for does not."""
+    kind = CATALOGUE.get(fault.kind)
+    return kind is not None and isinstance(kind.fault, KillService | FreezeService)
+
+
+def _away(run: Run, fault: Injected, otherwise_ns: int) -> tuple[int, int]:
+    """From when to when a service was away: until the agent attends a leader again, if it has lost that."""
+    ended_ns = fault.ended_ns(otherwise_ns)
+    latest_ns = ended_ns + int(AGAIN_S * 1e9)
+    back_ns = next((event.t_ns for event in run.of("attending") if event.t_ns >= ended_ns), latest_ns)
+    return fault.begun_ns, min(back_ns, latest_ns)
 
 
 def _covered_ns(spans: list[tuple[int, int]], begin_ns: int, end_ns: int) -> int:
