@@ -10,7 +10,7 @@ from elastic.membership.events import Elected
 from elastic.membership.fencing import fence
 from elastic.membership.group import Group, Seen, State
 from elastic.membership.records import commit, told
-from elastic.membership.revival import founders, is_spare, revive
+from elastic.membership.revival import founders, is_spare, revive, waits_for_starting
 from elastic.membership.rings import end_rebuilding
 from elastic.membership.transitions import become_closed, become_forming, become_quiescing, dismiss
 from elastic.messages import Announce, Close, Kind, Member, Plan, Publish, Quiesce, RingState
@@ -111,9 +111,8 @@ def _refuse(g: Group, worker: str, because: str, now_s: float, do: list[Action])
 def form(g: Group, now_s: float, do: list[Action]) -> None:
     """Commit the first generation once all workers are here, or enough of them after the join window.
 
-    Below quorum a job waits on, within orphan_limit_s, for processes that have been started and are not ready to say
-    so: on a busy machine it takes a while until the script has done its imports. Devices go by slot, so the last slots
-    of a node, its spares, become members only if the window is over.
+    Below quorum a job waits on for those that are starting. Devices go by slot, so the last slots of a node, its
+    spares, become members only if the window is over.
     """
     if g.lost:
         revive(g, now_s, do)
@@ -124,22 +123,16 @@ def form(g: Group, now_s: float, do: list[Action]) -> None:
     spares = [seen for seen in present if is_spare(g, seen)]
     if len(present) < g.spec.min_workers or (not g.window_over and len(present) - len(spares) < g.asked_for):
         if g.window_over:
-            _wait_for_starting(g, len(present), now_s, do)
+            _wait_or_close(g, len(present), now_s, do)
         return
     members = founders(g, present)
     because = f"{len(members)} of {g.asked_for} workers are here" + (", the join window is over" * g.window_over)
     commit(g, Kind.FORM, members, Plan(), because, do)
 
 
-def _wait_for_starting(g: Group, present: int, now_s: float, do: list[Action]) -> None:
-    limit_s = g.spec.timing.orphan_limit_s
-    if g.starting and now_s < g.since_s + limit_s:
-        starting = ", ".join(f"{count} on {node}" for node, count in g.starting.items())
-        because = f"{present} of at least {g.spec.min_workers} workers are here; waiting for those starting: {starting}"
-        if because != g.because:
-            g.because = because
-            do.append(Note("state", {"state": str(g.state), "because": because}))
+def _wait_or_close(g: Group, present: int, now_s: float, do: list[Action]) -> None:
+    if waits_for_starting(g, f"{present} of at least {g.spec.min_workers} workers are here", now_s, do):
         return
-    when = f"within {limit_s:.0f} s" if g.starting else "within the join window"
+    when = f"within {g.spec.timing.orphan_limit_s:.0f} s" if g.starting else "within the join window"
     because = f"only {present} of at least {g.spec.min_workers} workers came {when}"
     become_closed(g, 3, because, now_s, do)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from elastic.membership.actions import Action, Note
 from elastic.membership.changes import stop_waiting
 from elastic.membership.group import Group, State
+from elastic.membership.revival import revive
 from elastic.membership.transitions import become_closed, become_closing, dismiss
 from elastic.messages import Failed, Finished, SlotGivenUp
 
@@ -33,6 +34,8 @@ def slot_given_up(g: Group, word: SlotGivenUp, now_s: float, do: list[Action]) -
     alive = [worker for worker, seen in g.workers.items() if worker not in g.dead and not seen.refused]
     if word.exit_code == 2 or not alive or (below and g.state in (State.FORMING, State.PAUSED)):
         become_closed(g, word.exit_code, word.because, now_s, do)
+    elif g.state is State.FORMING and g.lost:
+        revive(g, now_s, do)  # it may have been the one that was waited for
 
 
 def finished(g: Group, word: Finished, now_s: float, do: list[Action]) -> None:

@@ -248,9 +248,11 @@ class Group:
 
     @property
     def starting(self) -> dict[str, int]:
-        """Node -> its processes that have not announced themselves yet, though their agent is there."""
-        here = Counter(seen.member.node for worker, seen in self.workers.items() if worker not in self.dead)
-        missing = {node: slots + self.spec.spares - here[node] for node, slots in self.slots.items()}
+        """Node -> its processes that have not announced themselves yet, though their agent is there and tries."""
+        here = {worker: seen.member.node for worker, seen in self.workers.items() if worker not in self.dead}
+        settled = Counter(here.values())
+        settled.update(slot.rpartition(".")[0] for slot in self.slots_given_up.keys() - {slot_of(w) for w in here})
+        missing = {node: slots + self.spec.spares - settled[node] for node, slots in self.slots.items()}
         return {node: count for node, count in sorted(missing.items()) if count > 0}
 
     @property

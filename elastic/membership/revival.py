@@ -1,9 +1,9 @@
 """Every copy of the state is lost: new processes go on from the newest snapshot or checkpoint there is.
 
 What an agent starts in a dead worker's place says which snapshot its machine's memory holds. Once all are here, or the
-join window is over, those whose machine holds the newest form a generation and become that state; the others join
-them as any newcomer does, and copy it. A process from before cannot do either: it waits for members that are gone. It
-is told to go, and its slot's next one is another.
+join window is over and somebody has what to go on from, those whose machine holds the newest form a generation and
+become that state; the others join them as any newcomer does, and copy it. A process from before cannot do either: it
+waits for members that are gone. It is told to go, and its slot's next one is another.
 
 Each time the job must have got further than where it began before, so that what kills it ends it.
 """
@@ -44,7 +44,7 @@ def go_back(g: Group, lost: str, now_s: float, do: list[Action]) -> bool:
 
 
 def revive(g: Group, now_s: float, do: list[Action]) -> None:
-    """Form a generation of those that hold the newest, or end the job if there is nothing new."""
+    """Form a generation of those that hold the newest, or end the job if there is nothing new and nobody else comes."""
     if g.committing is not None or not (g.window_over or _all_here(g)):
         return
     gone = {*g.outdated, *g.dead, *g.given_up}
@@ -53,8 +53,12 @@ def revive(g: Group, now_s: float, do: list[Action]) -> None:
     began = g.top.began if g.top is not None and g.top.began else g.resumed
     newest = newest_kept({worker: seen.snapshot for worker, seen in present.items()}, g.checkpoint, began)
     if newest is None:
-        nothing = f"nothing newer than {began} is kept" if began else "nothing is kept"
-        become_closed(g, int(ExitCode.STATE_LOST), f"{g.lost}; {nothing} on the nodes that are here", now_s, do)
+        kept = f"nothing newer than {began} is kept" if began else "nothing is kept"
+        kept += " on the nodes that are here"
+        if newest_kept({"": ""}, g.checkpoint, began) is not None:
+            kept = f"no new process is here to go on from checkpoint {g.checkpoint}"
+        if not waits_for_starting(g, f"{g.lost}; {kept}", now_s, do):
+            become_closed(g, int(ExitCode.STATE_LOST), f"{g.lost}; {kept}", now_s, do)
         return
     members = founders(g, (present[worker] for worker in newest.holders))
     kind = "snapshot in memory" if newest.memory else "checkpoint"
@@ -68,6 +72,20 @@ def revive(g: Group, now_s: float, do: list[Action]) -> None:
 def _all_here(g: Group) -> bool:
     """Whether each slot has a process that knows nothing of what was lost; once nobody has any, nobody will come."""
     return not g.starting and not g.outdated.intersection(g.workers)
+
+
+def waits_for_starting(g: Group, has: str, now_s: float, do: list[Action]) -> bool:
+    """Whether processes may still come, within orphan_limit_s, that have been started and are not ready to say so: on a
+    busy machine it takes a while until the script has done its imports. has: what is here without them."""
+    if _all_here(g) or now_s >= g.since_s + g.spec.timing.orphan_limit_s:
+        return False
+    starting = [f"{count} on {node}" for node, count in g.starting.items()]
+    starting += [f"the one after {worker}" for worker in sorted(g.outdated.intersection(g.workers))]
+    because = f"{has}; waiting for those starting: {', '.join(starting)}"
+    if because != g.because:
+        g.because = because
+        do.append(Note("state", {"state": str(g.state), "because": because}))
+    return True
 
 
 def founders(g: Group, present: Iterable[Seen]) -> tuple[Member, ...]:

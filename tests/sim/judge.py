@@ -47,6 +47,11 @@ class Judge:
         if record.kind is Kind.LOSS:
             require(world.disturbed or world.scene.poison >= 0, f"a loss generation without a fault: {record.because}")
 
+    def grouped(self, group: Group) -> None:
+        """Whoever is in a record is known, or known dead; and only of who is known there is any silence."""
+        require(group.listed <= {*group.workers, *group.dead}, f"a leader has forgotten members of {group.chain}")
+        require(group.given_up.keys() <= group.workers.keys(), f"a leader has given up strangers: {group.given_up}")
+
     def ticked(self, group: Group, now_s: float) -> None:
         """A deadline that stays in the past after its tick would make the leader spin."""
         require(group.deadline_s > now_s, f"{group.state} wants a tick at {group.deadline_s}, and it is {now_s}")

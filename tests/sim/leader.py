@@ -169,6 +169,7 @@ class Leader:
         before = self.group
         self.group, actions = membership.step(self.group, event, self.clock.now_s)
         self.world.stepped("membership", before.state, event, self.group.state)
+        self.world.judge.grouped(self.group)
         if actions:
             self.world.say(self.host, f"{event}")
         if before.state is not self.group.state:

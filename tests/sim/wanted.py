@@ -140,6 +140,7 @@ EXCLUDED = {
     "membership/losses.py decide: not if not go_back(g, said, now_s, do)": _REVIVAL,
     "membership/arrivals.py announced: if g.state is State.FORMING and word.entered and g.chain": _REVIVAL,
     "membership/arrivals.py form: if g.lost": _REVIVAL,
+    "membership/ending.py slot_given_up: if g.state is State.FORMING and g.lost": _REVIVAL,
     "membership/machine.py _apply: case PointerAt(entry)": _REVIVAL,
     "membership/machine.py _apply: case Resized(workers)": _RESIZED,
     "membership/machine.py _apply: if g.state is State.FORMING": _RESIZED,
