@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from chaos_tests.harness.cluster import Cluster, Hosts
 from elastic import ledger
 from elastic.errors import ElasticError
-from tests.live.jobs import DEADLINE_S, POLL_S, ROOT, SLACK_S, TRAINER
+from tests.live.jobs import DEADLINE_S, POLL_S, ROOT, TRAINER
 from tests.live.spread import told_from
 
 T = TypeVar("T")
@@ -109,8 +109,8 @@ class Fleet(Cluster):
         return [line["pid"] for line in self.journal() if line["event"] in known]
 
     def living(self) -> list[int]:
-        """Those of `pids` that are still there; waited for a moment."""
-        deadline_s = time.monotonic() + SLACK_S
+        """Those of `pids` that are still there; they are given time to go."""
+        deadline_s = time.monotonic() + DEADLINE_S
         while (left := [pid for pid in self.pids() if lives(pid)]) and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
         return left
