@@ -7,12 +7,15 @@ nobody leads; after orphan_limit_s without a leader it asks them to leave their 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import grpc
 
 from elastic import codec
 from elastic.config import JobSpec
@@ -183,7 +186,8 @@ class Attendance:
                         case "drain_node":
                             self._attendant.on_drain(order.drain_node.left_ms / 1000, order.drain_node.because)
                         case "end" if order.end.term >= self._term:
-                            await call.write(pb.AgentWord(goodbye=pb.Goodbye()))
+                            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                                await call.write(pb.AgentWord(goodbye=pb.Goodbye()))  # whoever said it may be gone
                             self._end(Ended(order.end.exit_code, order.end.because))
                             return "the job is over"
             finally:

@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -81,11 +81,14 @@ class At:
 
     async def attend(self, door: Door, node: str) -> str:
         """The reason that the first answer of a stream gives, which must be one."""
+
+        async def words() -> AsyncIterator[pb.AgentWord]:  # who is refused at the door is told so before it has spoken
+            yield pb.AgentWord(hello=pb.AgentHello(job="none", node=node, slots=1))
+            await asyncio.Event().wait()
+
         async with door.aio_channel(self.address, PATIENT) as channel:
-            call = RendezvousStub(channel).Attend()
-            await call.write(pb.AgentWord(hello=pb.AgentHello(job="none", node=node, slots=1)))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call.read()
+                await RendezvousStub(channel).Attend(words()).read()
             return f"{caught.value.code().name} {caught.value.details()}"
 
     async def refused(self, because: str) -> dict[str, Any]:
