@@ -87,6 +87,8 @@ def _faults(scenario: Scenario, workers: int) -> tuple[str, tuple[Planned, ...]]
     if scenario.speed is not None:
         raise ConfigError("--speed is that of a trace; give --trace too")
     if scenario.faults:
+        if scenario.duration_s is not None:
+            raise ConfigError("duration is that of a preset or a trace; each [[fault]] says with `at` when it comes")
         return "scenario", scenario.faults
     preset_of(preset := scenario.preset or PRESET)
     return preset, ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,10 +168,10 @@ def _run(options: argparse.Namespace) -> int:
     from chaos_tests import asking
 
     scenario, words = asking.scenario_of(options)
-    asking.campaign_of(scenario, words, Path())  # whatever is wrong with it is said before a directory is made
+    asked = asking.campaign_of(scenario, words, Path())  # whatever is wrong with it is said before a directory is made
     allowed = _allowed(options)
     home = _home(options.job_dir, words[0] if words else Path(scenario.job).name)
-    asked = asking.campaign_of(scenario, words, home)
+    asked = replace(asked, home=home)
     print(f"chaos: preset {asked.preset}, seed {asked.seed}, in {home}", flush=True)
     return _judge(_both_runs(asked, options.quiet_run and options.quiet_run.absolute()), allowed)
 

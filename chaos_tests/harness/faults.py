@@ -252,11 +252,11 @@ def choose(fault: Targeted, holders: Sequence[str], newcomers: Sequence[str], di
     return tuple(dice.sample(holders, fault.count))
 
 
-def needed(fault: Fault) -> int:
+def needed(fault: Targeted) -> int:
     """Healthy holders without which it is not begun: those it hits, one that sparks a recovery, one that is spared."""
     if isinstance(fault, Ambush):
         return 3 if fault.spark else 2
     if not isinstance(fault, Strike):
-        return 0 if isinstance(fault, Reclaim) else 2  # a machine is taken away without asking
+        return 2
     hit = 0 if fault.aim is Aim.NEWCOMER else fault.count
     return hit + 1 + bool(fault.places)

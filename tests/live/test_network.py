@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from chaos_tests.harness.cluster import OUTSIDE, Network, why_not
+from chaos_tests.harness.cluster.hosts import PREFIX
 from runtime import contact
 from runtime.link import Link
 from tests.live.jobs import ROOT
@@ -21,9 +22,6 @@ from tests.live.jobs import ROOT
 pytestmark = pytest.mark.skipif(bool(why := why_not()), reason=why)
 
 PATIENCE_S = 30.0
-
-PREFIX = ("setpriv", "--pdeathsig", "KILL")
-"""Before a command: it ends with these tests, also where one of them fails."""
 
 TALKER = """
 import select, socket, sys

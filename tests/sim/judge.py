@@ -63,7 +63,7 @@ class Judge:
         if not worker.alive:
             return
         if after.entered != before.entered:
-            self._entered(worker, before)
+            self._entered(worker)
         if (after.entered, after.reduced) != (before.entered, before.reduced):
             self._moved(worker, before)
         report = worker.last_report
@@ -77,7 +77,7 @@ class Judge:
                 raise Violation(f"{worker.me} reported {report} and stands at {after}")
             require(after.ring is RingState.ABORTED, f"{worker.me} reported with a live ring")
 
-    def _entered(self, worker: Worker, before: Position) -> None:
+    def _entered(self, worker: Worker) -> None:
         after = worker.p
         record = self.world.records.all.get(after.entered)
         assert record is not None and after.record is not None, f"{worker.me} entered what was not committed"

@@ -259,7 +259,7 @@ class Leader:
 
     def _write(self, record: Generation) -> None:
         if not self.world.store_away and self.world.records.commit(self.term, record):
-            self.world.committed(record, self)
+            self.world.committed(record)
 
     def _read(self, record: Generation) -> None:
         if not self.alive:

@@ -119,7 +119,7 @@ def _strike_leader(world: World, fault: Fault) -> None:
         case _ if leader is None or not leader.alive:
             return
         case "crash_leader":
-            world.lost_leader(leader)
+            world.lost_leader()
             leader.crash()
             clock.after(clock.between(0.1, 3.0), world.replace_leader)
         case "cut_store":

@@ -277,7 +277,7 @@ class World:
         if event in ("straggler", "demoted"):
             self.reach(f"a worker was {'demoted' if event == 'demoted' else 'named a straggler'}")
 
-    def committed(self, record: Generation, by: Leader) -> None:
+    def committed(self, record: Generation) -> None:
         self.say("store", f"generation {record.number} {record.kind} {' '.join(record.ids)} {record.plan}")
         self.judge.committed(record)
         self.paths.committed(record)
@@ -294,7 +294,7 @@ class World:
         self.judge.died(worker)
         self.paths.died(worker)
 
-    def lost_leader(self, leader: Leader) -> None:
+    def lost_leader(self) -> None:
         self.paths.lost_leader()
 
     def killed(self, worker: Worker | None) -> None:

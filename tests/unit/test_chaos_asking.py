@@ -92,6 +92,13 @@ def test_the_command_line_wins_over_the_scenario(tmp_path: Path) -> None:
     assert asked("--seed", "6", "--", "train.py").preset == "kill"
 
 
+def test_faults_with_times_of_their_own_have_no_duration(tmp_path: Path) -> None:
+    scenario = tmp_path / "s.toml"
+    scenario.write_text(FAULTS)
+    with pytest.raises(ConfigError, match="duration is that of a preset or a trace"):
+        asked(str(scenario), "--duration", "5s", "--", "train.py")
+
+
 def test_a_job_in_toml_keeps_its_fields_and_finds_its_file_beside_the_scenario(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "s.toml").write_text('job = "job.toml"\n' + FAULTS)

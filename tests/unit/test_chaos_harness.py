@@ -15,6 +15,7 @@ from chaos_tests.harness.auditor import Auditor
 from chaos_tests.harness.campaign import Campaign
 from chaos_tests.harness.cluster import Cluster, fleet
 from chaos_tests.harness.cluster.etcd import EtcdMembers
+from chaos_tests.harness.cluster.hosts import PREFIX
 from chaos_tests.harness.local import LocalJob
 from chaos_tests.harness.recorder import Recorder
 from chaos_tests.harness.schedule import Planned
@@ -187,7 +188,7 @@ def test_a_cluster_that_is_closed_has_ended_what_its_daemons_had_started(
     """Here something that does not end by itself when its daemon is gone."""
     daemon = 'setsid sleep 600 & echo $! > "$0.tmp"; mv "$0.tmp" "$0"; wait'
     told = tmp_path / "pid"
-    monkeypatch.setattr(fleet, "PREFIX", (*fleet.PREFIX, "sh", "-c", daemon, str(told)))
+    monkeypatch.setattr(fleet, "PREFIX", (*PREFIX, "sh", "-c", daemon, str(told)))
     monkeypatch.setattr(fleet, "CLOSE_S", 0.1)
     monkeypatch.setattr(Cluster, "_etcd_of", lambda *_: NoEtcd())
     monkeypatch.setattr(Cluster, "await_nodes", lambda *_: None)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chaos_tests.harness.cluster.hosts import Hosts, Loopback
+from chaos_tests.harness.cluster.hosts import PREFIX, Hosts, Loopback
 from elastic.errors import ElasticError, StoreUnavailable
 from elastic.etcd import EtcdStore, Tls
 
@@ -73,9 +73,7 @@ class EtcdMembers:
         address = self._hosts.address(name)
         peers = ",".join(f"{other}=http://{self._hosts.address(other)}:2380" for other in self.names)
         command = [
-            "setpriv",
-            "--pdeathsig",
-            "KILL",
+            *PREFIX,
             *self._hosts.within(name),
             self._binary,
             f"--name={name}",

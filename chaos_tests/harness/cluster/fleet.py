@@ -16,7 +16,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from chaos_tests.harness.cluster.etcd import EtcdMembers, sturdy_binary
-from chaos_tests.harness.cluster.hosts import Hosts, Loopback
+from chaos_tests.harness.cluster.hosts import PREFIX, Hosts, Loopback
 from chaos_tests.harness.cluster.papers import Papers
 from chaos_tests.harness.processes import MARK, await_exits, kill_if_there, living, new_mark
 from elastic import journal
@@ -33,9 +33,6 @@ VERB_S = 120.0
 CLOSE_S = 20.0
 """For the keepers of jobs to end what is below them, once their daemon is gone."""
 POLL_S = 0.02
-
-PREFIX = ("setpriv", "--pdeathsig", "KILL")
-"""Before each command: its process ends with the thread that started it, whatever ends that."""
 
 
 class Cluster:

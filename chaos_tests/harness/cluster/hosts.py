@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from typing import Protocol
 
+PREFIX = ("setpriv", "--pdeathsig", "KILL")
+"""Before each command: its process ends with the thread that started it, whatever ends that."""
+
 
 class Hosts(Protocol):
     """Hosts that are made one after the other, by name, and stay for as long as all of them do."""

@@ -22,6 +22,8 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
+from chaos_tests.harness.cluster.hosts import PREFIX
+
 OUTSIDE = "outside"
 """The name of this machine among the hosts."""
 
@@ -166,7 +168,7 @@ class _Space:
     def __init__(self) -> None:
         hold = ("unshare", "--net", "sh", "-c", "echo held; exec sleep infinity")
         self._holder = subprocess.Popen(
-            ("setpriv", "--pdeathsig", "KILL", *hold),
+            (*PREFIX, *hold),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
