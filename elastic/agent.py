@@ -66,8 +66,6 @@ from elastic.stdout import Stdout
 from elastic.supervision import Slot
 from elastic.switchboard import Switchboard
 
-LOOPBACK = "127.0.0.1"
-
 HAND_OVER_S = 5.0
 """For the workers to end their streams. One that is frozen does not."""
 
@@ -163,7 +161,7 @@ class Agent:
             self._arm(number)
         attending = asyncio.create_task(self._attendance.always())
         watching = asyncio.create_task(self._watch())
-        over = asyncio.create_task(_happened(self._all_over))
+        over = asyncio.create_task(self._all_over.wait())
         try:
             for task in asyncio.as_completed((attending, watching, over)):
                 await task
@@ -487,10 +485,6 @@ class Agent:
 def _waits(slot: Slot) -> bool:
     """Whether a worker of this slot may still start."""
     return slot.phase in (supervision.Phase.WAITING, supervision.Phase.STARTING)
-
-
-async def _happened(event: asyncio.Event) -> None:
-    await event.wait()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -40,7 +40,8 @@ def claim(parent: Path = PARENT) -> scratch.Scratch | None:
     except OSError as error:
         print(
             f"elastic: the state is not kept in memory: {parent} cannot be used ({error.strerror}); if all workers die "
-            "at once, the job goes on from a checkpoint. --snapshot-every off says that this is meant",
+            "at once, the job goes on from a checkpoint. --snapshot-every off, or snapshot_every in a job.toml, says "
+            "that this is meant",
             file=sys.stderr,
             flush=True,
         )

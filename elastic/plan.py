@@ -187,7 +187,7 @@ def newest_kept(snapshots: Mapping[str, str], checkpoint: str, began: str) -> Ke
     newest, durable, before = max(held.values(), default=None), EntryName.parse(checkpoint), EntryName.parse(began)
     memory = newest is not None and (durable is None or newest.step >= durable.step)
     chosen = newest if memory else durable
-    if chosen is None or not snapshots or chosen.step <= (before.step if before is not None else 0):
+    if chosen is None or chosen.step <= (before.step if before is not None else 0):
         return None
     holders = [worker for worker in snapshots if not memory or held.get(worker) == chosen]
     return Kept(str(chosen), tuple(sorted(holders)), memory)

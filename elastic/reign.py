@@ -100,12 +100,10 @@ class Reign:
     ) -> None:
         self.term = tenure.term
         self.group = membership.new(spec, seed=secrets.token_hex(16), revives=revives, resumed=resumed)
-        self._spec = spec
         self._tenure = tenure
         self._candidate = tenure.candidate
         self._journal = journal
         self._store = store
-        self._resumed = resumed
         self._mailbox: asyncio.Queue[membership.Event] = asyncio.Queue(MAILBOX_LIMIT)
         self._agents: dict[str, AgentSession] = {}
         self._publisher = Publisher()
@@ -117,8 +115,6 @@ class Reign:
         """Not in the mailbox: that may be full, and what is in it does not matter any more."""
         self._last_tick_s = -math.inf
         self._letter: asyncio.Task[membership.Event] | None = None
-        self.checkpoint = ""
-        """The newest complete one of those taken by themselves, as far as this leader knows."""
 
     # ------------------------------------------------------------------------------------------- the owner
 
@@ -233,9 +229,9 @@ class Reign:
             self._journal.write("pointer_unknown", because=str(error))
             return
         if known is not None:
-            await self._know_checkpoint(known.entry)
-        elif self._resumed:
-            await self._point(PERIODIC, Pointer(self._resumed, "", 0))
+            await self.post(PointerAt(known.entry))
+        elif self.group.resumed:
+            await self._point(PERIODIC, Pointer(self.group.resumed, "", 0))
 
     async def _point(self, series: str, pointer: Pointer) -> None:
         """Tried once: the next checkpoint moves it all the same, and nothing is removed meanwhile."""
@@ -248,14 +244,10 @@ class Reign:
             return self._depose(str(error))
         holds = now == pointer
         if series == PERIODIC:
-            await self._know_checkpoint(now.entry)
+            await self.post(PointerAt(now.entry))
         self._journal.write("pointer_moved" if holds else "pointer_stays", series=series, entry=now.entry)
         if pointer.holder:
             self._tell((pointer.holder,), Pointed(self.term, pointer.holder, series, pointer.entry, holds))
-
-    async def _know_checkpoint(self, entry: str) -> None:
-        self.checkpoint = entry
-        await self.post(PointerAt(entry))
 
     async def _finish(self, end: End) -> Deposed | None:
         """Make the end of the job durable before anybody hears of it. Deposed: another leader decides."""

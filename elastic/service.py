@@ -60,7 +60,7 @@ class Service(RendezvousServicer):
             return pb.StatusReply(leading=True, leader=lead.leader, document=document)
         if lead.reign is None:
             return pb.StatusReply(leading=False, leader=lead.leader)
-        known = {"leader": lead.leader, "term": lead.reign.term, "checkpoint": lead.reign.checkpoint}
+        known = {"leader": lead.leader, "term": lead.reign.term, "checkpoint": lead.reign.group.checkpoint}
         told = {**membership.status(lead.reign.group), **known}
         return pb.StatusReply(leading=True, leader=lead.leader, document=json.dumps(told))
 

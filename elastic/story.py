@@ -32,7 +32,6 @@ SENTENCES = {
     "state_restored": "{worker_id} has the state of step {step}, from a checkpoint",
     "copy_failed": "the copy of {worker_id} breaks off; it asks again",
     "copy_outdated": "the copy of {worker_id} is out of date; it copies anew",
-    "copy_restarted": "the copy of {worker_id} begins again",
     "joined": "{worker_id} trains with the others, from operation {op} on",
     "entered": "{worker_id} enters generation {generation} as rank {rank}",
     "ring_up": "{worker_id} is connected to all members of generation {generation}",

@@ -68,20 +68,16 @@ class Dial:
             if self._unsent:
                 self._unsent = self._unsent[self._sock.send(self._unsent) :]
             message = self._inbox.read(self._sock) if self._challenged else None
+            if message is None:
+                return None
+            welcome = decode_answer(message)
+            check_welcome(welcome, self._hello, self._token)
+            self.offer = welcome.offer
         except BlockingIOError:
             return None
         except (OSError, EOFError) as error:
             self._try_later(now_s, str(error))
             return None
-        except HelloRefused:
-            self.close()
-            raise
-        if message is None:
-            return None
-        try:
-            welcome = decode_answer(message)
-            check_welcome(welcome, self._hello, self._token)
-            self.offer = welcome.offer
         except HelloRefused:
             self.close()
             raise

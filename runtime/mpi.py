@@ -111,7 +111,8 @@ class World:
         return because
 
     def connect(self, generation: int, members: Sequence[str], ended: threading.Event) -> MpiTransport:
-        """Once all members, which have ranks, are about to. ended: set when it has to give up. Raises BuildFailed."""
+        """Once all members, which have ranks, are about to. ended: set by whoever wants it to give
+        up, and by this, when there is nothing to wait for any more. Raises BuildFailed."""
         _sweep()
         ranks = [self._workers.index(member) for member in members]
         made: list[Communicator] = []

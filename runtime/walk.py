@@ -175,8 +175,8 @@ class Walk:
                     with self._standing.changed:
                         if self._complete(position.Fetched(self._standing.position.reduced), result):
                             return result
-                case position.Linger(newcomers):
-                    self._linger(newcomers)
+                case position.Linger():
+                    self._linger()
                 case position.Wait() | position.Released() | position.Stop():
                     self._wait()
 
@@ -214,7 +214,7 @@ class Walk:
             self.before_leaving()
             self._standing.post(position.Acknowledged())
 
-    def _linger(self, newcomers: tuple[str, ...]) -> None:
+    def _linger(self) -> None:
         begun_s = time.monotonic()
         deadline = begun_s + self._grace_s
         with self._standing.changed:

@@ -4,6 +4,8 @@ Each module says what its verb takes and what it prints. What a verb needs besid
 `elastic --help` stays fast.
 
     parsing.py   the parser, and how an error is said
+    script.py    SCRIPT or -m MODULE, of run and doctor
+    upgrade.py   of `elastic agent --upgrade`
     where.py     which job or fleet is meant: --job-dir, --rendezvous
 """
 

@@ -24,7 +24,7 @@ examples:
 
 roles:
   rendezvous  a replica; also its certificate for etcd          agent   a node, and its workers
-  operator    submit, stop, drain and everything else           viewer  jobs, status, logs
+  operator    submit, stop, drain and everything else           viewer  what only looks
   etcd        a member of the etcd cluster; needs --address
 
 The directory of `init` holds the keys that all trust hangs on: keep it off the nodes.
@@ -68,7 +68,7 @@ def add(verbs: Any) -> None:
 
 
 def _add_days(verb: argparse.ArgumentParser, default: str) -> None:
-    verb.add_argument("--days", type=int, default=0, metavar="N", help=f"how long they are good (default {default})")
+    verb.add_argument("--days", type=int, metavar="N", help=f"how long they are good (default {default})")
 
 
 def _init(options: argparse.Namespace) -> int:

@@ -87,7 +87,9 @@ def _still_on(client: FleetClient, node: str) -> list[str]:
         left = [job for known in overview["nodes"] if known["node"] == node for job in known["jobs"]]
         for job in overview["jobs"]:
             if job["state"] in ("placed", "stopping"):
-                left += workers_on(node, client.status(job["job"]))
+                status = client.status_of(job)
+                unknown = status["state"] == "unknown"
+                left += [f"perhaps some of {job['job']}, which nobody leads"] if unknown else workers_on(node, status)
     except ConfigError:
         raise
     except ElasticError:

@@ -21,11 +21,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from elastic.config import check_name
+from elastic.doors.keyring import FLEET_CA
 from elastic.doors.roles import ETCD_SERVER_NAME, SERVER_NAME, Identity, Role, to_uri
 from elastic.errors import ConfigError
 from elastic.files import write_atomically
 
-FLEET_CA, ETCD_CA = "ca.pem", "etcd-ca.pem"
+ETCD_CA = "etcd-ca.pem"
 ETCD, ETCD_CLIENT = "etcd.pem", "etcd-client.pem"
 ETCD_ROLE = "etcd"
 """Of the command line alone: a member of the etcd cluster speaks for no node of the fleet."""
@@ -44,10 +45,11 @@ class Authority:
     """directory: with ca.pem, etcd-ca.pem and their keys. Raises ConfigError if they are not there."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
         self._issuers = {name: _load(directory, name) for name in (FLEET_CA, ETCD_CA)}
 
-    def issue(self, name: str, roles: Sequence[str], out: Path, addresses: Sequence[str] = (), days: int = 0) -> None:
+    def issue(
+        self, name: str, roles: Sequence[str], out: Path, addresses: Sequence[str] = (), days: int | None = None
+    ) -> None:
         """Write the certificates for these roles, and what their owners have to trust, into the directory `out`.
 
         addresses: of etcd's certificates, which must name them. Raises ConfigError.
@@ -56,7 +58,7 @@ class Authority:
         hosts = [_host(address) for address in addresses]
         if (ETCD_ROLE in roles) != bool(hosts):
             raise ConfigError("--address goes with --role etcd: only etcd's certificates name addresses, and must")
-        days = _check_days(days or CERTIFICATE_DAYS)
+        days = _check_days(CERTIFICATE_DAYS if days is None else days)
         _make(out)
         for role in dict.fromkeys(roles):
             if role == ETCD_ROLE:
@@ -109,9 +111,9 @@ class Authority:
             write_atomically(path, b"".join(_cert_pem(cert) for cert in (*known, own)))
 
 
-def create(directory: Path, days: int = 0) -> None:
+def create(directory: Path, days: int | None = None) -> None:
     """A new authority. Raises ConfigError where there is one."""
-    days = _check_days(days or AUTHORITY_DAYS)
+    days = _check_days(AUTHORITY_DAYS if days is None else days)
     _make(directory)
     for file in (FLEET_CA, ETCD_CA):
         if (directory / file).exists() or _key_path(directory, file).exists():

@@ -1,6 +1,8 @@
-"""Every call to a replica passes here: by the role and the name in the caller's certificate, and at a bounded pace.
+"""Every call to a replica of a fleet passes here: by the role and the name in the caller's certificate, and at a
+bounded pace.
 
-Without certificates everybody may do everything, as on one machine; the pace is bounded all the same.
+Without certificates everybody may do everything, as on one machine; the pace is bounded all the same. The replica of
+one machine's job (elastic/rendezvous.py) has no guard: nobody but this machine reaches it.
 """
 
 from __future__ import annotations

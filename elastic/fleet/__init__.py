@@ -14,6 +14,9 @@ jobs do not depend on each other, nor a running one on the fleet's leader.
 
     documents.py     P  what is kept: submissions, sizes, placements, cordons
     schedule.py      P  which job gets which slots, and what the others wait for
+    succession.py       what a daemon hands to the program that takes its place
+    client.py           how an operator asks a fleet
+    addresses.py        addresses as they are given; devices.py: which GPUs a job gets
     board.py            a node's notices: asked for once, shown to all its jobs
     pieces.py           logs and journals, read from afar; logs.py and journals.py put them together
     surroundings.py     what a replica or a node finds around itself; survey.py asks all of them

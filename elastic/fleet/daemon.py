@@ -71,7 +71,6 @@ class Daemon:
         self._term = 0
         self._welcomed = False
         self._status: int | None = None
-        self._asked = asyncio.Event()
         self._changed = asyncio.Event()
 
     async def run(self) -> int:
@@ -109,7 +108,7 @@ class Daemon:
     def _is_done(self) -> bool:
         self._changed.clear()
         self._reconcile()
-        return self._asked.is_set() and not self._charges
+        return self._status is not None and not self._charges
 
     async def _next_change(self, attending: asyncio.Task[None]) -> None:
         waiting: list[asyncio.Task[Any]] = [asyncio.create_task(self._changed.wait())]
@@ -130,7 +129,6 @@ class Daemon:
                 charge.stop()
             return
         self._status = 128 + number
-        self._asked.set()
         self._changed.set()
         because = f"its daemon was asked to end ({signal.Signals(number).name})"
         self._say(pb.NodeWord(leaves=pb.NodeLeaves(because=because)))
@@ -180,7 +178,7 @@ class Daemon:
 
     @property
     def _in_the_way(self) -> str:
-        if self._asked.is_set():
+        if self._status is not None:
             return "it is ending"
         return next((because for charge in self._charges.values() if (because := charge.in_the_way)), "")
 
@@ -217,12 +215,12 @@ class Daemon:
             if job in self._over:
                 charge.finish(self._over[job])
             other = duty is None or duty.leave or duty.slots != charge.slots
-            if self._asked.is_set() or (other and not charge.finishing):
+            if self._status is not None or (other and not charge.finishing):
                 charge.leave()
         self._board.look(charge.directory for charge in self._charges.values())
         unstarted: dict[str, str] = {}
         for job, duty in self._duties.items():
-            if not (job in self._charges or duty.leave or self._asked.is_set()):
+            if not (job in self._charges or duty.leave or self._status is not None):
                 because = self._begin(duty)
                 if because:
                     unstarted[job] = because
@@ -275,7 +273,7 @@ class Daemon:
         while True:
             self._welcomed = False
             because = await self._seeker.attend(self._attend, lambda: self._welcomed)
-            if self._asked.is_set() and not self._charges:
+            if self._status is not None and not self._charges:
                 return
             if self._welcomed:
                 pause_s = FIRST_RETRY_S
@@ -323,7 +321,7 @@ class Daemon:
         self._term, self._welcomed = term, True
         self._journal.write("attending_fleet", term=term, address=address)
         print(f"elastic: node {self._site.node} attends {address}", flush=True)
-        if self._asked.is_set():
+        if self._status is not None:
             self._say(pb.NodeWord(leaves=pb.NodeLeaves(because="its daemon was asked to end")))
         if self._board.because:
             self._say(self._notice())

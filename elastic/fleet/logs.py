@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 from elastic.errors import ConfigError, ElasticError
+from elastic.fleet import pieces
 from elastic.fleet.client import FleetClient, Log
 from elastic.messages import node_of
 
 LOOK_S = 0.5
-PIECE_BYTES = 1 << 18
 
 
 class Source(Protocol):
@@ -29,16 +29,14 @@ class Directory:
     def __init__(self, job_dir: Path) -> None:
         if not (job_dir / "job.json").exists():
             raise ConfigError(f"{job_dir} holds no job; give the --job-dir of `elastic run`")
-        self._logs = job_dir / "logs"
+        self._dir = job_dir
 
     def names(self) -> list[str]:
-        return sorted(path.stem for path in self._logs.glob("*.log") if is_worker(path.stem))
+        return [name for name in self.read("", 0).text.decode().splitlines() if is_worker(name)]
 
     def read(self, name: str, offset: int) -> Log:
-        with (self._logs / f"{name}.log").open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(min(offset, size))
-            return Log(file.read(PIECE_BYTES), file.tell(), size)
+        piece = pieces.read(self._dir, "", name, offset)
+        return Log(piece.text, piece.end, piece.size)
 
 
 class Nodes:

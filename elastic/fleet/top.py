@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -39,8 +39,16 @@ def facts(now: Document, now_s: float, before: Document | None, before_s: float,
             {**{name: node[name] for name in ("node", "up", "slots", "because")}, "taken": sum(node["jobs"].values())}
             for node in now["nodes"]
         ],
-        "troubles": [trouble for job in shown for trouble in job.get("troubles", ())] + list(now.get("troubles", ())),
+        "troubles": _once(trouble for one in (*shown, now) for trouble in one.get("troubles", ())),
     }
+
+
+def _once(troubles: Iterable[Document]) -> list[Document]:
+    """What the fleet says besides each of its jobs."""
+    found: list[Document] = []
+    for trouble in troubles:
+        found += [trouble] if trouble not in found else []
+    return found
 
 
 def _job(entry: Document, status: Document | None, before: Document | None, between_s: float) -> Document:

@@ -52,10 +52,10 @@ def revive(g: Group, now_s: float, do: list[Action]) -> None:
     present = {worker: seen for worker, seen in new.items() if worker not in gone}
     began = g.top.began if g.top is not None and g.top.began else g.resumed
     newest = newest_kept({worker: seen.snapshot for worker, seen in present.items()}, g.checkpoint, began)
-    if newest is None:
+    if newest is None or not newest.holders:
         kept = f"nothing newer than {began} is kept" if began else "nothing is kept"
         kept += " on the nodes that are here"
-        if newest_kept({"": ""}, g.checkpoint, began) is not None:
+        if newest is not None:
             kept = f"no new process is here to go on from checkpoint {g.checkpoint}"
         if not waits_for_starting(g, f"{g.lost}; {kept}", now_s, do):
             become_closed(g, int(ExitCode.STATE_LOST), f"{g.lost}; {kept}", now_s, do)

@@ -269,6 +269,14 @@ def test_a_certificate_that_cannot_be_used_leaves_the_one_before_in_use(certs: P
     assert own.current() and own.problem == ""
 
 
+@pytest.mark.parametrize("days", [0, -1, 36501])
+def test_certificates_are_good_for_a_day_at_least(certs: Path, tmp_path: Path, days: int) -> None:
+    with pytest.raises(ConfigError, match=f"--days={days} must be 1 to 36500"):
+        Authority(certs / "ca").issue("none", ["agent"], tmp_path / "none", days=days)
+    with pytest.raises(ConfigError, match=f"--days={days} must be 1 to 36500"):
+        authority.create(tmp_path / "ca", days=days)
+
+
 def test_an_end_that_is_near_is_announced_in_the_journal_and_among_the_troubles(certs: Path, tmp_path: Path) -> None:
     Authority(certs / "ca").issue("soon", ["agent"], tmp_path / "soon", days=3)
     soon, far = of_role(tmp_path / "soon", Role.AGENT), of_role(certs / "a", Role.AGENT)

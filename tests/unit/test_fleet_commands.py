@@ -11,7 +11,7 @@ from elastic import cli
 from elastic.cli.daemons import default_node
 from elastic.cli.jobs import overview_text
 from elastic.config import JobSpec
-from elastic.errors import ConfigError, ElasticError
+from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.fleet import addresses
 from elastic.fleet import client as client_module
 from elastic.fleet.client import FleetClient, Log
@@ -225,3 +225,19 @@ def test_a_node_that_is_away_hides_no_log_of_the_others_and_is_told_once(capsys:
     told = capsys.readouterr()
     assert told.out.count("==> a.0.0 <==\nsaid") == 2
     assert told.err == "elastic: node b is away, and its logs with it\n"
+
+
+def test_a_node_is_not_called_empty_while_a_job_of_it_has_no_leader(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fleet takes a node out of a job's placement at once; the workers take their time."""
+
+    def nobody(*_: object) -> None:
+        raise ElasticError("no replica leads train-1")
+
+    overview = {"jobs": [{"job": "train-1", "state": "placed"}], "nodes": [{"node": "a", "jobs": {}}]}
+    monkeypatch.setattr(FleetClient, "cordon", lambda *_, **__: None)
+    monkeypatch.setattr(FleetClient, "overview", lambda _: overview)
+    monkeypatch.setattr(client_module, "fetch_status", nobody)
+    assert code_of(["drain", *HERE, "--node", "a", "--budget", "0.1"]) == ExitCode.BELOW_QUORUM
+    assert "perhaps some of train-1, which nobody leads" in capsys.readouterr().err

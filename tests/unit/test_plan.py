@@ -302,9 +302,8 @@ def test_a_newer_checkpoint_is_everybodys_and_of_the_same_step_a_snapshot_is_nea
         ({"a": entry(0)}, "", ""),
         ({"a": entry(20, 2)}, entry(10), entry(20, 1)),
         ({"a": "what somebody else has written"}, "", ""),
-        ({}, entry(20), ""),
     ],
-    ids=["nothing", "the first step", "no further than before", "no name", "nobody"],
+    ids=["nothing", "the first step", "no further than before", "no name"],
 )
 def test_a_job_does_not_go_on_from(snapshots: dict[str, str], checkpoint: str, began: str) -> None:
     assert newest_kept(snapshots, checkpoint, began) is None

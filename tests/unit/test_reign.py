@@ -163,7 +163,7 @@ def lead_until_pointed(store: DeafStore, journal: Journal, *, resumed: str, word
             reign = Reign(SPEC, tenure, journal, thread, resumed)
             session = reign.attach("a")
             leading = asyncio.create_task(reign.lead((record,)))
-            while resumed and not reign.checkpoint:
+            while resumed and not reign.group.checkpoint:
                 await asyncio.sleep(0.01)  # a thread answers, and tells nobody
             for word in words:
                 await reign.post(word)
@@ -173,7 +173,7 @@ def lead_until_pointed(store: DeafStore, journal: Journal, *, resumed: str, word
             await reign.post(HOPELESS)
             await leading
         thread.close()
-        return [*told, reign.checkpoint]
+        return [*told, reign.group.checkpoint]
 
     return asyncio.run(lead())
 

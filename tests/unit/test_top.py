@@ -14,11 +14,21 @@ def entry(name: str, state: str, **fields: Any) -> dict[str, Any]:
     return {"job": name, "state": state, "because": "why", "workers": 2, **fields}
 
 
+NO_ROOM = {"because": "no room", "advice": "make some"}
+
+
 def look(applied: int, *more: dict[str, Any]) -> dict[str, Any]:
+    """With a trouble that the fleet tells twice: of a job on that node, and of the node."""
     member = {"worker_id": "a.0.0", "rank": 0, "applied": applied, "phase": "shard 1"}
     status = {"state": "running", "because": "all are here", "generation": 3, "applied": applied, "members": [member]}
-    jobs = [entry("train-1", "placed", troubles=[{"because": "no room", "advice": "make some"}]), *more]
-    return {"leader": "r", "jobs": jobs, "nodes": [NODE, AWAY], "statuses": {"train-1": status}}
+    jobs = [entry("train-1", "placed", troubles=[NO_ROOM]), *more]
+    return {
+        "leader": "r",
+        "jobs": jobs,
+        "nodes": [NODE, AWAY],
+        "statuses": {"train-1": status},
+        "troubles": [NO_ROOM],
+    }
 
 
 def test_the_rate_is_that_between_two_looks() -> None:
@@ -37,6 +47,7 @@ def test_jobs_that_wait_are_shown_with_their_reason_and_of_those_that_are_over_t
     text = top.text(shown, members=False)
     assert "needs 2 free slots" in text and "exit 3: why" in text and "a.0.0" not in text
     assert text.splitlines()[-1] == "trouble: no room; make some"
+    assert text.count("no room") == 1
 
 
 def test_a_row_says_members_of_those_wanted_and_a_node_that_is_away_says_so() -> None:
