@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from chaos_tests.harness.cluster import Cluster, Hosts
 from elastic import ledger
 from elastic.errors import ElasticError
+from elastic.process import facts
 from tests.live.jobs import DEADLINE_S, POLL_S, ROOT, TRAINER
 from tests.live.spread import told_from
 
@@ -121,6 +122,13 @@ class Fleet(Cluster):
         temporary.write_text(str(seconds))
         temporary.rename(self.gates / "pace")
 
+    def finish(self, job: str, digest: str, steps: Sequence[Line]) -> None:
+        """At full pace to the end, which has these bits, with every step once."""
+        self.pace(0.0)
+        ended = self.await_end(job)
+        assert (ended["exit_code"], ended["digest"]) == (0, digest), ended["because"]
+        assert ledger.compare(self.steps(job), steps) is None
+
     def story(self) -> str:
         """For a failure."""
         logs = [*self.home.glob("*.log"), *self.home.glob("*/*/logs/*.log")]
@@ -128,8 +136,11 @@ class Fleet(Cluster):
         return "\n".join([*tails, *told_from(self.journal()[-150:])])
 
 
+def pids(status: Line) -> dict[str, int]:
+    """Of the members."""
+    return {member["worker_id"]: member["pid"] for member in status["members"]}
+
+
 def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    seen = facts(pid)
+    return seen is not None and seen.state not in "ZX"

@@ -20,6 +20,7 @@ from elastic.config import JobSpec, Timing
 from elastic.election import Candidate
 from elastic.embedded import EmbeddedEtcd
 from elastic.errors import ElasticError
+from tests.live.fleet import lives, pids
 from tests.live.jobs import SLACK_S
 
 PATIENCE_S = 40.0
@@ -93,17 +94,6 @@ def wait_for(what: str, look: Callable[[], Any], holds: Callable[[Any], bool]) -
         assert time.monotonic() < deadline_s, f"waited {PATIENCE_S} s for {what}; last seen: {seen}"
         time.sleep(0.02)
     return seen
-
-
-def pids(status: dict[str, Any]) -> dict[str, int]:
-    return {member["worker_id"]: member["pid"] for member in status["members"]}
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +208,7 @@ def test_a_finished_job_leaves_its_result_and_nothing_else(cluster: Make, etcd: 
         "exit_code": 0, "because": "all members have finished", "digest": "digest", "generation": 1,
     }  # fmt: skip
     assert (agent.wait(PATIENCE_S), rendezvous.wait(PATIENCE_S)) == (0, 0)
-    assert not any(is_alive(pid) for pid in workers.values())
+    assert not any(lives(pid) for pid in workers.values())
     assert not list(job.dir.glob("*.sock"))
     with etcd.connect() as store:
         keys = [item.key for item in store.prefix(f"/elastic/{job.spec.name}/", timeout_s=5).items]
@@ -260,7 +250,7 @@ def test_a_killed_agent_takes_its_workers_with_it_and_the_next_one_says_so(clust
     agent = job.agent()
     before = pids(job.running(2))
     agent.kill()
-    wait_for("the workers to be gone", lambda: [p for p in before.values() if is_alive(p)], lambda alive: not alive)
+    wait_for("the workers to be gone", lambda: [p for p in before.values() if lives(p)], lambda alive: not alive)
     job.agent()
     result = job.result()
     assert result["exit_code"] == 4, "with one node there is no copy of the state elsewhere"
@@ -277,7 +267,7 @@ def test_a_stopped_agent_stops_its_workers_within_five_seconds(cluster: Make) ->
     agent.terminate()
     assert agent.wait(PATIENCE_S) == 143
     assert time.monotonic() - asked_s < STOPPED_S + SLACK_S
-    assert not any(is_alive(pid) for pid in workers.values())
+    assert not any(lives(pid) for pid in workers.values())
 
 
 def test_a_worker_that_ignores_sigterm_is_killed_within_five_seconds_with_its_children(cluster: Make) -> None:
@@ -297,7 +287,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_within_five_seconds_with_its_ch
     agent.send_signal(signal.SIGINT)
     assert agent.wait(PATIENCE_S) == 130
     assert time.monotonic() - asked_s < STOPPED_S + SLACK_S
-    wait_for("the child to be gone", lambda: is_alive(child), lambda alive: not alive)
+    wait_for("the child to be gone", lambda: lives(child), lambda alive: not alive)
 
 
 @pytest.mark.parametrize(

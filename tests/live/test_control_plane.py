@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from chaos_tests.harness.cluster import sturdy_binary
-from elastic import ledger
 from tests.live.conftest import Quiet
-from tests.live.fleet import Fleet, Line
+from tests.live.fleet import Fleet, Line, pids
 
 pytestmark = [
     pytest.mark.long,
@@ -29,17 +28,6 @@ AWAY_S = 60.0
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with Fleet(tmp_path_factory.mktemp("control"), etcd=3, nodes=("a", "b", "c")) as made:
         yield made
-
-
-def pids(status: Line) -> dict[str, int]:
-    return {member["worker_id"]: member["pid"] for member in status["members"]}
-
-
-def finish(fleet: Fleet, job: str, quiet: Quiet) -> None:
-    fleet.pace(0.0)
-    ended = fleet.await_end(job)
-    assert (ended["exit_code"], ended["digest"]) == (0, quiet.digest), ended["because"]
-    assert ledger.compare(fleet.steps(job), quiet.steps) is None
 
 
 def await_successor(fleet: Fleet, job: str, before: Line) -> Line:
@@ -80,7 +68,7 @@ def test_replicas_that_go_in_order_or_are_killed_and_members_of_etcd(fleet: Flee
     fleet.until("who leads now", lambda: pids(fleet.status(job)) == pids(first))
     assert fleet.status(job)["generation"] == first["generation"]
     assert not fleet.events("member_lost", job=job)
-    finish(fleet, job, quiet)
+    fleet.finish(job, quiet.digest, quiet.steps)
 
 
 def test_all_of_etcd_is_away_for_a_minute_and_a_loss_meanwhile_waits_for_it(fleet: Fleet, quiet: Quiet) -> None:
@@ -101,7 +89,7 @@ def test_all_of_etcd_is_away_for_a_minute_and_a_loss_meanwhile_waits_for_it(flee
     assert "c.0.0" not in pids(after)
     grown = fleet.await_members(job, "a.0.0", "b.0.0", "c.0.1")
     assert {worker: pid for worker, pid in pids(before).items() if worker != "c.0.0"}.items() < pids(grown).items()
-    finish(fleet, job, quiet)
+    fleet.finish(job, quiet.digest, quiet.steps)
 
 
 def test_workers_die_with_the_agent_of_their_job_and_the_others_go_on(fleet: Fleet, quiet: Quiet) -> None:
@@ -112,4 +100,4 @@ def test_workers_die_with_the_agent_of_their_job_and_the_others_go_on(fleet: Fle
     fleet.until("its worker to be gone", lambda: not Path(f"/proc/{pids(before)['b.0.0']}").exists())
     after = fleet.await_members(job, "a.0.0", "b.0.1", "c.0.0")
     assert {pids(after)[worker] for worker in ("a.0.0", "c.0.0")} < set(pids(before).values())
-    finish(fleet, job, quiet)
+    fleet.finish(job, quiet.digest, quiet.steps)

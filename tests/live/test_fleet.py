@@ -12,7 +12,7 @@ import pytest
 from elastic import ledger
 from elastic.errors import ExitCode
 from tests.live.conftest import Quiet
-from tests.live.fleet import Fleet, lives
+from tests.live.fleet import Fleet, lives, pids
 from tests.live.jobs import SCRIPTS
 
 FOLLOWED = SCRIPTS / "followed.py"
@@ -25,10 +25,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             made.node(name, "--label", f"name={name}")
         made.await_nodes("a", "b", "c")
         yield made
-
-
-def pids(status: dict[str, list[dict[str, object]]]) -> dict[object, object]:
-    return {member["worker_id"]: member["pid"] for member in status["members"]}
 
 
 def test_a_job_goes_on_without_a_node_and_without_the_leader_and_ends_with_the_quiet_bits(
@@ -57,10 +53,7 @@ def test_a_job_goes_on_without_a_node_and_without_the_leader_and_ends_with_the_q
     assert pids(small).items() < pids(grown).items()
     assert not fleet.events("member_lost", worker_id="b.0.0"), "a drained node is no loss"
 
-    fleet.pace(0.0)
-    ended = fleet.await_end(job)
-    assert (ended["exit_code"], ended["digest"]) == (0, quiet.digest), ended["because"]
-    assert ledger.compare(fleet.steps(job), quiet.steps) is None
+    fleet.finish(job, quiet.digest, quiet.steps)
     assert fleet.run("drain", "--node", "b", "--cancel").returncode == 0
     assert fleet.living() == [], "processes of a job that is over"
 
@@ -112,10 +105,7 @@ def test_a_job_that_is_made_smaller_and_larger_while_it_trains_ends_with_the_qui
     assert [one["job"] for one in json.loads(seen.stdout.splitlines()[-1])["jobs"]][:1] == [job], seen.stderr
     found = json.loads(fleet.run("doctor", "--json").stdout)["findings"]
     assert {finding["where"] for finding in found if finding["about"] == "node"} == {"a", "b", "c"}
-    fleet.pace(0.0)
-    ended = fleet.await_end(job)
-    assert (ended["exit_code"], ended["digest"]) == (0, quiet.digest), ended["because"]
-    assert ledger.compare(fleet.steps(job), quiet.steps) is None
+    fleet.finish(job, quiet.digest, quiet.steps)
     lost = {line["worker_id"] for line in fleet.events("member_lost", job=job)}
     assert lost.isdisjoint({*pids(before), *pids(large)}), "only one whose epoch ended before it was in gives way"
 

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from chaos_tests.harness.cluster import Network, why_not
-from elastic import ledger
 from tests.live.conftest import Quiet
-from tests.live.fleet import Fleet, Line
+from tests.live.fleet import Fleet, pids
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(why := why_not()), reason=why)]
 
@@ -41,17 +40,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, network: Network) -> Iterato
 def whole(network: Network) -> Iterator[None]:
     yield
     network.heal()
-
-
-def pids(status: Line) -> dict[str, int]:
-    return {member["worker_id"]: member["pid"] for member in status["members"]}
-
-
-def finish(fleet: Fleet, job: str, quiet: Quiet) -> None:
-    fleet.pace(0.0)
-    ended = fleet.await_end(job)
-    assert (ended["exit_code"], ended["digest"]) == (0, quiet.digest), ended["because"]
-    assert ledger.compare(fleet.steps(job), quiet.steps) is None
 
 
 def test_what_is_cut_off_from_the_control_plane_alone_stays(fleet: Fleet, network: Network, quiet: Quiet) -> None:
@@ -85,7 +73,7 @@ def test_what_is_cut_off_from_the_control_plane_alone_stays(fleet: Fleet, networ
     network.heal()
     fleet.await_more_steps(job, 5)
     assert not fleet.events("member_lost", job=job)
-    finish(fleet, job, quiet)
+    fleet.finish(job, quiet.digest, quiet.steps)
 
 
 def test_a_minority_is_expelled_and_comes_back_and_a_link_between_two_is_found(
@@ -113,7 +101,7 @@ def test_a_minority_is_expelled_and_comes_back_and_a_link_between_two_is_found(
     network.heal()
     fleet.until("the youngest to be a member again", lambda: len(pids(fleet.status(job))) == 3)
     assert pids(fleet.status(job)).items() > pids(after).items()
-    finish(fleet, job, quiet)
+    fleet.finish(job, quiet.digest, quiet.steps)
 
 
 def test_of_two_halves_that_with_the_majority_of_etcd_goes_on(fleet: Fleet, network: Network, quiet: Quiet) -> None:
@@ -130,7 +118,7 @@ def test_of_two_halves_that_with_the_majority_of_etcd_goes_on(fleet: Fleet, netw
     assert {line["worker_id"] for line in alone} == {"c.0.0"}
     network.heal()
     fleet.await_members(job, "a.0.1", "b.0.1", "c.0.0")
-    finish(fleet, job, quiet)
+    fleet.finish(job, quiet.digest, quiet.steps)
 
 
 def test_a_ring_that_no_leader_reaches_parks_before_any_leader_goes_on_without_it(
@@ -150,4 +138,4 @@ def test_a_ring_that_no_leader_reaches_parks_before_any_leader_goes_on_without_i
     after = fleet.await_members(job, "a.0.0", "b.0.0", "c.0.0")
     assert pids(after) == pids(before)
     assert len(fleet.steps(job)) >= parked
-    finish(fleet, job, quiet)
+    fleet.finish(job, quiet.digest, quiet.steps)
