@@ -65,7 +65,7 @@ def thaw_later(pids: Iterable[int]) -> End:
                 send([pid], signal.SIGCONT)
 
     until_s = time.monotonic() + SEEN_S
-    while not all(state(pid) in ("T", "t") for pid in pids):
+    while not all(_stands_still(pid) for pid in pids):
         if time.monotonic() > until_s:
             thaw()
             raise Impossible(f"processes {pids} do not stop")
@@ -179,6 +179,15 @@ def state(pid: int) -> str:
     """As in /proc/<pid>/stat: R, S, D, T, Z; "" if there is no such process."""
     seen = facts(pid)
     return seen.state if seen else ""
+
+
+def _stands_still(pid: int) -> bool:
+    """Each thread of it. Those on another processor run on for a moment after the signal was sent."""
+    states = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+    return bool(states) and all(state in ("T", "t") for state in states)
 
 
 def _has_computed(pid: int) -> bool:

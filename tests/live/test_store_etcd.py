@@ -6,7 +6,6 @@ import importlib.util
 import itertools
 import queue
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos_tests.harness import blows
 from chaos_tests.harness.cluster import EtcdMembers, sturdy_binary
 from elastic import codec
 from elastic.doors import authority
@@ -170,13 +170,13 @@ def test_a_frozen_etcd_ends_calls_and_watches_and_is_found_again(at: At) -> None
     with EmbeddedEtcd() as etcd, etcd.connect() as store:
         inbox = Inbox()
         store.watch(at(""), 1, inbox, timeout_s=CALL_S)
-        etcd.process.send_signal(signal.SIGSTOP)
+        thaw = blows.freeze([etcd.process.pid])
         with pytest.raises(StoreUnavailable) as read:
             store.get(at("k"), timeout_s=0.3)
         with pytest.raises(StoreUnavailable) as written:
             store.txn([CreateRevision(at("k"), 0)], [Put(at("k"), b"1")], timeout_s=0.3)
         (last,) = inbox.take()
-        etcd.process.send_signal(signal.SIGCONT)
+        thaw()
         assert (read.value.ambiguous, written.value.ambiguous) == (False, True)
         assert isinstance(last, WatchLost)
         # Read first: the transaction may or may not have happened.
