@@ -131,7 +131,7 @@ def test_a_watch_goes_on_through_many_idle_probes(
     store: EtcdStore, at: At, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answered probe is invisible; if etcd did not answer them, the watch would be declared lost."""
-    monkeypatch.setattr("elastic.etcd.PROBE_S", 1.0)
+    monkeypatch.setattr("elastic.etcd.watch.PROBE_S", 1.0)
     inbox = Inbox()
     next_revision = store.prefix(at(""), timeout_s=CALL_S).revision + 1
     watch = store.watch(at(""), next_revision, inbox, timeout_s=CALL_S)
@@ -146,7 +146,7 @@ def test_a_watch_goes_on_through_many_idle_probes(
 def test_a_watch_whose_receiver_hangs_is_cancelled_all_the_same(
     store: EtcdStore, at: At, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastic.etcd.CANCEL_S", 0.05)
+    monkeypatch.setattr("elastic.etcd.watch.CANCEL_S", 0.05)
     hangs, go_on, seen = threading.Event(), threading.Event(), list[object]()
 
     def hang(event: object) -> None:
