@@ -163,7 +163,8 @@ def _agent(options: argparse.Namespace) -> int:
 
     from elastic.doors import expiry
     from elastic.doors.channels import Door
-    from elastic.fleet.daemon import Daemon, Offer
+    from elastic.fleet.attendance import Offer
+    from elastic.fleet.daemon import Daemon
     from elastic.handover import Handed
     from elastic.joblock import JobLock
     from elastic.journal import Journal, journal_path

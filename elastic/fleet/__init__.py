@@ -9,8 +9,9 @@ one of them, elected, is the fleet's leader (office.py): it alone changes the do
 it. For each job that has a place every replica stands for election besides, as for a job alone (elastic/replica.py), so
 jobs do not depend on each other, nor a running one on the fleet's leader.
 
-`elastic agent` is the daemon of a node (daemon.py). For each job that it is told to run it starts an agent of that job
-(charge.py), the same program as under `elastic run`, which attends the job's leader by itself.
+`elastic agent` is the daemon of a node (daemon.py), with a stream to the leader (attendance.py). For each job that it
+is told to run it starts an agent of that job (charge.py), the same program as under `elastic run`, which attends the
+job's leader by itself.
 
     documents.py     P  what is kept: submissions, sizes, placements, cordons
     schedule.py      P  which job gets which slots, and what the others wait for
@@ -18,7 +19,7 @@ jobs do not depend on each other, nor a running one on the fleet's leader.
     client.py           how an operator asks a fleet
     addresses.py        addresses as they are given; devices.py: which GPUs a job gets
     board.py            a node's notices: asked for once, shown to all its jobs
-    pieces.py           logs and journals, read from afar; logs.py and journals.py put them together
+    archive.py          logs and journals, read from afar; logs.py and journals.py put them together
     surroundings.py     what a replica or a node finds around itself; survey.py asks all of them
     findings.py      P  what `elastic doctor` makes of it: add a check there
     top.py              one look after another

@@ -7,42 +7,28 @@ notice that no leader answers, or that there is another one: the agent of each a
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import elastic
 from elastic import codec, handover, hostmemory
 from elastic.doors.channels import Door
 from elastic.errors import ElasticError
-from elastic.fleet import devices, pieces, succession, surroundings
+from elastic.fleet import devices, succession
+from elastic.fleet.attendance import Attendance, Offer
 from elastic.fleet.board import Board
 from elastic.fleet.charge import Charge, Site
 from elastic.fleet.documents import Submission
 from elastic.fleet.succession import Estate
 from elastic.handover import Handed, Place, Request, Trial
 from elastic.journal import Journal
-from elastic.seeking import FIRST_RETRY_S, LEADER_OPTIONS, LONGEST_RETRY_S, Seeker
 from elastic.spot import choose
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import FleetStub
-
-GOODBYE_S = 1.0
 
 LOOK_S = 0.5
 """How often it looks whether its jobs have left a node that has to go: their agents say it in files."""
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """slots: how many workers of jobs this node takes. labels: NAME=VALUE each."""
-
-    slots: int
-    labels: tuple[str, ...]
 
 
 class Daemon:
@@ -51,9 +37,7 @@ class Daemon:
     def __init__(self, site: Site, offer: Offer, journal: Journal, door: Door, handed: Handed | None = None) -> None:
         """handed: by the program before this one in the same process. Raises what succession.read does."""
         self._site = site
-        self._door = door
         self._journal = journal
-        self._hello = pb.NodeHello(node=site.node, slots=offer.slots, labels=offer.labels, address=site.reach.address)
         self._devices = devices.of_node(os.environ)
         self._board = Board(journal, self._noticed)
         self._charges: dict[str, Charge] = {}
@@ -61,15 +45,12 @@ class Daemon:
         self._over: dict[str, str] = {}
         """Job -> how it ended."""
         self._unstarted: dict[str, str] = {}
-        self._outbox: asyncio.Queue[pb.NodeWord] | None = None
-        self._seeker = Seeker(lambda: site.reach.replicas)
-        self._answers: set[asyncio.Task[None]] = set()
+        self._attendance = Attendance(site, offer, journal, door, self)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._place = Place(site.jobs_dir, site.node)
         self._handed = handed
         self._hands_over = False
         self._deferred: list[int] = []
-        self._term = 0
-        self._welcomed = False
         self._status: int | None = None
         self._changed = asyncio.Event()
 
@@ -79,20 +60,18 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        loop.add_signal_handler(handover.SIGNAL, lambda: self._answering(loop.create_task(self._hand_over())))
+        loop.add_signal_handler(handover.SIGNAL, self._asked_to_hand_over)
         if self._handed is not None:
             self._take_over(self._handed)
         self._board.watch(choose.sources(self._site.notices, os.environ))
         handover.begin(self._place, self._journal, self._handed, sorted(self._charges))
-        attending = asyncio.create_task(self._always())
+        attending = asyncio.create_task(self._attendance.always())
         try:
             while not self._is_done():
                 await self._next_change(attending)
                 if attending.done():
                     attending.result()
-            if self._outbox is not None:
-                self._outbox.put_nowait(pb.NodeWord(goodbye=pb.Goodbye()))
-                await asyncio.wait([attending], timeout=GOODBYE_S)
+            await self._attendance.part(attending)
         finally:
             attending.cancel()
             await asyncio.gather(attending, return_exceptions=True)
@@ -108,7 +87,7 @@ class Daemon:
     def _is_done(self) -> bool:
         self._changed.clear()
         self._reconcile()
-        return self._status is not None and not self._charges
+        return self.done
 
     async def _next_change(self, attending: asyncio.Task[None]) -> None:
         waiting: list[asyncio.Task[Any]] = [asyncio.create_task(self._changed.wait())]
@@ -131,7 +110,7 @@ class Daemon:
         self._status = 128 + number
         self._changed.set()
         because = f"its daemon was asked to end ({signal.Signals(number).name})"
-        self._say(pb.NodeWord(leaves=pb.NodeLeaves(because=because)))
+        self._attendance.say(pb.NodeWord(leaves=pb.NodeLeaves(because=because)))
         if self._charges:
             print(
                 f"elastic: node {self._site.node} leaves its jobs within {self._site.grace_s:g} s; once more ends them "
@@ -140,6 +119,11 @@ class Daemon:
             )
 
     # ----------------------------------------------------------------------------------- another program's turn
+
+    def _asked_to_hand_over(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._hand_over())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _hand_over(self) -> None:
         """Become another program, after the agents of all jobs, if somebody asks for it and nothing is in the way."""
@@ -185,12 +169,12 @@ class Daemon:
     def _state(self, *, inherited: bool) -> dict[str, Any]:
         holdings = tuple(c.holding(inherited=inherited) for c in self._charges.values() if not c.over)
         duties = tuple(duty.SerializeToString() for duty in self._duties.values())
-        return succession.write(Estate(self._term, duties, self._over, holdings))
+        return succession.write(Estate(self._attendance.term, duties, self._over, holdings))
 
     def _take_over(self, handed: Handed) -> None:
         """What the program before this one has left."""
         estate = succession.read(handed.state)
-        self._term = estate.term
+        self._attendance.term = estate.term
         self._duties = {duty.job: duty for duty in map(pb.Duty.FromString, estate.duties)}
         self._over = dict(estate.over)
         for left in estate.holdings:
@@ -252,7 +236,7 @@ class Daemon:
         """What stands on the board is another thing."""
         for charge in self._charges.values():
             charge.notify()
-        self._say(self._notice())
+        self._attendance.say(self._notice())
         self._changed.set()
 
     def _notice(self) -> pb.NodeWord:
@@ -263,95 +247,21 @@ class Daemon:
         because = {job: charge.trouble for job, charge in self._charges.items()} | self._unstarted
         troubles = [pb.Trouble(job=job, because=text) for job, text in because.items()]
         troubles = [trouble for trouble in troubles if trouble.because]
-        self._say(pb.NodeWord(troubles=pb.NodeTroubles(troubles=troubles)))
+        self._attendance.say(pb.NodeWord(troubles=pb.NodeTroubles(troubles=troubles)))
 
     # -------------------------------------------------------------------------------------------------- leader
 
-    async def _always(self) -> None:
-        """Keep a stream to whoever leads."""
-        pause_s, said = FIRST_RETRY_S, ""
-        while True:
-            self._welcomed = False
-            because = await self._seeker.attend(self._attend, lambda: self._welcomed)
-            if self._status is not None and not self._charges:
-                return
-            if self._welcomed:
-                pause_s = FIRST_RETRY_S
-            if because != said:
-                self._journal.write("no_fleet_leader", because=because)
-                print(f"elastic: no leader: {because}; trying again", flush=True)
-                said = because
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_RETRY_S)
+    @property
+    def done(self) -> bool:
+        return self._status is not None and not self._charges
 
-    async def _attend(self, address: str) -> str:
-        """One stream, until it ends. Returns why it did."""
-        async with self._door.aio_channel(address, LEADER_OPTIONS) as channel:
-            call = FleetStub(channel).Attend()
-            outbox: asyncio.Queue[pb.NodeWord] = asyncio.Queue()
-            await call.write(pb.NodeWord(hello=self._hello))
-            speaking: asyncio.Task[None] | None = None
-            try:
-                async for order in call:
-                    match order.WhichOneof("content"):
-                        case "welcome" if speaking is None:
-                            self._welcome(order.welcome.term, address)
-                            self._outbox = outbox
-                            self._told()
-                            speaking = asyncio.create_task(_speak(call, outbox))
-                        case "duties" if order.duties.term >= self._term:
-                            self._duties = {duty.job: duty for duty in order.duties.duties}
-                            self._over = {over.job: over.result for over in order.duties.over}
-                            self._changed.set()
-                        case "log":
-                            self._say(pb.NodeWord(piece=await asyncio.to_thread(self._piece, order.log)))
-                        case "examine":
-                            self._answering(asyncio.create_task(self._examine(order.examine.number)))
-            finally:
-                self._outbox = None
-                if speaking is not None:
-                    speaking.cancel()
-                    await asyncio.gather(speaking, return_exceptions=True)
-                call.cancel()
-        return f"{address}: the leader ended the stream"
-
-    def _welcome(self, term: int, address: str) -> None:
-        if term < self._term:
-            raise codec.WireError(f"a leader of term {term}, but term {self._term} has been seen")
-        self._term, self._welcomed = term, True
-        self._journal.write("attending_fleet", term=term, address=address)
-        print(f"elastic: node {self._site.node} attends {address}", flush=True)
+    def on_welcome(self) -> None:
         if self._status is not None:
-            self._say(pb.NodeWord(leaves=pb.NodeLeaves(because="its daemon was asked to end")))
+            self._attendance.say(pb.NodeWord(leaves=pb.NodeLeaves(because="its daemon was asked to end")))
         if self._board.because:
-            self._say(self._notice())
+            self._attendance.say(self._notice())
+        self._told()
 
-    def _say(self, word: pb.NodeWord) -> None:
-        """To this leader; a later one is told anew."""
-        if self._outbox is not None:
-            self._outbox.put_nowait(word)
-
-    def _answering(self, task: asyncio.Task[None]) -> None:
-        """Beside the orders, which go on meanwhile."""
-        self._answers.add(task)
-        task.add_done_callback(self._answers.discard)
-
-    async def _examine(self, number: int) -> None:
-        site = self._site
-        look = partial(surroundings.of_node, site.jobs_dir, site.reach.replicas, site.reach.address, self._hello.slots)
-        found = await asyncio.to_thread(look)
-        self._say(pb.NodeWord(examined=pb.Examined(number=number, document=json.dumps(found))))
-
-    def _piece(self, query: pb.LogQuery) -> pb.LogPiece:
-        """What there is to read; of a log that is not there, or cannot be read, nothing."""
-        try:
-            found = pieces.read(self._site.jobs_dir, query.job, query.log, query.offset)
-        except OSError as error:
-            self._journal.write("log_unreadable", job=query.job, log=query.log, because=str(error))
-            found = pieces.Piece(b"", query.offset, -1)
-        return pb.LogPiece(number=query.number, text=found.text, end=found.end, size=found.size)
-
-
-async def _speak(call: Any, outbox: asyncio.Queue[pb.NodeWord]) -> None:
-    while True:
-        await call.write(await outbox.get())
+    def on_duties(self, duties: dict[str, pb.Duty], over: dict[str, str]) -> None:
+        self._duties, self._over = duties, over
+        self._changed.set()

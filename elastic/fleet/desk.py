@@ -16,7 +16,7 @@ from elastic.config import check_name, check_pairs
 from elastic.doors.expiry import Shown
 from elastic.election import LeadershipLost
 from elastic.errors import CompareFailed, ConfigError, StoreError
-from elastic.fleet import pieces, registry
+from elastic.fleet import archive, registry
 from elastic.fleet.documents import Job, Submission, check_for_fleet
 from elastic.fleet.office import NodeSession, Office
 from elastic.journal import Journal
@@ -131,7 +131,7 @@ class Desk(FleetServicer):
             return await asyncio.to_thread(self._look)
         ask = request.log
         jobs = self._directory / "jobs" if ask.job else self._directory
-        piece = await asyncio.to_thread(pieces.read, jobs, ask.job, ask.log, ask.offset)
+        piece = await asyncio.to_thread(archive.read, jobs, ask.job, ask.log, ask.offset)
         return {"text": piece.text.decode("latin-1"), "end": piece.end, "size": piece.size}
 
     async def _submit(self, office: Office, submit: pb.Submit) -> str:

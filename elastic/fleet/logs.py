@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from elastic.errors import ConfigError, ElasticError
-from elastic.fleet import pieces
+from elastic.fleet import archive
 from elastic.fleet.client import FleetClient, Log
 from elastic.messages import node_of
 
@@ -35,7 +35,7 @@ class Directory:
         return [name for name in self.read("", 0).text.decode().splitlines() if is_worker(name)]
 
     def read(self, name: str, offset: int) -> Log:
-        piece = pieces.read(self._dir, "", name, offset)
+        piece = archive.read(self._dir, "", name, offset)
         return Log(piece.text, piece.end, piece.size)
 
 

@@ -9,18 +9,20 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
 from elastic import codec, handover, hostmemory
 from elastic.config import JobSpec
 from elastic.doors.channels import PLAIN
 from elastic.fleet import charge as charge_module
+from elastic.fleet.attendance import Offer
 from elastic.fleet.board import Board
 from elastic.fleet.charge import Charge, Site
-from elastic.fleet.daemon import Daemon, Offer
+from elastic.fleet.daemon import Daemon
 from elastic.fleet.documents import Result, Submission
 from elastic.journal import Journal
 from elastic.reach import Reach
@@ -28,6 +30,7 @@ from elastic.spot import relay
 from elastic.spot.notice import Kind, Notice
 from elastic.spot.source import Source, Unanswered
 from elastic.wire import elastic_pb2 as pb
+from elastic.wire.elastic_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 
 PATIENCE_S = 30.0
 
@@ -47,14 +50,16 @@ RESULT = codec.to_json(Result(0, "all members have finished")).decode()
 class Node:
     """A daemon without a leader. gate: when that file exists, agents end by themselves. started: jobs, in order."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *replicas: str) -> None:
         self.home = home
         self.gate = home / "gate"
         self.started: list[str] = []
-        self.site = Site(node="a", reach=Reach(), jobs_dir=home / "jobs", notices="none", grace_s=PATIENCE_S)
+        self.site = Site(
+            node="a", reach=Reach(replicas=replicas), jobs_dir=home / "jobs", notices="none", grace_s=PATIENCE_S
+        )
         self.journal = Journal(home / "journal.jsonl", "", "daemon", "here")
         self.daemon = Daemon(self.site, Offer(2, ()), self.journal, PLAIN)
-        self.daemon._outbox = asyncio.Queue()
+        self.daemon._attendance._outbox = asyncio.Queue()
 
     def submission(self, name: str) -> Submission:
         spec = JobSpec(name=name, command=("train",), workers=1, min_workers=1, checkpoint_dir=str(self.home / "c"))
@@ -73,7 +78,7 @@ class Node:
 
     def troubles(self) -> dict[str, str]:
         """The newest that the leader was told."""
-        outbox, newest = self.daemon._outbox, pb.NodeTroubles()
+        outbox, newest = self.daemon._attendance._outbox, pb.NodeTroubles()
         assert outbox is not None
         while not outbox.empty():
             newest = outbox.get_nowait().troubles
@@ -227,9 +232,10 @@ def test_a_duty_that_cannot_be_read_is_the_trouble_of_its_job_alone(tmp_path: Pa
 def test_a_log_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         query = pb.LogQuery(number=3, job="train-1", log="a.0.0", offset=5)
-        assert node.daemon._piece(query) == pb.LogPiece(number=3, end=5, size=-1), "there is no directory of jobs"
+        answer = node.daemon._attendance._piece
+        assert answer(query) == pb.LogPiece(number=3, end=5, size=-1), "there is no directory of jobs"
         (tmp_path / "jobs" / "train-1" / "logs" / "a.0.0.log").mkdir(parents=True)
-        assert node.daemon._piece(query) == pb.LogPiece(number=3, end=5, size=-1), "a directory has no text"
+        assert answer(query) == pb.LogPiece(number=3, end=5, size=-1), "a directory has no text"
 
     play(tmp_path, story)
 
@@ -334,7 +340,7 @@ def test_notices_are_written_by_one_thread_and_before_the_agent_begins(
 
 def test_of_several_notices_agents_hear_the_most_urgent_and_the_leader_that_the_node_goes(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
-        board, outbox = node.daemon._board, node.daemon._outbox
+        board, outbox = node.daemon._board, node.daemon._attendance._outbox
         assert outbox is not None
 
         def heard() -> Notice | None:
@@ -356,6 +362,41 @@ def test_of_several_notices_agents_hear_the_most_urgent_and_the_leader_that_the_
             relay.Node(tmp_path).look()
 
     play(tmp_path, story)
+
+
+class Leader(FleetServicer):
+    """Welcomes whoever comes, and hears them out."""
+
+    def __init__(self) -> None:
+        self.heard: list[pb.NodeWord] = []
+
+    async def Attend(self, words: AsyncIterator[pb.NodeWord], context: object) -> AsyncIterator[pb.NodeOrder]:
+        yield pb.NodeOrder(welcome=pb.Welcome(term=1))
+        async for word in words:
+            self.heard.append(word)
+
+
+def test_a_leader_that_comes_later_hears_why_the_node_goes(tmp_path: Path) -> None:
+    async def story() -> None:
+        leader, server = Leader(), grpc.aio.server()
+        add_FleetServicer_to_server(leader, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        node = Node(tmp_path, f"127.0.0.1:{port}")
+        node.daemon._board.heard("cloud", Notice(Kind.RECLAIM, 30.0, "taken back"))
+        node.daemon._signalled(signal.SIGTERM)
+        attending = asyncio.create_task(node.daemon._attendance.always())
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await node.until(lambda: [word for word in leader.heard if word.HasField("troubles")])
+        finally:
+            attending.cancel()
+            await server.stop(None)
+            node.journal.close()
+        told = [(word.leaves.because, word.leaves.notice) for word in leader.heard if word.HasField("leaves")]
+        assert told == [("its daemon was asked to end", False), ("taken back", True)]
+
+    asyncio.run(story())
 
 
 def test_a_daemon_that_cannot_read_what_is_asked_goes_on(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.fleet import pieces
+from elastic.fleet import archive
 
 
 @pytest.fixture
@@ -22,13 +22,13 @@ def jobs(tmp_path: Path) -> Path:
 
 
 def test_logs_and_journals_are_listed_each_with_its_name(jobs: Path) -> None:
-    assert pieces.read(jobs, "train-1", "", 0).text == b"a.0.0\njournal/a.0.0"
-    assert pieces.read(jobs, "", "", 0).text == b"journal/daemon-a"
+    assert archive.read(jobs, "train-1", "", 0).text == b"a.0.0\njournal/a.0.0"
+    assert archive.read(jobs, "", "", 0).text == b"journal/daemon-a"
 
 
 def test_a_file_is_read_in_pieces_from_any_place(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 4)
-    read = [pieces.read(jobs, "train-1", "a.0.0", offset) for offset in (0, 4, 8, 10, 99, -3)]
+    monkeypatch.setattr(archive, "PIECE_BYTES", 4)
+    read = [archive.read(jobs, "train-1", "a.0.0", offset) for offset in (0, 4, 8, 10, 99, -3)]
     assert [piece.text for piece in read] == [b"0123", b"4567", b"89", b"", b"", b"789"]
     assert [piece.end for piece in read] == [4, 8, 10, 10, 10, 10]
 
@@ -38,8 +38,8 @@ def test_a_file_is_read_in_pieces_from_any_place(jobs: Path, monkeypatch: pytest
 )
 def test_no_other_file_is_read(jobs: Path, name: str) -> None:
     for job in ("train-1", "", "..", "../train-1"):
-        assert pieces.read(jobs, job, name, 0) == pieces.Piece(b"", 0, -1)
+        assert archive.read(jobs, job, name, 0) == archive.Piece(b"", 0, -1)
 
 
 def test_a_directory_that_is_not_there_has_nothing(tmp_path: Path) -> None:
-    assert pieces.read(tmp_path / "none", "train-1", "", 0) == pieces.Piece(b"", 0, 0)
+    assert archive.read(tmp_path / "none", "train-1", "", 0) == archive.Piece(b"", 0, 0)
