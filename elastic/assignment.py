@@ -27,7 +27,11 @@ GRACE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """handed: the descriptor of what the program before this one has left, if there was one."""
+    """slots: how many workers this node brings. Its spares are started besides, and nothing tells them from the rest:
+    the leader gives places to whoever is there, and who gets none is a spare.
+    grace_s: from SIGTERM until this process may be killed: time for leaving in order. None: GRACE_S where others go on,
+    and where they do not, SIGTERM stops the workers at once.
+    handed: the descriptor of what the program before this one has left, if there was one."""
 
     spec: JobSpec
     job_dir: Path

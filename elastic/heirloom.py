@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elastic import codec
+from elastic import codec, supervision
+from elastic.config import JobSpec
 from elastic.crew import Employed
+from elastic.messages import WorkerDead
+from elastic.slots import SlotFile
 from elastic.standing import Standing
 from elastic.supervision import Slot
 
@@ -29,25 +32,28 @@ class Heirloom:
     socket: str = ""
 
 
-def write(
-    slots: Sequence[Slot],
-    workers: Sequence[Employed],
-    orders: Mapping[str, Sequence[str]],
-    standing: Standing,
-    frozen: set[str],
-    term: int,
-    socket: str,
-) -> dict[str, Any]:
+def first(spec: JobSpec, node: str, slots: int, slot_file: SlotFile) -> Heirloom:
+    """Of an agent that finds nothing but what a killed one may have left. Raises ConfigError."""
+    slot_file.end_leftovers()
+    before, standing = slot_file.incarnations, Standing()
+    for slot, newest in before.items():
+        for incarnation in range(max(0, newest - 63), newest + 1):
+            standing.heard(WorkerDead(f"{node}.{slot}.{incarnation}", "its agent ended"))
+    new = (supervision.new(node, n, spec, before.get(n, -1) + 1) for n in range(slots))
+    return Heirloom(tuple(new), (), {}, standing, frozenset(), 0)
+
+
+def write(heirloom: Heirloom) -> dict[str, Any]:
     """As JSON."""
     return {
         "format": FORMAT,
-        "slots": [json.loads(codec.to_json(slot)) for slot in slots],
-        "workers": [asdict(worker) for worker in workers],
-        "orders": {worker_id: list(kept) for worker_id, kept in orders.items()},
-        "standing": standing.to_state(),
-        "frozen": sorted(frozen),
-        "term": term,
-        "socket": socket,
+        "slots": [json.loads(codec.to_json(slot)) for slot in heirloom.slots],
+        "workers": [asdict(worker) for worker in heirloom.workers],
+        "orders": {worker_id: list(kept) for worker_id, kept in heirloom.orders.items()},
+        "standing": heirloom.standing.to_state(),
+        "frozen": sorted(heirloom.frozen),
+        "term": heirloom.term,
+        "socket": heirloom.socket,
     }
 
 

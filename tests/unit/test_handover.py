@@ -25,6 +25,7 @@ from elastic.fleet import succession
 from elastic.fleet.documents import Submission
 from elastic.fleet.succession import Estate, Holding
 from elastic.handover import Handed, Place, Refused, Request, Running, Trial, check, of_this_program
+from elastic.heirloom import Heirloom
 from elastic.journal import Journal
 from elastic.messages import Announce, Failed, Finished, Generation, Kind, Member, Plan, SlotGivenUp, WorkerDead
 from elastic.process import Outlets
@@ -53,7 +54,8 @@ def standing() -> Standing:
 
 def test_what_an_agent_hands_over_is_read_as_it_was() -> None:
     known = standing()
-    state = heirloom.write([RUNNING, WAITING], [EMPLOYED], {"a.0.3": ["00ff"]}, known, {"a.0.3"}, 41, "/a.sock")
+    orders, frozen = {"a.0.3": ("00ff",)}, frozenset({"a.0.3"})
+    state = heirloom.write(Heirloom((RUNNING, WAITING), (EMPLOYED,), orders, known, frozen, 41, "/a.sock"))
     read = heirloom.read(json.loads(json.dumps(state)))
     assert read.slots == (RUNNING, WAITING)
     assert (read.workers, read.orders) == ((EMPLOYED,), {"a.0.3": ("00ff",)})
@@ -192,7 +194,7 @@ def test_a_program_is_tried_before_anything_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_bytes(job_to_json(SPEC))
     words = ["--job-dir", str(tmp_path), "--node", "a", "--slots", "1", "--handover", "9"]
     trial = Trial(assignment.TRIAL, words)
-    state = heirloom.write([RUNNING], [EMPLOYED], {}, standing(), set(), 1, "/a.sock")
+    state = heirloom.write(Heirloom((RUNNING,), (EMPLOYED,), {}, standing(), frozenset(), 1, "/a.sock"))
     asyncio.run(check(of_this_program(), trial, state))
     with pytest.raises(Refused, match="ValueError: the agent's state is of format 2"):
         asyncio.run(check(of_this_program(), trial, {**state, "format": 2}))
@@ -218,7 +220,7 @@ def test_a_daemon_is_tried_on_its_own_options(tmp_path: Path) -> None:
 
 
 def test_the_option_of_an_earlier_handover_is_not_handed_on() -> None:
-    assert handover._without_option(["m", "--a", "1", "--handover", "x", "--b"]) == ["m", "--a", "1", "--b"]
+    assert handover.without_option(["m", "--a", "1", "--handover", "x", "--b"]) == ["m", "--a", "1", "--b"]
 
 
 def test_the_output_of_a_worker_is_read_on_where_it_was_left(tmp_path: Path) -> None:
