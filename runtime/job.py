@@ -1,59 +1,38 @@
 """The job as a training script sees it: `elastic.join()` and everything it returns.
 
 One Job a process. It checks arguments, and leaves the order of things to Training and the numbers to the rest.
+
+    job.py       what belongs to the state, the loop, hooks, the end
+    together.py  who is there, and what all workers do together between passes: Job's base
 """
 
 from __future__ import annotations
 
-import atexit
-import builtins
 import os
 import random
-import sys
-import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar, cast, get_args, overload
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from torch import nn
 
-from elastic.checkpoints.naming import check_series
 from elastic.checkpoints.settings import Settings
 from elastic.data import Tail
-from elastic.errors import CheckpointError, ConfigError, ExitCode
-from elastic.examination import Examination
-from runtime import guards, small
-from runtime.alone import Alone
-from runtime.apart import Apart
-from runtime.evaluate import Score, evaluate
-from runtime.flats import CPU
+from elastic.errors import CheckpointError, ConfigError
+from runtime import guards, launched
 from runtime.leading import Sink
 from runtime.loader import Loader, check_count, check_seed
 from runtime.loop import Epochs, Extent, Steps, shards_of, steps_of
-from runtime.nodelock import node_lock
-from runtime.noted import noted, value_noted
-from runtime.partial import Json, Partial
 from runtime.passes import Gradients, Nonfinite, Source, Work
-from runtime.randomness import randomness_kept
-from runtime.scalars import Number
+from runtime.scriptend import ScriptEnd
 from runtime.session import Op, OpKind, Session
 from runtime.stream import Open, Stream
+from runtime.together import Together
 from runtime.training import Loop, Training, empty_leaf
 from runtime.values import Values
-
-T = TypeVar("T")
-
-AGENT_SOCKET = "ELASTIC_AGENT_SOCKET"
-"""Environment variable: the unix socket of the agent that started this process. Unset: a job of one."""
-SLOT = "ELASTIC_SLOT"
-"""Environment variable: which of its node's workers this is, from 0."""
-THREADS = "ELASTIC_THREADS"
-"""Environment variable: what `elastic run --threads` says, for a script that does not say it itself."""
 
 _current: Job | None = None
 
@@ -71,100 +50,29 @@ def join(*, seed: int = 0, device: str | torch.device | None = None, threads: in
     global _current
     if _current is not None:
         raise ConfigError("elastic.join() was called twice; call it once and pass the job on")
-    if threads is None:
-        threads = int(os.environ.get(THREADS, "1"))
-    check_count("threads", threads)
+    threads = launched.threads(threads)
     check_seed(seed)
-    chosen = _device(device)
+    chosen = launched.device(device)
     torch.set_num_threads(threads)
-    job = Job(_session(threads, chosen), seed=seed, threads=threads, device=chosen)
+    job = Job(launched.session(threads, chosen), seed=seed, threads=threads, device=chosen)
     torch.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
-    job._close_with_the_script()
+    job._script_end = ScriptEnd(job.close, job._fail)
     _current = job
     return job
 
 
-def _session(threads: int, device: torch.device) -> Session:
-    if os.environ.get(AGENT_SOCKET):
-        from runtime.member import connect
-
-        return connect(threads, device)
-    guards.check_launcher(os.environ)
-    examination = Examination.from_environment(os.environ)
-    if examination is not None and examination.apart:
-        return Apart()
-    return Alone(device if device.type == "cuda" else CPU)
-
-
-def _device(device: str | torch.device | None) -> torch.device:
-    if device is None:
-        if not torch.cuda.is_available():
-            return torch.device("cpu")
-        device = f"cuda:{int(os.environ.get(SLOT, '0')) % torch.cuda.device_count()}"
-    try:
-        chosen = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(f'device={device!r} is none of torch\'s: write "cpu" or "cuda:0"') from error
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-    return chosen
-
-
-class Job:
+class Job(Together):
     """One worker's view of the job. Made by `elastic.join()`."""
 
     def __init__(self, session: Session, *, seed: int, threads: int, device: torch.device) -> None:
-        self._session = session
         checkpoints = Settings.from_environment(os.environ)
-        self._training = Training(session, seed=seed, threads=threads, device=device, checkpoints=checkpoints)
+        super().__init__(session, Training(session, seed=seed, threads=threads, device=device, checkpoints=checkpoints))
         self._sources: list[Source] = []
         self._epochs = 0
         self._closed = False
-        self._outer_hook: Callable[[type[BaseException], BaseException, TracebackType | None], Any] | None = None
-
-    # Who and where
-
-    @property
-    def rank(self) -> int:
-        """0..world_size-1 in the current generation; it can change between two steps."""
-        return self._session.rank
-
-    @property
-    def world_size(self) -> int:
-        """Members of the current generation; it can change between two steps."""
-        return self._session.world_size
-
-    @property
-    def local_rank(self) -> int:
-        """This worker's slot on its node; constant."""
-        return self._session.local_rank
-
-    @property
-    def generation(self) -> int:
-        """Number of the current member list; only grows."""
-        return self._session.generation
-
-    @property
-    def worker_id(self) -> str:
-        """`<node>.<slot>.<incarnation>`; constant, and new for each process."""
-        return self._session.worker_id
-
-    @property
-    def device(self) -> torch.device:
-        """Where the loader puts batches and the model belongs."""
-        return self._training.device
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this is rank 0 now."""
-        return self._session.rank == 0
-
-    @property
-    def restarted(self) -> bool:
-        """Whether this process replaces an earlier one."""
-        return self._session.restarted
+        self._script_end: ScriptEnd | None = None
 
     # What is copied to newcomers
 
@@ -298,39 +206,7 @@ class Job:
         """End the training: travels with the next reduction; all workers leave both loops after the same step."""
         self._training.riders.stop(str(because))
 
-    # Together, between passes
-
-    def evaluate(
-        self, fn: Score, dataset: Any, *, batch_size: int = 64, models: nn.Module | Sequence[nn.Module] | None = None
-    ) -> dict[str, float]:
-        """Means of `fn(*batch) -> {name: mean of the batch}` over a map-style dataset, the same on every worker.
-
-        Runs in evaluation mode (models: default all registered ones) without gradients; both are put back, and so are
-        the RNGs. The parts are spread over the workers. Raises ConfigError and UsageError.
-        """
-        return evaluate(self._training, fn, dataset, batch_size=batch_size, models=models)
-
-    def once(self, fn: Callable[..., T], *args: Any) -> T:
-        """`fn(*args)` run by the leader; all workers get its value, which must be JSON.
-
-        If the leader dies the next one repeats it, so it must be idempotent. Raises NotCarried for another value.
-        """
-        name = getattr(fn, "__name__", type(fn).__name__)
-        return cast(T, self._once(f"once({name})", lambda: fn(*args)))
-
-    def save(self, name: str) -> str:
-        """A checkpoint of this moment under a name, atomic, written while training goes on; all workers call it.
-
-        It replaces the one of that name once it is complete. Returns where the name's checkpoints lie; `elastic
-        checkpoints export NAME` makes plain files of the newest. If it cannot be written, that is said at once, the
-        old one stays, and close() raises CheckpointError. Raises ConfigError for a bad name.
-        """
-        training, series = self._training, check_series(name)
-        elsewhere = training.elsewhere
-        plan = self._once(f"save({series})", training.plan_save)
-        if not elsewhere:
-            training.save(series, cast(dict[str, Any], plan))
-        return f"{training.checkpoints.root}/{series}"
+    # What it wants to be told
 
     def on_resize(self, hook: Callable[[int, int, str], None]) -> None:
         """`hook(old, new, because)` on every member between two steps, when the world has another size since the last.
@@ -356,72 +232,6 @@ class Job:
         """`hook({"step", "epoch", "state"})` on a newcomer and in a resumed run, before tensors are copied: rebuild
         here what the script changes while it trains (unfreeze layers, add parameter groups)."""
         self._training.checkpoints.restore_hooks.append(hook)
-
-    def shared(self, name: str, fn: Callable[[], T]) -> T:
-        """`fn()` run by the leader once in a job; all workers, all newcomers, and later runs of the job get its value.
-
-        A run that goes on from a checkpoint takes it from there; one that was interrupted before the first checkpoint
-        begins anew, and with it this. Belongs before the loop, where no other call is allowed: a run's id, a path that
-        was prepared. The value must be JSON. If the leader dies the next one repeats it, so it must be idempotent.
-        Raises NotCarried for another value, UsageError for a new name once the loop has begun.
-        """
-        label = f"shared({name})"
-        with randomness_kept():
-            return cast(T, self._training.shared(name, noted(label, fn), value_noted))
-
-    def node_lock(self, name: str) -> AbstractContextManager[None]:
-        """`with job.node_lock("data"):` one process of this machine and user at a time, also of other jobs.
-
-        For what a machine needs once; look inside the block whether it is there already. Raises ConfigError.
-        """
-        return node_lock(name)
-
-    def agree(self, x: T) -> T:
-        """The leader's x on every worker: anything that job.state takes, tensors up to 64 KiB (on job.device).
-
-        If the leader dies meanwhile, it is the next leader's. Raises NotCarried for another value, ConfigError for a
-        large one.
-        """
-        packed = small.pack(x, "job.agree(x)")
-        document = self._training.collective(
-            OpKind.ONCE, "agree(x)", 1, lambda unit: Partial(unit, unit + 1, note=packed), lambda result: result.note
-        )
-        return cast(T, small.unpack(document, self.device))
-
-    @overload
-    def allreduce(self, x: torch.Tensor, op: small.Op = "mean") -> torch.Tensor: ...
-    @overload
-    def allreduce(self, x: float, op: small.Op = "mean") -> float: ...
-    def allreduce(self, x: Number, op: small.Op = "mean") -> Number:
-        """The mean, sum, max or min over the workers of a value that each has for itself: a time, a cache's hit rate.
-
-        Not exact: it is one value a worker, so it changes with their number, and a worker that dies takes its own
-        along. Log it, and decide nothing by it that training depends on; sums over the shards belong into step.log.
-        x: a real number (gives a float) or tensor of up to 64 KiB, of one dtype and shape on all workers (gives
-        a tensor of the same). Raises ConfigError, UsageError for what cannot be reduced, Disagree for different kinds.
-        """
-        value = small.check_reducible(x, op)
-        own = small.pack(value, "job.allreduce(x)")
-        document = self._training.collective(
-            OpKind.ALLREDUCE,
-            f"allreduce({op}) of {small.described(value)}",
-            1,
-            empty_leaf,
-            lambda result: result.note,
-            own,
-        )
-        device = x.device if isinstance(x, torch.Tensor) else self.device
-        values = {worker: small.unpack(other, device) for worker, other in cast(dict[str, Json], document).items()}
-        return small.reduce(values, op)
-
-    def _once(self, label: str, fn: Callable[[], Any]) -> Json:
-        with randomness_kept():
-            return self._training.collective(OpKind.ONCE, label, 1, noted(label, fn), value_noted)
-
-    def print(self, *values: object, sep: str = " ", end: str = "\n") -> None:
-        """print() on the leader only."""
-        if self.is_leader:
-            builtins.print(*values, sep=sep, end=end, flush=True)
 
     def log_to(self, sink: Sink) -> None:
         """Give the record of every applied step to a sink, once and in order: `elastic.JsonLines(path)`,
@@ -490,27 +300,8 @@ class Job:
         for source in self._sources:
             source.close()
         self._training.close()
-        atexit.unregister(self._at_exit)
-        if self._outer_hook is not None and sys.excepthook == self._on_uncaught:
-            sys.excepthook = self._outer_hook
+        if self._script_end is not None:
+            self._script_end.ignore()
+            self._script_end = None
         if _current is self:
             _current = None
-
-    def _close_with_the_script(self) -> None:
-        self._outer_hook = sys.excepthook
-        sys.excepthook = self._on_uncaught
-        atexit.register(self._at_exit)
-
-    def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        self._fail(error)
-        (self._outer_hook or sys.__excepthook__)(kind, error, trace)
-
-    def _at_exit(self) -> None:
-        try:
-            self.close()
-        except BaseException:
-            # The interpreter prints an exception of an exit handler and exits with 0 all the same.
-            traceback.print_exc()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(ExitCode.SCRIPT_FAILED)

@@ -1,0 +1,56 @@
+"""How this process was started: by an agent, alone, or to be examined; and what it is to run on."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from elastic.errors import ConfigError
+from elastic.examination import Examination
+from runtime import guards
+from runtime.alone import Alone
+from runtime.apart import Apart
+from runtime.flats import CPU
+from runtime.loader import check_count
+from runtime.session import Session
+
+AGENT_SOCKET = "ELASTIC_AGENT_SOCKET"
+"""Environment variable: the unix socket of the agent that started this process. Unset: a job of one."""
+SLOT = "ELASTIC_SLOT"
+"""Environment variable: which of its node's workers this is, from 0."""
+THREADS = "ELASTIC_THREADS"
+"""Environment variable: what `elastic run --threads` says, for a script that does not say it itself."""
+
+
+def threads(given: int | None) -> int:
+    """For torch.set_num_threads. Raises ConfigError."""
+    return check_count("threads", int(os.environ.get(THREADS, "1")) if given is None else given)
+
+
+def session(threads: int, device: torch.device) -> Session:
+    """With whom this process trains. Raises NotUnderElastic under a launcher of many processes."""
+    if os.environ.get(AGENT_SOCKET):
+        from runtime.member import connect
+
+        return connect(threads, device)
+    guards.check_launcher(os.environ)
+    examination = Examination.from_environment(os.environ)
+    if examination is not None and examination.apart:
+        return Apart()
+    return Alone(device if device.type == "cuda" else CPU)
+
+
+def device(given: str | torch.device | None) -> torch.device:
+    """Where batches go; a CUDA device becomes the current one. Raises ConfigError."""
+    if given is None:
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        given = f"cuda:{int(os.environ.get(SLOT, '0')) % torch.cuda.device_count()}"
+    try:
+        chosen = torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f'device={given!r} is none of torch\'s: write "cpu" or "cuda:0"') from error
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    return chosen

@@ -1,0 +1,43 @@
+"""A job is closed when its script ends, and fails when the script does, without the script saying so."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+
+from elastic.errors import ExitCode
+
+
+class ScriptEnd:
+    """Watches until it is told to ignore it. close, fail: what is to be done then."""
+
+    def __init__(self, close: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
+        self._close = close
+        self._fail = fail
+        self._outer_hook = sys.excepthook
+        sys.excepthook = self._on_uncaught
+        atexit.register(self._at_exit)
+
+    def ignore(self) -> None:
+        """The job was closed before."""
+        atexit.unregister(self._at_exit)
+        if sys.excepthook == self._on_uncaught:
+            sys.excepthook = self._outer_hook
+
+    def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self._fail(error)
+        self._outer_hook(kind, error, trace)
+
+    def _at_exit(self) -> None:
+        try:
+            self._close()
+        except BaseException:
+            # The interpreter prints an exception of an exit handler and exits with 0 all the same.
+            traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ExitCode.SCRIPT_FAILED)
