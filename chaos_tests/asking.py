@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from chaos_tests.harness.campaign import RESTARTS, Campaign
+from chaos_tests.harness.campaign import RESTARTS, Campaign, ground
+from chaos_tests.harness.cluster import why_not
+from chaos_tests.harness.faults import Ground
 from chaos_tests.harness.scenario import Scenario, scenario_from_toml
 from chaos_tests.harness.schedule import Planned, plan_of_trace, preset_of
 from chaos_tests.harness.traces import read_trace
@@ -92,6 +94,11 @@ def _faults(scenario: Scenario, workers: int) -> tuple[str, tuple[Planned, ...]]
         return "scenario", scenario.faults
     preset_of(preset := scenario.preset or PRESET)
     return preset, ()
+
+
+def cannot(campaign: Campaign) -> str:
+    """Why nothing of it can be done on this machine, or nothing."""
+    return why_not() if ground(campaign) is Ground.NETWORK else ""
 
 
 def _specification(scenario: Scenario) -> JobSpec:

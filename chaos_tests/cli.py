@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +15,12 @@ from elastic.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from chaos_tests.harness.campaign import Campaign
+    from chaos_tests.harness.checkers import Finding
 
 NOT_TRUE = 1
 """Exit code of a run of which an invariant is not true."""
+SKIPPED = 4
+"""Exit code where this machine cannot do what was asked for; nothing was run."""
 
 RUN_EXAMPLES = """\
 examples:
@@ -25,12 +30,21 @@ examples:
   elastic chaos run --preset freeze --job job.toml  a job as `elastic submit` takes it
   elastic chaos run scenario.toml -- train.py       faults at the times and places of a file
   elastic chaos run --trace spot-8-nodes --speed 20 --duration 5m -- train.py --steps 5000
+  elastic chaos run --preset cluster --duration 3m -- train.py --steps 2000      over several nodes, on this machine
+  elastic chaos run --json -- train.py --steps 500 | jq .passed
 
 The job runs twice: once undisturbed, once with faults. Choose arguments with which it takes a minute or more.
 
 exit codes:
   0 every invariant is true             1 one is not
   2 bad input                           3 the job could not be run at all
+  4 skipped: this machine cannot do what was asked for
+"""
+
+LIST_EXAMPLES = """\
+examples:
+  elastic chaos list
+  elastic chaos list --json | jq -r '.faults[] | select(.ground == "any") | .name'
 """
 
 REPLAY_EXAMPLES = """\
@@ -41,6 +55,7 @@ examples:
 exit codes:
   0 every invariant is decided as before, and the same faults came     1 something differs
   2 bad input                                                          3 the job could not be run at all
+  4 skipped: this machine cannot do what was asked for
 """
 
 
@@ -55,7 +70,13 @@ def add(verbs: Any) -> None:
     _add_run(actions)
     _add_replay(actions)
     _add_trace(actions)
-    listed = actions.add_parser("list", help="presets and kinds of faults", description="Presets and kinds of faults.")
+    listed = actions.add_parser(
+        "list",
+        help="presets and kinds of faults",
+        description="Presets, kinds of faults and traces, and what of them this machine cannot do.",
+        epilog=LIST_EXAMPLES,
+    )
+    listed.add_argument("--json", action="store_true", help="as one JSON object")
     listed.set_defaults(verb=_list)
     report = actions.add_parser(
         "report",
@@ -105,6 +126,7 @@ def _add_run(actions: Any) -> None:
         help="compare with the undisturbed run of an earlier DIR of the same command, in place of a new one",
     )
     _add_allow(run)
+    run.add_argument("--json", action="store_true", help="the report as one JSON object; what happens goes to stderr")
     run.add_argument("script", metavar="SCRIPT", nargs=argparse.REMAINDER, help="the training script, its arguments")
     run.set_defaults(verb=_run, parser=run)
 
@@ -119,7 +141,7 @@ def _add_replay(actions: Any) -> None:
     )
     replay.add_argument("report", type=Path, metavar="REPORT", help="a report.json, or the directory it is in")
     replay.add_argument("--job-dir", type=Path, metavar="DIR", help="default: ./elastic-chaos/<name>-<n>")
-    replay.add_argument("--json", action="store_true", help="what differs as JSON, as the last line")
+    replay.add_argument("--json", action="store_true", help="what differs as one JSON object; the rest goes to stderr")
     replay.set_defaults(verb=_replay)
 
 
@@ -166,19 +188,35 @@ def _speed(text: str) -> float:
 
 def _run(options: argparse.Namespace) -> int:
     from chaos_tests import asking
+    from chaos_tests.harness.report.documents import passed
 
     scenario, words = asking.scenario_of(options)
     asked = asking.campaign_of(scenario, words, Path())  # whatever is wrong with it is said before a directory is made
     allowed = _allowed(options)
+    if (why := asking.cannot(asked)) and options.json:
+        print(json.dumps({"passed": False, "skipped": why}))
+    if why:
+        print(f"chaos: SKIPPED preset={asked.preset}: {why}", file=sys.stderr)
+        return SKIPPED
     home = _home(options.job_dir, words[0] if words else Path(scenario.job).name)
     asked = replace(asked, home=home)
-    print(f"chaos: preset {asked.preset}, seed {asked.seed}, in {home}", flush=True)
-    return _judge(_both_runs(asked, options.quiet_run and options.quiet_run.absolute()), allowed)
+    with _told_on_stderr(options.json):
+        print(f"chaos: preset {asked.preset}, seed {asked.seed}, in {home}", flush=True)
+        findings = _judge(_both_runs(asked, options.quiet_run and options.quiet_run.absolute()), allowed)
+    found = passed(findings, allowed)
+    if options.json:
+        document = json.loads((home / "report.json").read_bytes())
+        print(json.dumps({**document, "passed": found, "report": str(home / "report.html")}))
+    return ExitCode.DONE if found else NOT_TRUE
+
+
+def _told_on_stderr(really: bool) -> AbstractContextManager[object]:
+    return redirect_stdout(sys.stderr) if really else nullcontext()
 
 
 def _both_runs(asked: Campaign, earlier: Path | None) -> Campaign:
     """earlier: a directory with an undisturbed run to compare with."""
-    from chaos_tests.harness import campaign, processes
+    from chaos_tests.harness import campaign, faulty, processes
 
     processes.exit_on_sigterm()
     if earlier is not None:
@@ -187,23 +225,27 @@ def _both_runs(asked: Campaign, earlier: Path | None) -> Campaign:
         print("\nundisturbed run", flush=True)
         quiet_s = campaign.quiet_run(asked)
     print("\nrun with faults", flush=True)
-    return campaign.faulty_run(asked, quiet_s)
+    return faulty.faulty_run(asked, quiet_s)
 
 
 def _replay(options: argparse.Namespace) -> int:
+    from chaos_tests import asking
     from chaos_tests.harness import replay
 
     before = replay.read_report(options.report)
     beside = (options.report if options.report.is_dir() else options.report.parent).absolute()
+    if why := asking.cannot(replay.campaign_again(before, Path())):
+        print(f"chaos: SKIPPED {why}", file=sys.stderr)
+        return SKIPPED
     home = _home(options.job_dir, beside.name)
     asked = replay.campaign_again(before, home)
-    print(f"chaos: again preset {asked.preset}, seed {asked.seed}, in {home}", flush=True)
-    done = _both_runs(asked, beside if (beside / "quiet" / "result.json").exists() else None)
-    _judge(done, frozenset())
-    differ = list(replay.differences(before, replay.read_report(home)))
-    print(f"replay: {'the same' if not differ else 'DIFFERENT'}")
-    for sentence in differ:
-        print(f"  {sentence}")
+    with _told_on_stderr(options.json):
+        print(f"chaos: again preset {asked.preset}, seed {asked.seed}, in {home}", flush=True)
+        _judge(_both_runs(asked, beside if (beside / "quiet" / "result.json").exists() else None), frozenset())
+        differ = list(replay.differences(before, replay.read_report(home)))
+        print(f"replay: {'the same' if not differ else 'DIFFERENT'}")
+        for sentence in differ:
+            print(f"  {sentence}")
     if options.json:
         print(json.dumps({"same": not differ, "differences": differ, "report": str(home / "report.json")}))
     return NOT_TRUE if differ else ExitCode.DONE
@@ -211,11 +253,14 @@ def _replay(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from chaos_tests.harness import campaign
+    from chaos_tests.harness.report.documents import passed
 
-    return _judge(campaign.read_campaign(options.dir.absolute()), _allowed(options))
+    allowed = _allowed(options)
+    findings = _judge(campaign.read_campaign(options.dir.absolute()), allowed)
+    return ExitCode.DONE if passed(findings, allowed) else NOT_TRUE
 
 
-def _judge(asked: Campaign, allowed: frozenset[str]) -> int:
+def _judge(asked: Campaign, allowed: frozenset[str]) -> Sequence[Finding]:
     from chaos_tests.harness import publish
     from chaos_tests.harness.report.documents import passed
 
@@ -226,10 +271,10 @@ def _judge(asked: Campaign, allowed: frozenset[str]) -> int:
         print(f"{finding.invariant.number:>4} {verdict.answer:<8}{finding.invariant.name}: {verdict.because}")
         for place in verdict.at:
             print(f"{'':13}{place}")
-    found = passed(findings, allowed)
-    print(f"\nchaos: {'PASSED' if found else 'NOT PASSED'} preset={asked.preset} seed={asked.seed}")
+    word = "PASSED" if passed(findings, allowed) else "NOT PASSED"
+    print(f"\nchaos: {word} preset={asked.preset} seed={asked.seed}")
     print(f"report: {asked.home / 'report.html'}", flush=True)
-    return ExitCode.DONE if found else NOT_TRUE
+    return findings
 
 
 def _trace(options: argparse.Namespace) -> int:
@@ -242,21 +287,9 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from chaos_tests.asking import traces_here
-    from chaos_tests.harness.faults import CATALOGUE, places
-    from chaos_tests.harness.schedule import PRESETS
+    from chaos_tests import listing
 
-    print("presets, with the mean time between two faults")
-    for name, preset in PRESETS.items():
-        print(f"  {name:<20}{preset.gap_s:2.0f} s  {preset.about}")
-    print("\nfaults")
-    for name, kind in CATALOGUE.items():
-        print(f"  {name:<20}{kind.about}")
-        if at := places(kind.fault):
-            print(f"  {'':<20}places: {', '.join(at)}")
-    print("\ntraces")
-    for name in traces_here():
-        print(f"  {name}")
+    print(json.dumps(listing.document()) if options.json else listing.text())
     return ExitCode.DONE
 
 

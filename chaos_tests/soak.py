@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from chaos_tests.harness import processes, resources
-from chaos_tests.harness.leftovers import left
-from chaos_tests.harness.local import JobFailed, LocalJob, elastic_run
+from chaos_tests.harness.following import JobFailed
+from chaos_tests.harness.leftovers import Before, left
+from chaos_tests.harness.local import LocalJob, elastic_run
 from chaos_tests.harness.resources import Held
 from chaos_tests.harness.world import World
 from elastic.errors import ElasticError
@@ -108,15 +109,15 @@ def failed(why: str, home: Path) -> int:
 
 def soak(home: Path, rounds: int, seed: int) -> Outcome:
     """The whole run, in an empty directory. Raises JobFailed if the job does not come through a round."""
-    segments = resources.shared_memory()
     temporary = home / "tmp"
     temporary.mkdir()
+    at_first = Before.now(temporary)
     begun_s = time.monotonic()
     with Soak(home, rounds, seed, temporary) as job:
         before, after = job.run()
         seconds = time.monotonic() - begun_s
         job.end()
-        leftovers = left(job.mark, job.doors, temporary, segments)
+        leftovers = left(job.mark, job.doors, temporary, at_first)
         steps = job.steps()
     return Outcome(rounds, before, after, leftovers, steps, seconds)
 

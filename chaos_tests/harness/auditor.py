@@ -5,7 +5,7 @@ And once more at the end whatever lies on disk. Decided from that is I14; see ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +25,23 @@ PLACES = {"snapshot_complete": "memory", "checkpoint_complete": "disk"}
 
 
 class Auditor:
-    """Polled by the harness's one thread."""
+    """Polled by the harness's one thread. places: the job's directory on each of its nodes."""
 
-    def __init__(self, job_dir: Path, journal: Journal) -> None:
-        self._dir, self._journal = job_dir, journal
+    def __init__(self, places: Mapping[str, Path], journal: Journal) -> None:
+        self._places, self._journal = places, journal
 
     def look(self, lines: Iterable[dict[str, Any]]) -> None:
         """lines: new ones of the job's journals."""
         for line in lines:
             if (place := PLACES.get(line["event"])) is not None:
                 name = EntryName.parse(str(line["entry"]))
-                if name is not None and (storage := self._storage(place)) is not None:
+                if name is not None and (storage := self._storage(place, line["node"])) is not None:
                     self._read(place, Series(storage, str(line["series"])), name)
 
     def look_at_all(self) -> None:
         """Of what lies on disk when the job has ended, all that is listed as complete."""
-        if (storage := self._storage("disk")) is None:
-            return
+        if (storage := self._storage("disk", next(iter(self._places)))) is None:
+            return  # all nodes have the same one
         for directory in storage.directories(""):
             series = Series(storage, directory)
             for name in series.names():
@@ -66,11 +66,11 @@ class Auditor:
             problem=found.problem,
         )
 
-    def _storage(self, place: str) -> Storage | None:
+    def _storage(self, place: str, node: str) -> Storage | None:
         try:
-            settings = read_settings(self._dir)
+            settings = read_settings(self._places[node])
             if place == "disk":
                 return storage_at(settings.root)
-        except (OSError, ElasticError, ValueError):
+        except (OSError, ElasticError, ValueError, KeyError):
             return None
         return MemoryStorage(settings.memory) if settings.memory else None

@@ -9,11 +9,8 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,29 +18,26 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chaos_tests.harness import leftovers, processes, resources
-from chaos_tests.harness.ambush.orders import Orders
-from chaos_tests.harness.auditor import Auditor
-from chaos_tests.harness.breaker import Breaker
-from chaos_tests.harness.local import JobFailed, LocalJob, elastic_run
+from chaos_tests.harness.faults import Ground
+from chaos_tests.harness.following import Followed, JobFailed
+from chaos_tests.harness.local import LocalJob, elastic_run
 from chaos_tests.harness.narrator import Narrator
-from chaos_tests.harness.recorder import Recorder
-from chaos_tests.harness.schedule import Planned, plan, preset_of
-from chaos_tests.harness.teller import Teller
-from chaos_tests.harness.world import World
+from chaos_tests.harness.schedule import Planned, ground_of, plan, preset_of
+from elastic import codec
+from elastic.cli import script
+from elastic.config import JobSpec
 from elastic.files import write_atomically
+from elastic.jobdir import default_name
 from elastic.journal import read_all
-from elastic.run import NODE
 
 START_S = 300.0
 """From the start of the command to its first applied step."""
-LOOK_S = 1.0
-STALLED_S = 90.0
-"""A run with faults in which no step was applied for so long is stopped; the checkers say what that means."""
 SHARE = 0.8
 """Of the undisturbed run's time faults are planned for, if nobody says otherwise; the rest heals."""
 RESTARTS = 1_000_000
 """A segmentation fault counts as the script's own; a schedule may hold many."""
+
+CHECKPOINT_EVERY, SNAPSHOT_EVERY = "4 s", "2 s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +63,7 @@ def quiet_run(campaign: Campaign) -> float:
     """Returns the seconds from the first step to the end. Raises JobFailed if it does not end well."""
     narrator = Narrator()
     job_dir = campaign.home / "quiet"
-    with _job(campaign, job_dir, lambda job: narrator.hear(job.new_events(), job.steps())) as job:
+    with on_one_machine(campaign, job_dir, lambda job: narrator.hear(job.new_events(), job.steps())) as job:
         job.until("a first step was applied", job.steps, START_S)
         begun_s = time.monotonic()
         if (status := job.ended(deadline_s=24 * 3600.0)) != 0:
@@ -87,110 +81,11 @@ def adopt_quiet_run(campaign: Campaign, earlier: Path) -> float:
     return float(times["finished"] - times["running"]) / 1e9
 
 
-def faulty_run(campaign: Campaign, quiet_s: float, environment: Mapping[str, str] | None = None) -> Campaign:
-    """The same with faults. Returns the campaign with its plan. Judging is another matter: see checkers.
-
-    environment: of this run only. Raises JobFailed if the job does not come to its first step.
-    """
-    duration_s = campaign.duration_s if campaign.duration_s is not None else SHARE * quiet_s
-    if not campaign.plan:
-        campaign = replace(campaign, plan=plan(preset_of(campaign.preset), campaign.seed, duration_s, campaign.workers))
-    write_atomically(campaign.home / "chaos.json", _document(campaign))
-    with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
-        # etcd's socket lies below, and the path of a socket is short.
-        temporary = Path(directory) / "t"
-        temporary.mkdir()
-        segments = resources.shared_memory()
-        # torch keeps a cache among the temporary files for the next process, on purpose.
-        own = {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(Path(directory) / "torch")}
-        orders = Orders(Path(directory) / "ambush")
-        own |= orders.environment((environment or os.environ).get("PYTHONPATH", ""))
-        _Faulty(campaign, temporary, segments, orders, {**(environment or {}), **own}).run()
-    return campaign
-
-
-class _Faulty:
-    """The run with faults."""
-
-    def __init__(
-        self,
-        campaign: Campaign,
-        temporary: Path,
-        segments: set[str],
-        orders: Orders,
-        environment: dict[str, str],
-    ) -> None:
-        self._campaign = campaign
-        self._orders = orders
-        self._quiet_steps = len((campaign.home / "quiet" / "steps.jsonl").read_bytes().splitlines())
-        self._dir = campaign.home / "faulty"
-        self._temporary, self._segments, self._environment = temporary, segments, environment
-        self._narrator = Narrator()
-        self._world = World()
-        self._recorder: Recorder | None = None
-        self._auditor: Auditor | None = None
-        self._breaker: Breaker | None = None
-        self._doors: set[resources.Door] = set()
-        self._looked_s = 0.0
-        self._stepped_s = math.inf
-        """When the ledger grew last."""
-        self._steps = 0
-
-    def run(self) -> None:
-        with _job(self._campaign, self._dir, self._turn, self._environment) as job:
-            job.until("the job has a directory", (self._dir / "job.json").exists, START_S)
-            name = json.loads((self._dir / "job.json").read_bytes())["name"]
-            with Recorder(self._dir, name, job.mark) as self._recorder:
-                self._auditor = Auditor(self._dir, self._recorder.journal)
-                self._breaker = Breaker(
-                    self._campaign.plan,
-                    self._campaign.seed,
-                    self._world,
-                    Teller(self._recorder.journal, self._narrator.say),
-                    self._orders,
-                    self._dir,
-                    job.mark,
-                    self._quiet_steps,
-                )
-                try:
-                    self._break(job, self._breaker)
-                finally:
-                    self._breaker.heal("the run is over")
-                self._auditor.look_at_all()
-                left = leftovers.left(job.mark, self._doors, self._temporary, self._segments)
-                self._recorder.journal.write("left_behind", left=list(left))
-
-    def _break(self, job: LocalJob, breaker: Breaker) -> None:
-        """Until the job has ended."""
-        breaker.prepare([f"{NODE}.{slot}.0" for slot in range(self._campaign.workers)])
-        job.until("a first step was applied", job.steps, START_S)
-        breaker.begin()
-        while job.ended(LOOK_S) is None:
-            if time.monotonic() - self._stepped_s > STALLED_S:
-                self._narrator.say(f"no step was applied for {STALLED_S:.0f} s, so the job is stopped")
-                job.stop()
-
-    def _turn(self, job: LocalJob) -> None:
-        lines, steps = list(job.new_events()), job.steps()
-        self._world.feed(lines)
-        self._narrator.hear(lines, steps)
-        if len(steps) > self._steps:
-            self._steps, self._stepped_s = len(steps), time.monotonic()
-        if self._recorder is not None:
-            self._recorder.look(len(steps))
-        if self._auditor is not None:
-            self._auditor.look(lines)
-        if self._breaker is not None:
-            self._breaker.poll(lines, len(steps))
-        if time.monotonic() - self._looked_s > 1.0:
-            self._looked_s = time.monotonic()
-            self._doors |= resources.doors(processes.living(job.mark))
-
-
 @contextmanager
-def _job(
-    campaign: Campaign, job_dir: Path, on_poll: Callable[[LocalJob], None], environment: dict[str, str] | None = None
+def on_one_machine(
+    campaign: Campaign, job_dir: Path, on_poll: Callable[[Followed], None], environment: dict[str, str] | None = None
 ) -> Iterator[LocalJob]:
+    """Its job as `elastic run` runs it."""
     if campaign.job:
         specification = campaign.home / "job.json"
         write_atomically(specification, campaign.job.encode())
@@ -201,6 +96,28 @@ def _job(
     directory = Path(campaign.directory) if campaign.directory else None
     with LocalJob(job_dir, program, on_poll, environment, directory) as job:
         yield job
+
+
+def ground(campaign: Campaign) -> Ground:
+    """What kind of a job its faults need."""
+    return ground_of([planned.kind for planned in campaign.plan] or preset_of(campaign.preset).weights)
+
+
+def specification(campaign: Campaign) -> JobSpec:
+    """Of its job on several nodes. One whose file says nothing of checkpoints takes them often, so that there are some
+    when all workers are lost."""
+    if campaign.job:
+        return codec.job_from_json(campaign.job.encode(), "the job")
+    name, command = script.command(campaign.command, module=False)
+    return JobSpec(
+        name=default_name(name),
+        command=command,
+        workers=campaign.workers,
+        max_restarts=RESTARTS,
+        checkpoint_every=CHECKPOINT_EVERY,
+        snapshot_every=SNAPSHOT_EVERY,
+        directory=campaign.directory,
+    )
 
 
 def read_campaign(home: Path) -> Campaign:
@@ -217,7 +134,12 @@ def from_document(home: Path, fields: Mapping[str, Any]) -> Campaign:
     return Campaign(**{**fields, "home": home, "plan": plan, "command": tuple(map(str, fields["command"]))})
 
 
-def _document(campaign: Campaign) -> bytes:
+def planned(campaign: Campaign, quiet_s: float) -> Campaign:
+    """With its plan, and written down. quiet_s: how long the undisturbed run took."""
+    duration_s = campaign.duration_s if campaign.duration_s is not None else SHARE * quiet_s
+    if not campaign.plan:
+        campaign = replace(campaign, plan=plan(preset_of(campaign.preset), campaign.seed, duration_s, campaign.workers))
     fields = asdict(campaign)
     del fields["home"]
-    return json.dumps(fields, indent=1).encode() + b"\n"
+    write_atomically(campaign.home / "chaos.json", json.dumps(fields, indent=1).encode() + b"\n")
+    return campaign

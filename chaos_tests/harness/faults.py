@@ -1,4 +1,4 @@
-"""The kinds of faults, as values: what happens, to whom, and how it ends. breaker.py does them.
+"""The kinds of faults, as values: what happens, to whom, and how it ends. catalogue.py names them, deeds does them.
 
 A fault that lasts has an end, `for_s`; what is lethal needs none. A *place* is a point in the job's life, named by the
 journal event that marks it: the fault strikes when that event comes next, after a spark that makes it come. Or it is a
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from chaos_tests.harness.ambush import points
 from chaos_tests.harness.ambush.points import Act
 
 RECOVERY = ("quiesce_started", "ring_aborted", "quiesce_complete", "committed", "ring_up", "redo_started")
@@ -136,7 +135,66 @@ class FillDisk:
     for_s: float
 
 
-Fault: TypeAlias = Strike | Freeze | Ambush | Slow | Reclaim | KillService | FreezeService | AskStore | Hog | FillDisk
+class Between(StrEnum):
+    NODE = "a node and all others"
+    CONTROL = "a node and what decides"
+    PAIR = "two nodes"
+    STORE = "the leader and etcd"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Nothing that one side sends reaches the other, for that time; nor the other way, unless one_way. Then it is
+    mended."""
+
+    between: Between
+    for_s: float
+    one_way: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EndAgent:
+    """SIGKILL of the agent of a job on one node. Its workers must die with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndNode:
+    """SIGKILL of the daemon of a node, with which all dies that it started. It comes back after for_s."""
+
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndLeader:
+    """SIGKILL of the replica that leads the job. It comes back after for_s."""
+
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StrikeStore:
+    """A member of etcd is killed, or stands still, and is there again after for_s. leader: the one that leads."""
+
+    for_s: float
+    leader: bool = False
+    freeze: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoseAll:
+    """SIGKILL of all workers at one instant: the job has to go on from what is kept. spoil: first the memory of all
+    machines is emptied, and one bit of the newest checkpoint is flipped."""
+
+    spoil: bool = False
+
+
+OnCluster: TypeAlias = Cut | EndAgent | EndNode | EndLeader | StrikeStore | LoseAll
+"""What needs a job over several nodes."""
+
+OnMachine: TypeAlias = Reclaim | KillService | FreezeService | AskStore | FillDisk
+"""What needs a job of one machine."""
+
+Fault: TypeAlias = Strike | Freeze | Ambush | Slow | Hog | OnMachine | OnCluster
 
 Targeted: TypeAlias = Strike | Freeze | Ambush | Slow
 """What is done to members that are chosen for it."""
@@ -144,85 +202,37 @@ Targeted: TypeAlias = Strike | Freeze | Ambush | Slow
 RENDEZVOUS, AGENT, ETCD = "elastic.rendezvous", "elastic.agent", "etcd"
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """about: for people."""
-
-    fault: Fault
-    about: str
-
-
-STUCK_S = 90.0
-"""timing.progress_s, and as much again until the next beat is looked at on a loaded machine."""
-
-CATALOGUE: Mapping[str, Kind] = {
-    "kill": Kind(Strike(), "SIGKILL of any member"),
-    "kill-rank-0": Kind(Strike(aim=Aim.LEADER), "SIGKILL of the oldest member, which prints, saves and gives copies"),
-    "kill-youngest": Kind(Strike(aim=Aim.YOUNGEST), "SIGKILL of the member that came last: a flapping slot"),
-    "kill-two": Kind(Strike(count=2), "SIGKILL of two members at one instant"),
-    "kill-all-but-one": Kind(Strike(aim=Aim.ALL), "SIGKILL of all members but one at one instant"),
-    "kill-in-recovery": Kind(Strike(places=RECOVERY), "a second SIGKILL at a point of the recovery from a first"),
-    "kill-newcomer": Kind(
-        Strike(aim=Aim.NEWCOMER, places=JOINING), "SIGKILL of a replacement at a point of its way into the ring"
-    ),
-    "kill-donor": Kind(
-        Strike(aim=Aim.LEADER, places=JOINING), "SIGKILL of rank 0 at a point of a replacement's way into the ring"
-    ),
-    "segfault": Kind(Strike(signal.SIGSEGV), "a member ends by a segmentation fault"),
-    "abort": Kind(Strike(signal.SIGABRT), "a member ends by abort()"),
-    "freeze-short": Kind(Freeze(1.2), "a member stands still for 1.2 s, too short to be expelled"),
-    "freeze-long": Kind(Freeze(6.0), "a member stands still until it is expelled, and thaws into a world without it"),
-    "freeze-for-good": Kind(Freeze(40.0), "a member stands still until it is expelled and killed"),
-    "freeze-rank-0": Kind(Freeze(6.0, aim=Aim.LEADER), "the same as freeze-long, of rank 0"),
-    "freeze-all": Kind(Freeze(1.2, aim=Aim.ALL), "all workers stand still for 1.2 s"),
-    "kill-in-step": Kind(Ambush(Act.KILL, points.STEP), "SIGKILL at a point of a step"),
-    "kill-in-first-step": Kind(
-        Ambush(Act.KILL, points.STEP, step=When.FIRST), "SIGKILL in the first step of all, before anything was applied"
-    ),
-    "kill-in-last-step": Kind(Ambush(Act.KILL, points.STEP, step=When.LAST), "SIGKILL in the last step of all"),
-    "kill-in-evaluation": Kind(Ambush(Act.KILL, (points.IN_EVALUATION,)), "SIGKILL within job.evaluate"),
-    "kill-in-checkpoint": Kind(
-        Ambush(Act.KILL, points.CHECKPOINT), "SIGKILL between the data of a checkpoint or snapshot and its mark"
-    ),
-    "kill-in-rebuild": Kind(
-        Ambush(Act.KILL, (points.IN_REBUILD,), spark=True), "SIGKILL of whoever connects first after a first SIGKILL"
-    ),
-    "kill-in-copy": Kind(
-        Ambush(Act.KILL, points.COPY, spark=True), "SIGKILL of a donor or a newcomer while the state is copied"
-    ),
-    "freeze-in-step": Kind(Ambush(Act.STOP, points.STEP, for_s=6.0), "a member stands still at a point of a step"),
-    "hang": Kind(
-        Ambush(Act.HANG, (points.IN_SHARD,), noted_s=STUCK_S), "a script waits for ever in a shard; its process lives"
-    ),
-    "hang-gil": Kind(
-        Ambush(Act.HANG_GIL, points.STEP, noted_s=STUCK_S), "the same with Python's lock held: no thread runs"
-    ),
-    "raise": Kind(Ambush(Act.RAISE, (points.IN_SHARD,)), "a script raises in a shard"),
-    "interrupt": Kind(
-        Ambush(Act.INTERRUPT, (points.IN_SHARD, points.RESULT_HELD)), "a script is given an exception by another thread"
-    ),
-    "no-memory": Kind(Ambush(Act.NO_MEMORY, (points.IN_SHARD,)), "a script asks for more memory than it may have"),
-    "slow": Kind(Slow(8.0), "a member gets a fifth of its processor time for 8 s"),
-    "reclaim": Kind(Reclaim(5.0), "the machine of a member is taken away, and another one comes after a while"),
-    "kill-rendezvous": Kind(KillService(RENDEZVOUS), "SIGKILL of the rendezvous service, which is started again"),
-    "freeze-rendezvous": Kind(FreezeService(RENDEZVOUS, 4.0), "the rendezvous service stands still beyond its lease"),
-    "freeze-agent": Kind(FreezeService(AGENT, 4.0), "the agent stands still for 4 s"),
-    "freeze-etcd": Kind(FreezeService(ETCD, 4.0), "etcd stands still for 4 s"),
-    "compact-etcd": Kind(AskStore(Ask.COMPACT), "etcd forgets its history"),
-    "defragment-etcd": Kind(AskStore(Ask.DEFRAGMENT), "etcd rewrites its database, and answers nobody meanwhile"),
-    "revoke-leases": Kind(AskStore(Ask.REVOKE), "all leases are revoked, the leader's too"),
-    "cpu-hog": Kind(Hog(5.0), "other processes want all cores, twice, for 5 s"),
-    "disk-full": Kind(FillDisk(3.0), "the job directory's disk is full for 3 s (needs a small file system)"),
-}
-
-
 SURVIVABLE_S = 2.5
 """A freeze shorter than this expels nobody, so it may hit everybody (timing.evict_s)."""
 
 
+class Ground(StrEnum):
+    """What kind of a job a fault can be done to."""
+
+    ANY = "any"
+    MACHINE = "one machine"
+    CLUSTER = "several nodes"
+    NETWORK = "several nodes, with links that can be cut"
+
+
+def ground(fault: Fault) -> Ground:
+    if isinstance(fault, Cut):
+        return Ground.NETWORK
+    if isinstance(fault, OnCluster):
+        return Ground.CLUSTER
+    return Ground.MACHINE if isinstance(fault, OnMachine) else Ground.ANY
+
+
 def lethal(fault: Fault) -> bool:
     """Whether workers that are hit are gone at once."""
-    return isinstance(fault, Strike | Reclaim) or (isinstance(fault, Ambush) and fault.act is not Act.STOP)
+    if isinstance(fault, Ambush):
+        return fault.act is not Act.STOP
+    return isinstance(fault, Strike | Reclaim | EndAgent | EndNode | LoseAll)
+
+
+def parts(fault: Fault) -> bool:
+    """Whether those that it names may be taken for dead although they live."""
+    return isinstance(fault, Cut) and fault.between in (Between.NODE, Between.PAIR)
 
 
 def places(fault: Fault) -> tuple[str, ...]:

@@ -7,9 +7,11 @@ counterexample can be looked up.
 What the harness itself writes into its journal, beside the product's own events:
 
     fault_injected  number, fault, worker_id or target, pid   just before the fault
+                    spoiled                                   a checkpoint that it has damaged
     fault_seen      number, because                           it has taken hold: looked up in /proc or in a journal
     fault_ended     number                                    its end was brought about, or it has none
-    fault_held      number, worker_id                         a new process in a place without a machine stands still
+    fault_held      number, worker_id                         a new process where a fault lasts: it stands still, or
+                                                              is cut off like the one before it
     fault_skipped   number, fault, because                    it could not be done, and was not
     steps_seen      applied                                   so many lines are in the ledger now
     etcd_put        key, revision, created, number, members   a generation's record was written

@@ -6,26 +6,17 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
+from chaos_tests.harness.following import Followed, JobFailed
 from chaos_tests.harness.jsonlines import Tail
 from chaos_tests.harness.processes import Command
 from elastic.errors import ElasticError
 from elastic.journal import Journal, journal_path
 from elastic.status import job_status
-
-POLL_S = 0.02
-OUTPUT_TAIL = 4000
-
-T = TypeVar("T")
-
-
-class JobFailed(ElasticError):
-    """Look at the job's directory: it ended, or stood still, where it should have gone on."""
 
 
 def elastic_run(job_dir: Path, options: Sequence[str], command: Sequence[str]) -> list[str]:
@@ -34,7 +25,7 @@ def elastic_run(job_dir: Path, options: Sequence[str], command: Sequence[str]) -
     return [*run, "--job-dir", str(job_dir), *options, *command]
 
 
-class LocalJob:
+class LocalJob(Followed):
     """A job's command as a child, its output in ``<job_dir>.out``. A context manager that leaves nothing running.
 
     program: the command line, such as `elastic_run` makes it. cwd: where it runs; None: here.
@@ -65,12 +56,16 @@ class LocalJob:
         self.stop()
 
     def stop(self) -> None:
-        """End the job and everything it started. Any number of times."""
         self._command.stop()
+
+    def polled(self) -> None:
+        self._on_poll(self)
+
+    def exit_code(self) -> int | None:
+        return self._command.process.poll()
 
     @property
     def mark(self) -> str:
-        """Of all its processes; see processes.py."""
         return self._command.mark
 
     # Following
@@ -98,37 +93,13 @@ class LocalJob:
         except ElasticError:
             return []
 
-    def until(self, what: str, reached: Callable[[], T | None], deadline_s: float) -> T:
-        """The first value of `reached` that is true."""
-        until_s = time.monotonic() + deadline_s
-        while True:
-            self._on_poll(self)
-            if value := reached():
-                return value
-            if (status := self._command.process.poll()) is not None:
-                raise JobFailed(f"the job ended with {status} before {what}\n{self._last_words()}")
-            if time.monotonic() > until_s:
-                raise JobFailed(f"not within {deadline_s:.0f} s: {what}\n{self._last_words()}")
-            time.sleep(POLL_S)  # files and a remote process: there is nothing to wait on
-
-    def ended(self, deadline_s: float) -> int | None:
-        """Its exit code; None if it is still running at the deadline."""
-        until_s = time.monotonic() + deadline_s
-        while (status := self._command.process.poll()) is None:
-            if time.monotonic() > until_s:
-                return None
-            self._on_poll(self)
-            time.sleep(POLL_S)
-        self._on_poll(self)
-        return status
-
     def wait(self, deadline_s: float) -> dict[str, Any]:
         """The job's result.json. Raises JobFailed unless it ended with exit code 0."""
         status = self.ended(deadline_s)
         if status is None:
-            raise JobFailed(f"the job did not end within {deadline_s:.0f} s\n{self._last_words()}")
+            raise JobFailed(f"the job did not end within {deadline_s:.0f} s\n{self.last_words()}")
         if status:
-            raise JobFailed(f"the job ended with {status}\n{self._last_words()}")
+            raise JobFailed(f"the job ended with {status}\n{self.last_words()}")
         result: dict[str, Any] = json.loads((self.dir / "result.json").read_bytes())
         return result
 
@@ -140,6 +111,3 @@ class LocalJob:
         with Journal(journal_path(self.dir, "harness"), name, "harness", member["node"]) as journal:
             journal.write("fault_injected", worker_id=member["worker_id"], pid=member["pid"], fault=number.name)
         os.kill(member["pid"], number)
-
-    def _last_words(self) -> str:
-        return self.output()[-OUTPUT_TAIL:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from pathlib import Path
+from typing import Protocol
 
 from chaos_tests.harness import blows, processes
 from elastic import codec, pieces
@@ -16,20 +17,46 @@ from elastic.store import Item, KeyPut, Watch, WatchCompacted, WatchEvent, Watch
 CALL_S = 2.0
 
 
-def _runs(pid: int) -> bool:
-    """Whether it can answer. One that is gone writes nothing any more, so nothing of its history is missed."""
-    return blows.state(pid) in ("R", "S", "D", "I")
+class Source(Protocol):
+    """The etcd of a job."""
+
+    def connect(self) -> EtcdStore | None:
+        """None: it cannot answer now. Raises StoreError and OSError."""
+        ...
+
+    def may_write(self) -> bool:
+        """False: it is gone, and nothing of its history is missed."""
+        ...
+
+
+class Embedded:
+    """That of one machine, found among the job's processes. mark: theirs."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._pid = 0
+        """Once it was found."""
+
+    def connect(self) -> EtcdStore | None:
+        self._pid = self._pid or processes.services(self._mark).get("etcd", 0)
+        if not self._runs():
+            return None
+        return EtcdStore([f"unix:{os.readlink(f'/proc/{self._pid}/cwd')}/localhost:1"], keepalive_s=1.0)
+
+    def may_write(self) -> bool:
+        return not self._pid or self._runs()
+
+    def _runs(self) -> bool:
+        return blows.state(self._pid) in ("R", "S", "D", "I")
 
 
 class Recorder:
     """A context manager. `look` is called often by one thread; etcd's watch has a thread of its own."""
 
-    def __init__(self, job_dir: Path, job: str, mark: str) -> None:
-        self._job, self._mark = job, mark
+    def __init__(self, job_dir: Path, job: str, etcd: Source) -> None:
+        self._job, self._etcd = job, etcd
         self.journal = Journal(journal_path(job_dir, "harness"), job, "harness", "harness")
         self._applied = 0
-        self._etcd = 0
-        """Its pid, once it was found."""
         self._store: EtcdStore | None = None
         self._watch: Watch | None = None
         self._seen = 0
@@ -43,7 +70,7 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         if self._watch is not None:
             self._watch.cancel()
-        elif _runs(self._etcd) or not self._etcd:
+        elif self._etcd.may_write():
             self.journal.write("etcd_gap", because=self._lost or "etcd was never reached")
         self._note(last=True)
         if self._store is not None:
@@ -60,15 +87,15 @@ class Recorder:
             self._watch.cancel()
             self._watch = None
         if self._watch is None:
-            self._etcd = self._etcd or processes.services(self._mark).get("etcd", 0)
-            if _runs(self._etcd):
-                self._subscribe(self._etcd)
+            self._subscribe()
 
-    def _subscribe(self, pid: int) -> None:
+    def _subscribe(self) -> None:
         """From the revision after the last one seen, so that a broken watch misses nothing."""
         try:
             if self._store is None:
-                self._store = EtcdStore([f"unix:{os.readlink(f'/proc/{pid}/cwd')}/localhost:1"], keepalive_s=1.0)
+                self._store = self._etcd.connect()
+            if self._store is None or not self._etcd.may_write():
+                return
             self._lost = ""
             prefix = f"/elastic/{self._job}/generations/"
             self._watch = self._store.watch(prefix, self._seen + 1, self._deliver, timeout_s=CALL_S)

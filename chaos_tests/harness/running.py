@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from chaos_tests.harness.ambush.points import Order
 from chaos_tests.harness.blows import End
-from chaos_tests.harness.faults import CATALOGUE, Fault
+from chaos_tests.harness.catalogue import CATALOGUE
+from chaos_tests.harness.faults import Fault
 from chaos_tests.harness.schedule import Planned
 
 
@@ -15,7 +16,8 @@ class Running:
     """A fault that has begun. hit: workers whose end is awaited. frozen: those that it makes stand still.
 
     awaits_place: it is in two parts, and waits for the second. laid: an ambush into which nobody has come yet, and
-    whose it is. slot: a place of which each new process is held, in `held`, until the fault ends.
+    whose it is. slot: a place of which each new process is held, in `held`, until the fault ends. reach: nodes on which
+    whoever begins meanwhile is hit too.
     """
 
     planned: Planned
@@ -27,6 +29,7 @@ class Running:
     until_s: float = 0.0
     end: End | None = None
     slot: int | None = None
+    reach: frozenset[str] = frozenset()
     held: list[str] = field(default_factory=list)
     injected: bool = False
     seen: bool = False

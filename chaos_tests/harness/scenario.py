@@ -23,7 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chaos_tests.harness.faults import CATALOGUE, places
+from chaos_tests.harness.catalogue import CATALOGUE
+from chaos_tests.harness.faults import places
 from chaos_tests.harness.schedule import Planned
 from elastic.errors import ConfigError
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from chaos_tests.harness.ambush.points import Act
-from chaos_tests.harness.faults import CATALOGUE, Ambush, places
+from chaos_tests.harness.catalogue import CATALOGUE
+from chaos_tests.harness.faults import Ambush, Ground, ground, places
 from chaos_tests.harness.traces import MEDIAN_GAP_S, Change, absences, generate
 from elastic.errors import ConfigError
 
@@ -49,8 +50,11 @@ SPOT_SPEED = 20.0
 
 KILLS = {"kill": 4.0, "kill-rank-0": 2.0, "kill-two": 2.0, "kill-in-recovery": 3.0, "kill-newcomer": 1.0}
 
-UNUSUAL = ("disk-full", "reclaim")
-"""Kinds that need a file system of their own, or a trace."""
+UNUSUAL = ("disk-full", "reclaim", "corrupt-checkpoint")
+"""Kinds that need a file system of their own, a trace, or two checkpoints."""
+
+ON_NODES = {k: 1.0 for k, it in CATALOGUE.items() if ground(it.fault) is Ground.CLUSTER and k not in UNUSUAL}
+CUTS = {k: 1.0 for k, it in CATALOGUE.items() if ground(it.fault) is Ground.NETWORK}
 
 PRESETS: Mapping[str, Preset] = {
     "kill": Preset("members are killed, one or two, rank 0, and again while the others recover", 4.0, KILLS),
@@ -97,10 +101,22 @@ PRESETS: Mapping[str, Preset] = {
         {"kill": 2.0, "kill-rendezvous": 1.0, "freeze-rendezvous": 1.0, "freeze-agent": 1.0, "freeze-etcd": 1.0},
         each=True,
     ),
+    "partition": Preset(
+        "nodes are cut off, in one direction and in both: from all, from what decides, from each other (needs root)",
+        15.0,
+        {**CUTS, "kill": 1.0},
+        each=True,
+    ),
+    "cluster": Preset(
+        "of a job over several nodes: agents, nodes, leaders and members of etcd die, and all workers at once",
+        12.0,
+        {**ON_NODES, "kill": 1.0},
+        each=True,
+    ),
     "everything": Preset(
-        "every kind in turn, in an order drawn by the seed",
+        "every kind that a job of one machine has, in turn, in an order drawn by the seed",
         4.0,
-        {kind: 1.0 for kind in CATALOGUE if kind not in UNUSUAL},
+        {kind: 1.0 for kind in CATALOGUE if kind not in (*UNUSUAL, *ON_NODES, *CUTS)},
         each=True,
     ),
 }
@@ -121,6 +137,12 @@ def preset_of(name: str) -> Preset:
             "`elastic chaos list`"
         )
     return Preset(", ".join(kinds), KINDS_GAP_S, dict.fromkeys(kinds, 1.0), each=True)
+
+
+def ground_of(kinds: Iterable[str]) -> Ground:
+    """What kind of a job these can be done to; those that need another one are skipped there."""
+    asked = {ground(CATALOGUE[kind].fault) for kind in kinds}
+    return next((one for one in (Ground.NETWORK, Ground.CLUSTER) if one in asked), Ground.MACHINE)
 
 
 def plan(preset: Preset, seed: int, duration_s: float, workers: int) -> tuple[Planned, ...]:

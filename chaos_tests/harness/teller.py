@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from chaos_tests.harness.faults import CATALOGUE, Ambush, lethal
+from chaos_tests.harness.catalogue import CATALOGUE
+from chaos_tests.harness.faults import Ambush, lethal
 from chaos_tests.harness.schedule import Planned
 from elastic.journal import Journal
 

@@ -11,6 +11,15 @@ def slot_of(worker: str) -> int:
     return int(worker.split(".")[-2])
 
 
+def node_of(worker: str) -> str:
+    return worker.rsplit(".", 2)[0]
+
+
+def step_of(entry: str) -> int:
+    """Of a checkpoint's name, step-<number>.<...>."""
+    return int(entry.partition("-")[2].partition(".")[0])
+
+
 class World:
     """Fed with journal lines in their order."""
 
@@ -25,6 +34,14 @@ class World:
         """Replacements that have announced themselves and are not members yet."""
         self.over = False
         """A member has come to the end of the script."""
+        self.agents: dict[str, int] = {}
+        """Node -> pid of the job's agent there."""
+        self.leader = 0
+        """Pid of the replica that leads."""
+        self.kept_step = 0
+        """Of the newest snapshot or checkpoint that was completed."""
+        self.began_step = 0
+        """From which the job went on when it had lost everything."""
         self._at_work: set[str] = set()
         self._held: set[str] = set()
 
@@ -49,6 +66,14 @@ class World:
                 case "worker_exited":
                     self.ended.add(worker)
                     self.newcomers.discard(worker)
+                case "attending":
+                    self.agents[line["node"]] = line["pid"]
+                case "leading":
+                    self.leader = line["pid"]
+                case "snapshot_complete" | "checkpoint_complete":
+                    self.kept_step = max(self.kept_step, step_of(line["entry"]))
+                case "state_restored":
+                    self.began_step = int(line["step"])
                 case "finished" | "job_over" | "job_ended":
                     self.over = True
             if line["who"] == worker or line["event"] == "worker_started":
@@ -64,6 +89,11 @@ class World:
         """Living members that hold the state, the oldest first."""
         gone = self.lost | self.ended
         return tuple(worker for worker in self.members if worker in self._held and worker not in gone)
+
+    def there(self, node: str) -> tuple[str, ...]:
+        """Workers on a node of which nobody knows that they are gone, members or not."""
+        gone = self.lost | self.ended
+        return tuple(worker for worker in self.pids if node_of(worker) == node and worker not in gone)
 
     def living(self, slot: int) -> str | None:
         """The process in a place just now; None between two."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from chaos_tests.harness.checkers import Answer
+from chaos_tests.harness.cluster import why_not
 from chaos_tests.harness.replay import differences, read_report
 from elastic.cli import main
 from tests.chaos.runs import Undisturbed, command, disturbed, told
@@ -20,8 +23,10 @@ SHORT = ("--allow-unknown", "I14")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a run with kills."""
     path = tmp_path_factory.mktemp("chaos") / "run"
-    options = ["--preset", "kill", "--seed", "11", "--duration", "4s", "--job-dir", str(path), *SHORT]
-    assert main(["chaos", "run", *options, "--", *command(epochs=3)]) == 0
+    options = ["--preset", "kill", "--seed", "11", "--duration", "4s", "--job-dir", str(path), *SHORT, "--json"]
+    with redirect_stdout(io.StringIO()) as printed:
+        assert main(["chaos", "run", *options, "--", *command(epochs=3)]) == 0
+    (path / "printed").write_text(printed.getvalue())
     return path
 
 
@@ -34,6 +39,13 @@ def test_a_run_with_faults_passes_and_leaves_a_report(home: Path) -> None:
     assert report["faults"]
     assert "<svg" in (home / "report.html").read_text()
     assert 'failures="0"' in (home / "junit.xml").read_text()
+
+
+def test_a_run_prints_its_report_as_one_object(home: Path) -> None:
+    (line,) = (home / "printed").read_text().splitlines()
+    printed = json.loads(line)
+    report = json.loads((home / "report.json").read_bytes())
+    assert printed == {**report, "passed": True, "report": str(home / "report.html")}
 
 
 def test_a_report_is_made_again_from_the_files(home: Path) -> None:
@@ -57,7 +69,9 @@ def test_a_run_is_done_again_from_its_report(home: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("preset", ["places", "etcd", "spot"])
+@pytest.mark.parametrize("preset", ["places", "etcd", "spot", "cluster", "partition"])
 def test_a_preset_is_survived(preset: str, tmp_path: Path) -> None:
+    if preset == "partition" and (why := why_not()):
+        pytest.skip(why)
     options = ["--preset", preset, "--seed", "3", "--duration", "40s", "--job-dir", str(tmp_path / "run")]
     assert main(["chaos", "run", *options, "--", *command(epochs=20)]) == 0

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from chaos_tests import asking, listing
 from chaos_tests import cli as chaos
+from chaos_tests.harness.catalogue import CATALOGUE
 from chaos_tests.harness.checkers import judge
-from chaos_tests.harness.faults import CATALOGUE, Aim, Freeze, Strike, choose, lethal, places
+from chaos_tests.harness.faults import Aim, Freeze, Ground, Strike, choose, ground, lethal, places
 from chaos_tests.harness.report import documents, plots, svg
 from chaos_tests.harness.report.story import histogram, tell
-from chaos_tests.harness.schedule import PRESETS, UNUSUAL, plan, preset_of
+from chaos_tests.harness.schedule import PRESETS, UNUSUAL, ground_of, plan, preset_of
 from chaos_tests.harness.world import World
 from elastic.cli import main
 from elastic.errors import ConfigError, ExitCode
@@ -40,7 +42,8 @@ def test_one_seed_makes_one_plan(name: str) -> None:
 
 def test_everything_holds_every_kind_that_a_job_survives_before_one_comes_twice() -> None:
     kinds = [planned.kind for planned in plan(PRESETS["everything"], 1, 600.0, 3)]
-    usual = set(CATALOGUE) - {*UNUSUAL}
+    here = (Ground.ANY, Ground.MACHINE)
+    usual = {kind for kind, it in CATALOGUE.items() if ground(it.fault) in here} - {*UNUSUAL}
     assert set(kinds[: len(usual)]) == usual
 
 
@@ -207,3 +210,48 @@ def test_the_list_names_every_preset_and_kind(capsys: pytest.CaptureFixture[str]
     assert main(["chaos", "list"]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in (*PRESETS, *CATALOGUE))
+
+
+def test_the_list_as_json_says_what_this_machine_cannot_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "why_not", lambda: "no network here")
+    monkeypatch.setattr(listing, "sturdy_binary", lambda: None)
+    assert main(["chaos", "list", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [preset["name"] for preset in told["presets"]] == list(PRESETS)
+    assert {preset["name"] for preset in told["presets"] if preset["cannot"]} == {"partition"}
+    faults = {fault["name"]: fault for fault in told["faults"]}
+    assert list(faults) == list(CATALOGUE)
+    assert faults["cut-pair"]["cannot"] == "no network here"
+    assert {name for name in faults if "etcd" in faults[name]["cannot"]} == {"kill-etcd", "kill-etcd-leader"}
+    assert faults["kill-in-copy"]["places"] == ["copy-is-sent", "copy-is-received"]
+    assert (faults["kill"]["ground"], faults["reclaim"]["ground"]) == (Ground.ANY, Ground.MACHINE)
+
+
+@pytest.mark.parametrize("words", [["--preset", "partition"], ["--preset", "kill,cut-pair"]])
+def test_what_this_machine_cannot_do_is_skipped_with_the_reason_and_nothing_is_begun(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "why_not", lambda: "no network here")
+    home = tmp_path / "home"
+    assert main(["chaos", "run", *words, "--json", "--job-dir", str(home), "--", "x.py"]) == chaos.SKIPPED
+    told = capsys.readouterr()
+    assert json.loads(told.out) == {"passed": False, "skipped": "no network here"}
+    assert "SKIPPED" in told.err and "no network here" in told.err
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("preset", "where"),
+    [
+        ("everything", Ground.MACHINE),
+        ("kill,freeze-long", Ground.MACHINE),
+        ("cluster", Ground.CLUSTER),
+        ("kill-agent,kill", Ground.CLUSTER),
+        ("partition", Ground.NETWORK),
+        ("kill-agent,cut-node", Ground.NETWORK),
+    ],
+)
+def test_a_job_lies_where_all_its_faults_can_be_done(preset: str, where: Ground) -> None:
+    assert ground_of(preset_of(preset).weights) is where

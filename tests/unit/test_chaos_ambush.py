@@ -13,7 +13,8 @@ import pytest
 from chaos_tests.harness.ambush import inside, points
 from chaos_tests.harness.ambush.orders import Orders
 from chaos_tests.harness.ambush.points import Act, Order
-from chaos_tests.harness.faults import CATALOGUE, Ambush, When
+from chaos_tests.harness.catalogue import CATALOGUE
+from chaos_tests.harness.faults import Ambush, When
 from chaos_tests.harness.schedule import PRESETS, plan
 
 ME = "local.1.0"

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.harness import auditor, blows, campaign, processes, recorder
+from chaos_tests.harness import auditor, blows, campaign, faulty, processes, recorder
 from chaos_tests.harness.auditor import Auditor
 from chaos_tests.harness.campaign import Campaign
 from chaos_tests.harness.cluster import Cluster, fleet
 from chaos_tests.harness.cluster.etcd import EtcdMembers
 from chaos_tests.harness.cluster.hosts import PREFIX
 from chaos_tests.harness.local import LocalJob
-from chaos_tests.harness.recorder import Recorder
+from chaos_tests.harness.recorder import Embedded, Recorder
 from chaos_tests.harness.schedule import Planned
 from elastic import journal, pieces
 from elastic.checkpoints.manifest import FileEntry, Manifest, Moment
@@ -72,7 +72,7 @@ def commit(store: MemoryStore, number: int) -> None:
 def test_a_record_in_pieces_is_noted_like_any_other_as_soon_as_etcd_answers(
     store: ShortOfBreath, tmp_path: Path
 ) -> None:
-    with Recorder(tmp_path, "job", "mark") as seen:
+    with Recorder(tmp_path, "job", Embedded("mark")) as seen:
         seen.look(0)
         commit(store, 1)
         assert store.prefix("/elastic/job/pieces/", timeout_s=1).items
@@ -84,7 +84,7 @@ def test_a_record_in_pieces_is_noted_like_any_other_as_soon_as_etcd_answers(
 
 
 def test_a_record_of_which_a_piece_is_missing_is_a_gap(store: ShortOfBreath, tmp_path: Path) -> None:
-    with Recorder(tmp_path, "job", "mark") as seen:
+    with Recorder(tmp_path, "job", Embedded("mark")) as seen:
         seen.look(0)
         commit(store, 1)
         store.delete(store.prefix("/elastic/job/pieces/", timeout_s=1).items[0].key, timeout_s=1)
@@ -105,7 +105,7 @@ def test_what_was_too_large_to_be_read_is_noted_as_not_read(
     about = {"job": "job", "job_id": "feed", "series": "", "taken": "2026-01-01T00:00:00Z"}
     series.publish(Manifest(entry=str(name), moment=moment, generation=1, world=1, files=(file,), header={}, **about))
     with Journal(journal_path(tmp_path, "harness"), "job", "harness", "harness") as lines:
-        Auditor(tmp_path, lines).look_at_all()
+        Auditor({"n": tmp_path}, lines).look_at_all()
     (line,) = noted(tmp_path, "checkpoint_read")
     assert line["read"] is read
     assert bool(line["problem"]) is read, "its bytes are not those of its digest, which only a reader can know"
@@ -139,7 +139,7 @@ def test_what_lasts_is_ended_also_when_the_run_is_interrupted(tmp_path: Path, mo
     (tmp_path / "quiet" / "steps.jsonl").touch()
     asked = Campaign(tmp_path, ("train.py",), 2, "kill", 1, 5.0, (Planned(1, 0.0, "disk-full"),))
     with pytest.raises(KeyboardInterrupt):
-        campaign.faulty_run(asked, 5.0)
+        faulty.faulty_run(asked, 5.0)
     assert noted(tmp_path / "faulty", "fault_injected") and not filled.exists()
 
 

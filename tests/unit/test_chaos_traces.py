@@ -8,7 +8,8 @@ from itertools import groupby, pairwise
 import pytest
 
 from chaos_tests import asking
-from chaos_tests.harness.faults import CATALOGUE, Reclaim
+from chaos_tests.harness.catalogue import CATALOGUE
+from chaos_tests.harness.faults import Reclaim
 from chaos_tests.harness.schedule import PRESETS, Planned, plan, plan_of_trace
 from chaos_tests.harness.traces import (
     Absence,

@@ -361,3 +361,42 @@ def test_a_checkpoint_that_was_too_large_to_be_read_is_not_called_whole() -> Non
         without(good(), "checkpoint_read"), *(Event({**one.line, "read": False}, one.at) for one in read)
     )
     assert verdict("I14", none).answer is Answer.UNKNOWN
+
+
+def test_who_is_cut_off_from_the_others_may_be_given_up_but_not_who_is_cut_off_from_deciders_alone() -> None:
+    def given_up(kind: str) -> History:
+        return with_events(
+            good(),
+            event(5.1, "fault_injected", "harness", worker=B, number=2, fault=kind, lethal=False),
+            event(6.0, "fault_ended", "harness", number=2),
+            event(6.1, "member_lost", worker=B, because="node n is silent"),
+        )
+
+    assert verdict("I11", given_up("cut-pair")).answer is Answer.TRUE
+    assert verdict("I11", given_up("cut-control")).answer is Answer.FALSE
+
+
+def test_who_is_cut_off_from_everybody_has_to_be_expelled_in_time() -> None:
+    cut = (
+        event(5.1, "fault_injected", "harness", worker=B, number=2, fault="cut-node", lethal=False),
+        event(17.1, "fault_ended", "harness", number=2),
+    )
+    alive = with_events(without(good(), "finished"), *cut)
+    assert verdict("I11", alive).answer is Answer.FALSE
+    assert verdict("I11", with_events(alive, event(9.0, "member_lost", worker=B))).answer is Answer.TRUE
+
+
+ENTRY = "step-000000000002.0.g2-c105d2d3"
+
+
+def test_a_checkpoint_that_the_harness_has_damaged_is_found_damaged_and_not_gone_on_from() -> None:
+    damaged = changed(good(), "checkpoint_read", problem="")
+    read = event(9.8, "checkpoint_read", "harness", place="disk", entry=ENTRY, at="the end", problem="is damaged")
+    spoiled = event(6.0, "fault_injected", "harness", worker=B, number=2, fault="corrupt-checkpoint", spoiled=ENTRY)
+    assert verdict("I14", with_events(damaged, read)).answer is Answer.FALSE
+    assert verdict("I14", with_events(damaged, spoiled, read)).answer is Answer.TRUE
+    torn = event(5.0, "checkpoint_read", "harness", place="disk", entry=ENTRY, at="completion", problem="is damaged")
+    assert verdict("I14", with_events(damaged, spoiled, torn)).answer is Answer.FALSE, "before it was damaged"
+    gone_on = event(7.0, "state_restored", D, 4, entry=ENTRY, step=2)
+    assert verdict("I14", with_events(damaged, gone_on)).answer is Answer.TRUE
+    assert verdict("I14", with_events(damaged, spoiled, gone_on)).answer is Answer.FALSE

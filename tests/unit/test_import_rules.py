@@ -21,6 +21,7 @@ PURE_ROOMS = [
     *rooms("chaos_tests/harness/checkers"),
     *rooms("chaos_tests/harness/report"),
     "chaos_tests/harness/ambush/points.py",
+    "chaos_tests/harness/catalogue.py",
     "chaos_tests/harness/faults.py",
     "chaos_tests/harness/history.py",
     "chaos_tests/harness/scenario.py",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 from chaos_tests.harness.checkers.verdict import Verdict, broken, first_broken, holds, unknown
 from chaos_tests.harness.history import Event, History, Run
+
+Spoiled: TypeAlias = Mapping[str, Event]
+"""Entry -> the fault that has damaged it on disk."""
 
 GONE = "gone"
 """Of a checkpoint that was removed before the harness could read it."""
@@ -14,8 +18,15 @@ GONE = "gone"
 def durability(history: History) -> Verdict:
     """I14: what is called complete is whole, the newest durable one is not lost, and only such is gone on from."""
     run = history.faulty
-    read = list(run.of("checkpoint_read"))
-    return first_broken((*_torn(read), *_lost(run, read), *_never_complete(run)), _otherwise(read))
+    spoiled = {str(entry): event for event in run.of("fault_injected") if (entry := event.line.get("spoiled"))}
+    read = [event for event in run.of("checkpoint_read") if not _by_our_hand(event, spoiled)]
+    return first_broken((*_torn(read), *_lost(run, read, spoiled), *_never_usable(run, spoiled)), _otherwise(read))
+
+
+def _by_our_hand(event: Event, spoiled: Spoiled) -> bool:
+    """Whether it was found to be damaged, on disk, after a fault had damaged it."""
+    blow = spoiled.get(str(event.line["entry"]))
+    return blow is not None and event.line["place"] == "disk" and blow.t_ns < event.t_ns
 
 
 def _otherwise(read: list[Event]) -> Verdict:
@@ -37,9 +48,10 @@ def _torn(read: list[Event]) -> Iterator[Verdict]:
             yield broken(f"{name} is called complete, and at {event.line['at']} {problem}", event.at)
 
 
-def _lost(run: Run, read: list[Event]) -> Iterator[Verdict]:
+def _lost(run: Run, read: list[Event], spoiled: Spoiled) -> Iterator[Verdict]:
     """The newest complete one that is there at the end is at least as new as the pointer said."""
-    moved = max(run.of("pointer_moved"), key=_step, default=None)
+    durable = (event for event in run.of("pointer_moved") if str(event.line["entry"]) not in spoiled)
+    moved = max(durable, key=_step, default=None)
     if moved is None or run.result is None or not read:  # nobody looked
         return
     left = [event for event in read if event.line["at"] == "the end" and not event.line["problem"]]
@@ -47,11 +59,14 @@ def _lost(run: Run, read: list[Event]) -> Iterator[Verdict]:
         yield broken(f"{moved.line['entry']} was durable, and nothing as new is there at the end", moved.at)
 
 
-def _never_complete(run: Run) -> Iterator[Verdict]:
+def _never_usable(run: Run, spoiled: Spoiled) -> Iterator[Verdict]:
     complete = {event.line["entry"] for event in run.of("checkpoint_complete", "snapshot_complete")}
     for event in run.of("state_restored"):
         if event.line["entry"] not in complete:
             yield broken(f"{event.worker} went on from {event.line['entry']}, which was never completed", event.at)
+        blow = spoiled.get(str(event.line["entry"]))
+        if blow is not None and blow.t_ns < event.t_ns:
+            yield broken(f"{event.worker} went on from {event.line['entry']}, which was damaged", blow.at, event.at)
 
 
 def _step(event: Event) -> int:

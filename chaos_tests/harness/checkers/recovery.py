@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from chaos_tests.harness.catalogue import CATALOGUE
 from chaos_tests.harness.checkers.verdict import Verdict, broken, first_broken, holds, unknown
-from chaos_tests.harness.faults import AGENT, CATALOGUE, FreezeService, KillService
+from chaos_tests.harness.faults import AGENT, Between, Cut, EndLeader, FreezeService, KillService, StrikeStore, parts
 from chaos_tests.harness.history import Event, History, Injected, Run, injected
 
 AGAIN_S = 3.0
@@ -56,9 +57,24 @@ def _served_s(history: History, faults: tuple[Injected, ...], fault: Injected, s
 
 
 def _stops_service(fault: Injected) -> bool:
-    """Whether it stops one that serves the job; what etcd is asked for does not."""
+    """Whether it stops one that serves the job, or takes a leader from it; what etcd is asked for does not."""
+    if (kind := CATALOGUE.get(fault.kind)) is None:
+        return False
+    if isinstance(kind.fault, Cut):
+        return kind.fault.between in (Between.CONTROL, Between.STORE)
+    return isinstance(kind.fault, KillService | FreezeService | EndLeader | StrikeStore)
+
+
+def _parts(fault: Injected) -> bool:
+    """Whether workers are cut off by it from those who decide whether they live."""
     kind = CATALOGUE.get(fault.kind)
-    return kind is not None and isinstance(kind.fault, KillService | FreezeService)
+    return kind is not None and parts(kind.fault)
+
+
+def _isolates(fault: Injected) -> bool:
+    """Whether they have to be expelled for it."""
+    kind = CATALOGUE.get(fault.kind)
+    return kind is not None and isinstance(kind.fault, Cut) and kind.fault.between is Between.NODE
 
 
 def _away(run: Run, fault: Injected, otherwise_ns: int) -> tuple[int, int]:
@@ -80,16 +96,18 @@ def _covered_ns(spans: list[tuple[int, int]], begin_ns: int, end_ns: int) -> int
 
 
 def _expels(history: History, fault: Injected) -> bool:
-    """Whether a freeze of workers lasted so long that they must be expelled; a short one may go either way."""
+    """Whether workers stood still, or were cut off, for so long that they must be expelled; if it was shorter, it may
+    go either way."""
     lasted_s = fault.lasted_s(otherwise=history.faulty.events[-1].t_ns)
-    return fault.kind.startswith("freeze") and not fault.lethal and lasted_s > history.limits.freeze_s
+    silent = fault.kind.startswith("freeze") or _isolates(fault)
+    return silent and not fault.lethal and lasted_s > history.limits.freeze_s
 
 
 def _false_alarms(history: History, faults: tuple[Injected, ...]) -> Iterator[Verdict]:
     run = history.faulty
     first: dict[str, int] = {}
     for fault in faults:
-        if fault.lethal or fault.kind.startswith("freeze"):
+        if fault.lethal or fault.kind.startswith("freeze") or _parts(fault):
             for worker in (*fault.targets, *fault.held):
                 first.setdefault(worker, fault.begun_ns)
     for event in run.of("worker_dying", "worker_exited"):

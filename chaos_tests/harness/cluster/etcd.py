@@ -98,6 +98,9 @@ class EtcdMembers:
         for number in numbers:
             self._members[number].wait()
 
+    def pid(self, number: int) -> int:
+        return self._members[number].pid
+
     def freeze(self, number: int) -> None:
         self._members[number].send_signal(signal.SIGSTOP)
 

@@ -40,7 +40,7 @@ class Cluster:
 
     home: gets a directory for each replica and node, and a log of each process. hosts: by default loopback addresses,
     which cannot be cut off from each other. environment: of the nodes, and so of the jobs, besides this process's own.
-    certs: replicas, nodes, operators and etcd show each other certificates.
+    certs: replicas, nodes, operators and etcd show each other certificates. mark: of all processes; see processes.py.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class Cluster:
         self.hosts = hosts if hosts is not None else Loopback()
         self.replicas: dict[str, subprocess.Popen[bytes]] = {}
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
-        self._mark = new_mark()
-        self._environment = {**os.environ, VARIABLE: "", **(environment or {}), MARK: self._mark}
+        self.mark = new_mark()
+        self._environment = {**os.environ, VARIABLE: "", **(environment or {}), MARK: self.mark}
         self._insecure = () if certs or isinstance(self.hosts, Loopback) else ("--insecure",)
         self._data = Path(tempfile.mkdtemp(prefix="elastic-cluster-"))
         names = [f"r{number}" for number in range(replicas)]
@@ -93,7 +93,7 @@ class Cluster:
         for process in (*self.nodes.values(), *self.replicas.values()):
             process.kill()
             process.wait()
-        for pid in (left := await_exits(living(self._mark), CLOSE_S)):
+        for pid in (left := await_exits(living(self.mark), CLOSE_S)):
             kill_if_there(pid)
         await_exits(left, CLOSE_S)
         self.etcd.close()
@@ -184,11 +184,15 @@ class Cluster:
         """The `steps.jsonl` of every node that took part; `elastic.ledger.merged` puts them together."""
         return sorted(self.home.glob(f"*/{job}/steps.jsonl"))
 
+    def journals(self) -> list[Path]:
+        """Those of all processes."""
+        places = ("*/journal", "*/*/journal", "*/jobs/*/journal")
+        return [path for place in places for path in self.home.glob(f"{place}/*.jsonl")]
+
     def journal(self) -> list[dict[str, Any]]:
         """Lines of all journals there are, by time."""
-        places = ("*/journal", "*/*/journal", "*/jobs/*/journal")
-        paths = [path for place in places for path in self.home.glob(f"{place}/*.jsonl")]
-        return sorted((line for path in paths for line in journal.read(path)), key=lambda line: line["t_mono_ns"])
+        lines = (line for path in self.journals() for line in journal.read(path))
+        return sorted(lines, key=lambda line: line["t_mono_ns"])
 
     def submit(
         self,

@@ -84,6 +84,11 @@ class Network:
     # ----------------------------------------------------------------------------------------------------- hosts
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of all hosts, this machine's among them."""
+        return tuple(self._numbers)
+
+    @property
     def outside(self) -> str:
         """This machine's address among them."""
         return self.address(OUTSIDE)

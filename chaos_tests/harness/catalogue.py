@@ -1,0 +1,127 @@
+"""All kinds of faults by their names."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from chaos_tests.harness.ambush import points
+from chaos_tests.harness.ambush.points import Act
+from chaos_tests.harness.faults import (
+    AGENT,
+    ETCD,
+    JOINING,
+    RECOVERY,
+    RENDEZVOUS,
+    Aim,
+    Ambush,
+    Ask,
+    AskStore,
+    Between,
+    Cut,
+    EndAgent,
+    EndLeader,
+    EndNode,
+    Fault,
+    FillDisk,
+    Freeze,
+    FreezeService,
+    Hog,
+    KillService,
+    LoseAll,
+    Reclaim,
+    Slow,
+    Strike,
+    StrikeStore,
+    When,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """about: for people."""
+
+    fault: Fault
+    about: str
+
+
+STUCK_S = 90.0
+"""timing.progress_s, and as much again until the next beat is looked at on a loaded machine."""
+
+CATALOGUE: Mapping[str, Kind] = {
+    "kill": Kind(Strike(), "SIGKILL of any member"),
+    "kill-rank-0": Kind(Strike(aim=Aim.LEADER), "SIGKILL of the oldest member, which prints, saves and gives copies"),
+    "kill-youngest": Kind(Strike(aim=Aim.YOUNGEST), "SIGKILL of the member that came last: a flapping slot"),
+    "kill-two": Kind(Strike(count=2), "SIGKILL of two members at one instant"),
+    "kill-all-but-one": Kind(Strike(aim=Aim.ALL), "SIGKILL of all members but one at one instant"),
+    "kill-in-recovery": Kind(Strike(places=RECOVERY), "a second SIGKILL at a point of the recovery from a first"),
+    "kill-newcomer": Kind(
+        Strike(aim=Aim.NEWCOMER, places=JOINING), "SIGKILL of a replacement at a point of its way into the ring"
+    ),
+    "kill-donor": Kind(
+        Strike(aim=Aim.LEADER, places=JOINING), "SIGKILL of rank 0 at a point of a replacement's way into the ring"
+    ),
+    "segfault": Kind(Strike(signal.SIGSEGV), "a member ends by a segmentation fault"),
+    "abort": Kind(Strike(signal.SIGABRT), "a member ends by abort()"),
+    "freeze-short": Kind(Freeze(1.2), "a member stands still for 1.2 s, too short to be expelled"),
+    "freeze-long": Kind(Freeze(6.0), "a member stands still until it is expelled, and thaws into a world without it"),
+    "freeze-for-good": Kind(Freeze(40.0), "a member stands still until it is expelled and killed"),
+    "freeze-rank-0": Kind(Freeze(6.0, aim=Aim.LEADER), "the same as freeze-long, of rank 0"),
+    "freeze-all": Kind(Freeze(1.2, aim=Aim.ALL), "all workers stand still for 1.2 s"),
+    "kill-in-step": Kind(Ambush(Act.KILL, points.STEP), "SIGKILL at a point of a step"),
+    "kill-in-first-step": Kind(
+        Ambush(Act.KILL, points.STEP, step=When.FIRST), "SIGKILL in the first step of all, before anything was applied"
+    ),
+    "kill-in-last-step": Kind(Ambush(Act.KILL, points.STEP, step=When.LAST), "SIGKILL in the last step of all"),
+    "kill-in-evaluation": Kind(Ambush(Act.KILL, (points.IN_EVALUATION,)), "SIGKILL within job.evaluate"),
+    "kill-in-checkpoint": Kind(
+        Ambush(Act.KILL, points.CHECKPOINT), "SIGKILL between the data of a checkpoint or snapshot and its mark"
+    ),
+    "kill-in-rebuild": Kind(
+        Ambush(Act.KILL, (points.IN_REBUILD,), spark=True), "SIGKILL of whoever connects first after a first SIGKILL"
+    ),
+    "kill-in-copy": Kind(
+        Ambush(Act.KILL, points.COPY, spark=True), "SIGKILL of a donor or a newcomer while the state is copied"
+    ),
+    "freeze-in-step": Kind(Ambush(Act.STOP, points.STEP, for_s=6.0), "a member stands still at a point of a step"),
+    "hang": Kind(
+        Ambush(Act.HANG, (points.IN_SHARD,), noted_s=STUCK_S), "a script waits for ever in a shard; its process lives"
+    ),
+    "hang-gil": Kind(
+        Ambush(Act.HANG_GIL, points.STEP, noted_s=STUCK_S), "the same with Python's lock held: no thread runs"
+    ),
+    "raise": Kind(Ambush(Act.RAISE, (points.IN_SHARD,)), "a script raises in a shard"),
+    "interrupt": Kind(
+        Ambush(Act.INTERRUPT, (points.IN_SHARD, points.RESULT_HELD)), "a script is given an exception by another thread"
+    ),
+    "no-memory": Kind(Ambush(Act.NO_MEMORY, (points.IN_SHARD,)), "a script asks for more memory than it may have"),
+    "slow": Kind(Slow(8.0), "a member gets a fifth of its processor time for 8 s"),
+    "reclaim": Kind(Reclaim(5.0), "the machine of a member is taken away, and another one comes after a while"),
+    "kill-rendezvous": Kind(KillService(RENDEZVOUS), "SIGKILL of the rendezvous service, which is started again"),
+    "freeze-rendezvous": Kind(FreezeService(RENDEZVOUS, 4.0), "the rendezvous service stands still beyond its lease"),
+    "freeze-agent": Kind(FreezeService(AGENT, 4.0), "the agent stands still for 4 s"),
+    "freeze-etcd": Kind(FreezeService(ETCD, 4.0), "etcd stands still for 4 s"),
+    "compact-etcd": Kind(AskStore(Ask.COMPACT), "etcd forgets its history"),
+    "defragment-etcd": Kind(AskStore(Ask.DEFRAGMENT), "etcd rewrites its database, and answers nobody meanwhile"),
+    "revoke-leases": Kind(AskStore(Ask.REVOKE), "all leases are revoked, the leader's too"),
+    "cut-node": Kind(Cut(Between.NODE, 12.0), "a node is cut off from everybody, and expelled"),
+    "cut-node-one-way": Kind(Cut(Between.NODE, 12.0, one_way=True), "nothing that a node sends reaches anybody"),
+    "cut-pair": Kind(Cut(Between.PAIR, 8.0), "two nodes do not reach each other, and all others reach both"),
+    "cut-pair-one-way": Kind(Cut(Between.PAIR, 8.0, one_way=True), "the same in one direction"),
+    "cut-control": Kind(Cut(Between.CONTROL, 8.0), "a node reaches its peers, and nobody who decides: nobody is lost"),
+    "cut-etcd": Kind(Cut(Between.STORE, 8.0), "the replica that leads does not reach etcd, and another one leads"),
+    "kill-agent": Kind(EndAgent(), "SIGKILL of the agent on one node, with which its worker must die"),
+    "kill-node": Kind(EndNode(5.0), "SIGKILL of a whole node, which comes back after 5 s"),
+    "kill-leader": Kind(EndLeader(3.0), "SIGKILL of the replica that leads; it comes back after 3 s"),
+    "kill-etcd": Kind(StrikeStore(5.0), "SIGKILL of one of three members of etcd; it comes back after 5 s"),
+    "kill-etcd-leader": Kind(StrikeStore(5.0, leader=True), "the same, of the one that leads"),
+    "freeze-etcd-leader": Kind(StrikeStore(5.0, leader=True, freeze=True), "the one that leads stands still for 5 s"),
+    "kill-all": Kind(LoseAll(), "SIGKILL of all workers at one instant: the job goes on from what is kept"),
+    "corrupt-checkpoint": Kind(
+        LoseAll(spoil=True),
+        "one bit of the newest checkpoint is flipped, and all workers and copies in memory are lost",
+    ),
+    "cpu-hog": Kind(Hog(5.0), "other processes want all cores, twice, for 5 s"),
+    "disk-full": Kind(FillDisk(3.0), "the job directory's disk is full for 3 s (needs a small file system)"),
+}

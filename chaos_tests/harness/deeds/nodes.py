@@ -1,0 +1,144 @@
+"""What is done to the nodes of a cluster, to the replica that leads, and to all workers at once."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from chaos_tests.harness import blows, processes
+from chaos_tests.harness.blows import End, Impossible
+from chaos_tests.harness.faults import LoseAll
+from chaos_tests.harness.onnodes import NodesJob
+from chaos_tests.harness.running import Running
+from chaos_tests.harness.scene import NotNow, Scene
+from chaos_tests.harness.schedule import Planned
+from chaos_tests.harness.world import node_of
+from elastic.checkpoints.naming import PERIODIC
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.storage import storage_at
+from elastic.resume import read_settings
+
+
+def some_node(scene: Scene, planned: Planned, healthy: Sequence[str]) -> str:
+    """Of a healthy member; another one is spared. Raises NotNow."""
+    if len(healthy) < 2:
+        raise NotNow(f"{len(healthy)} healthy members, 2 are needed")
+    return scene.victims.dice(planned).choice(sorted({node_of(worker) for worker in healthy}))
+
+
+def leading(scene: Scene) -> str:
+    """The replica that leads the job. Raises NotNow."""
+    replicas = scene.on_nodes().cluster.replicas
+    name = next((name for name, process in replicas.items() if process.pid == scene.world.leader), None)
+    if name is None:
+        raise NotNow("no replica leads")
+    return name
+
+
+def end_agent(scene: Scene, planned: Planned, healthy: Sequence[str]) -> None:
+    scene.on_nodes()
+    node = some_node(scene, planned, healthy)
+    if (agent := scene.world.agents.get(node, 0)) == 0 or not blows.state(agent):
+        raise NotNow(f"there is no agent on node {node}")
+    begun_ns, workers = time.monotonic_ns(), scene.world.there(node)
+    blows.send([agent], signal.SIGKILL)
+    _note(scene, planned, begun_ns, workers, [agent], 0.0, None, f"SIGKILL to the agent of node {node}")
+
+
+def end_node(scene: Scene, planned: Planned, healthy: Sequence[str], for_s: float) -> None:
+    job = scene.on_nodes()
+    node = some_node(scene, planned, healthy)
+    begun_ns, workers = time.monotonic_ns(), scene.world.there(node)
+    agents = [pid for pid in (scene.world.agents.get(node, 0),) if blows.state(pid)]
+    job.cluster.end(node)
+    text = f"SIGKILL to node {node}, for {for_s:g} s"
+    _note(scene, planned, begun_ns, workers, agents, for_s, lambda: job.cluster.node(node), text)
+
+
+def end_leader(scene: Scene, planned: Planned, for_s: float) -> None:
+    job, leader = scene.on_nodes(), leading(scene)
+
+    def end() -> End:
+        job.cluster.end(leader)
+        return lambda: job.cluster.replica(leader)
+
+    scene.lasting(planned, f"replica {leader}", end, for_s)
+
+
+def lose_all(scene: Scene, planned: Planned, fault: LoseAll, healthy: Sequence[str]) -> None:
+    """Raises NotNow unless there is something to go on from that is newer than where the job began."""
+    job, world = scene.on_nodes(), scene.world
+    if not world.steady or set(healthy) != set(world.members):
+        raise NotNow("not all members are healthy")
+    if not fault.spoil and world.kept_step <= world.began_step:
+        raise NotNow("nothing is kept yet from which the job could go on")
+    workers = tuple(worker for node in job.nodes for worker in world.there(node))
+    begun_ns, pids = time.monotonic_ns(), scene.victims.pids(workers)
+    thaw = blows.freeze(pids.values())  # what stands still writes no checkpoint after the one that is spoiled
+    try:
+        spoiled = {"spoiled": _spoil(scene, job)} if fault.spoil else {}
+        blows.send(pids.values(), signal.SIGKILL)
+    except BaseException:
+        thaw()
+        raise
+    world.kept_step = 0
+    scene.teller.injected(planned, pids, begun_ns, **spoiled)
+    scene.victims.condemned.update(workers)
+    scene.running.append(Running(planned, time.monotonic(), hit=set(workers), injected=True))
+    damage = "".join(f"; a bit of {entry} is flipped, memory is empty" for entry in spoiled.values())
+    scene.teller.told(planned, f"SIGKILL to {', '.join(workers)}{damage}")
+
+
+def _note(
+    scene: Scene,
+    planned: Planned,
+    begun_ns: int,
+    workers: tuple[str, ...],
+    agents: Iterable[int],
+    for_s: float,
+    end: End | None,
+    text: str,
+) -> None:
+    """What stands over these workers was killed: they must die with it, and nobody is left there to say so."""
+    pids = scene.victims.pids(workers)
+    scene.teller.injected(planned, pids, begun_ns)
+    scene.victims.condemned.update(workers)
+    left = processes.await_exits((*agents, *pids.values()), blows.SEEN_S)
+    now_s = time.monotonic()
+    scene.running.append(Running(planned, now_s, until_s=now_s + for_s, end=end, injected=True))
+    if left:
+        scene.teller.told(planned, f"{text}; processes {sorted(left)} live on")
+        return
+    scene.world.ended.update(workers)
+    scene.world.newcomers.difference_update(workers)
+    scene.teller.seen(planned, f"its workers died with it: {', '.join(workers) or 'there were none'}")
+    scene.teller.told(planned, text)
+
+
+def _spoil(scene: Scene, job: NodesJob) -> str:
+    """Flip a bit of the newest checkpoint, and empty the memory of all machines. Returns its name. Raises NotNow,
+    Impossible."""
+    settings = {node: read_settings(job.place(node)) for node in job.nodes}
+    first = settings[job.nodes[0]]
+    storage = storage_at(first.root)
+    whole = [found for found in Series(storage).all(first.job_id) if not found.problem and found.manifest is not None]
+    if len(whole) < 2 or whole[1].name.step <= scene.world.began_step:
+        raise NotNow("there are no two checkpoints newer than where the job began")
+    newest, manifest = whole[0].name, whole[0].manifest
+    assert manifest is not None
+    file = max(manifest.files, key=lambda file: file.size)
+    path = Path(storage.url) / PERIODIC / str(newest) / file.name
+    try:
+        with path.open("r+b") as opened:
+            opened.seek(file.size // 2)
+            byte = opened.read(1)[0]
+            opened.seek(file.size // 2)
+            opened.write(bytes([byte ^ 1]))
+    except OSError as error:
+        raise Impossible(f"{path} cannot be written: {error.strerror}") from error
+    for memory in (one.memory for one in settings.values() if one.memory):
+        shutil.rmtree(Path(memory) / PERIODIC, ignore_errors=True)
+    return str(newest)

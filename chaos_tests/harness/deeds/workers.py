@@ -1,0 +1,80 @@
+"""Signals to workers: those that end them, and those that make them stand still."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from chaos_tests.harness import blows
+from chaos_tests.harness.ambush.points import Order
+from chaos_tests.harness.blows import End, Impossible
+from chaos_tests.harness.faults import Strike, Targeted
+from chaos_tests.harness.running import Running
+from chaos_tests.harness.scene import NotNow, Scene
+from chaos_tests.harness.schedule import Planned
+
+
+def targets(scene: Scene, planned: Planned, fault: Targeted) -> tuple[str, ...]:
+    """Whom to hit. Raises NotNow if there is nobody."""
+    if not (chosen := scene.victims.of(planned, fault)):
+        raise NotNow("nobody to do it to")
+    return chosen
+
+
+def hit(
+    scene: Scene,
+    planned: Planned,
+    workers: tuple[str, ...],
+    number: signal.Signals,
+    *,
+    awaits_place: bool = False,
+    laid: tuple[Order, str] | None = None,
+) -> None:
+    """laid: the ambush that this makes somebody come to."""
+    begun_ns, pids = time.monotonic_ns(), scene.victims.pids(workers)
+    blows.send(pids.values(), number)
+    scene.teller.injected(planned, pids, begun_ns)
+    scene.victims.condemned.update(workers)
+    now_s = time.monotonic()
+    scene.running.append(Running(planned, now_s, awaits_place, laid, hit=set(workers), injected=True))
+    place = f", and again at {planned.place}" if awaits_place else ""
+    scene.teller.told(planned, f"{number.name} to {', '.join(workers)}{place}")
+
+
+def hit_again(scene: Scene, running: Running) -> None:
+    """The place has come for which a strike in two parts has waited."""
+    fault, planned = running.fault, running.planned
+    if not isinstance(fault, Strike) or not (workers := scene.victims.of(planned, fault)):
+        return  # this place may come once more
+    begun_ns, pids = time.monotonic_ns(), scene.victims.pids(workers)
+    try:
+        blows.send(pids.values(), fault.number)
+    except Impossible:
+        return
+    running.awaits_place = False
+    scene.teller.injected(planned, pids, begun_ns)
+    scene.victims.condemned.update(workers)
+    running.hit.update(workers)
+    scene.teller.told(planned, f"{fault.number.name} to {', '.join(workers)} at {planned.place}")
+
+
+def freeze(
+    scene: Scene,
+    planned: Planned,
+    workers: tuple[str, ...],
+    blow: Callable[[Sequence[int]], End],
+    for_s: float,
+    text: str,
+) -> None:
+    begun_ns, pids = time.monotonic_ns(), scene.victims.pids(workers)
+    let_go = blow(tuple(pids.values()))
+    scene.teller.injected(planned, pids, begun_ns)
+    scene.victims.frozen.update(workers)
+
+    def end() -> None:
+        let_go()
+        # Whoever was expelled meanwhile counts as lost by the journal; the others are healthy again.
+        scene.victims.frozen.difference_update(workers)
+
+    scene.lasts(planned, for_s, end, f"{text} {', '.join(workers)} for {for_s:g} s", frozenset(workers))

@@ -1,0 +1,232 @@
+"""Faults of a job over several nodes: where they are skipped, what is done to its files, and what its nodes leave."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from chaos_tests.harness import leftovers, processes
+from chaos_tests.harness.ambush.orders import Orders
+from chaos_tests.harness.breaker import Breaker
+from chaos_tests.harness.catalogue import CATALOGUE
+from chaos_tests.harness.deeds import nodes
+from chaos_tests.harness.faults import LoseAll, OnCluster, OnMachine
+from chaos_tests.harness.following import JobFailed
+from chaos_tests.harness.onnodes import NodesJob
+from chaos_tests.harness.scene import NotNow, Scene
+from chaos_tests.harness.schedule import Planned
+from chaos_tests.harness.teller import Teller
+from chaos_tests.harness.victims import Victims
+from chaos_tests.harness.world import World
+from elastic import journal
+from elastic.checkpoints.manifest import FileEntry, Manifest, Moment
+from elastic.checkpoints.naming import EntryName
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import LocalStorage, put
+from elastic.config import JobSpec
+from elastic.journal import Journal, journal_path
+
+SPEC = JobSpec(name="train", command=("python", "train.py"), workers=2)
+
+
+def line(event: str, worker: str = "", generation: int = 1, **fields: object) -> dict[str, object]:
+    return {"event": event, "worker_id": worker, "who": worker, "generation": generation, "pid": 1, **fields}
+
+
+def steady() -> World:
+    world = World()
+    members = ["a.0.0", "b.0.0"]
+    world.feed([line("committed", members=members), *(line("op_complete", member) for member in members)])
+    return world
+
+
+class Stage:
+    """A scene, and what its harness has noted."""
+
+    def __init__(self, home: Path, over: NodesJob | None) -> None:
+        self._home = home
+        world = steady()
+        self._journal = Journal(journal_path(home, "harness"), "job", "harness", "harness")
+        teller = Teller(self._journal, lambda text: None)
+        self.scene = Scene(
+            world, Victims(world, 1), teller, Orders(home / "ambush"), home, "no mark", steps=10, nodes=over
+        )
+
+    def noted(self) -> list[dict[str, Any]]:
+        return journal.read(journal_path(self._home, "harness"))
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> NodesJob:
+    """Of two nodes; nothing of it runs."""
+    made = NodesJob(tmp_path / "job", SPEC, lambda job: None, {}, cuttable=False)
+    made.name = "train-1"
+    made.cluster = cast(
+        Any,
+        SimpleNamespace(
+            home=tmp_path / "job" / "cluster",
+            ledgers=lambda name: sorted((tmp_path / "job" / "cluster").glob(f"*/{name}/steps.jsonl")),
+            journals=list,
+        ),
+    )
+    for node in made.nodes:
+        made.place(node).mkdir(parents=True)
+    return made
+
+
+@pytest.fixture
+def on_nodes(tmp_path: Path, job: NodesJob) -> Iterator[Stage]:
+    stage = Stage(tmp_path, job)
+    yield stage
+    stage.close()
+
+
+@pytest.fixture
+def on_machine(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path, None)
+    yield stage
+    stage.close()
+
+
+def skipped(stage: Stage, kind: str) -> str:
+    """Why."""
+    breaker = Breaker([Planned(1, 0.0, kind)], stage.scene)
+    breaker.begin()
+    breaker.poll([], 1)
+    (noted,) = stage.noted()
+    assert (noted["event"], noted["fault"]) == ("fault_skipped", kind)
+    return str(noted["because"])
+
+
+@pytest.mark.parametrize("kind", [name for name, it in CATALOGUE.items() if isinstance(it.fault, OnCluster)])
+def test_what_needs_nodes_is_skipped_on_one_machine(on_machine: Stage, kind: str) -> None:
+    assert "several nodes" in skipped(on_machine, kind)
+
+
+@pytest.mark.parametrize("kind", [name for name, it in CATALOGUE.items() if isinstance(it.fault, OnMachine)])
+def test_what_needs_one_machine_is_skipped_on_nodes(on_nodes: Stage, kind: str) -> None:
+    assert "of one machine" in skipped(on_nodes, kind)
+
+
+def test_a_link_is_not_cut_where_none_can_be(on_nodes: Stage) -> None:
+    assert "cannot be cut" in skipped(on_nodes, "cut-pair")
+
+
+# ----------------------------------------------------------------------------------------------------- checkpoints
+
+
+def checkpoint(series: Series, step: int, content: bytes) -> EntryName:
+    name = EntryName.parse(f"step-{step:012}.0.g1-c105d2d3")
+    assert name is not None
+    put(series.storage, series.path(name, "part-0"), content)
+    file = FileEntry("part-0", len(content), hashlib.sha256(content).hexdigest())
+    moment = Moment(step=step, epoch=0, epoch_start=0, seed=0, shards=1)
+    about = {"job": "train", "job_id": "feed", "series": "_periodic", "taken": "2026-01-01T00:00:00Z"}
+    series.publish(Manifest(entry=str(name), moment=moment, generation=1, world=1, files=(file,), header={}, **about))
+    return name
+
+
+@pytest.fixture
+def series(job: NodesJob, tmp_path: Path) -> Series:
+    """Of the job, whose nodes keep a snapshot in memory too."""
+    for node in job.nodes:
+        memory = tmp_path / f"memory-{node}"
+        (memory / "_periodic" / "step-2").mkdir(parents=True)
+        settings = Settings(root=str(tmp_path / "checkpoints"), job_id="feed", memory=str(memory))
+        (job.place(node) / "checkpoints.json").write_text(json.dumps(asdict(settings)))
+    return Series(LocalStorage(str(tmp_path / "checkpoints")))
+
+
+def test_one_bit_of_the_newest_checkpoint_is_flipped_and_no_memory_is_left(
+    on_nodes: Stage, job: NodesJob, series: Series, tmp_path: Path
+) -> None:
+    older, newer = checkpoint(series, 3, b"abc"), checkpoint(series, 7, bytes(1000))
+    assert nodes._spoil(on_nodes.scene, job) == str(newer)
+    damaged = series.storage.read(series.path(newer, "part-0"))
+    assert sum(byte.bit_count() for byte in damaged) == 1 and len(damaged) == 1000
+    assert "damaged" in series.verify(series.look(newer)).problem
+    assert not series.verify(series.look(older)).problem
+    assert [list((tmp_path / f"memory-{node}").iterdir()) for node in job.nodes] == [[], []]
+
+
+@pytest.mark.parametrize("began", [3, 0])
+def test_a_checkpoint_is_damaged_only_if_the_job_can_go_on_from_the_one_before(
+    on_nodes: Stage, job: NodesJob, series: Series, began: int
+) -> None:
+    newer = checkpoint(series, 7, b"abc")
+    if began:
+        checkpoint(series, began, b"abc")
+        on_nodes.scene.world.began_step = began
+    with pytest.raises(NotNow):
+        nodes._spoil(on_nodes.scene, job)
+    assert not series.verify(series.look(newer)).problem
+
+
+def test_all_are_lost_only_if_something_newer_is_kept(on_nodes: Stage) -> None:
+    healthy = on_nodes.scene.victims.healthy()
+    assert healthy == ["a.0.0", "b.0.0"]
+    with pytest.raises(NotNow, match="nothing is kept"):
+        nodes.lose_all(on_nodes.scene, Planned(1, 0.0, "kill-all"), LoseAll(), healthy)
+    on_nodes.scene.world.feed([line("snapshot_complete", "a.0.0", entry="step-000000000005.0.g1-c105d2d3")])
+    assert on_nodes.scene.world.kept_step == 5
+    with pytest.raises(NotNow, match="healthy"):
+        nodes.lose_all(on_nodes.scene, Planned(1, 0.0, "kill-all"), LoseAll(), healthy[:1])
+
+
+# -------------------------------------------------------------------------------------------------- what is left
+
+
+def told(step: int, generation: int, loss: float = 1.0) -> dict[str, object]:
+    scalars = {"loss": loss}
+    return {"step": step, "epoch": 0, "generation": generation, "world_size": 2, "lr": [], "scalars": scalars}
+
+
+def put_ledger(job: NodesJob, node: str, *lines: Mapping[str, object]) -> None:
+    text = "".join(json.dumps(one) + "\n" for one in lines)
+    (job.place(node) / "steps.jsonl").write_text(text)
+
+
+def test_of_a_step_that_was_done_again_the_first_line_counts(job: NodesJob) -> None:
+    put_ledger(job, "a", told(0, 1), told(1, 5))
+    put_ledger(job, "b", told(1, 1), told(2, 5))
+    job.gather()
+    lines = [json.loads(text) for text in (job.dir / "steps.jsonl").read_text().splitlines()]
+    assert [(one["step"], one["generation"]) for one in lines] == [(0, 1), (1, 1), (2, 5)]
+
+
+def test_two_nodes_that_tell_a_step_differently_are_no_ledger(job: NodesJob) -> None:
+    put_ledger(job, "a", told(0, 1))
+    put_ledger(job, "b", told(0, 1, loss=2.0))
+    with pytest.raises(JobFailed, match="scalars"):
+        job.gather()
+
+
+def test_a_job_over_nodes_has_ended_when_one_of_them_was_told(job: NodesJob) -> None:
+    assert job.exit_code() is None
+    (job.place("b") / "result.json").write_text(json.dumps({"exit_code": 4}))
+    assert job.exit_code() == 4
+
+
+def test_daemons_may_stay_when_a_job_has_ended_but_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "living", lambda mark: {os.getpid()})
+    monkeypatch.setattr(leftovers, "GONE_S", 0.1)
+    before = leftovers.Before.now(tmp_path)
+    assert leftovers.left("mark", set(), tmp_path, before, frozenset({os.getpid()})) == ()
+    (tmp_path / "x").touch()
+    assert leftovers.left("mark", set(), tmp_path, before, frozenset({os.getpid()})) == ("temporary x is left",)
+    (found, _) = leftovers.left("mark", set(), tmp_path, before)
+    assert found.startswith(f"process {os.getpid()} is left")
