@@ -42,6 +42,9 @@ TEXT_LIMIT = 65_536
 MESSAGE_LIMIT = 64 * 2**20
 """Bytes of one message on a stream; a generation of 65,536 members fits."""
 
+WORD_LIMIT = 8 * 2**20
+"""Of one that goes up, to an agent or the rendezvous: the longest lists and texts above fit several times."""
+
 _IDENTIFIERS = frozenset({"worker_id", "node", "host"})
 _OPTIONAL_IDENTIFIERS = frozenset({"source"})
 _FROM_MINUS_ONE = frozenset({"kept", "copied", "op"})

@@ -15,6 +15,8 @@ import grpc
 import grpc.aio
 
 from elastic import codec
+from elastic.doors.guard import Guard
+from elastic.doors.refusals import Refusals
 from elastic.journal import Journal
 from elastic.messages import Order, Word
 from elastic.wire import elastic_pb2 as pb
@@ -87,7 +89,8 @@ class Switchboard(AgentServicer):
 
     async def listen(self) -> None:
         """Listen where only this user may connect."""
-        self._server = grpc.aio.server(options=SOCKET_OPTIONS)
+        guard = Guard(Refusals(self._journal), asks_roles=False)
+        self._server = grpc.aio.server(options=SOCKET_OPTIONS, interceptors=(guard,))
         add_AgentServicer_to_server(self, self._server)
         Path(self.path).unlink(missing_ok=True)
         mask = os.umask(0o177)

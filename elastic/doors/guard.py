@@ -1,32 +1,49 @@
-"""Every call to a replica of a fleet passes here: by the role and the name in the caller's certificate, and at a
-bounded pace.
+"""Every call to a replica of a fleet, and to an agent, passes here: by the role and the name in the caller's
+certificate, by how much it asks at once, and by the size of what it says.
 
-Without certificates everybody may do everything, as on one machine; the pace is bounded all the same. The replica of
-one machine's job (elastic/rendezvous.py) has no guard: nobody but this machine reaches it.
+Without certificates everybody may call everything, as on one machine; how much is bounded all the same. Who calls over
+an agent's socket has no name here, as only processes of its own user can: there each call has a pace of its own.
+
+gRPC takes the single message of a call before it tells anybody of it. So here such calls are taken as streams of one
+message, and whoever may not call at all is turned away before his message is read. gRPC's own limit of a message ends
+the call without a word to this side, so there is another one below it (codec.WORD_LIMIT), which can say who it was.
+
+The replica of one machine's job (elastic/rendezvous.py) has no guard: nobody but this machine reaches it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
+from elastic import codec
 from elastic.doors import roles
+from elastic.doors.callers import BURST, CALLS_AT_ONCE, WORDS_A_SECOND, Callers, Pace
 from elastic.doors.refusals import Refusals
 from elastic.doors.roles import Identity
 
-MESSAGES_A_SECOND = 5000.0
-"""Of one caller, over all its calls. Honest ones send a few per worker; more costs a replica its core."""
-
-BURST = 10000.0
-CALLERS_KEPT = 4096
-
 _Behaviour = Callable[[Any, Any], Awaitable[Any]]
+_Reader = Callable[[bytes], Any]
+
+_TOO_MANY = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """peer: "10.0.0.7:51034"; empty over a socket of this machine."""
+
+    method: str
+    identity: Identity | None
+    peer: str
+    context: Any
+    pace: Pace
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic when it runs
@@ -42,7 +59,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
         self._refusals = refusals
         self._asks_roles = asks_roles
         self._seen = seen
-        self._paces: OrderedDict[str, Pace] = OrderedDict()
+        self._callers = Callers()
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
@@ -50,101 +67,113 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        method = str(handler_call_details.method)
+        method, read = str(handler_call_details.method), handler.request_deserializer
         if handler.unary_unary is not None:
-            behaviour, make = self._one(method, handler.unary_unary), grpc.unary_unary_rpc_method_handler
+            behaviour, make = self._one(method, handler.unary_unary, read), grpc.stream_unary_rpc_method_handler
         elif handler.stream_stream is not None:
-            behaviour, make = self._many(method, handler.stream_stream), grpc.stream_stream_rpc_method_handler
+            behaviour, make = self._many(method, handler.stream_stream, read), grpc.stream_stream_rpc_method_handler
         else:
             raise NotImplementedError(f"{method}: the guard knows calls of one message and of streams both ways")
-        return make(behaviour, handler.request_deserializer, handler.response_serializer)
+        return make(behaviour, None, handler.response_serializer)
 
-    def _one(self, method: str, behaviour: _Behaviour) -> _Behaviour:
-        async def guarded(request: Any, context: Any) -> Any:
-            identity = await self._admit(method, context)
-            await self._pace_of(identity, context).take()
-            await self._check(method, identity, request, context)
-            return await behaviour(request, context)
+    def _one(self, method: str, behaviour: _Behaviour, read: _Reader) -> _Behaviour:
+        async def guarded(messages: AsyncIterator[bytes], context: Any) -> Any:
+            async with self._let_in(method, context) as call:
+                if not call.pace.allows():
+                    await self._refuse(
+                        call, f"more than {WORDS_A_SECOND:.0f} calls a second; ask less often", _TOO_MANY
+                    )
+                async for message in self._whole(call, messages):
+                    request = await self._read(call, message, read)
+                    await self._check(call, request)
+                    return await behaviour(request, context)
+                await context.abort(grpc.StatusCode.CANCELLED, "there was no message")
 
         return guarded
 
-    def _many(self, method: str, behaviour: _Behaviour) -> _Behaviour:
-        async def guarded(requests: AsyncIterator[Any], context: Any) -> Any:
-            identity = await self._admit(method, context)
-            return await behaviour(self._paced(method, identity, requests, context), context)
+    def _many(self, method: str, behaviour: _Behaviour, read: _Reader) -> _Behaviour:
+        async def guarded(messages: AsyncIterator[bytes], context: Any) -> Any:
+            async with self._let_in(method, context) as call:
+                return await behaviour(self._words(call, messages, read), context)
 
         return guarded
 
-    async def _paced(
-        self, method: str, identity: Identity | None, requests: AsyncIterator[Any], context: Any
-    ) -> AsyncIterator[Any]:
+    async def _words(self, call: _Call, messages: AsyncIterator[bytes], read: _Reader) -> AsyncIterator[Any]:
         """Who sends more is read more slowly, until his own buffers are full."""
-        pace, first = self._pace_of(identity, context), True
-        async for request in requests:
-            await pace.take()
+        first = True
+        async for message in self._whole(call, messages):
+            if wait_s := call.pace.due_s():
+                self._say(call, f"more than {WORDS_A_SECOND:.0f} words a second; it is read more slowly", "slowed")
+                await asyncio.sleep(wait_s)
+            word = await self._read(call, message, read)
             if first:
-                await self._check(method, identity, request, context)
+                await self._check(call, word)
                 first = False
-            yield request
+            yield word
 
-    async def _admit(self, method: str, context: Any) -> Identity | None:
+    async def _whole(self, call: _Call, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The messages; if there is none, what is known of the reason."""
+        some = False
+        try:
+            async for message in messages:
+                some = True
+                yield message
+        finally:
+            if not some:
+                limit = codec.MESSAGE_LIMIT >> 20
+                self._say(call, f"its message has not come: the caller has left, or it is larger than {limit} MiB")
+
+    @asynccontextmanager
+    async def _let_in(self, method: str, context: Any) -> AsyncIterator[_Call]:
+        peer = str(context.peer()).partition(":")[2]
+        identity = self._identity(context)
+        call = _Call(method, identity, peer, context, Pace(WORDS_A_SECOND, BURST))
+        if self._asks_roles:
+            if objection := roles.objection_to_call(identity, method):
+                await self._refuse(call, objection)
+            assert identity is not None
+            self._seen(identity, bytes(next(iter(context.auth_context().get("x509_pem_cert", ())), b"")))
+        name = str(identity or peer.rpartition(":")[0])
+        with self._callers.call(name) as caller:
+            if caller is None:
+                await self._refuse(call, f"more than {CALLS_AT_ONCE} calls at once; end some first", _TOO_MANY)
+            elif name:
+                call = _Call(method, identity, peer, context, caller.pace)
+            yield call
+
+    def _identity(self, context: Any) -> Identity | None:
         if not self._asks_roles:
             return None
-        shown = context.auth_context()
-        names = [name.decode(errors="replace") for name in shown.get("x509_subject_alternative_name", ())]
-        identity = roles.from_uris(names)
-        if objection := roles.objection_to_call(identity, method):
-            await self._refuse(method, identity, objection, context)
-        assert identity is not None
-        self._seen(identity, bytes(next(iter(shown.get("x509_pem_cert", ())), b"")))
-        return identity
+        shown = context.auth_context().get("x509_subject_alternative_name", ())
+        return roles.from_uris([name.decode(errors="replace") for name in shown])
 
-    async def _check(self, method: str, identity: Identity | None, request: Any, context: Any) -> None:
+    async def _read(self, call: _Call, message: bytes, read: _Reader) -> Any:
+        if len(message) > codec.WORD_LIMIT:
+            await self._refuse(call, f"a message larger than {codec.WORD_LIMIT >> 20} MiB", _TOO_MANY)
+        try:
+            return read(message)
+        except DecodeError:
+            await self._refuse(call, "a message that cannot be read", grpc.StatusCode.INVALID_ARGUMENT)
+
+    async def _check(self, call: _Call, request: Any) -> None:
         """What only the first message tells."""
+        identity, objection = call.identity, ""
         if identity is None:
             return
-        objection = ""
         if identity.role is roles.Role.AGENT and request.WhichOneof("content") == "hello":
             objection = roles.objection_to_name(identity, request.hello.node)
-        elif method.endswith("/Ask"):
+        elif call.method.endswith("/Ask"):
             objection = roles.objection_to_question(identity, request.WhichOneof("content"))
         if objection:
-            await self._refuse(method, identity, objection, context)
+            await self._refuse(call, objection)
 
-    async def _refuse(self, method: str, identity: Identity | None, because: str, context: Any) -> None:
-        caller = str(identity) if identity is not None else ""
-        self._refusals.say(because, at=method, caller=caller, peer=_address(context))
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, because)
+    async def _refuse(
+        self, call: _Call, because: str, code: grpc.StatusCode = grpc.StatusCode.PERMISSION_DENIED
+    ) -> None:
+        """Raises what ends the call."""
+        self._say(call, because)
+        await call.context.abort(code, because)
 
-    def _pace_of(self, identity: Identity | None, context: Any) -> Pace:
-        """One for each certificate, or else for each address."""
-        caller = str(identity) if identity is not None else _address(context).rpartition(":")[0]
-        pace = self._paces.setdefault(caller, Pace(MESSAGES_A_SECOND, BURST))
-        self._paces.move_to_end(caller)
-        if len(self._paces) > CALLERS_KEPT:
-            self._paces.popitem(last=False)
-        return pace
-
-
-class Pace:
-    """So many in a second, and `burst` at once after a rest."""
-
-    def __init__(self, a_second: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._a_second, self._burst, self._clock = a_second, burst, clock
-        self._left, self._at_s = burst, clock()
-
-    def due_s(self) -> float:
-        """Count one; how long to wait before it may pass."""
-        now_s = self._clock()
-        self._left = min(self._burst, self._left + (now_s - self._at_s) * self._a_second) - 1
-        self._at_s = now_s
-        return max(0.0, -self._left / self._a_second)
-
-    async def take(self) -> None:
-        if wait_s := self.due_s():
-            await asyncio.sleep(wait_s)
-
-
-def _address(context: Any) -> str:
-    """ "10.0.0.7:51034" """
-    return str(context.peer()).partition(":")[2]
+    def _say(self, call: _Call, because: str, event: str = "refused") -> None:
+        caller = str(call.identity) if call.identity is not None else ""
+        self._refusals.say(because, at=call.method, caller=caller, peer=call.peer, event=event)

@@ -8,12 +8,17 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from elastic.doors.callers import Pace
 from elastic.journal import Journal
 
 AGAIN_S = 10.0
 """Before the same is said again, with how often it was so meanwhile."""
 
 KINDS_KEPT = 256
+
+LINES_A_SECOND = 10.0
+LINES_AT_ONCE = 200.0
+"""Of all kinds together: whoever has many names, or words, does not have the disk for that."""
 
 
 @dataclass(slots=True)
@@ -29,18 +34,19 @@ class Refusals:
         self._journal = journal
         self._clock = clock
         self._lock = threading.Lock()
-        self._kinds: OrderedDict[tuple[str, str, str], _Kind] = OrderedDict()
+        self._kinds: OrderedDict[tuple[str, ...], _Kind] = OrderedDict()
+        self._pace = Pace(LINES_A_SECOND, LINES_AT_ONCE, clock)
 
-    def say(self, because: str, *, at: str, caller: str = "", peer: str = "") -> None:
-        """A line `refused`. at: what he came for. caller: as his certificate says; peer: his address, where known."""
-        now_s = self._clock()
+    def say(self, because: str, *, at: str, caller: str = "", peer: str = "", event: str = "refused") -> None:
+        """A line `event`. at: what he came for. caller: as his certificate says; peer: his address, where known."""
+        now_s, key = self._clock(), (event, because, at, caller, peer.rpartition(":")[0])
         with self._lock:
-            kind = self._kinds.setdefault((because, at, caller), _Kind(now_s))
-            if now_s < kind.next_s:
+            kind = self._kinds.setdefault(key, _Kind(now_s))
+            self._kinds.move_to_end(key)
+            if len(self._kinds) > KINDS_KEPT:
+                self._kinds.popitem(last=False)
+            if now_s < kind.next_s or not self._pace.allows():
                 kind.unsaid += 1
                 return
             times, kind.next_s, kind.unsaid = kind.unsaid + 1, now_s + AGAIN_S, 0
-            self._kinds.move_to_end((because, at, caller))
-            if len(self._kinds) > KINDS_KEPT:
-                self._kinds.popitem(last=False)
-        self._journal.write("refused", because=because, at=at, caller=caller, peer=peer, times=times)
+        self._journal.write(event, because=because, at=at, caller=caller, peer=peer, times=times)

@@ -44,7 +44,7 @@ MAY_CALL: Mapping[str, frozenset[Role]] = {
     "/elastic.wire.Fleet/Ask": _LOOKING,
 }
 
-MAY_BE_ASKED_BY_VIEWERS = frozenset({"overview", "log", "examine"})
+MAY_BE_ASKED_BY_VIEWERS = frozenset({"overview", "log", "examine", "ports"})
 """Contents of a Question that change nothing; all others are for operators."""
 
 

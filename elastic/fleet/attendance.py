@@ -1,7 +1,7 @@
 """A node's stream to whoever leads the fleet: what it has to run comes down, how it goes is said up.
 
 It is opened again whenever it ends. The leader also asks on it: for pieces of logs, and for what a node finds
-around itself.
+around itself, and at the ports of others.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 from elastic import codec
 from elastic.doors.channels import Door
-from elastic.fleet import archive, surroundings
+from elastic.fleet import archive
 from elastic.fleet.charge import Site
+from elastic.fleet.lookout import Lookout
 from elastic.journal import Journal
 from elastic.seeking import FIRST_RETRY_S, LEADER_OPTIONS, LONGEST_RETRY_S, Seeker
 from elastic.wire import elastic_pb2 as pb
@@ -58,6 +58,8 @@ class Attendance:
         self._journal = journal
         self._door = door
         self._attendant = attendant
+        reach = site.reach
+        self._lookout = Lookout(site.node, reach.address, reach.replicas, offer.slots, site.jobs_dir)
         self._seeker = Seeker(lambda: site.reach.replicas)
         self._outbox: asyncio.Queue[pb.NodeWord] | None = None
         self._answers: set[asyncio.Task[None]] = set()
@@ -115,9 +117,10 @@ class Attendance:
                         case "log":
                             self.say(pb.NodeWord(piece=await asyncio.to_thread(self._piece, order.log)))
                         case "examine":
-                            self._answering(asyncio.create_task(self._examine(order.examine.number)))
+                            self._answering(asyncio.create_task(self._examine(order.examine)))
             finally:
                 self._outbox = None
+                self._lookout.close()
                 if speaking is not None:
                     speaking.cancel()
                     await asyncio.gather(speaking, return_exceptions=True)
@@ -140,11 +143,9 @@ class Attendance:
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
-    async def _examine(self, number: int) -> None:
-        site = self._site
-        look = partial(surroundings.of_node, site.jobs_dir, site.reach.replicas, site.reach.address, self._offer.slots)
-        found = await asyncio.to_thread(look)
-        self.say(pb.NodeWord(examined=pb.Examined(number=number, document=json.dumps(found))))
+    async def _examine(self, query: pb.ExamineNode) -> None:
+        found = await self._lookout.answer(query)
+        self.say(pb.NodeWord(examined=pb.Examined(number=query.number, document=json.dumps(found))))
 
     def _piece(self, query: pb.LogQuery) -> pb.LogPiece:
         """What there is to read; of a log that is not there, or cannot be read, nothing."""

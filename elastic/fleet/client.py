@@ -121,6 +121,10 @@ class FleetClient:
             raise ElasticError(f"node {node} does not answer")
         return told
 
+    def crossings(self) -> dict[str, Any]:
+        """Which nodes reach which others where workers listen (elastic/fleet/crossings.py)."""
+        return self._ask(pb.Question(ports=pb.Ports()))
+
     def _ask(self, question: pb.Question, replicas: Sequence[str] = ()) -> dict[str, Any]:
         """replicas: those that answer for themselves; without them the fleet's leader."""
         deadline_s = time.monotonic() + (0.0 if replicas else self._wait_s)

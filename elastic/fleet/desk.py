@@ -17,6 +17,7 @@ from elastic.doors.expiry import Shown
 from elastic.election import LeadershipLost
 from elastic.errors import CompareFailed, ConfigError, StoreError
 from elastic.fleet import archive, registry
+from elastic.fleet.crossings import Crossings
 from elastic.fleet.documents import Job, Submission, check_for_fleet
 from elastic.fleet.office import NodeSession, Office
 from elastic.journal import Journal
@@ -45,6 +46,7 @@ class Desk(FleetServicer):
         self._journal = journal
         self._directory = directory
         self._look = look
+        self._crossings = Crossings()
         self.office: Office | None = None
         self.leader = ""
         """Address of the fleet's leader as far as this replica knows, or empty."""
@@ -124,6 +126,8 @@ class Desk(FleetServicer):
             case "examine":
                 found = await office.examine(request.examine.node)
                 return {"away": True} if found is None else json.loads(found)
+            case "ports":
+                return await self._crossings.look(office.sessions)
         raise Refused("an empty question")
 
     async def _answer_here(self, request: pb.Question) -> object:

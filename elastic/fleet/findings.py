@@ -52,13 +52,15 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Survey:
     """replicas: by address, those that were asked for. nodes: by name. leader: address, or "". version: of whoever
-    asks. troubles: what the leader says does not work, such as certificates that are about to end."""
+    asks. troubles: what the leader says does not work, such as certificates that are about to end. crossings: what
+    nodes have found at each other's ports; None: nobody was asked, because there is one node at most."""
 
     version: str
     leader: str
     replicas: Mapping[str, Answer]
     nodes: Mapping[str, Answer]
     troubles: Sequence[Document] = ()
+    crossings: Answer | None = None
 
     @property
     def answers(self) -> Iterator[tuple[str, Answer]]:
@@ -143,6 +145,36 @@ def nodes(survey: Survey) -> Iterator[Finding]:
         yield Finding("node", "fleet", "has no nodes", "start `elastic agent` on each machine that is to train")
 
 
+def ports(survey: Survey) -> Iterator[Finding]:
+    """A line for each node that others do not reach, or that says nothing, and for each different reason."""
+    if survey.crossings is None:
+        return
+    if survey.crossings.because:
+        advice = "see what is to be done above; a replica or node of an older version does not know how"
+        yield Finding("ports", "fleet", f"were not tried: {survey.crossings.because}", advice)
+        return
+    found = survey.crossings.document
+    cut: dict[tuple[str, str], list[str]] = {}
+    for name, document in found.items():
+        if "reached" not in document:
+            because = document.get("because", "for an unknown reason")
+            advice = "see the output of its agent, and ask again"
+            yield Finding("ports", f"node {name}", f"has not tried others: {because}", advice)
+        for other, because in document.get("reached", {}).items():
+            if because:
+                cut.setdefault((other, because), []).append(name)
+    for (name, because), sources in cut.items():
+        host, port, (low, high) = (found[name][field] for field in ("host", "port", "ports"))
+        said = f"workers at {host} are not reached from {', '.join(sources)}; port {port} was tried: {because}"
+        through = f"let {', '.join(sources)} through to TCP ports {low} to {high} of {host}"
+        advice = f"{through}, or start its agent with an --address under which they reach it"
+        yield Finding("ports", f"node {name}", said, advice)
+    if not cut and all("reached" in document for document in found.values()):
+        most = max(len(document["reached"]) for document in found.values())
+        whom = "all others" if most == len(found) - 1 else f"the {most} others that it has tried"
+        yield Finding("ports", "fleet", f"each node reaches {whom} where workers listen")
+
+
 def versions(survey: Survey) -> Iterator[Finding]:
     found = {where: str(answer.document.get("version", "unknown")) for where, answer in survey.answers}
     yield from _alike("version", {"this command": survey.version, **found}, "install the same version everywhere")
@@ -206,7 +238,7 @@ def troubles(survey: Survey) -> Iterator[Finding]:
         yield Finding(str(trouble["about"]), where, str(trouble["because"]), str(trouble["advice"]))
 
 
-CHECKS: tuple[Check, ...] = (replicas, etcd, nodes, versions, clocks, disks, gpus, troubles)
+CHECKS: tuple[Check, ...] = (replicas, etcd, nodes, ports, versions, clocks, disks, gpus, troubles)
 
 
 def _is_loopback(address: str) -> bool:

@@ -62,14 +62,16 @@ class NodeSession:
         except asyncio.QueueFull:
             self.ended.set()
 
-    async def ask(self, order: pb.NodeOrder, query: pb.LogQuery | pb.ExamineNode) -> pb.LogPiece | pb.Examined | None:
+    async def ask(
+        self, order: pb.NodeOrder, query: pb.LogQuery | pb.ExamineNode, within_s: float = ANSWER_S
+    ) -> pb.LogPiece | pb.Examined | None:
         """query: within the order; it gets the number by which the answer is known. None: there is none in time."""
         self.asked += 1
         query.number = self.asked
         answer = self.queries[query.number] = asyncio.get_running_loop().create_future()
         try:
             self.post(order)
-            await asyncio.wait([answer], timeout=ANSWER_S)
+            await asyncio.wait([answer], timeout=within_s)
         finally:  # also where whoever has asked waits no longer
             self.queries.pop(query.number, None)
         return answer.result() if answer.done() and not answer.cancelled() else None

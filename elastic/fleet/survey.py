@@ -28,12 +28,14 @@ def take(client: FleetClient) -> Survey:
         names = [str(node["node"]) for node in overview["nodes"] if node["up"]]
         away = {str(node["node"]): Answer(because="is away") for node in overview["nodes"] if not node["up"]}
         nodes = [threads.submit(_ask, partial(client.examine, node=name)) for name in names]
+        crossings = threads.submit(_ask, client.crossings) if len(names) > 1 else None
         return Survey(
             elastic.__version__,
             leader,
             {address: answer.result() for address, answer in zip(client.replicas, replicas, strict=True)},
             {**{name: answer.result() for name, answer in zip(names, nodes, strict=True)}, **away},
             tuple(overview.get("troubles", ())),
+            crossings.result() if crossings is not None else None,
         )
 
 

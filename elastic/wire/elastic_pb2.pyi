@@ -313,10 +313,24 @@ class Duty(_message.Message):
     def __init__(self, job: _Optional[str] = ..., slots: _Optional[int] = ..., leave: bool = ..., document: _Optional[str] = ...) -> None: ...
 
 class ExamineNode(_message.Message):
-    __slots__ = ("number",)
+    __slots__ = ("number", "open", "reach")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
     number: int
-    def __init__(self, number: _Optional[int] = ...) -> None: ...
+    open: bool
+    reach: _containers.RepeatedCompositeFieldContainer[OpenPort]
+    def __init__(self, number: _Optional[int] = ..., open: bool = ..., reach: _Optional[_Iterable[_Union[OpenPort, _Mapping]]] = ...) -> None: ...
+
+class OpenPort(_message.Message):
+    __slots__ = ("node", "host", "port")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    host: str
+    port: int
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class Examined(_message.Message):
     __slots__ = ("number", "document")
@@ -351,7 +365,7 @@ class LogPiece(_message.Message):
     def __init__(self, number: _Optional[int] = ..., text: _Optional[bytes] = ..., end: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Question(_message.Message):
-    __slots__ = ("submit", "stop", "cordon", "overview", "log", "examine", "scale")
+    __slots__ = ("submit", "stop", "cordon", "overview", "log", "examine", "scale", "ports")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     CORDON_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +373,7 @@ class Question(_message.Message):
     LOG_FIELD_NUMBER: _ClassVar[int]
     EXAMINE_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
+    PORTS_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     stop: Stop
     cordon: Cordon
@@ -366,7 +381,8 @@ class Question(_message.Message):
     log: ReadLog
     examine: Examine
     scale: Scale
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., cordon: _Optional[_Union[Cordon, _Mapping]] = ..., overview: _Optional[_Union[Overview, _Mapping]] = ..., log: _Optional[_Union[ReadLog, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., scale: _Optional[_Union[Scale, _Mapping]] = ...) -> None: ...
+    ports: Ports
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., cordon: _Optional[_Union[Cordon, _Mapping]] = ..., overview: _Optional[_Union[Overview, _Mapping]] = ..., log: _Optional[_Union[ReadLog, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., scale: _Optional[_Union[Scale, _Mapping]] = ..., ports: _Optional[_Union[Ports, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("document", "resume", "token")
@@ -427,6 +443,10 @@ class Examine(_message.Message):
     NODE_FIELD_NUMBER: _ClassVar[int]
     node: str
     def __init__(self, node: _Optional[str] = ...) -> None: ...
+
+class Ports(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("leading", "leader", "refused", "document")

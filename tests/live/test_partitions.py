@@ -5,6 +5,7 @@ Whatever is cut: no step is lost, nobody who was not cut off is started again, a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -102,6 +103,22 @@ def test_a_minority_is_expelled_and_comes_back_and_a_link_between_two_is_found(
     fleet.until("the youngest to be a member again", lambda: len(pids(fleet.status(job))) == 3)
     assert pids(fleet.status(job)).items() > pids(after).items()
     fleet.finish(job, quiet.digest, quiet.steps)
+
+
+def test_doctor_names_the_nodes_between_which_a_link_is_cut(fleet: Fleet, network: Network) -> None:
+    def ports() -> list[str]:
+        found = json.loads(fleet.run("doctor", "--json").stdout)["findings"]
+        return [f"{one['where']}: {one['said']} {one['advice']}" for one in found if one["about"] == "ports"]
+
+    assert ports() == ["fleet: each node reaches all others where workers listen "]
+    network.cut(["a"], ["c"])
+    told = sorted(ports())
+    assert len(told) == 2
+    for line, (node, other) in zip(told, (("a", "c"), ("c", "a")), strict=True):
+        assert line.startswith(
+            f"node {node}: workers at {network.address(node)} are not reached from {other}; port "
+        ), line
+        assert f"let {other} through to TCP ports " in line
 
 
 def test_of_two_halves_that_with_the_majority_of_etcd_goes_on(fleet: Fleet, network: Network, quiet: Quiet) -> None:

@@ -20,10 +20,10 @@ import pytest
 
 from elastic.doors import authority, expiry, handshakes, keyring, roles
 from elastic.doors.authority import Authority
+from elastic.doors.callers import Pace
 from elastic.doors.channels import Door, Options
 from elastic.doors.doorman import Doorman, Lock
 from elastic.doors.expiry import Shown
-from elastic.doors.guard import Pace
 from elastic.doors.keyring import Keyring, of_role
 from elastic.doors.refusals import AGAIN_S, Refusals
 from elastic.doors.roles import Identity, Role

@@ -26,6 +26,20 @@ NODE = {
 TROUBLE = {"about": "certificate", "where": "b", "because": "that of agent b ends", "advice": "issue another one"}
 
 
+OPENED = {"port": 40000, "ports": [32768, 60999]}
+CROSSED = {
+    "a": {"host": "10.0.0.3", **OPENED, "reached": {"b": "", "c": ""}},
+    "b": {"host": "10.0.0.4", **OPENED, "reached": {"c": "", "a": ""}},
+    "c": {"host": "10.0.0.5", **OPENED, "reached": {"a": "", "b": ""}},
+}
+
+
+def crossed(**fields: Any) -> Survey:
+    """A healthy fleet of three, but for these fields of what two of its nodes have found at the others' ports."""
+    documents = {name: document | fields.get(name, {}) for name, document in CROSSED.items()}
+    return survey(crossings=Answer(documents))
+
+
 def survey(replica: Any = (), node: Any = (), **fields: Any) -> Survey:
     """A healthy fleet, but for those fields of its second replica's and its second node's documents."""
     replicas = {"10.0.0.1:7070": Answer(REPLICA, took_ms=1.2), "10.0.0.2:7070": Answer(REPLICA | dict(replica))}
@@ -113,3 +127,23 @@ def test_what_an_older_version_does_not_tell_is_no_fault() -> None:
     replicas = {"r:1": Answer({"version": "1.2"})}
     of = Survey("1.2", "r:1", replicas, {"a": Answer({"version": "1.2"})})
     assert [finding.about for finding in to_do(of)] == []
+
+
+def test_ports_that_are_reached_are_one_line_and_a_fleet_of_one_node_has_none() -> None:
+    assert Finding("ports", "fleet", "each node reaches all others where workers listen") in findings(crossed())
+    assert "ports" not in [finding.about for finding in findings(survey())]
+
+
+def test_a_port_that_is_not_reached_is_named_with_whom_it_does_not_let_through() -> None:
+    cut = {"reached": {"c": "no answer within 2 s", "a": ""}}
+    [finding] = to_do(crossed(a={"reached": {"b": "", "c": "no answer within 2 s"}}, b=cut))
+    assert (finding.about, finding.where) == ("ports", "node c")
+    assert finding.said == "workers at 10.0.0.5 are not reached from a, b; port 40000 was tried: no answer within 2 s"
+    assert finding.advice.startswith("let a, b through to TCP ports 32768 to 60999 of 10.0.0.5")
+
+
+def test_a_node_that_has_tried_nobody_is_no_node_that_is_well() -> None:
+    [finding] = to_do(survey(crossings=Answer({**CROSSED, "c": {"because": "no answer within 2 s"}})))
+    assert finding.said == "has not tried others: no answer within 2 s"
+    [finding] = to_do(survey(crossings=Answer(because="refuses: an empty question")))
+    assert finding.said == "were not tried: refuses: an empty question"

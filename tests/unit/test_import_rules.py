@@ -120,7 +120,10 @@ WIRE_READERS = {
     for name in (
         *("attendance", "client", "codec", "publishing", "reign", "rendezvous", "replica", "service", "switchboard"),
     )
-} | {f"elastic/fleet/{name}.py" for name in ("attendance", "client", "daemon", "desk", "office", "server")}
+} | {
+    f"elastic/fleet/{name}.py"
+    for name in ("attendance", "client", "crossings", "daemon", "desk", "lookout", "office", "server")
+}
 
 
 def parsed(path: Path) -> ast.Module:
