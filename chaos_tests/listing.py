@@ -6,20 +6,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from chaos_tests.asking import traces_here
+from chaos_tests.harness import starving
 from chaos_tests.harness.catalogue import CATALOGUE
 from chaos_tests.harness.cluster import sturdy_binary, why_not
-from chaos_tests.harness.faults import Fault, Ground, StrikeStore, ground, places
+from chaos_tests.harness.faults import Fault, Ground, Starve, StrikeStore, ground, places
 from chaos_tests.harness.schedule import PRESETS, ground_of
 
 
 def document() -> dict[str, Any]:
     """ground: what kind of a job it needs. cannot: why it is skipped on this machine, or ""."""
-    no_network = why_not()
+    no_network, no_cgroup = why_not(), starving.why_not()
     no_etcd = "" if sturdy_binary() else "no etcd here that stays consistent when it is killed; `make etcd`"
 
     def cannot(fault: Fault) -> str:
         if ground(fault) is Ground.NETWORK:
             return no_network
+        if isinstance(fault, Starve):
+            return no_cgroup
         return no_etcd if isinstance(fault, StrikeStore) and not fault.freeze else ""
 
     return {

@@ -33,6 +33,7 @@ from chaos_tests.harness.faults import (
     OnMachine,
     Reclaim,
     Slow,
+    Starve,
     Strike,
     StrikeStore,
     When,
@@ -124,7 +125,7 @@ class Breaker:
         """Raises NotNow or Impossible, with nothing done."""
         scene = self._scene
         match fault:
-            case Strike() | Freeze() | Ambush() | Slow() if len(healthy) < needed(fault):
+            case Strike() | Freeze() | Ambush() | Slow() | Starve() if len(healthy) < needed(fault):
                 raise NotNow(f"{len(healthy)} healthy members, {needed(fault)} are needed")
             case Strike(places=at) if at:
                 one = scene.victims.any_of(planned, healthy)
@@ -141,6 +142,8 @@ class Breaker:
             case Slow(for_s):
                 hit = workers.targets(scene, planned, fault)
                 workers.freeze(scene, planned, hit, blows.slow, for_s, "a fifth of the time for")
+            case Starve():
+                workers.starve(scene, planned, *workers.targets(scene, planned, fault))
             case Reclaim() | KillService() | FreezeService() | AskStore() | FillDisk():
                 scene.on_machine()
                 self._on_machine(planned, fault, healthy)

@@ -32,6 +32,7 @@ from chaos_tests.harness.faults import (
     LoseAll,
     Reclaim,
     Slow,
+    Starve,
     Strike,
     StrikeStore,
     When,
@@ -96,6 +97,7 @@ CATALOGUE: Mapping[str, Kind] = {
         Ambush(Act.INTERRUPT, (points.IN_SHARD, points.RESULT_HELD)), "a script is given an exception by another thread"
     ),
     "no-memory": Kind(Ambush(Act.NO_MEMORY, (points.IN_SHARD,)), "a script asks for more memory than it may have"),
+    "out-of-memory": Kind(Starve(), "the kernel kills a member for which there is no memory (needs root, and cgroups)"),
     "slow": Kind(Slow(8.0), "a member gets a fifth of its processor time for 8 s"),
     "reclaim": Kind(Reclaim(5.0), "the machine of a member is taken away, and another one comes after a while"),
     "kill-rendezvous": Kind(KillService(RENDEZVOUS), "SIGKILL of the rendezvous service, which is started again"),

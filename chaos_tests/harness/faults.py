@@ -83,6 +83,11 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True)
+class Starve:
+    """The kernel ends a member because there is no memory for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reclaim:
     """The machine of a worker's place is taken away: SIGKILL, and no process there until another one comes.
 
@@ -194,10 +199,10 @@ OnCluster: TypeAlias = Cut | EndAgent | EndNode | EndLeader | StrikeStore | Lose
 OnMachine: TypeAlias = Reclaim | KillService | FreezeService | AskStore | FillDisk
 """What needs a job of one machine."""
 
-Fault: TypeAlias = Strike | Freeze | Ambush | Slow | Hog | OnMachine | OnCluster
-
-Targeted: TypeAlias = Strike | Freeze | Ambush | Slow
+Targeted: TypeAlias = Strike | Freeze | Ambush | Slow | Starve
 """What is done to members that are chosen for it."""
+
+Fault: TypeAlias = Targeted | Hog | OnMachine | OnCluster
 
 RENDEZVOUS, AGENT, ETCD = "elastic.rendezvous", "elastic.agent", "etcd"
 
@@ -227,7 +232,7 @@ def lethal(fault: Fault) -> bool:
     """Whether workers that are hit are gone at once."""
     if isinstance(fault, Ambush):
         return fault.act is not Act.STOP
-    return isinstance(fault, Strike | Reclaim | EndAgent | EndNode | LoseAll)
+    return isinstance(fault, Strike | Starve | Reclaim | EndAgent | EndNode | LoseAll)
 
 
 def parts(fault: Fault) -> bool:
@@ -245,7 +250,7 @@ def choose(fault: Targeted, holders: Sequence[str], newcomers: Sequence[str], di
 
     holders: healthy members that hold the state, the oldest first. One of them is spared by whatever may end it.
     """
-    if isinstance(fault, Ambush | Slow):
+    if isinstance(fault, Ambush | Slow | Starve):
         return (dice.choice(holders),) if len(holders) > 1 else ()
     if fault.aim is Aim.NEWCOMER:
         return tuple(dice.sample(sorted(newcomers), 1)) if newcomers and holders else ()

@@ -5,7 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +18,9 @@ from typing import Any, cast
 
 import pytest
 
-from chaos_tests.harness import leftovers, processes
+from chaos_tests.harness import leftovers, processes, starving
 from chaos_tests.harness.ambush.orders import Orders
+from chaos_tests.harness.blows import Impossible
 from chaos_tests.harness.breaker import Breaker
 from chaos_tests.harness.catalogue import CATALOGUE
 from chaos_tests.harness.deeds import nodes
@@ -183,6 +189,50 @@ def test_all_are_lost_only_if_something_newer_is_kept(on_nodes: Stage) -> None:
     assert on_nodes.scene.world.kept_step == 5
     with pytest.raises(NotNow, match="healthy"):
         nodes.lose_all(on_nodes.scene, Planned(1, 0.0, "kill-all"), LoseAll(), healthy[:1])
+
+
+# ---------------------------------------------------------------------------------------------------------- memory
+
+
+@contextmanager
+def process(script: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Once it has begun."""
+    words = [sys.executable, "-S", "-u", "-c", f"import time\nprint()\n{script}"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as made:
+        assert made.stdout is not None and made.stdout.readline()
+        yield made
+        made.kill()
+
+
+cgroups = pytest.mark.skipif(bool(why := starving.why_not()), reason=why)
+
+
+@cgroups
+def test_a_process_for_which_there_is_no_memory_is_killed_by_the_kernel() -> None:
+    with process("held = []\nwhile True: held.append(bytes(4096)); time.sleep(0.0001)") as hungry:
+        before_ns = time.monotonic_ns()
+        assert before_ns < starving.starve(hungry.pid) < time.monotonic_ns()
+        assert hungry.wait() == -signal.SIGKILL
+    assert not list(starving.ROOT.glob("*/chaos-*"))
+
+
+@cgroups
+def test_a_process_that_asks_for_no_memory_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starving, "WAIT_S", 0.1)
+    with process("time.sleep(600)") as modest:
+        home = Path(f"/proc/{modest.pid}/cgroup").read_text()
+        with pytest.raises(Impossible, match="asked for no memory"):
+            starving.starve(modest.pid)
+        assert Path(f"/proc/{modest.pid}/cgroup").read_text() == home
+        assert modest.poll() is None
+    assert not list(starving.ROOT.glob("*/chaos-*"))
+
+
+def test_a_machine_without_memory_cgroups_says_so(tmp_path: Path) -> None:
+    assert "no memory cgroups" in starving.why_not(tmp_path)
+    (tmp_path / "memory" / "memory.limit_in_bytes").mkdir(parents=True)
+    assert "do not limit memory" in starving.why_not(tmp_path)
+    assert [path.name for path in (tmp_path / "memory").iterdir()] == ["memory.limit_in_bytes"]
 
 
 # -------------------------------------------------------------------------------------------------- what is left

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from chaos_tests.harness import blows
+from chaos_tests.harness import blows, starving
 from chaos_tests.harness.ambush.points import Order
 from chaos_tests.harness.blows import End, Impossible
 from chaos_tests.harness.faults import Strike, Targeted
@@ -57,6 +57,15 @@ def hit_again(scene: Scene, running: Running) -> None:
     scene.victims.condemned.update(workers)
     running.hit.update(workers)
     scene.teller.told(planned, f"{fault.number.name} to {', '.join(workers)} at {planned.place}")
+
+
+def starve(scene: Scene, planned: Planned, worker: str) -> None:
+    pids = scene.victims.pids([worker])
+    begun_ns = starving.starve(pids[worker])
+    scene.teller.injected(planned, pids, begun_ns)
+    scene.victims.condemned.add(worker)
+    scene.running.append(Running(planned, time.monotonic(), hit={worker}, injected=True))
+    scene.teller.told(planned, f"there is no memory for {worker}")
 
 
 def freeze(
