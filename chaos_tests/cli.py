@@ -188,11 +188,14 @@ def _speed(text: str) -> float:
 
 def _run(options: argparse.Namespace) -> int:
     from chaos_tests import asking
+    from chaos_tests.harness.campaign import quiet_run_in
     from chaos_tests.harness.report.documents import passed
 
     scenario, words = asking.scenario_of(options)
     asked = asking.campaign_of(scenario, words, Path())  # whatever is wrong with it is said before a directory is made
     allowed = _allowed(options)
+    if options.quiet_run is not None:
+        quiet_run_in(options.quiet_run)
     if (why := asking.cannot(asked)) and options.json:
         print(json.dumps({"passed": False, "skipped": why}))
     if why:

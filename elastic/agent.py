@@ -263,7 +263,7 @@ def main(argv: list[str] | None = None) -> int:
         handed = Handed.read(given.handed) if given.handed is not None else None
         spec, job_dir, who = given.spec, given.job_dir, f"agent-{given.node}"
         with (
-            JobLock(job_dir / "lock"),
+            JobLock(job_dir / "lock", "wait until that job is over, or give another --job-dir"),
             Ledger(job_dir / "steps.jsonl", whole=not given.reach.replicas) as ledger,
             Journal(journal_path(job_dir, who), spec.name, who, given.node) as journal,
         ):

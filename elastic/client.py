@@ -51,6 +51,10 @@ CONNECT = ("grpc.min_reconnect_backoff_ms", 1000)
 """How long a replica may take to accept a connection. One on a machine that is gone does not even refuse it."""
 
 
+NOBODY_THERE = "failed to connect to all addresses"
+"""So gRPC begins, whatever it was."""
+
+
 class AgentUnreachable(ElasticError):
     """Exit: the agent that started this process does not answer on its socket any more."""
 
@@ -260,4 +264,9 @@ def _from_agent(name: str) -> str:
 
 def _say(error: grpc.RpcError) -> str:
     code, details = getattr(error, "code", None), getattr(error, "details", None)
-    return f"{code().name}: {details()}" if callable(code) and callable(details) else str(error)
+    if not (callable(code) and callable(details)):
+        return str(error)
+    said = str(details())
+    if said.startswith(NOBODY_THERE):
+        return said.rpartition(": ")[2]  # such as "Connection refused": what stands before it says no more
+    return f"{code().name}: {said}"

@@ -43,6 +43,11 @@ def is_live(job_dir: Path) -> bool:
     return _is_held(job_dir / "lock") or _is_held(job_dir / "run.lock")
 
 
+def is_of_run(job_dir: Path) -> bool:
+    """Whether it was an `elastic run` that has made this directory."""
+    return (job_dir / "run.lock").exists()
+
+
 def _is_held(path: Path) -> bool:
     try:
         with path.open("rb") as lock:

@@ -14,16 +14,15 @@ from elastic.errors import ConfigError
 class JobLock:
     """The job directory's lock: one agent writes its ledger. Held until the process ends."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, otherwise: str) -> None:
+        """otherwise: what to do if somebody holds it. Raises ConfigError then."""
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(self._file, 64, 0).decode(errors="replace").strip()
             os.close(self._file)
-            raise ConfigError(
-                f"{path.parent} is in use by a running job (agent {holder}); wait for it, or use another --job-dir"
-            ) from None
+            raise ConfigError(f"{path.parent} is in use by a running agent ({holder}); {otherwise}") from None
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"pid {os.getpid()}".encode(), 0)
 

@@ -178,8 +178,9 @@ def own(storage: Storage, name: str, identity: str) -> None:
             content = storage.read(OWNER)  # of two jobs that found nobody, the later one owns it
         owner: dict[str, Any] = json.loads(content)
     except (OSError, ValueError) as error:
+        because = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"the checkpoint directory {storage.url} cannot be used: {error}; give another --checkpoint-dir, or "
+            f"the checkpoint directory {storage.url} cannot be used: {because}; give another --checkpoint-dir, or "
             "--checkpoint-every off"
         ) from error
     if owner.get("job_id") != identity:

@@ -22,7 +22,7 @@ def job_status(job_dir: Path, wait_s: float = STATUS_WAIT_S) -> dict[str, Any]:
     """
     if not (job_dir / "job.json").exists():
         raise ConfigError(f"{job_dir} holds no job; give the --job-dir of `elastic run`")
-    deadline_s = time.monotonic() + wait_s
+    deadline_s, where = time.monotonic() + wait_s, None
     while True:
         if (result := jobdir.read_json(job_dir / "result.json")) is not None:
             return _closed(job_dir, result)
@@ -33,6 +33,10 @@ def job_status(job_dir: Path, wait_s: float = STATUS_WAIT_S) -> dict[str, Any]:
             return fetch_status(where["address"], wait_s)
         except ElasticError as error:
             if time.monotonic() >= deadline_s:
+                if where is None and not jobdir.is_of_run(job_dir):
+                    raise ConfigError(
+                        f"{job_dir} is of a job of several machines; ask for it with --rendezvous HOST:PORT,..."
+                    ) from error
                 if not jobdir.is_live(job_dir):
                     raise ElasticError(
                         f"the job in {job_dir} was interrupted; none of its processes is alive"

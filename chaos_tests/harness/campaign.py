@@ -26,6 +26,7 @@ from chaos_tests.harness.schedule import Planned, ground_of, plan, preset_of
 from elastic import codec
 from elastic.cli import script
 from elastic.config import JobSpec
+from elastic.errors import ConfigError
 from elastic.files import write_atomically
 from elastic.jobdir import default_name
 from elastic.journal import read_all
@@ -71,11 +72,17 @@ def quiet_run(campaign: Campaign) -> float:
     return time.monotonic() - begun_s
 
 
-def adopt_quiet_run(campaign: Campaign, earlier: Path) -> float:
-    """Use the undisturbed run of another campaign, or any job directory of the same command."""
+def quiet_run_in(earlier: Path) -> Path:
+    """The undisturbed run of another campaign, or any job directory of the same command. Raises ConfigError."""
     source = earlier / "quiet" if (earlier / "quiet").is_dir() else earlier
     if not (source / "result.json").exists():
-        raise JobFailed(f"{source} holds no job that has ended; give the directory of an earlier chaos run")
+        raise ConfigError(f"{source} holds no job that has ended; give the directory of an earlier chaos run")
+    return source
+
+
+def adopt_quiet_run(campaign: Campaign, earlier: Path) -> float:
+    """Use that run in place of an own one."""
+    source = quiet_run_in(earlier)
     shutil.copytree(source, campaign.home / "quiet")
     times = {line["event"]: line["t_mono_ns"] for line in read_all(campaign.home / "quiet")}
     return float(times["finished"] - times["running"]) / 1e9
@@ -121,11 +128,14 @@ def specification(campaign: Campaign) -> JobSpec:
 
 
 def read_campaign(home: Path) -> Campaign:
-    """As it was asked for. Raises JobFailed if there was none."""
+    """As it was asked for. Raises ConfigError if there was none."""
     try:
         return from_document(home, json.loads((home / "chaos.json").read_bytes()))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise JobFailed(f"{home} holds no chaos run ({error}); give the --job-dir of `elastic chaos run`") from error
+        because = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{home} holds no chaos run (chaos.json: {because}); give the --job-dir of `elastic chaos run`"
+        ) from error
 
 
 def from_document(home: Path, fields: Mapping[str, Any]) -> Campaign:

@@ -74,7 +74,8 @@ def _saying(act: Callable[[Storage, str, argparse.Namespace], int]) -> Callable[
         except NoCheckpoint as error:
             raise ConfigError(str(error)) from error
         except OSError as error:
-            raise ConfigError(f"{storage.url} cannot be read: {error}") from error
+            about = f"{storage.url}: {error.filename}" if error.filename not in (None, storage.url) else storage.url
+            raise ConfigError(f"{about} cannot be used: {error.strerror or error}") from error
 
     return run
 

@@ -228,6 +228,43 @@ class _LocalSink:
             view = view[os.write(self._descriptor, view) :]
 
 
+@contextlib.contextmanager
+def _as_os_errors(url: str) -> Iterator[None]:
+    """Each of fsspec's file systems has errors of its own: S3's for missing credentials, and a server that does not
+    answer, are none of OSError's."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}", url) from error
+
+
+class _RemoteFile:
+    """Being read, or written: parts of it go out at any time."""
+
+    def __init__(self, file: Any, url: str) -> None:
+        self._file = file
+        self._url = url
+
+    def write(self, data: Buffer) -> None:
+        with _as_os_errors(self._url):
+            self._file.write(data)
+
+    def readinto(self, buffer: memoryview) -> int | None:
+        with _as_os_errors(self._url):
+            count: int | None = self._file.readinto(buffer)
+            return count
+
+    def read(self, size: int) -> bytes:
+        with _as_os_errors(self._url):
+            return bytes(self._file.read(size))
+
+    def seek(self, offset: int) -> int:
+        with _as_os_errors(self._url):
+            return int(self._file.seek(offset))
+
+
 class RemoteStorage:
     """An fsspec file system in which a file appears when it is closed."""
 
@@ -250,29 +287,34 @@ class RemoteStorage:
         return self._found(path)
 
     def read(self, path: str) -> bytes:
-        return bytes(self._fs.cat_file(self._at(path)))
+        with _as_os_errors(self.url):
+            return bytes(self._fs.cat_file(self._at(path)))
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[Source]:
-        with self._fs.open(self._at(path), "rb") as file:
-            yield file
+        with _as_os_errors(self.url):
+            file = self._fs.open(self._at(path), "rb")
+        with file:
+            yield _RemoteFile(file, self.url)
 
     @contextlib.contextmanager
     def create(self, path: str) -> Iterator[Sink]:
-        file = self._fs.open(self._at(path), "wb")
+        with _as_os_errors(self.url):
+            file = self._fs.open(self._at(path), "wb")
         try:
-            yield file
+            yield _RemoteFile(file, self.url)
         except BaseException:
             file.discard()  # closing it would make half a file appear
             raise
-        file.close()
+        with _as_os_errors(self.url):
+            file.close()
 
     def remove(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), _as_os_errors(self.url):
             self._fs.rm_file(self._at(path))
 
     def remove_directory(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), _as_os_errors(self.url):
             self._fs.rm(self._at(path), recursive=True)
 
     def _at(self, path: str) -> str:
@@ -281,9 +323,7 @@ class RemoteStorage:
     def _found(self, path: str) -> dict[str, int]:
         """An object store has no directories: only names with slashes."""
         self._fs.invalidate_cache()
-        root = self._at(path).rstrip("/") + "/"
-        try:
-            found: dict[str, dict[str, Any]] = self._fs.find(root.rstrip("/"), detail=True)
-        except FileNotFoundError:
-            return {}
+        root, found = self._at(path).rstrip("/") + "/", dict[str, dict[str, Any]]()
+        with contextlib.suppress(FileNotFoundError), _as_os_errors(self.url):
+            found = self._fs.find(root.rstrip("/"), detail=True)
         return {name.removeprefix(root): int(entry["size"]) for name, entry in found.items() if name.startswith(root)}

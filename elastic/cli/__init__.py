@@ -12,6 +12,9 @@ Each module says what its verb takes and what it prints. What a verb needs besid
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import sys
 from collections.abc import Sequence
 
 from chaos_tests import cli as chaos
@@ -30,12 +33,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser().parse_args(arguments)
     try:
         code: int = parsed.verb(parsed)
+        sys.stdout.flush()
     except ConfigError as error:
         complain(error)
         return ExitCode.BAD_INPUT
     except ElasticError as error:
         complain(error)
         return ExitCode.BELOW_QUORUM
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        about = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        complain(ConfigError(f"{about}; see that it is there, and that this user may use it"))
+        return ExitCode.BAD_INPUT
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
     return code
 
 

@@ -177,7 +177,8 @@ def _agent(options: argparse.Namespace) -> int:
     site, node, jobs_dir = checked.site, checked.site.node, checked.site.jobs_dir
     handed = Handed.read(options.handover) if options.handover is not None else None
     who = f"daemon-{node}"
-    with JobLock(jobs_dir / f"{node}.lock"), Journal(journal_path(jobs_dir, who), "", who, node) as journal:
+    otherwise = "give another --node, another --jobs-dir, or --upgrade to take its place"
+    with JobLock(jobs_dir / f"{node}.lock", otherwise), Journal(journal_path(jobs_dir, who), "", who, node) as journal:
         print(
             f"elastic: node {node} at {site.reach.address} with {options.slots} slots; jobs in {jobs_dir}", flush=True
         )

@@ -66,7 +66,7 @@ def _of_script(options: argparse.Namespace) -> int:
 
     if options.steps < 1:
         raise ConfigError(f"--steps {options.steps} must be at least 1")
-    _, words = command(options.script, options.module)
+    _, words = command(options.script, options.module, "doctor --exact")
     report = doctor.examine(words, options.steps)
     print(json.dumps(report.document()) if options.json else "\n".join(report.text()))
     return ExitCode.DONE if report.exact else ExitCode.SCRIPT_FAILED

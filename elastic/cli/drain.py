@@ -7,6 +7,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from elastic.cli.parsing import waiting
 from elastic.cli.where import add_either, client_of
 from elastic.errors import ConfigError, ElasticError, ExitCode
 
@@ -53,7 +54,8 @@ def _drain(options: argparse.Namespace) -> int:
     if options.job_dir is None:
         return _drain_fleet(options)
     node = drain.ask(options.job_dir, options.node, options.budget, over=options.cancel)
-    said = f"node {node} stays" if options.cancel else drain.wait(options.job_dir, node, options.budget)
+    with waiting(_leaves(node)):
+        said = f"node {node} stays" if options.cancel else drain.wait(options.job_dir, node, options.budget)
     print(json.dumps({"node": node, "drained": not options.cancel}) if options.json else said)
     return ExitCode.DONE
 
@@ -69,13 +71,18 @@ def _drain_fleet(options: argparse.Namespace) -> int:
         return ExitCode.DONE
     client.cordon(options.node, "asked for by `elastic drain`", over=False)
     deadline_s = time.monotonic() + options.budget
-    while left := _still_on(client, options.node):
-        if time.monotonic() >= deadline_s:
-            raise ElasticError(f"still on node {options.node} after {options.budget:g} s: {', '.join(left)}")
-        time.sleep(LOOK_S)  # a remote process: there is nothing to wait on
+    with waiting(_leaves(options.node)):
+        while left := _still_on(client, options.node):
+            if time.monotonic() >= deadline_s:
+                raise ElasticError(f"still on node {options.node} after {options.budget:g} s: {', '.join(left)}")
+            time.sleep(LOOK_S)  # a remote process: there is nothing to wait on
     said = f"node {options.node} is empty, and gets no job until `elastic drain --node {options.node} --cancel`"
     print(json.dumps({"node": options.node, "drained": True}) if options.json else said)
     return ExitCode.DONE
+
+
+def _leaves(node: str) -> str:
+    return f"node {node} is being emptied; the same with --cancel takes it back"
 
 
 def _still_on(client: FleetClient, node: str) -> list[str]:

@@ -7,6 +7,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from elastic.cli.parsing import waiting
 from elastic.cli.where import add_replicas, client_of
 from elastic.errors import ConfigError, ElasticError, ExitCode
 
@@ -89,7 +90,8 @@ def overview_text(overview: dict[str, Any]) -> str:
 def _stop(options: argparse.Namespace) -> int:
     client = client_of(options)
     job = client.stop(options.job, "asked for by `elastic stop`")
-    ended = await_end(client, job, STOP_WAIT_S)
+    with waiting(f"{job} ends by itself; `elastic jobs` shows when it has"):
+        ended = await_end(client, job, STOP_WAIT_S)
     print(json.dumps(ended) if options.json else ended_text(ended))
     return ExitCode.DONE
 

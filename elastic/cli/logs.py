@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from typing import Any
 
 from elastic.cli.where import add_either, client_of
@@ -41,10 +39,5 @@ def _logs(options: argparse.Namespace) -> int:
     else:
         client = client_of(options)
         source = logs.Nodes(client, client.job(options.job or "")["job"])
-    try:
-        logs.show(source, options.worker, follow=options.follow, as_json=options.json)
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # whoever reads has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    logs.show(source, options.worker, follow=options.follow, as_json=options.json)
     return ExitCode.DONE

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from elastic.errors import ConfigError, ExitCode
@@ -18,6 +20,16 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         complain(ConfigError(f"{message}. See `{self.prog} --help`."))
         sys.exit(ExitCode.BAD_INPUT)
+
+
+@contextmanager
+def waiting(meanwhile: str) -> Iterator[None]:
+    """Ctrl-C ends the wait, and nothing else. meanwhile: what goes on without this command."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"elastic: not waited for any more: {meanwhile}", file=sys.stderr)
+        raise
 
 
 def complain(error: Exception) -> None:

@@ -11,11 +11,14 @@ from pathlib import Path
 from elastic.errors import ConfigError
 
 
-def command(words: Sequence[str], module: bool) -> tuple[str, tuple[str, ...]]:
-    """What to run: its name for people, and the command of a worker. Raises ConfigError if there is no such thing."""
+def command(words: Sequence[str], module: bool, verb: str = "run") -> tuple[str, tuple[str, ...]]:
+    """What to run: its name for people, and the command of a worker. Raises ConfigError if there is no such thing.
+
+    verb: with which it was asked for.
+    """
     words = words[1:] if words[:1] == ["--"] else words
     if not words:
-        raise ConfigError("no script given: write `elastic run train.py`, or `elastic run -m package.train`")
+        raise ConfigError(f"no script given: write `elastic {verb} train.py`, or `elastic {verb} -m package.train`")
     program, arguments = words[0], tuple(words[1:])
     if module:
         _check_module(program)

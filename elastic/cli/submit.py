@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic.cli.jobs import await_end, ended_text
+from elastic.cli.parsing import waiting
 from elastic.cli.where import add_replicas, client_of
 from elastic.config import JobSpec, job_from_toml
 from elastic.errors import ConfigError, ExitCode
@@ -62,7 +63,8 @@ def _submit(options: argparse.Namespace) -> int:
         print(json.dumps({"job": name}) if options.json else name)
         return ExitCode.DONE
     print(f"elastic: {name}", file=sys.stderr, flush=True)
-    ended = await_end(client, name, None)
+    with waiting(f"{name} goes on; `elastic stop {name}` ends it"):
+        ended = await_end(client, name, None)
     print(json.dumps(ended) if options.json else ended_text(ended))
     return int(ended["exit_code"])
 

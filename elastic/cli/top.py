@@ -44,10 +44,7 @@ def _top(options: argparse.Namespace) -> int:
         raise ConfigError(f"--every {options.every:g} must be a positive number of seconds")
     if options.looks is not None and options.looks < 1:
         raise ConfigError(f"--looks {options.looks} must be at least 1")
-    try:
-        _looks(options)
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
+    _looks(options)
     return ExitCode.DONE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -55,8 +56,9 @@ PLAIN = Door()
 
 
 def bind(server: grpc.aio.Server, listen: str, keyring: Keyring | None) -> str:
-    """Listen there; the address with the port that was given. Raises ConfigError if the port is taken."""
+    """Listen there; the address with the port that was given. Raises ConfigError if that is not possible."""
     host = listen.rpartition(":")[0]
+    _check_free(listen)
     try:
         if keyring is None:
             port = server.add_insecure_port(listen)
@@ -65,6 +67,21 @@ def bind(server: grpc.aio.Server, listen: str, keyring: Keyring | None) -> str:
     except RuntimeError as error:
         raise ConfigError(f"cannot listen on {listen}: {error}; choose another port, or 0 for any") from error
     return f"{host}:{port}"
+
+
+def _check_free(listen: str) -> None:
+    """gRPC does not say why it cannot listen, but for a line of its own on stderr."""
+    host, _, port = listen.rpartition(":")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {listen}: {error.strerror}; give an address of this machine, and a port that is free, "
+            "or 0 for any"
+        ) from error
 
 
 def limits() -> Options:

@@ -133,9 +133,11 @@ class FleetClient:
                 answer: pb.Answer = ask_leader(replicas or self.replicas, lambda c: _asked(c, question), self._door)
             except ConfigError:
                 raise
-            except ElasticError:
+            except ElasticError as error:
                 if time.monotonic() >= deadline_s:
-                    raise
+                    if replicas:
+                        raise
+                    raise ElasticError(f"{error}; `elastic doctor --rendezvous ...` looks at each replica") from error
                 time.sleep(PAUSE_S)  # an election among other processes: there is nothing to wait on
                 continue
             if answer.refused:

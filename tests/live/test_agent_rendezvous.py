@@ -322,7 +322,7 @@ def test_a_job_directory_has_one_agent_at_a_time(cluster: Make) -> None:
     second = job.agent()
     _, said = second.communicate(timeout=PATIENCE_S)
     assert second.returncode == 2
-    assert b"is in use by a running job" in said
+    assert b"is in use by a running agent" in said
 
 
 def test_a_job_that_is_over_is_not_led_again(cluster: Make) -> None:

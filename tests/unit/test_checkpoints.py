@@ -7,9 +7,9 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -605,3 +605,35 @@ def test_memory_and_other_file_systems_serve_too(configure: Configure) -> None:
     assert resumable(make_job()) == quiet
     series.remove(found.name)
     assert [entry.name.step for entry in series.all()] == [4]
+
+
+def test_what_an_object_store_raises_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of fsspec's file systems each has its own, such as S3's for missing credentials."""
+    storage = storage_at("memory://nowhere")
+
+    class NoCredentials(Exception):
+        pass
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NoCredentials("there are none")
+
+    for name in ("find", "cat_file", "_open", "rm_file", "rm"):
+        monkeypatch.setattr(type(cast(Any, storage)._fs), name, refuse)
+
+    def use(call: Callable[[], AbstractContextManager[object]]) -> None:
+        with call():
+            pass
+
+    calls: list[Callable[[], object]] = [
+        lambda: storage.files("a"),
+        lambda: storage.directories("a"),
+        lambda: storage.read("a"),
+        lambda: storage.remove("a"),
+        lambda: storage.remove_directory("a"),
+        lambda: use(lambda: storage.open("a")),
+        lambda: use(lambda: storage.create("a")),
+    ]
+    for call in calls:
+        with pytest.raises(OSError, match="NoCredentials: there are none") as told:
+            call()
+        assert told.value.filename == "memory://nowhere"
