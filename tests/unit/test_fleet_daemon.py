@@ -26,6 +26,7 @@ from elastic.fleet.daemon import Daemon
 from elastic.fleet.documents import Result, Submission
 from elastic.journal import Journal
 from elastic.reach import Reach
+from elastic.service import SERVER_OPTIONS
 from elastic.spot import relay
 from elastic.spot.notice import Kind, Notice
 from elastic.spot.source import Source, Unanswered
@@ -378,7 +379,7 @@ class Leader(FleetServicer):
 
 def test_a_leader_that_comes_later_hears_why_the_node_goes(tmp_path: Path) -> None:
     async def story() -> None:
-        leader, server = Leader(), grpc.aio.server()
+        leader, server = Leader(), grpc.aio.server(options=SERVER_OPTIONS)
         add_FleetServicer_to_server(leader, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
