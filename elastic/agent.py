@@ -224,7 +224,7 @@ class Agent:
         for worker_id in to:
             match order:
                 case Kill():
-                    self.supervise_worker(worker_id, supervision.KillOrdered())
+                    self._workforce.end_worker(worker_id)
                     continue
                 case Release():
                     self.supervise_worker(worker_id, supervision.Released())

@@ -24,6 +24,9 @@ from elastic.process import Outlets, WorkerProcess
 from elastic.starter import Start, Starter
 from elastic.supervision import describe
 
+STACKS_S = 1.0
+"""Milliseconds are usual; what is to be ended has been waited for much longer."""
+
 
 class Boss(Protocol):
     """Who employs the workers. number: of a slot. Called on the event loop."""
@@ -149,10 +152,14 @@ class Crew:
         """What the kernel says of it; None if it is gone."""
         return process.facts(self._announced.get(worker_id, 0))
 
-    def show_stacks(self, worker_id: str) -> None:
-        """At the end of its log: where the threads are of one that is given up. Also if it holds the interpreter."""
+    def show_stacks(self, worker_id: str, then: Callable[[], None] = lambda: None) -> None:
+        """At the end of its log: where the threads are of one that is given up. Also if it holds the interpreter. then:
+        called when it has had the time to say so, or at once if it cannot."""
         if worker_id in self._processes and stacks.ask(self._processes[worker_id].pid):
             self._journal.write("stacks_asked", worker_id=worker_id)
+            asyncio.get_running_loop().call_later(STACKS_S, then)
+        else:
+            then()
 
     async def end_starting(self) -> None:
         """No worker starts any more, and nothing is left of what starts them."""

@@ -99,7 +99,8 @@ class Mpirun:
         self._settled = False
         """All have joined, or will never."""
         self._watching: list[asyncio.Task[None]] = []
-        self._process: asyncio.subprocess.Process | None = None
+        self._program: _Program | None = None
+        self._end_noted = False
 
     async def start(self, workers: Sequence[str]) -> None:
         """One rank for each of these workers. Raises ConfigError if that cannot be had."""
@@ -128,21 +129,20 @@ class Mpirun:
         address = str(ranks.directory / "ranks")
         server = await asyncio.start_unix_server(arrived, address, limit=2**20)
         try:
-            self._process = await self._run(program, ranks, address)
+            self._program = running = self._run(program, ranks, address)
             while len(self._holders) < len(ranks.workers):
                 arrival = asyncio.ensure_future(arrivals.get())
-                over = asyncio.ensure_future(self._process.wait())
+                over = asyncio.ensure_future(running.ended.wait())
                 await asyncio.wait((arrival, over), return_when=asyncio.FIRST_COMPLETED)
                 over.cancel()
                 if not arrival.done():
                     arrival.cancel()
-                    how = describe(self._process.returncode or 0)
-                    raise ConfigError(f"mpirun {how} before all its ranks were there: {self._words()}")
+                    raise ConfigError(f"mpirun {running.how} before all its ranks were there: {self._words()}")
                 self._take(ranks, *arrival.result())
         finally:
             server.close()
 
-    async def _run(self, program: str, ranks: Ranks, address: str) -> asyncio.subprocess.Process:
+    def _run(self, program: str, ranks: Ranks, address: str) -> _Program:
         setpriv = shutil.which("setpriv")
         if setpriv is None:
             raise ConfigError("setpriv not found; install util-linux")
@@ -150,14 +150,17 @@ class Mpirun:
         if os.geteuid() == 0:
             options.append("--allow-run-as-root")
         with self._log.open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                *(setpriv, "--pdeathsig", "KILL", "--", program, *options),
-                *(sys.executable, "-I", "-S", str(Path(placeholder.__file__)), address),
+            started = subprocess.Popen(
+                [
+                    *(setpriv, "--pdeathsig", "KILL", "--", program, *options),
+                    *(sys.executable, "-I", "-S", str(Path(placeholder.__file__)), address),
+                ],
                 env={**environment(os.environ), "TMPDIR": str(ranks.directory)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
+        return _Program(started)
 
     def _take(
         self, ranks: Ranks, its: Mapping[str, str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -176,10 +179,16 @@ class Mpirun:
             self._on_lost(worker_id)
 
     async def _watch_mpirun(self) -> None:
-        assert self._process is not None
-        because = describe(await self._process.wait())
+        assert self._program is not None
+        await self._program.ended.wait()
         if self._holders.keys() - self._left:
-            self._journal.write("mpirun_ended", because=because, words=self._words())
+            self._note_end()
+
+    def _note_end(self) -> None:
+        """Once, whoever hears of it first."""
+        if self._program is not None and not self._end_noted:
+            self._end_noted = True
+            self._journal.write("mpirun_ended", because=self._program.how, words=self._words())
 
     async def _watch_joining(self) -> None:
         while not self._settled:
@@ -194,16 +203,27 @@ class Mpirun:
         shared = {"OMPI_MCA_btl_sm_backing_directory": str(self._ranks.directory)}
         return {**(holder.identity if holder else {}), **shared, **self._ranks.to_environment()}
 
-    def left(self, worker_id: str) -> bool:
-        """The worker has ended. Whether its rank had ended before, and the worker because of that."""
+    def why_lost(self, worker_id: str) -> str:
+        """Of a worker that ends: what has ended its rank before, and so the worker; empty: nothing has."""
+        holder = self._holders.get(worker_id)
+        if holder is None or self._program is None:
+            return ""
+        if how := self._program.how:
+            self._note_end()
+            return f"mpirun {how}"
+        return "its rank of mpirun was ended" if holder.has_ended else ""
+
+    def left(self, worker_id: str) -> str:
+        """The worker has ended. Returns why_lost."""
         holder = self._holders.get(worker_id)
         if holder is None or self._ranks is None:
-            return False
+            return ""
+        because = self.why_lost(worker_id)
         self._left.add(worker_id)
         self._ranks.gone(self._ranks.workers.index(worker_id)).touch()
         if worker_id in (joining := self._ranks.joining()):
             self._strand(joining, f"{worker_id} ended while it was joining the others")
-        return holder.has_ended
+        return because
 
     def look(self, now_s: float) -> None:
         """Called now and then: whether all have joined, once all were about to."""
@@ -231,14 +251,8 @@ class Mpirun:
         for holder in self._holders.values():
             holder.writer.close()
         self._holders.clear()
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
-            try:
-                await asyncio.wait_for(self._process.wait(), END_S)
-            except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
+        if self._program is not None:
+            await self._program.end()
         if self._scratch is not None:
             self._scratch.remove()
             self._scratch = None
@@ -250,6 +264,41 @@ class Mpirun:
             if said := [line for line in lines if line.strip("-")]:
                 return " ".join(said[-LOG_LINES:])
         return "it said nothing"
+
+
+class _Program:
+    """mpirun itself. How it ended is known as soon as it has begun to end: what follows from that, the end of its
+    placeholders and of the workers, may be heard of first."""
+
+    def __init__(self, started: subprocess.Popen[bytes]) -> None:
+        self._process, self.pid = started, started.pid
+        self.ended = asyncio.Event()
+        self._pidfd = os.pidfd_open(started.pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
+
+    def _reap(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._process.wait()
+        self.ended.set()
+
+    @property
+    def how(self) -> str:
+        """In words; empty: it runs."""
+        status = self._process.returncode
+        if status is not None:
+            return describe(status)
+        status = process.ending_status(self.pid)
+        return describe(status) if status else ""
+
+    async def end(self) -> None:
+        if not self.ended.is_set():
+            self._process.terminate()
+            try:
+                await asyncio.wait_for(self.ended.wait(), END_S)
+            except TimeoutError:
+                self._process.kill()
+                await self.ended.wait()
 
 
 @dataclass(frozen=True, slots=True)

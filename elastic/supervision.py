@@ -133,17 +133,29 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Dying:
-    """The main thread of the worker has ended, and the process will in a moment. status: as of Exited, 0 if unknown."""
+    """The main thread of the worker has ended, and the process will in a moment. status, cause: as of Exited; 0 if
+    unknown."""
 
     status: int
+    cause: str = ""
+
+    @property
+    def because(self) -> str:
+        return self.cause or describe(self.status)
 
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """status: the exit code, or minus the signal. last_words: the end of its log."""
+    """status: the exit code, or minus the signal. last_words: the end of its log. cause: what had ended before, and the
+    worker because of that; empty: nothing, and its status says all."""
 
     status: int
     last_words: str = ""
+    cause: str = ""
+
+    @property
+    def because(self) -> str:
+        return self.cause or describe(self.status)
 
 
 Event: TypeAlias = (
@@ -288,9 +300,9 @@ def step(slot: Slot, event: Event, now_s: float) -> tuple[Slot, tuple[Action, ..
             return _ask_to_stop(slot, now_s)
         case Stop() if not slot.lives:
             return replace(slot, phase=Phase.OVER, deadline_s=math.inf), ()
-        case Dying(status) if slot.phase is Phase.RUNNING and status and not slot.may_leave and not slot.told_dead:
+        case Dying() if slot.phase is Phase.RUNNING and event.status and not slot.may_leave and not slot.told_dead:
             # The signal makes true what is said, should the main thread alone have ended.
-            dead = Say(WorkerDead(slot.worker_id, describe(status)))
+            dead = Say(WorkerDead(slot.worker_id, event.because))
             return replace(slot, told_dead=True), (dead, Signal(signal.SIGKILL))
         case Exited():
             return _exited(slot, event, now_s)
@@ -319,7 +331,7 @@ def _ask_to_stop(slot: Slot, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
 
 
 def _exited(slot: Slot, exit_: Exited, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
-    because = describe(exit_.status)
+    because = exit_.because
     dead = () if slot.told_dead else (Say(WorkerDead(slot.worker_id, because)),)
     gone = replace(slot, pid=0, told_dead=False)
     if slot.phase in (Phase.LEAVING, Phase.STOPPING):

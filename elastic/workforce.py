@@ -232,7 +232,7 @@ class Workforce:
 
     def on_dying(self, worker_id: str, status: int) -> None:
         self._say_how_far(worker_id)
-        self.supervise_worker(worker_id, supervision.Dying(status))
+        self.supervise_worker(worker_id, supervision.Dying(status, self._mpirun.why_lost(worker_id)))
 
     def _on_rank_lost(self, worker_id: str) -> None:
         self._crew.signal(worker_id, signal.SIGKILL)
@@ -242,7 +242,7 @@ class Workforce:
         self._head.say(Progress(worker_id, 0, 0, self._accounts.next_step, "gone"))
 
     def on_exit(self, number: int, worker_id: str, status: int, last_words: Callable[[], str]) -> None:
-        if self._mpirun.left(worker_id):
+        if cause := self._mpirun.left(worker_id):
             status = -signal.SIGKILL  # its own words are those of the MPI library, about what somebody else did
         self._switchboard.forget(worker_id)
         self._detector.forget(worker_id)
@@ -250,7 +250,7 @@ class Workforce:
         self._accounts.keep_left_behind(worker_id)
         self._say_how_far(worker_id)
         self._head.on_exited(worker_id, status)
-        self._supervise(number, supervision.Exited(status, last_words() if status else ""))
+        self._supervise(number, supervision.Exited(status, last_words() if status else "", cause))
 
     # ------------------------------------------------------------------------------------------- words
 
@@ -290,10 +290,16 @@ class Workforce:
     def order_all(self, order: Order) -> None:
         self._switchboard.order_all(order)
 
-    def show_stacks(self, worker_id: str) -> None:
-        """Of one that is given up. A frozen one has shown them already."""
-        if worker_id not in self._frozen:
-            self._crew.show_stacks(worker_id)
+    def show_stacks(self, worker_id: str, then: Callable[[], None] = lambda: None) -> None:
+        """Of one that is given up. A frozen one has shown them already. then: as of Crew.show_stacks."""
+        if worker_id in self._frozen:
+            then()
+        else:
+            self._crew.show_stacks(worker_id, then)
+
+    def end_worker(self, worker_id: str) -> None:
+        """By order of the leader: when it has said where it is."""
+        self.show_stacks(worker_id, lambda: self.supervise_worker(worker_id, supervision.KillOrdered()))
 
     # ------------------------------------------------------------------------------------------- beats
 

@@ -137,7 +137,8 @@ def test_the_end_of_mpirun_ends_all_ranks_and_the_job_goes_on_from_its_copy(quie
         job.until("a ring over another mpirun", lambda: len(job.events("ring_over_mpi")) > 1)
         job.pace(0)
         check_end(job, quiet)
-        assert "mpirun killed by SIGKILL" in job.output
+        assert "mpirun killed by SIGKILL, and every worker that had a rank of it ends with it" in job.output
+        assert "local.0.0, local.1.0 (mpirun killed by SIGKILL)" in job.output
 
 
 def test_a_rank_that_dies_in_mpi_init_ends_those_that_wait_for_it_and_the_job_goes_on_without_mpi(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +15,7 @@ import pytest
 
 from elastic import mpirun
 from elastic.errors import ConfigError
-from elastic.journal import Journal
+from elastic.journal import Journal, journal_path, read_all
 from elastic.ranks import Ranks
 from runtime.mpi import World
 
@@ -118,6 +122,33 @@ def test_who_does_not_get_out_of_mpi_init_in_time_is_ended_once(
         for now_s in looks:
             watched.look(now_s)
     assert lost == ended
+
+
+def test_who_ends_with_mpirun_is_said_to_have_ended_by_it_whichever_is_heard_of_first(tmp_path: Path) -> None:
+    """The end of a worker may be dealt with before the event loop has been told of that of mpirun."""
+
+    async def run() -> tuple[str, str, str]:
+        with Journal(journal_path(tmp_path, "agent"), "job", "agent", "n") as journal:
+            watched = mpirun.Mpirun(tmp_path / "mpirun.log", journal, lambda worker_id: None)
+            program = mpirun._Program(subprocess.Popen(["sleep", "600"]))
+            rank = await asyncio.create_subprocess_exec("sleep", "600", stdin=subprocess.PIPE)
+            assert rank.stdin is not None
+            watched._ranks, watched._program = Ranks(WORKERS[:1], tmp_path), program
+            watched._holders[WORKERS[0]] = mpirun._Holder(rank.pid, {}, rank.stdin)
+            try:
+                before = watched.why_lost(WORKERS[0])
+                rank.kill()
+                await rank.wait()
+                alone = watched.why_lost(WORKERS[0])
+                os.kill(program.pid, signal.SIGKILL)
+                os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
+                return before, alone, watched.left(WORKERS[0])
+            finally:
+                await watched.close()
+
+    assert asyncio.run(run()) == ("", "its rank of mpirun was ended", "mpirun killed by SIGKILL")
+    (ended,) = [line for line in read_all(tmp_path) if line["event"] == "mpirun_ended"]
+    assert ended["because"] == "killed by SIGKILL"
 
 
 @pytest.mark.parametrize("came", [True, False])
