@@ -110,7 +110,8 @@ class Timing:
 
     hang_s: float = 600.0
     """The same for a worker that uses a processor in its shard, or is between two operations: a script may compile, or
-    write a file on one worker alone. At least progress_s."""
+    write a file on one worker alone. Also for all members together, or the only one, where nobody waits for anybody;
+    ten times as long for those that use a processor. At least progress_s."""
 
     orphan_limit_s: float = 600.0
     """How long a ring steps on, and survivors wait, without any leader. Above control_silence_s."""

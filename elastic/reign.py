@@ -162,7 +162,7 @@ class Reign:
 
     async def _next(self) -> list[membership.Event]:
         """The next events, or a tick: when the group wants one, or this replica is deposed."""
-        due_s = max(self.group.deadline_s, self._last_tick_s + TICK_S)
+        due_s = max(membership.deadline_s(self.group), self._last_tick_s + TICK_S)
         if self._letter is None:
             self._letter = asyncio.create_task(self._mailbox.get())
         wait_s = None if math.isinf(due_s) else max(0.0, due_s - time.monotonic())

@@ -18,6 +18,9 @@ come again and again."""
 LOOK_S = 2.0
 """From when on it is measured whether processors are used: nothing is decided earlier."""
 
+PAUSE_S = 5.0
+"""Whoever beats and has not for so long was stopped, or could not run: that time is nobody's who is to be judged."""
+
 COMPUTES = 0.1
 """A share of one processor. Beats and the ring's own threads take far less."""
 
@@ -42,6 +45,8 @@ class Activity:
         self._used_s = used_s or cpu_s
         self._now = ("", Doing.ELSEWHERE, clock())
         self._shards: deque[float] = deque(maxlen=RECENT)
+        self._seen_s = self._from_s = clock()
+        """When it was looked at last; from when on it counts."""
         self._looked: tuple[float, float, float] | None = None
         """(begin of the activity, time, processor time) of the first look at it."""
 
@@ -49,13 +54,17 @@ class Activity:
         now_s = self._clock()
         _, before, since_s = self._now
         if before is Doing.SHARD:
-            self._shards.append(now_s - since_s)
+            self._shards.append(now_s - max(since_s, self._from_s))
         self._now = (what, doing, now_s)
 
     def see(self) -> Seen:
-        """computes is true as long as nobody can say."""
+        """To be called several times a second. computes is true as long as nobody can say."""
         what, doing, since_s = self._now
         now_s = self._clock()
+        if now_s - self._seen_s >= PAUSE_S:
+            self._from_s = now_s
+        self._seen_s = now_s
+        since_s = max(since_s, self._from_s)
         computes = True
         if now_s - since_s >= LOOK_S:
             used_s = self._used_s()

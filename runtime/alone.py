@@ -111,6 +111,9 @@ class Alone:
         self._op = None
         return result
 
+    def loop_over(self) -> None:
+        """Nobody watches it."""
+
     def used(self) -> None:
         """Nobody else wants it."""
 

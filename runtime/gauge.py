@@ -20,6 +20,7 @@ class Gauge:
         self._activity = Activity()
         self._speed = Speed(on_host=on_host)
         self._shards = 0
+        self._loop_over = False
         self.at("starting")
 
     def at(self, what: str) -> None:
@@ -57,7 +58,13 @@ class Gauge:
             self._speed.reduced(time.monotonic())
 
     def after(self, op: Op) -> None:
-        self._activity.enter(f"after {guards.describe(op)}", Doing.ELSEWHERE)
+        doing = Doing.DECLARED if self._loop_over else Doing.ELSEWHERE
+        self._activity.enter(f"after {guards.describe(op)}", doing)
+
+    def loop_over(self) -> None:
+        """What a script does after its loop, it may do for as long as it likes."""
+        self._loop_over = True
+        self.at("after its loop")
 
     def progress(self, p: Position, applied: int, joining: str, over: tuple[str, str]) -> Progress:
         """joining: how far a newcomer is with its copy; empty: it has not begun. over: what carries the gradients, and

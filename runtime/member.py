@@ -288,6 +288,9 @@ class Member:
     def finish(self) -> Partial | None:
         return self._walk.finish()
 
+    def loop_over(self) -> None:
+        self._gauge.loop_over()
+
     def used(self) -> None:
         self._walk.used()
 
@@ -304,16 +307,7 @@ class Member:
             lines = ledger.between(self._job_dir / "steps.jsonl", first, end)
         except FileNotFoundError:
             return []
-        return [
-            StepRecord(
-                **{
-                    **line,
-                    "lr": tuple(map(float, line["lr"])),
-                    "scalars": {name: float(value) for name, value in line["scalars"].items()},
-                }
-            )
-            for line in lines
-        ]
+        return [StepRecord.from_line(line) for line in lines]
 
     def failed(self, error: BaseException, step: int, shard: int | None) -> None:
         if isinstance(error, JoinMissed):

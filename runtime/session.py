@@ -17,10 +17,10 @@ An *operation* is everything that all members do together: a pass over the shard
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -68,6 +68,12 @@ class StepRecord:
     scalars: dict[str, float]
     samples: list[Json]
     data: dict[str, Json] | None = None
+
+    @classmethod
+    def from_line(cls, line: Mapping[str, Any]) -> Self:
+        """As the ledger has read it."""
+        scalars = {name: float(value) for name, value in line["scalars"].items()}
+        return cls(**{**line, "lr": tuple(map(float, line["lr"])), "scalars": scalars})
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +253,10 @@ class Session(Protocol):
     def next_unit(self) -> int | None: ...
     def unit_done(self, leaf: Partial) -> None: ...
     def finish(self) -> Partial | None: ...
+
+    def loop_over(self) -> None:
+        """The script's loop is over: what it does from now on may take its time."""
+        ...
 
     def used(self) -> None:
         """The tensors of the last result are not read here any more."""

@@ -219,6 +219,7 @@ class Training:
     def end_loop(self) -> None:
         """The script's loop is over; evaluating and saving are still possible."""
         self.leave_step()
+        self.session.loop_over()
         if self.examiner is not None:
             self.examiner.note(self.next_step, self.shards, caller())
             self.examiner.end()

@@ -165,7 +165,8 @@ def add(verbs: Any) -> None:
         default=Timing().hang_s,
         metavar="S",
         help="seconds that the others wait for a worker whose script gets nowhere between two operations, or uses a "
-        "processor in one shard, before it is replaced (default %(default)g)",
+        "processor in one shard, before it is replaced, and that all may get nowhere before the job goes back to the "
+        "newest snapshot or checkpoint (default %(default)g)",
     )
     choose.add_option(run)
     run.add_argument(

@@ -18,10 +18,11 @@ anything.
     checkpoints.py  who may move the pointer        invitations.py  set-ups that hang
     speed.py      shards follow it, stragglers
     fencing.py    those left out                deadlines.py  time is over
-    stuck.py      those who hold all others up  revival.py    every copy is lost, and what was kept is the state
+    stuck.py      those who get nowhere         revival.py    every copy is lost, and what was kept is the state
 """
 
 from elastic.membership.actions import Action, Commit, End, Note, Point, Tell
+from elastic.membership.deadlines import deadline_s
 from elastic.membership.events import (
     AgentDown,
     AgentUp,
@@ -58,6 +59,7 @@ __all__ = [
     "Stopped",
     "Tell",
     "Tick",
+    "deadline_s",
     "new",
     "status",
     "step",

@@ -43,7 +43,7 @@ def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
     newcomers = g.newcomers
     g.given_up = {worker: why for worker, why in g.given_up.items() if worker in members or worker in newcomers}
     g.asking, g.turned_away, g.stuck = set(), set(), set()
-    g.lost, g.outdated = "", set()
+    g.lost, g.outdated, g.hung = "", set(), {}
     g.advanced_s = {}
     for worker, seen in g.workers.items():
         if worker in members:

@@ -1,6 +1,8 @@
-"""What is done when the time that a group was given is over."""
+"""Until when a group has time, and what is done when that is over."""
 
 from __future__ import annotations
+
+import math
 
 from elastic.membership.actions import Action
 from elastic.membership.arrivals import form
@@ -9,7 +11,32 @@ from elastic.membership.fencing import kill_expelled
 from elastic.membership.group import Group, State, silence
 from elastic.membership.invitations import end_hung, stop_in_vain
 from elastic.membership.losses import decide, lost
+from elastic.membership.stuck import end_mute, mute_until_s
 from elastic.membership.transitions import become_closed
+
+
+def deadline_s(g: Group) -> float:
+    """When to post the next Tick."""
+    timing = g.spec.timing
+    deadlines = [math.inf, mute_until_s(g)]
+    if g.state is State.FORMING and g.committing is None:
+        deadlines.append(g.since_s + (timing.orphan_limit_s if g.window_over else timing.join_window_s))
+    if g.state is State.QUIESCING:
+        deadlines.append(g.since_s + timing.progress_s)
+    if g.state is State.QUIESCING and g.committing is None:
+        deadlines.append(g.proof_ends_s)
+    if g.state is State.PAUSED:
+        deadlines.append(g.since_s + timing.pause_limit_s)
+    if g.state in (State.RUNNING, State.PAUSED) and g.committing is None:
+        deadlines.append(g.last_call_s)
+    deadlines += [since + timing.progress_s for since in g.joining.values()]
+    deadlines += g.setting_up.values()
+    if g.awaited:
+        deadlines.append(g.awaited_until_s)
+    if g.state is not State.CLOSED:
+        deadlines += g.silence_ends_s().values()
+        deadlines += [since + timing.fence_grace_s for since in g.expelled.values()]
+    return min(deadlines)
 
 
 def ticked(g: Group, now_s: float, do: list[Action]) -> None:
@@ -36,6 +63,7 @@ def ticked(g: Group, now_s: float, do: list[Action]) -> None:
         for worker in (g.listed | g.newcomers) - set(g.reports) - set(g.dead):
             g.given_up.setdefault(worker, f"no report for {timing.progress_s:.0f} s")
         decide(g, now_s, do)
+    end_mute(g, now_s, do)
     if g.state is State.QUIESCING and now_s >= g.proof_ends_s:
         decide(g, now_s, do, waited_out=True)
     kill_expelled(g, now_s, do)

@@ -106,6 +106,10 @@ class Group:
     """Members that live and were given up, because they held all others up: their reports do not count."""
     stuck_at: dict[str, str] = field(default_factory=dict)
     """Place -> worker that got stuck there first."""
+    hung: dict[str, str] = field(default_factory=dict)
+    """All members that live, because none of them gets on -> where it is: they are being ended."""
+    hung_s: float = 0.0
+    """When that was ordered last."""
     expelled: dict[str, float] = field(default_factory=dict)
     """Fenced workers -> when."""
     round: int = 0
@@ -230,12 +234,13 @@ class Group:
 
     @property
     def setting_up(self) -> dict[str, float]:
-        """Invited newcomers that are not ready to be admitted -> when they last got on."""
+        """Invited newcomers that are not ready to be admitted -> when their time to get on is over."""
         if self.state not in (State.RUNNING, State.PAUSED) or not (coming := self.coming):
             return {}
         seen = {worker: self.workers[worker] for worker in coming - self.listed}
+        at_work_s = max(self.set_up_s, self.spec.timing.hang_s)  # whoever uses a processor may compile
         return {
-            worker: one.moved_s
+            worker: one.moved_s + (at_work_s if one.computes else self.set_up_s)
             for worker, one in seen.items()
             if not one.ready and one.member.node not in self.silent_nodes
         }
@@ -288,30 +293,6 @@ class Group:
         """Above everybody's, also where the number was given by an earlier leader."""
         self.youngest += 1
         return self.youngest
-
-    @property
-    def deadline_s(self) -> float:
-        """When to post the next Tick."""
-        timing = self.spec.timing
-        deadlines = [math.inf]
-        if self.state is State.FORMING and self.committing is None:
-            deadlines.append(self.since_s + (timing.orphan_limit_s if self.window_over else timing.join_window_s))
-        if self.state is State.QUIESCING:
-            deadlines.append(self.since_s + timing.progress_s)
-        if self.state is State.QUIESCING and self.committing is None:
-            deadlines.append(self.proof_ends_s)
-        if self.state is State.PAUSED:
-            deadlines.append(self.since_s + timing.pause_limit_s)
-        if self.state in (State.RUNNING, State.PAUSED) and self.committing is None:
-            deadlines.append(self.last_call_s)
-        deadlines += [since + timing.progress_s for since in self.joining.values()]
-        deadlines += [since + self.set_up_s for since in self.setting_up.values()]
-        if self.awaited:
-            deadlines.append(self.awaited_until_s)
-        if self.state is not State.CLOSED:
-            deadlines += self.silence_ends_s().values()
-            deadlines += [since + timing.fence_grace_s for since in self.expelled.values()]
-        return min(deadlines)
 
     @property
     def last_call_s(self) -> float:

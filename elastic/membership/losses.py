@@ -14,11 +14,15 @@ from elastic.membership.transitions import become_closed, become_quiescing
 from elastic.messages import Kind, Report
 from elastic.plan import AllLost, LossPlan, NotYet, decide_loss, smallest_cover
 
+GONE_SHOWN = 4
+"""So many members, and causes, when all are lost."""
+
 
 def lost(g: Group, worker: str, because: str, now_s: float, do: list[Action], *, dead: bool) -> None:
     seen = g.workers.get(worker)
     if seen is None:
         return
+    because = g.hung.get(worker, because) if dead else because
     if worker not in g.dead:
         event = "worker_gone" if seen.left else "member_lost" if worker in g.listed else "worker_lost"
         do.append(Note(event, {"worker_id": worker, "because": because}))
@@ -26,6 +30,8 @@ def lost(g: Group, worker: str, because: str, now_s: float, do: list[Action], *,
         if seen.ready and not seen.entered:
             g.missed[slot_of(worker)] = g.missed.get(slot_of(worker), 0) + 1
         g.expelled.pop(worker, None)
+        if worker in g.hung:
+            g.reports.pop(worker, None)  # what it had goes with it, and nobody is left to notice that it is dead
         g.dead[worker] = because
         g.given_up.pop(worker, None)
     elif worker in g.dead or worker in g.expelled:
@@ -92,6 +98,8 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
     if isinstance(outcome, LossPlan) and not g.stuck.isdisjoint(outcome.ids):
         others = decide_loss(g.chain, _without(g.reports, g.stuck), dead, newcomers)
         outcome = others if isinstance(others, LossPlan) else outcome  # who is stuck may be all that is left
+    if isinstance(outcome, LossPlan) and not waited_out and g.hung.keys() >= set(outcome.ids):
+        outcome = NotYet(f"nobody gets on: {', '.join(outcome.ids)} will be ended")
     if isinstance(outcome, AllLost) and not waited_out and (unheard := sorted(set(newcomers) - settled)):
         outcome = NotYet(f"no member is left, and {', '.join(unheard)} may hold a copy of the state")
     if not isinstance(outcome, NotYet):
@@ -103,7 +111,7 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
                 do.append(Note("state", {"state": str(g.state), "because": because}))
         case AllLost(because=because):
             applied = max((seen.applied for seen in g.workers.values()), default=0)
-            said = f"every copy of the state is lost after {applied} applied steps: {because}"
+            said = f"every copy of the state is lost after {applied} applied steps: {_gone(g) or because}"
             if not go_back(g, said, now_s, do):
                 become_closed(g, 1 if g.errors else 4, _with_errors(g, said), now_s, do)
         case LossPlan(members, plan, _):
@@ -127,6 +135,17 @@ def wait_for_others(g: Group, now_s: float) -> None:
         if why == silence(node):
             del g.given_up[worker]
             g.silent_nodes[node] = g.found_by_s(now_s)
+
+
+def _gone(g: Group) -> str:
+    """What has become of the members, the first cause first; of many, a few."""
+    by_cause: dict[str, list[str]] = {}
+    for worker, because in (g.dead | g.given_up).items():
+        if worker in g.listed and not g.workers[worker].left:
+            by_cause.setdefault(because, []).append(worker)
+    few = list(by_cause.items())[:GONE_SHOWN]
+    return "; ".join(f"{', '.join(workers[:GONE_SHOWN])}{', ...' * (len(workers) > GONE_SHOWN)} ({because})"
+                     for because, workers in few)  # fmt: skip
 
 
 def _without(reports: dict[str, Report], workers: Collection[str]) -> dict[str, Report]:

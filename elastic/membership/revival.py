@@ -35,7 +35,8 @@ def go_back(g: Group, lost: str, now_s: float, do: list[Action]) -> bool:
         g.drains.pop(worker, None)
     # Members of whom nothing was heard for so long are left alone until a generation without them is durable.
     g.lost, g.window_over, g.outdated = lost, False, {w for w, seen in g.workers.items() if not seen.entered}
-    g.reports, g.stuck = {}, set()  # who is dead stays so: one that holds the state after all does not wait for them
+    g.stuck, g.hung = set(), {}
+    g.reports = {}  # who is dead stays so: one that holds the state after all does not wait for them
     for worker in sorted(g.outdated):
         g.expelled.setdefault(worker, now_s)
         do.append(Tell((worker,), Fence(g.term, worker, lost)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elastic.membership.group import Group, Seen
-from elastic.membership.stuck import holding_up
+from elastic.membership.stuck import holding_up, standing_still
 from elastic.plan import default_sizes
 
 
@@ -36,7 +36,7 @@ def status(group: Group) -> dict[str, object]:
             for rank, (member, worker, owned) in enumerate(zip(members, seen, shards, strict=True))
         ],
         "stragglers": dict(group.stragglers),
-        "held_up_by": holding_up(group),
+        "held_up_by": holding_up(group) or standing_still(group),
         "draining": {worker: group.drains[worker].because for worker in group.alive(group.drains)},
         "waiting": sorted(group.newcomers - group.spares - set(group.dead)),
         "spares": sorted(group.spares - set(group.dead)),

@@ -70,7 +70,7 @@ class Drill:
             self._now_s += 0.01
             letters = ready[first : first + LETTERS_AT_ONCE]
             self._group, actions = membership.steps(self._group, letters, self._now_s)
-            _ = self._group.deadline_s
+            membership.deadline_s(self._group)
             for action in actions:
                 if isinstance(action, Commit):
                     self._committing = action.generation

@@ -186,6 +186,9 @@ def _own_faults(
             return (Fault("crash", random.randrange(8), at_s=early_s), *faults[:1]), heal_s
         case "stall":
             nth = random.randint(1, 40)
+            if nth % 5 == 0:  # all that are there freeze in one moment
+                frozen = tuple(Fault("pause", whom, hook="unit", nth=nth, for_s=60.0) for whom in range(8))
+                return (*frozen, *faults[:1]), heal_s + 75.0
             stall = Fault("stall", "self", hook="unit", nth=nth, delay_s=random.uniform(0, 0.04))
             again = (Fault("stall", "self", hook="unit", nth=nth + random.randint(1, 8)),) * random.randint(0, 1)
             return (stall, *again, *faults[:2]), heal_s + 30.0

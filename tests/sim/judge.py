@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from elastic.errors import ExitCode
-from elastic.membership import End, Group
+from elastic.membership import End, Group, deadline_s
 from elastic.messages import Generation, Kind, RingState
 from elastic.position import Position
 from elastic.tree import Node, leaves
@@ -54,7 +54,8 @@ class Judge:
 
     def ticked(self, group: Group, now_s: float) -> None:
         """A deadline that stays in the past after its tick would make the leader spin."""
-        require(group.deadline_s > now_s, f"{group.state} wants a tick at {group.deadline_s}, and it is {now_s}")
+        due_s = deadline_s(group)
+        require(due_s > now_s, f"{group.state} wants a tick at {due_s}, and it is {now_s}")
 
     # ------------------------------------------------------------------------------------------ positions
 

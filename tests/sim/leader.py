@@ -212,7 +212,7 @@ class Leader:
             self.world.end(end)
 
     def _set_timer(self) -> None:
-        deadline_s = self.group.deadline_s
+        deadline_s = membership.deadline_s(self.group)
         if deadline_s < self._next_tick_s:
             self._next_tick_s = deadline_s
             wait_s = self.clock.until(deadline_s) + 0.001

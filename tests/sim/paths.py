@@ -107,6 +107,8 @@ class Paths:
             reach("a stuck newcomer was replaced")
         if worker.stalled:
             reach("a stuck member was expelled and replaced")
+        if self.world.leader is not None and worker.me in self.world.leader.group.hung:
+            reach(f"nobody {'answered' if worker.paused else 'got on'}, and all were ended")
         if worker.newcomer.hung:
             reach("a newcomer whose set-up hung was replaced")
 

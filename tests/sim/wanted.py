@@ -33,6 +33,8 @@ RARE = (
     "an early generation takes effect while a newcomer copies",
     "drainer and leader die in one moment",
     "newcomers are the only holders",
+    "nobody answered, and all were ended",
+    "nobody got on, and all were ended",
     "redo rule: computed alone",
     "redo rule: the operation is redone",
     "redo rule: the result is copied",

@@ -11,7 +11,10 @@ from collections.abc import Callable
 import pytest
 
 from elastic.messages import Doing
-from runtime.activity import LOOK_S, RECENT, Activity, _below, cpu_s
+from elastic.position import Phase, Position
+from runtime.activity import LOOK_S, PAUSE_S, RECENT, Activity, _below, cpu_s
+from runtime.gauge import Gauge
+from runtime.session import Op, OpKind
 
 GENEROUS_S = 60.0
 
@@ -65,6 +68,39 @@ def test_whether_anything_computes_is_measured_from_when_it_takes_long(share: fl
     assert activity.see().computes is computes
     activity.enter("the next", Doing.SHARD)
     assert activity.see().computes
+
+
+def test_the_time_in_which_the_process_itself_could_not_run_is_not_counted() -> None:
+    """Stopped for an hour with everything around it, it has not been in its shard for an hour."""
+    machine = Machine()
+    activity = machine.activity()
+    activity.enter("a shard", Doing.SHARD)
+    for _ in range(8):
+        machine.now_s += 1.0
+        activity.see()
+    machine.now_s += 3600.0
+    thawed = activity.see()
+    assert thawed.for_s == 0.0 and thawed.computes, "nobody can say yet"
+    machine.now_s += 2.0
+    assert activity.see().for_s == 2.0
+    activity.enter("the others", Doing.WAITING)
+    assert activity.see().usual_s == 2.0
+    machine.now_s += PAUSE_S - 0.5
+    assert activity.see().for_s == PAUSE_S - 0.5, "a beat that is late is no pause"
+
+
+def test_what_a_script_does_after_its_loop_may_take_as_long_as_it_likes() -> None:
+    gauge = Gauge(on_host=True)
+
+    def doing() -> Doing:
+        return gauge.progress(Position("me", phase=Phase.COLLECTING), 7, "", ("", "")).doing
+
+    gauge.after(Op(OpKind.PASS, 4, step=6))
+    assert doing() is Doing.ELSEWHERE
+    gauge.loop_over()
+    assert doing() is Doing.DECLARED
+    gauge.after(Op(OpKind.EVALUATE, 1, label="evaluate()"))
+    assert doing() is Doing.DECLARED
 
 
 def test_children_compute_for_the_script_that_waits_for_them() -> None:

@@ -153,7 +153,8 @@ class Job:
                 return BuildFailed(worker, number, tuple(plain[2:]))
             case "progress":
                 return Progress(
-                    worker, number, int(plain[2]), phase=options.get("phase", "").replace("_", " "),
+                    worker, number, int(plain[2]), int(options.get("applied", 0)),
+                    phase=options.get("phase", "").replace("_", " "),
                     doing=Doing(options.get("doing", "elsewhere")), for_ms=int(options.get("for", 0)) * 1000,
                     usual_ms=int(options.get("usual", 0)) * 1000, computes="idle" not in words,
                 )  # fmt: skip
@@ -265,7 +266,7 @@ def test_the_token_of_a_generation_cannot_be_told_from_its_number() -> None:
 
 def test_a_group_without_anything_to_wait_for_wants_no_tick() -> None:
     group, _ = run("0 job workers=1", "0 elected 1", "0 announce a", "0 committed", "0 ringup a 1")
-    assert group.state is membership.State.RUNNING and group.deadline_s == float("inf")
+    assert group.state is membership.State.RUNNING and membership.deadline_s(group) == float("inf")
 
 
 def test_status_names_the_members_in_rank_order() -> None:

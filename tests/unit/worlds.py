@@ -311,6 +311,9 @@ class FakeMember:
             part.held[above] = fold(part.held.pop(left), part.held.pop(right))
         self.computed += 1
 
+    def loop_over(self) -> None:
+        """Nobody judges how long it takes."""
+
     def used(self) -> None:
         """The world keeps copies of its own."""
 

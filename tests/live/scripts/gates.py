@@ -6,6 +6,7 @@ holds the workers whose names it contains, or, empty, all who come to it: of tho
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from pathlib import Path
@@ -28,6 +29,16 @@ def hold(name: str) -> None:
     gate.with_name(f"{name}.{_ME}").touch()
     while gate.exists():
         time.sleep(0.005)
+
+
+def seize(name: str) -> None:
+    """As `hold` for a worker that the gate names, but for ever and with the interpreter: no other thread of it runs."""
+    if _DIRECTORY is None or not shut(name) or _ME not in (Path(_DIRECTORY) / name).read_text().split():
+        return
+    Path(_DIRECTORY, f"{name}.{_ME}").touch()
+    mutex, c = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
+    for _ in "ab":
+        c.pthread_mutex_lock(mutex)  # a signal interrupts a sleep, but not this
 
 
 def pace() -> None:

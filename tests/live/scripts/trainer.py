@@ -68,6 +68,7 @@ for epoch in job.epochs(EPOCHS):
         for x, y in step:
             gates.pace()
             gates.hold("shard")
+            gates.seize("interpreter")
             loss = F.cross_entropy(model(x), y)
             loss.backward()
             step.log(loss=loss)
