@@ -54,6 +54,7 @@ SENTENCES = {
     "straggler": "{worker_id} is a straggler",
     "straggler_over": "{worker_id} is no straggler any more",
     "demoted": "{worker_id} gives its place to a spare",
+    "surplus": "{worker_id} is one more than is wanted, and becomes a spare",
     "drained": "{worker_id} has left between two steps",
     "finished": "{worker_id} has finished its training",
     "script_failed": "the script of {worker_id} raises: {message}",
@@ -92,7 +93,7 @@ HIDDEN = frozenset(
 _CAUSES = frozenset({"fault_injected", "worker_dying", "worker_frozen", "worker_exited", "stuck", "member_lost"})
 _ARRIVALS = frozenset({"worker_started", "announced", "invited", "state_copied"})
 _ENDS = frozenset({"quiesce_started", "job_ended"})
-_DEPARTURES = frozenset({"drained", "demoted", "notice", "node_leaves", "drain_asked", "agent_signalled"})
+_DEPARTURES = frozenset({"drained", "demoted", "surplus", "notice", "node_leaves", "drain_asked", "agent_signalled"})
 _ABORTS = frozenset({"quiesce_started", "quiesce_complete", "ring_aborted", "reported"})
 
 

@@ -6,7 +6,8 @@ so that small ones cannot keep a large one waiting for ever. A job gives slots b
 somebody wants empty, or when somebody has given it another size; it is never made smaller for another one.
 
 Workers of a node leave and come back together when their number there changes, so a job needs another node on which it
-goes on meanwhile.
+goes on meanwhile. On its only node it keeps its slots, and its leader makes spares of those that are too many
+(elastic/membership/surplus.py).
 """
 
 from __future__ import annotations
@@ -107,8 +108,8 @@ def _fewer(shares: tuple[Share, ...], wanted: int) -> tuple[Share, ...]:
 def _why_not(placement: Placement, wanted: int) -> str:
     if placement.total > wanted:
         return (
-            f"is to have {wanted} workers, and keeps {placement.total} on {placement.shares[0].node}: it has no other "
-            "node on which it goes on meanwhile"
+            f"is to have {wanted} workers, and keeps {placement.total} slots on {placement.shares[0].node}: it has no "
+            "other node on which it goes on meanwhile. Those beyond wait there as spares"
         )
     return f"is to have {wanted} workers, and has {placement.total}: no other node has free slots for it"
 

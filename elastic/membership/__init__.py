@@ -18,6 +18,7 @@ anything.
     checkpoints.py  who may move the pointer        invitations.py  set-ups that hang
     speed.py      shards follow it, stragglers
     fencing.py    those left out                deadlines.py  time is over
+    surplus.py    more than are wanted
     stuck.py      those who get nowhere         revival.py    every copy is lost, and what was kept is the state
 """
 

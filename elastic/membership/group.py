@@ -59,7 +59,8 @@ class Seen:
 @dataclass(frozen=True, slots=True)
 class Leaver:
     """A worker whose node wants to leave. last_call_s: when a job in which all want to, and for which nobody else
-    comes, stops in order, while there is time for it. demoted: its node stays; a faster one takes its place."""
+    comes, stops in order, while there is time for it. demoted: its node stays, and it becomes a spare: a faster one
+    takes its place, or nobody."""
 
     because: str
     last_call_s: float
@@ -88,6 +89,8 @@ class Group:
     """Node whose agent attends -> workers that it starts, without spares."""
     size: int = 0
     """How many workers somebody wants the job to have; 0: as it was submitted."""
+    resized_s: float = 0.0
+    """When that was heard."""
     window_over: bool = False
     """The first generation may be formed with min_workers."""
     asking: set[str] = field(default_factory=set)
@@ -205,9 +208,9 @@ class Group:
 
     @property
     def wanted_workers(self) -> int:
-        """How large the world shall be: as many as the nodes that are here bring, which is more than `workers` if one
-        has joined. A spare that a node keeps besides fills a place, and never adds one."""
-        return min(self.spec.workers_limit, max(self.asked_for, sum(self.slots.values())))
+        """How large the world shall be: as somebody wants it, or else as many as the nodes here bring, which is more
+        than `workers` if one has joined. A spare that a node keeps besides fills a place, and never adds one."""
+        return min(self.spec.workers_limit, self.size or max(self.asked_for, sum(self.slots.values())))
 
     @property
     def places(self) -> int:

@@ -40,6 +40,7 @@ from elastic.membership.losses import lost, reported, wait_for_others
 from elastic.membership.rings import heard_of_ring
 from elastic.membership.speed import compare
 from elastic.membership.stuck import expel_if_stuck
+from elastic.membership.surplus import shed
 from elastic.membership.transitions import become_closed
 from elastic.messages import (
     Announce,
@@ -123,6 +124,7 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
             progressed(g, event, now_s, do)
             compare(g, now_s, do)
             expel_if_stuck(g, event.worker_id, now_s, do)
+            shed(g, now_s, do)
         case Ready(worker, _, outdated):
             if worker in g.workers:
                 g.workers[worker] = replace(g.workers[worker], ready=True)
@@ -151,7 +153,7 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
         case PointerAt(entry):
             g.checkpoint = entry
         case Resized(workers):
-            g.size = workers
+            g.size, g.resized_s = workers, now_s
             do.append(Note("resized", {"workers": workers}))
             if g.state is State.FORMING:
                 form(g, now_s, do)

@@ -85,6 +85,26 @@ def test_what_follows_a_training_takes_its_time_and_the_next_job_does_not_wait_f
 
 
 @pytest.mark.long
+def test_a_job_on_one_node_trains_with_exactly_as_many_as_are_asked_for(quiet: Quiet, tmp_path: Path) -> None:
+    """It keeps the slots there; who is too many waits in one, and takes its place again."""
+    with Fleet(tmp_path, replicas=1) as fleet:
+        fleet.node("d", "--slots", "3")
+        fleet.await_nodes("d")
+        fleet.pace(0.2)
+        job = fleet.train("exactly")
+        before = fleet.await_members(job, "d.0.0", "d.1.0", "d.2.0")
+        assert fleet.run("scale", job, "2").returncode == 0
+        small = fleet.await_members(job, "d.0.0", "d.1.0")
+        assert pids(small).items() < pids(before).items()
+        fleet.until("the third to wait", lambda: fleet.status(job).get("spares") == ["d.2.1"])
+        assert not fleet.events("member_lost", job=job), "nothing was interrupted"
+        assert fleet.run("scale", job, "3").returncode == 0
+        fleet.pace(0.05)
+        fleet.until("three members", lambda: len(fleet.status(job)["members"]) == 3)
+        fleet.finish(job, quiet.digest, quiet.steps)
+
+
+@pytest.mark.long
 def test_a_job_that_is_made_smaller_and_larger_while_it_trains_ends_with_the_quiet_bits(
     fleet: Fleet, quiet: Quiet
 ) -> None:

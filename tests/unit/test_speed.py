@@ -21,6 +21,7 @@ from elastic.membership import (
     Elected,
     Event,
     Note,
+    Resized,
     State,
     Tell,
 )
@@ -132,6 +133,38 @@ def test_shards_follow_speed_once_the_difference_has_lasted() -> None:
     assert job.shares == (4, 2, 2)
     assert record.because == "shards follow speed: a pass takes about 200.0 ms, it was 300.0 ms"
     assert not [action for action in job.done if isinstance(action, Tell) and isinstance(action.order, Quiesce)]
+
+
+def test_a_job_on_one_node_that_is_made_smaller_trains_with_as_many_and_the_others_become_spares() -> None:
+    """And take their places again. The fleet has time to take whole nodes before."""
+    job = Job(workers=4)
+    job.train(10)
+    job.feed(Resized(2))
+    job.train(STEADY_S - 1)
+    assert len(job.committed) == 1
+    job.train(2)
+    assert job.members == ("n.0.0", "n.1.0") and [note["worker_id"] for note in job.notes("surplus")] == [
+        "n.2.0",
+        "n.3.0",
+    ]
+    assert not job.told(Quiesce), "nothing is interrupted"
+    for worker in ("n.2.0", "n.3.0"):
+        job.feed(Left(worker, 2), WorkerDead(worker, "exited with 0"))
+    assert sorted(job.told(Release)) == ["n.2.0", "n.3.0"]
+    for slot in (2, 3):
+        job.announce(slot, incarnation=1)
+    job.train(3 * STEADY_S)
+    assert len(job.committed) == 2 and job.group.spares == {"n.2.1", "n.3.1"} and not job.told(Invite)
+    job.feed(Resized(3))
+    assert job.told(Invite) == ["n.2.1"]
+
+
+def test_what_the_fleet_takes_back_itself_makes_no_spares() -> None:
+    job = Job(workers=2)
+    job.feed(AgentUp("m", 1), Announce("m.0.0", "m", 0, 1, "host", 1, "same"))
+    job.feed(Resized(2))
+    job.train(3 * STEADY_S)
+    assert job.members == ("n.0.0", "n.1.0") and not job.notes("surplus") and not job.told(Invite)
 
 
 @pytest.mark.parametrize(
