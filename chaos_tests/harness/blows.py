@@ -20,6 +20,7 @@ from elastic.errors import ElasticError
 from elastic.process import facts
 
 End: TypeAlias = Callable[[], None]
+"""May raise scene.NotNow; then it is tried again."""
 
 SEEN_S = 5.0
 """A process that was sent SIGSTOP or SIGKILL stands still or is gone after this long."""

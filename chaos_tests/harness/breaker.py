@@ -20,12 +20,14 @@ from chaos_tests.harness.faults import (
     Ambush,
     AskStore,
     Cut,
+    DrainNode,
     EndAgent,
     EndLeader,
     EndNode,
     Fault,
     FillDisk,
     Freeze,
+    FreezeNode,
     FreezeService,
     Hog,
     KillService,
@@ -155,6 +157,10 @@ class Breaker:
                 nodes.end_agent(scene, planned, healthy)
             case EndNode(for_s):
                 nodes.end_node(scene, planned, healthy, for_s)
+            case FreezeNode(for_s):
+                nodes.freeze_node(scene, planned, healthy, for_s)
+            case DrainNode(for_s):
+                nodes.drain_node(scene, planned, healthy, for_s)
             case EndLeader(for_s):
                 nodes.end_leader(scene, planned, for_s)
             case StrikeStore():
@@ -191,6 +197,7 @@ class Breaker:
                 running.awaits_place = False
                 scene.teller.told(planned, f"{planned.place} did not come with somebody to hit")
             if not running.hit <= scene.world.ended:
+                workers.insist(running, scene.world.pids, scene.world.ended, now_s)
                 continue
             if running.hit and not running.seen:
                 running.seen = True
@@ -199,7 +206,10 @@ class Breaker:
                 continue
             places.let_go(scene, running)
             if running.end is not None:
-                running.end()
+                try:
+                    running.end()
+                except NotNow:
+                    continue
                 scene.teller.told(planned, "ends")
             scene.teller.ended(planned)
             scene.running.remove(running)

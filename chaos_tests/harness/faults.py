@@ -7,6 +7,7 @@ point of a worker's own work (ambush/points.py), at which the worker strikes its
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 from collections.abc import Sequence
@@ -35,13 +36,15 @@ class Aim(StrEnum):
 class Strike:
     """A signal that ends workers. One member that holds the state is always spared.
 
-    places: strike when one of these events comes after a spark, a kill of any member; empty: at once.
+    places: strike when one of these events comes after a spark, a kill of any member; empty: at once. grace_s: after
+    which those that still live get SIGKILL.
     """
 
     number: signal.Signals = signal.SIGKILL
     aim: Aim = Aim.ANY
     count: int = 1
     places: tuple[str, ...] = ()
+    grace_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,20 @@ class EndNode:
 
 
 @dataclass(frozen=True, slots=True)
+class FreezeNode:
+    """SIGSTOP to all that runs on a node at one instant, and SIGCONT after for_s."""
+
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrainNode:
+    """An operator wants a node empty, and takes that back after for_s. Its workers must leave by themselves."""
+
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class EndLeader:
     """SIGKILL of the replica that leads the job. It comes back after for_s."""
 
@@ -193,7 +210,7 @@ class LoseAll:
     spoil: bool = False
 
 
-OnCluster: TypeAlias = Cut | EndAgent | EndNode | EndLeader | StrikeStore | LoseAll
+OnCluster: TypeAlias = Cut | EndAgent | EndNode | FreezeNode | DrainNode | EndLeader | StrikeStore | LoseAll
 """What needs a job over several nodes."""
 
 OnMachine: TypeAlias = Reclaim | KillService | FreezeService | AskStore | FillDisk
@@ -203,6 +220,9 @@ Targeted: TypeAlias = Strike | Freeze | Ambush | Slow | Starve
 """What is done to members that are chosen for it."""
 
 Fault: TypeAlias = Targeted | Hog | OnMachine | OnCluster
+
+ENDED_S = 5.0
+"""From SIGKILL until the others know it (history.Limits.exit_s)."""
 
 RENDEZVOUS, AGENT, ETCD = "elastic.rendezvous", "elastic.agent", "etcd"
 
@@ -233,6 +253,15 @@ def lethal(fault: Fault) -> bool:
     if isinstance(fault, Ambush):
         return fault.act is not Act.STOP
     return isinstance(fault, Strike | Starve | Reclaim | EndAgent | EndNode | LoseAll)
+
+
+def noted_s(fault: Fault) -> float | None:
+    """Within which the others must know of it, where that takes longer than for a worker that is gone."""
+    if isinstance(fault, Ambush):
+        return fault.noted_s
+    if isinstance(fault, Strike) and math.isfinite(fault.grace_s):
+        return fault.grace_s + ENDED_S
+    return None
 
 
 def parts(fault: Fault) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from chaos_tests.harness.catalogue import CATALOGUE
-from chaos_tests.harness.faults import Ambush, lethal
+from chaos_tests.harness.faults import lethal, noted_s
 from chaos_tests.harness.schedule import Planned
 from elastic.journal import Journal
 
@@ -25,7 +25,7 @@ class Teller:
             "fault": planned.kind,
             "place": planned.place,
             "lethal": lethal(fault),
-            **({"noted_s": fault.noted_s} if isinstance(fault, Ambush) and fault.noted_s is not None else {}),
+            **({"noted_s": within_s} if (within_s := noted_s(fault)) is not None else {}),
             **fields,
         }
         for worker, pid in workers.items():

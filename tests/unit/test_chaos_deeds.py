@@ -22,9 +22,9 @@ from chaos_tests.harness import leftovers, processes, starving
 from chaos_tests.harness.ambush.orders import Orders
 from chaos_tests.harness.blows import Impossible
 from chaos_tests.harness.breaker import Breaker
-from chaos_tests.harness.catalogue import CATALOGUE
+from chaos_tests.harness.catalogue import CATALOGUE, Kind
 from chaos_tests.harness.deeds import nodes
-from chaos_tests.harness.faults import LoseAll, OnCluster, OnMachine
+from chaos_tests.harness.faults import LoseAll, OnCluster, OnMachine, Strike
 from chaos_tests.harness.following import JobFailed
 from chaos_tests.harness.onnodes import NodesJob
 from chaos_tests.harness.scene import NotNow, Scene
@@ -196,8 +196,8 @@ def test_all_are_lost_only_if_something_newer_is_kept(on_nodes: Stage) -> None:
 
 @contextmanager
 def process(script: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Once it has begun."""
-    words = [sys.executable, "-S", "-u", "-c", f"import time\nprint()\n{script}"]
+    """Once the script has said something."""
+    words = [sys.executable, "-S", "-u", "-c", f"import time\n{script}"]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as made:
         assert made.stdout is not None and made.stdout.readline()
         yield made
@@ -207,9 +207,50 @@ def process(script: str) -> Iterator[subprocess.Popen[bytes]]:
 cgroups = pytest.mark.skipif(bool(why := starving.why_not()), reason=why)
 
 
+def test_who_does_not_end_when_it_is_asked_to_is_killed_after_its_grace(
+    on_machine: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the fault has ended only when the agent has seen it."""
+    monkeypatch.setitem(cast(Any, CATALOGUE), "terminate", Kind(Strike(signal.SIGTERM, grace_s=0.2), ""))
+    deaf = "import signal\nsignal.signal(15, lambda *_: print())\nprint()\nwhile True: time.sleep(600)"
+    with process(deaf) as one, process(deaf) as other:
+        world = on_machine.scene.world
+        world.pids = {"a.0.0": one.pid, "b.0.0": other.pid}
+        breaker = Breaker([Planned(1, 0.0, "terminate")], on_machine.scene)
+        breaker.begin()
+        breaker.poll([], 1)
+        ((hit, pid),) = [(noted["worker_id"], noted["pid"]) for noted in on_machine.noted()]
+        struck = one if pid == one.pid else other
+        assert struck.stdout is not None and struck.stdout.readline(), "it was asked first"
+        while struck.poll() is None:
+            breaker.poll([], 1)
+        assert [noted["event"] for noted in on_machine.noted()] == ["fault_injected"]
+        world.ended.add(hit)
+        breaker.poll([], 1)
+        assert [noted["event"] for noted in on_machine.noted()] == ["fault_injected", "fault_seen", "fault_ended"]
+        assert (one.poll(), other.poll()).count(None) == 1
+
+
+def test_what_cannot_be_ended_now_is_ended_later(on_machine: Stage) -> None:
+    tries: list[int] = []
+
+    def end() -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            raise NotNow("nobody leads")
+
+    scene = on_machine.scene
+    scene.lasts(Planned(1, 0.0, "kill-leader"), 0.0, end, "")
+    breaker = Breaker([], scene)
+    for _ in range(5):
+        breaker.poll([], 1)
+    assert len(tries) == 3
+    assert [noted["event"] for noted in on_machine.noted()] == ["fault_seen", "fault_ended"]
+
+
 @cgroups
 def test_a_process_for_which_there_is_no_memory_is_killed_by_the_kernel() -> None:
-    with process("held = []\nwhile True: held.append(bytes(4096)); time.sleep(0.0001)") as hungry:
+    with process("held = []\nprint()\nwhile True: held.append(bytes(4096)); time.sleep(0.0001)") as hungry:
         before_ns = time.monotonic_ns()
         assert before_ns < starving.starve(hungry.pid) < time.monotonic_ns()
         assert hungry.wait() == -signal.SIGKILL
@@ -219,7 +260,7 @@ def test_a_process_for_which_there_is_no_memory_is_killed_by_the_kernel() -> Non
 @cgroups
 def test_a_process_that_asks_for_no_memory_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starving, "WAIT_S", 0.1)
-    with process("time.sleep(600)") as modest:
+    with process("print()\ntime.sleep(600)") as modest:
         home = Path(f"/proc/{modest.pid}/cgroup").read_text()
         with pytest.raises(Impossible, match="asked for no memory"):
             starving.starve(modest.pid)

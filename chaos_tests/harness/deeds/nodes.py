@@ -19,6 +19,7 @@ from chaos_tests.harness.world import node_of
 from elastic.checkpoints.naming import PERIODIC
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import storage_at
+from elastic.errors import ElasticError
 from elastic.resume import read_settings
 
 
@@ -56,6 +57,44 @@ def end_node(scene: Scene, planned: Planned, healthy: Sequence[str], for_s: floa
     job.cluster.end(node)
     text = f"SIGKILL to node {node}, for {for_s:g} s"
     _note(scene, planned, begun_ns, workers, agents, for_s, lambda: job.cluster.node(node), text)
+
+
+def freeze_node(scene: Scene, planned: Planned, healthy: Sequence[str], for_s: float) -> None:
+    job = scene.on_nodes()
+    node = some_node(scene, planned, healthy)
+    begun_ns, workers = time.monotonic_ns(), scene.world.there(node)
+    pids = scene.victims.pids(workers)
+    agents = [pid for pid in (scene.world.agents.get(node, 0),) if blows.state(pid)]
+    thaw = blows.freeze((job.cluster.nodes[node].pid, *agents, *pids.values()))
+    scene.teller.injected(planned, pids, begun_ns, target=f"node {node}")
+    scene.victims.frozen.update(workers)
+
+    def end() -> None:
+        thaw()
+        scene.victims.frozen.difference_update(workers)
+
+    scene.lasts(planned, for_s, end, f"SIGSTOP to all on node {node} for {for_s:g} s")
+
+
+def drain_node(scene: Scene, planned: Planned, healthy: Sequence[str], for_s: float) -> None:
+    client = scene.on_nodes().cluster.client
+    node = some_node(scene, planned, healthy)
+    begun_ns, workers = time.monotonic_ns(), scene.world.there(node)
+
+    def wish(*, over: bool) -> None:
+        try:
+            client.cordon(node, "" if over else "chaos", over=over)
+        except ElasticError as error:
+            raise NotNow(f"nobody hears that node {node} is to be empty, or no longer: {error}") from error
+
+    wish(over=False)
+    scene.teller.injected(planned, scene.victims.pids(workers), begun_ns, target=f"node {node}")
+    scene.victims.condemned.update(workers)
+    now_s = time.monotonic()
+    running = Running(planned, now_s, hit=set(workers), until_s=now_s + for_s, injected=True)
+    running.end = lambda: wish(over=True)
+    scene.running.append(running)
+    scene.teller.told(planned, f"node {node} is to be empty, for {for_s:g} s")
 
 
 def end_leader(scene: Scene, planned: Planned, for_s: float) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from chaos_tests.harness import blows, starving
 from chaos_tests.harness.ambush.points import Order
@@ -57,6 +58,15 @@ def hit_again(scene: Scene, running: Running) -> None:
     scene.victims.condemned.update(workers)
     running.hit.update(workers)
     scene.teller.told(planned, f"{fault.number.name} to {', '.join(workers)} at {planned.place}")
+
+
+def insist(running: Running, pids: Mapping[str, int], ended: Set[str], now_s: float) -> None:
+    """SIGKILL for those that have not ended within the grace of a strike. pids, ended: of all workers."""
+    fault = running.fault
+    if isinstance(fault, Strike) and now_s - running.since_s > fault.grace_s:
+        for worker in running.hit - ended:
+            with contextlib.suppress(Impossible):  # it has just ended
+                blows.send([pids[worker]], signal.SIGKILL)
 
 
 def starve(scene: Scene, planned: Planned, worker: str) -> None:
