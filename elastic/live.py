@@ -96,7 +96,8 @@ class Snapshot:
     def gather(self) -> None:
         self.tail.poll(time.monotonic())
         if (result := read_json(self._job_dir / "result.json")) is not None:
-            self.status = {**self.status, "state": "closed", "because": result["because"]}
+            ended = {"state": "closed", "because": result["because"], "generation": result["generation"]}
+            self.status = {**self.status, **ended}
             return
         where = read_json(self._job_dir / "rendezvous.json")
         if where is None:

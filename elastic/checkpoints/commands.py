@@ -114,7 +114,10 @@ def _find(storage: Storage, job_id: str, name: str) -> tuple[Series, Found]:
             if found is not None:
                 return series, found
     why = "; ".join(f"{found.name}: {found.problem}" for found in skipped)
-    raise NoCheckpoint(f"{storage.url} has no usable checkpoint {name}" + (f" ({why})" if why else ""))
+    known = ", ".join(LATEST if series.name == PERIODIC else series.name for series in everything) or "none"
+    raise NoCheckpoint(
+        f"{storage.url} has no usable checkpoint {name}" + (f" ({why})" if why else "") + f"; there are {known}"
+    )
 
 
 def _facts(series: Series, found: Found) -> dict[str, Any]:
@@ -134,10 +137,14 @@ def _facts(series: Series, found: Found) -> dict[str, Any]:
 def _table(rows: list[dict[str, Any]], whole: str) -> Iterator[str]:
     yield f"{'name':<8} {'step':>8} {'epoch':>5} {'size':>10} {'taken':<20} checkpoint"
     for row in rows:
-        size = "" if row["bytes"] is None else f"{row['bytes'] / 1e6:.1f} MB"
+        size = "" if row["bytes"] is None else _size(row["bytes"])
         epoch = "" if row["epoch"] is None else row["epoch"]
         end = f"  {row['problem']}" if row["problem"] else f"  {whole}" if whole else ""
         yield f"{row['series']:<8} {row['step']:>8} {epoch:>5} {size:>10} {row['taken'] or '':<20} {row['name']}{end}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e3:.1f} kB" if count < 100_000 else f"{count / 1e6:.1f} MB"
 
 
 def _list(storage: Storage, job_id: str, options: argparse.Namespace) -> int:

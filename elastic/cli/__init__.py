@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 
 from chaos_tests import cli as chaos
-from elastic import samples
+from elastic import __version__, samples
 from elastic.checkpoints import commands as checkpoints
 from elastic.cli import certs, daemons, doctor, drain, jobs, logs, run, scale, status, story, submit, top
 from elastic.cli.parsing import Parser, complain
@@ -58,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
         description="Elastic, fault-tolerant training for PyTorch: workers die, freeze, leave and join, and no step "
         "and no bit is lost.",
     )
+    top.add_argument("--version", action="version", version=f"elastic {__version__}")
     verbs = top.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=Parser)
     for verb in VERBS:
         verb.add(verbs)

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from elastic.cli.parsing import waiting
-from elastic.cli.where import add_either, client_of
+from elastic.cli.where import EXIT_CODES, add_either, client_of
 from elastic.errors import ConfigError, ElasticError, ExitCode
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def add(verbs: Any) -> None:
         "drain",
         help="take a node out of a job, between two steps",
         description="Ask the job to go on without a node, and wait until no worker is on it.",
-        epilog=EXAMPLES,
+        epilog=EXAMPLES + EXIT_CODES,
     )
     add_either(drain)
     drain.add_argument("--node", metavar="N", help="which node (default: the only one of the job)")

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from elastic.cli.parsing import waiting
-from elastic.cli.where import add_replicas, client_of
+from elastic.cli.where import EXIT_CODES, add_replicas, client_of
 from elastic.errors import ConfigError, ElasticError, ExitCode
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def add(verbs: Any) -> None:
         "jobs",
         help="the jobs and nodes of a fleet",
         description="Show all jobs of a fleet, what those that wait are waiting for, and its nodes.",
-        epilog=JOBS_EXAMPLES,
+        epilog=JOBS_EXAMPLES + EXIT_CODES,
     )
     add_replicas(jobs)
     jobs.add_argument("--json", action="store_true", help="as one JSON object")
@@ -48,7 +48,7 @@ def add(verbs: Any) -> None:
         "stop",
         help="end a job of a fleet",
         description="End a job of a fleet: in order, if it trains, and wait until it is over.",
-        epilog=STOP_EXAMPLES,
+        epilog=STOP_EXAMPLES + EXIT_CODES,
     )
     stop.add_argument("job", metavar="JOB")
     add_replicas(stop)

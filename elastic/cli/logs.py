@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from elastic.cli.where import add_either, client_of
+from elastic.cli.where import EXIT_CODES, add_either, client_of
 from elastic.errors import ExitCode
 
 EXAMPLES = """\
@@ -21,7 +21,7 @@ def add(verbs: Any) -> None:
         "logs",
         help="what workers have printed",
         description="Show the logs of a job's workers, wherever they are.",
-        epilog=EXAMPLES,
+        epilog=EXAMPLES + EXIT_CODES,
     )
     verb.add_argument("worker", metavar="WORKER", nargs="?", help="one of them (default: all)")
     add_either(verb)

@@ -15,6 +15,8 @@ from elastic.errors import ConfigError, ExitCode
 class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        if about := options.get("description"):
+            options["description"] = textwrap.fill(about, 100)
         super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str) -> Any:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from elastic.cli.where import add_replicas, client_of
+from elastic.cli.where import EXIT_CODES, add_replicas, client_of
 from elastic.errors import ConfigError, ExitCode
 
 EXAMPLES = """\
@@ -24,7 +24,7 @@ def add(verbs: Any) -> None:
         "scale",
         help="give a job of a fleet another number of workers",
         description="Give a job of a fleet another number of workers, while it trains or waits.",
-        epilog=EXAMPLES,
+        epilog=EXAMPLES + EXIT_CODES,
     )
     verb.add_argument("job", metavar="JOB")
     verb.add_argument("workers", metavar="N", type=int, help="how many it is to have")

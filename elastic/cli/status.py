@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from elastic.cli.where import add_either, client_of
+from elastic.cli.where import EXIT_CODES, add_either, client_of
 from elastic.errors import ConfigError, ExitCode
 
 EXAMPLES = """\
@@ -23,7 +23,7 @@ def add(verbs: Any) -> None:
         "status",
         help="what a job is doing",
         description="Show the state of a job: its members, how far it is, and why it is in this state.",
-        epilog=EXAMPLES,
+        epilog=EXAMPLES + EXIT_CODES,
     )
     status.add_argument("job", metavar="JOB", nargs="?", help="of a fleet (default: the only one that is not over)")
     add_either(status)
@@ -53,6 +53,9 @@ def status_text(document: dict[str, Any]) -> str:
         + (f", {document['applied']} steps" if "applied" in document else ""),
         f"because {document['because']}",
     ]
+    if document.get("exit_code") is not None:
+        digest = f", digest {document['digest']}" if document.get("digest") else ""
+        lines.append(f"exit {document['exit_code']}{digest}")
     if (ring := document.get("ring", {})).get("over"):
         instead = f", not {ring['asked']}: {ring['because']}" if ring["because"] else ""
         lines.append(f"gradients over {ring['over']}{instead}")

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from elastic import story
-from elastic.cli.where import add_either, client_of
+from elastic.cli.where import EXIT_CODES, add_either, client_of
 from elastic.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def add(verbs: Any) -> None:
         "story",
         help="what happened to a worker, or around a generation, and why",
         description="Tell what happened to a worker, or around a generation, and why.",
-        epilog=EXAMPLES,
+        epilog=EXAMPLES + EXIT_CODES,
     )
     verb.add_argument("about", metavar="WORKER|GENERATION", help="such as gpu-7.0.0, or a number")
     add_either(verb, several=True)

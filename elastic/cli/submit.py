@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic.cli.jobs import await_end, ended_text
 from elastic.cli.parsing import waiting
-from elastic.cli.where import add_replicas, client_of
+from elastic.cli.where import EXIT_CODES, add_replicas, client_of
 from elastic.config import JobSpec, job_from_toml
 from elastic.errors import ConfigError, ExitCode
 from elastic.fleet.documents import check_for_fleet
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   elastic submit job.toml --rendezvous 127.0.0.1:7070
-  elastic submit job.toml --rendezvous 127.0.0.1:7070 --wait           exit code of the job
+  elastic submit job.toml --rendezvous 127.0.0.1:7070 --wait           ends with the job's exit code
   elastic submit job.toml --rendezvous 127.0.0.1:7070 --resume train-1
 
 job.toml:
@@ -42,7 +42,7 @@ def add(verbs: Any) -> None:
         "submit",
         help="give a fleet a job",
         description="Give a fleet a job, which starts when its minimum of workers fits. Prints the job's name.",
-        epilog=EXAMPLES,
+        epilog=EXAMPLES + EXIT_CODES,
     )
     verb.add_argument("file", type=Path, metavar="JOB.TOML")
     add_replicas(verb)

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from elastic.cli.where import add_replicas, client_of
+from elastic.cli.where import EXIT_CODES, add_replicas, client_of
 from elastic.errors import ConfigError, ElasticError, ExitCode
 
 ENDED_SHOWN = 5
@@ -29,7 +29,7 @@ def add(verbs: Any) -> None:
         "top",
         help="what a fleet is doing, live: its jobs, how fast they are, and its nodes",
         description="Show the jobs of a fleet, their members and steps a second, and its nodes, until Ctrl-C.",
-        epilog=EXAMPLES,
+        epilog=EXAMPLES + EXIT_CODES,
     )
     add_replicas(verb)
     verb.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds (default %(default)g)")

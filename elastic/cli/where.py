@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from elastic.fleet.client import FleetClient
 
 
+EXIT_CODES = """
+exit codes:
+  0 done    2 bad input    3 nobody answers, or it has not come to it in time    130 interrupted
+"""
+"""Of the verbs that ask about a job or a fleet, or something of it."""
+
+
 def add_either(verb: argparse.ArgumentParser, *, several: bool = False) -> None:
     """--job-dir of a job on this machine, or --rendezvous of a fleet. several: any number of directories."""
     where = verb.add_mutually_exclusive_group(required=True)

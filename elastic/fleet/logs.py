@@ -64,10 +64,10 @@ class Nodes:
 
 
 def is_worker(name: str) -> bool:
-    """Whether that log is of a worker: `<node>.<slot>.<incarnation>`."""
-    _, _, numbers = name.partition(".")
+    """Whether that is the log of a worker: `<node>.<slot>.<incarnation>`; its journal is not."""
+    node, _, numbers = name.partition(".")
     slot, _, incarnation = numbers.partition(".")
-    return slot.isdigit() and incarnation.isdigit()
+    return "/" not in node and slot.isdigit() and incarnation.isdigit()
 
 
 def show(source: Source, worker: str | None, *, follow: bool, as_json: bool) -> None:

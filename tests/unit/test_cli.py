@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import elastic
 from elastic import cli, embedded, jobdir, run
 from elastic.checkpoints.storage import Storage, put
 from elastic.cli.status import status_text
@@ -91,6 +92,11 @@ def test_bad_input_gets_one_paragraph_and_exit_code_2(
     assert out == ""
     assert started == []
     assert sorted(path.name for path in here.iterdir()) == ["train.py"]
+
+
+def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["--version"]) == 0
+    assert capsys.readouterr().out == f"elastic {elastic.__version__}\n"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["status", "--help"]])
@@ -309,6 +315,7 @@ def test_status_of_an_ended_job_comes_from_its_directory(here: Path, started: li
         "members": [],
         **result,
     }
+    assert status_text(job_status(here / "job")).splitlines()[-1] == "exit 0, digest ab"
 
 
 def test_status_of_an_interrupted_job_says_so(here: Path, started: list[tuple[JobSpec, Path]]) -> None:

@@ -73,6 +73,7 @@ def test_a_second_agent_of_a_node_is_told_its_own_options(
     [
         ("chaos report absent", "absent holds no chaos run (chaos.json: No such file or directory)"),
         ("chaos run --quiet-run absent -- train.py", "absent holds no job that has ended"),
+        ("checkpoints show best --dir .", "has no usable checkpoint best; there are none"),
         ("doctor --exact", "write `elastic doctor --exact train.py`"),
         ("rendezvous --etcd 127.0.0.1:1 --listen 127.0.0.1:{port}", "listen on 127.0.0.1:{port}: Address already in"),
         ("rendezvous --etcd 127.0.0.1:1 --listen 192.0.2.1:7 --insecure", "192.0.2.1:7: Cannot assign requested"),

@@ -94,10 +94,10 @@ def test_a_leader_that_does_not_answer_is_told_in_words(tmp_path: Path) -> None:
     (tmp_path / "rendezvous.json").write_text(json.dumps({"address": f"unix:{tmp_path}/nobody", "pid": 1}))
     snapshot.gather()
     assert snapshot.facts()["because"] == "no leader answers at the moment; training goes on"
-    (tmp_path / "result.json").write_text(json.dumps({"because": "all members have finished"}))
+    (tmp_path / "result.json").write_text(json.dumps({"because": "all members have finished", "generation": 3}))
     snapshot.gather()
     facts = snapshot.facts()
-    assert (facts["state"], facts["because"]) == ("closed", "all members have finished")
+    assert (facts["state"], facts["because"], facts["generation"]) == ("closed", "all members have finished", 3)
 
 
 def test_json_keeps_stdout_to_itself(capfd: pytest.CaptureFixture[str]) -> None:
