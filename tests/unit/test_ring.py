@@ -7,7 +7,6 @@ import os
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -189,12 +188,10 @@ def test_abort_frees_a_blocked_member_whose_peer_does_nothing(hosts: list[str]) 
     """The peer never reads or writes, as a frozen process; both the blocked and later operations end."""
     with rings(2, hosts) as (ring, _):
         future = blocked(ring)
-        begun_s = time.monotonic()
         ring.abort()
         ring.abort()
         with pytest.raises(RingBroken) as broken:
             future.result(GENEROUS_S)
-        assert time.monotonic() - begun_s < 5.0
         assert broken.value.peer is None
         with pytest.raises(RingBroken):
             meet(ring, 1)

@@ -178,10 +178,11 @@ def test_state_is_copied_over_a_sealed_connection_and_to_nobody_else(seals: list
         with socket.create_connection(opened.address, GENEROUS_S) as noise:
             noise.sendall(bytes(100))
             rest_of(noise)
-        with pytest.raises(CopyFailed):
-            ask(opened, Seal(certs / "eve"), within_s=0.2)
-        wait_until(lambda: len(refused) >= 3)
-        assert {"the caller's TLS: WRONG_VERSION_NUMBER", "the caller's TLS: CERTIFICATE_VERIFY_FAILED"} < set(refused)
+        unknown = "the caller's TLS: CERTIFICATE_VERIFY_FAILED"
+        while unknown not in refused:  # who gives up so soon may not have come to show it
+            with pytest.raises(CopyFailed):
+                ask(opened, Seal(certs / "eve"), within_s=0.2)
+        wait_until(lambda: {"the caller's TLS: WRONG_VERSION_NUMBER", unknown} < set(refused))
         assert ask(opened, seals[1]) > 10_000_000
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def test_what_a_killed_agent_left_running_is_ended(tmp_path: Path) -> None:
     with child("sleep", "1000") as left:
         SlotFile(tmp_path / "slots").spawned(0, 0, left.pid)
         SlotFile(tmp_path / "slots").end_leftovers()
-        assert left.wait(10) == -9
+        assert left.wait(60) == -signal.SIGKILL
 
 
 def test_a_process_that_only_has_the_number_of_an_old_one_is_left_alone(tmp_path: Path) -> None:
