@@ -144,7 +144,9 @@ class _Faulty:
             self._breaker.poll(lines, len(steps))
         if time.monotonic() - self._looked_s > 1.0:
             self._looked_s = time.monotonic()
-            self._doors |= resources.doors(processes.living(job.mark) - self._daemons())
+            segments, own = resources.shared_memory() - self._before.segments, processes.living(job.mark)
+            self._doors |= resources.doors(own - self._daemons())
+            self._before = self._before.beside(resources.in_use(segments, but_by=own))
 
 
 class _Members:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -24,6 +24,10 @@ class Before:
     @classmethod
     def now(cls, temporary: Path) -> Self:
         return cls(frozenset(resources.shared_memory()), frozenset(path.name for path in temporary.iterdir()))
+
+    def beside(self, segments: set[str]) -> Self:
+        """With those of another job that began later: whether it leaves any behind is not this one's to say."""
+        return replace(self, segments=self.segments | segments)
 
 
 def left(

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from chaos_tests.harness.following import Followed, JobFailed
-from chaos_tests.harness.jsonlines import Tail
+from chaos_tests.harness.jsonlines import Journals, Tail
 from chaos_tests.harness.processes import Command
 from elastic.errors import ElasticError
 from elastic.journal import Journal, journal_path
@@ -43,7 +43,7 @@ class LocalJob(Followed):
     ) -> None:
         self.dir = job_dir
         self._on_poll = on_poll
-        self._journals: dict[Path, Tail] = {}
+        self._journals = Journals(lambda: (job_dir / "journal").glob("*.jsonl"))
         self._ledger = Tail(job_dir / "steps.jsonl", json.loads)  # its writer repairs a torn line
         self._steps: list[dict[str, Any]] = []
         output = job_dir.with_name(f"{job_dir.name}.out")
@@ -76,10 +76,7 @@ class LocalJob(Followed):
 
     def new_events(self) -> Iterator[dict[str, Any]]:
         """Journal lines of all processes since the last call, by time."""
-        lines: list[dict[str, Any]] = []
-        for path in sorted((self.dir / "journal").glob("*.jsonl")):
-            lines += self._journals.setdefault(path, Tail(path)).lines()
-        yield from sorted(lines, key=lambda line: line["t_mono_ns"])
+        yield from self._journals.new()
 
     def steps(self) -> list[dict[str, Any]]:
         """The ledger so far."""

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from chaos_tests.harness.cluster import Cluster, Hosts, Loopback, Network
 from chaos_tests.harness.following import Followed, JobFailed
-from chaos_tests.harness.jsonlines import Tail
+from chaos_tests.harness.jsonlines import Journals, Tail
 from elastic import codec, ledger
 from elastic.config import JobSpec
 from elastic.errors import ConfigError
@@ -58,7 +58,7 @@ class NodesJob(Followed):
         self._environment = environment
         self._stack = ExitStack()
         self._stopped = False
-        self._tails: dict[Path, Tail] = {}
+        self._journals = Journals(lambda: (*self.cluster.journals(), *(job_dir / "journal").glob("*.jsonl")))
         self._parts: dict[Path, Tail] = {}
         self._known: dict[int, dict[str, Any]] = {}
         self._steps: list[dict[str, Any]] = []
@@ -131,10 +131,7 @@ class NodesJob(Followed):
         return "\n".join(f"--- {log}\n{log.read_text(errors='replace')[-1000:]}" for log in logs)
 
     def new_events(self) -> Iterator[dict[str, Any]]:
-        lines: list[dict[str, Any]] = []
-        for path in (*self.cluster.journals(), *(self.dir / "journal").glob("*.jsonl")):
-            lines += self._tails.setdefault(path, Tail(path)).lines()
-        yield from sorted(lines, key=lambda line: line["t_mono_ns"])
+        yield from self._journals.new()
 
     def steps(self) -> list[dict[str, Any]]:
         for path in self.cluster.ledgers(self.name):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,15 +65,22 @@ def abandoned(segments: Iterable[str]) -> set[str]:
     """Those of the segments, and of the directories among them, that are there and that no process has mapped or
     open: their makers ended without removing them."""
     left = set(segments)
+    return (left - in_use(left)) & shared_memory()
+
+
+def in_use(segments: Iterable[str], but_by: Collection[int] = ()) -> set[str]:
+    """Those of them that some process has mapped or open. but_by: pids that do not count."""
+    left, used = set(segments), set[str]()
     for directory in Path("/proc").iterdir():
-        if left and directory.name.isdigit():
+        if left and directory.name.isdigit() and int(directory.name) not in but_by:
             try:
                 maps = (directory / "maps").read_text()
             except OSError:  # it ended meanwhile, or belongs to another user
                 continue
             opened = _opened(int(directory.name))
-            left = {n for n in left if f"{SHARED_MEMORY}/{n}\n" not in maps and f"{SHARED_MEMORY}/{n}" not in opened}
-    return left & shared_memory()
+            used |= {n for n in left if f"{SHARED_MEMORY}/{n}\n" in maps or f"{SHARED_MEMORY}/{n}" in opened}
+            left -= used
+    return used
 
 
 def _sockets(pid: int) -> set[str]:

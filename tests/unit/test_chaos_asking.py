@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chaos_tests import asking
 from chaos_tests.harness.campaign import Campaign, from_document
 from chaos_tests.harness.checkers import judge
-from chaos_tests.harness.jsonlines import Tail
+from chaos_tests.harness.jsonlines import Journals, Tail
 from chaos_tests.harness.replay import campaign_again, differences, read_report
 from chaos_tests.harness.report import documents
 from chaos_tests.harness.scenario import scenario_from_toml, seconds_of
@@ -164,3 +165,25 @@ def test_a_line_that_a_kill_has_torn_is_passed_over(tmp_path: Path) -> None:
     with (tmp_path / "a.jsonl").open("ab") as file:
         file.write(b"no_ns\n" + line % b"three")
     assert [one["event"] for one in tail.lines()] == ["three"]
+
+
+def test_lines_of_journals_that_come_late_stand_where_they_belong(tmp_path: Path) -> None:
+    def write(name: str, *times_ns: int) -> None:
+        with (tmp_path / f"{name}.jsonl").open("a") as file:
+            file.writelines(
+                f'{{"t_mono_ns":{time_ns},"generation":0,"worker_id":"","who":"{name}","event":"e"}}\n'
+                for time_ns in times_ns
+            )
+
+    def told(lines: list[dict[str, Any]]) -> list[tuple[str, int]]:
+        return [(line["who"], line["t_mono_ns"]) for line in lines]
+
+    journals = Journals(lambda: tmp_path.glob("*.jsonl"))
+    assert journals.all() == []
+    write("a", 1, 4)
+    assert told(journals.new()) == [("a", 1), ("a", 4)]
+    write("b", 2, 3)
+    write("a", 5)
+    assert told(journals.new()) == [("b", 2), ("b", 3), ("a", 5)]
+    assert told(journals.all()) == [("a", 1), ("b", 2), ("b", 3), ("a", 4), ("a", 5)]
+    assert journals.new() == []

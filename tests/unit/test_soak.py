@@ -104,6 +104,8 @@ def test_a_segment_or_directory_that_nobody_uses_is_abandoned() -> None:
         assert resources.abandoned({*names, "never-there"}) == names
         held = [os.open(path, os.O_RDONLY) for path in made]
         assert resources.abandoned(names) == set(), "another job's, which is still running"
+        assert resources.in_use({*names, "never-there"}) == names
+        assert resources.in_use(names, but_by={os.getpid()}) == set()
         for descriptor in held:
             os.close(descriptor)
         assert resources.abandoned(names) == names

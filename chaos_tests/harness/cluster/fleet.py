@@ -18,8 +18,8 @@ from typing import Any, Self
 from chaos_tests.harness.cluster.etcd import EtcdMembers, sturdy_binary
 from chaos_tests.harness.cluster.hosts import PREFIX, Hosts, Loopback
 from chaos_tests.harness.cluster.papers import Papers
+from chaos_tests.harness.jsonlines import Journals
 from chaos_tests.harness.processes import MARK, await_exits, kill_if_there, living, new_mark
-from elastic import journal
 from elastic.doors.channels import Door
 from elastic.doors.keyring import of_role
 from elastic.doors.roles import VARIABLE, Role
@@ -55,6 +55,7 @@ class Cluster:
         certs: bool = False,
     ) -> None:
         self.home = home
+        self._told = Journals(self.journals)
         self._papers = Papers(home / "certs") if certs else None
         self.hosts = hosts if hosts is not None else Loopback()
         self.replicas: dict[str, subprocess.Popen[bytes]] = {}
@@ -191,8 +192,7 @@ class Cluster:
 
     def journal(self) -> list[dict[str, Any]]:
         """Lines of all journals there are, by time."""
-        lines = (line for path in self.journals() for line in journal.read(path))
-        return sorted(lines, key=lambda line: line["t_mono_ns"])
+        return self._told.all()
 
     def submit(
         self,
