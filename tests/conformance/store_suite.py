@@ -29,7 +29,7 @@ from elastic.store import (
     WatchEvent,
 )
 
-CALL_S = 10.0
+CALL_S = 60.0
 """Deadline of one call; generous, because a loaded machine is no fault of the store."""
 
 

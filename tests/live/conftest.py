@@ -17,8 +17,8 @@ from tests.live.jobs import TRAINER, Job, run_alone
 BROKEN: set[Path] = set()
 """Directories of jobs of which a test has failed."""
 
-BOUND_S = 240
-"""Of a live test: twice that of others, because it starts a dozen processes, and one test makes the run they are all
+BOUND_S = 600
+"""Of a live test: more than of others, because it starts a dozen processes, and one test makes the run they are all
 compared with."""
 
 

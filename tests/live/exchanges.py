@@ -15,13 +15,18 @@ if TYPE_CHECKING:
 def kill_and_freeze(job: Job) -> None:
     """Kill a member in the middle of an exchange, and then freeze one, in a world of three; each is replaced, the job
     goes on to its end, and nobody else is touched."""
+    from chaos_tests.harness import blows  # not in the processes of jobs, which run this file at their start
+
     members = job.await_world(3)
     victims = []
     for sent in (signal.SIGKILL, signal.SIGSTOP):
         victim = members[1]
         (job.gates / "exchange").write_text(victim)
         job.until("the victim in an exchange", (job.gates / f"exchange.{victim}").exists)
-        job.send(victim, sent)
+        if sent is signal.SIGSTOP:
+            blows.freeze([job.workers()[victim]])  # it does not come out of the gate any more
+        else:
+            job.send(victim, sent)
         job.open("exchange")
         victims.append(victim)
         job.until("a world without it", lambda victim=victim: victim not in job.members())  # type: ignore[misc]

@@ -12,7 +12,7 @@ from elastic.journal import Journal, read
 from elastic.process import WorkerProcess
 from elastic.starter import Start, Starter
 
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 
 
 class Worker:

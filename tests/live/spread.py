@@ -12,25 +12,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from elastic import codec, journal, ledger
+from chaos_tests.harness.jsonlines import Journals
+from elastic import codec, ledger
 from elastic.checkpoints.settings import Settings
-from elastic.config import JobSpec
+from elastic.config import JobSpec, Timing
 from elastic.embedded import EmbeddedEtcd
 from elastic.errors import ElasticError
 from elastic.status import job_status
-from tests.live.jobs import DEADLINE_S, POLL_S, ROOT, TRAINER
+from tests.live.jobs import ANSWER_S, ASK_S, DEADLINE_S, POLL_S, ROOT, TRAINER
 
 T = TypeVar("T")
 Line = dict[str, Any]
 
 
 class Spread:
-    """Context manager; whatever it started is gone afterwards."""
+    """Context manager; whatever it started is gone afterwards. The script does not end before its pace is 0."""
 
     def __init__(self, home: Path, etcd: EmbeddedEtcd, name: str, **spec: Any) -> None:
         self.home = home
@@ -38,9 +39,12 @@ class Spread:
         self.gates = home / "gates"
         self._etcd = etcd
         command = (sys.executable, str(TRAINER))
-        self.spec = JobSpec(**{"name": name, "command": command, "workers": 2, **spec})
+        timing = replace(spec.pop("timing", Timing()), join_window_s=DEADLINE_S)  # nobody is left out who starts slowly
+        self.spec = JobSpec(**{"name": name, "command": command, "workers": 2, "timing": timing, **spec})
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._journals = Journals(lambda: self.home.glob("*/journal/*.jsonl"))
         self.gates.mkdir()
+        (self.gates / "end").touch()
         self._make(self.dir)
 
     def __enter__(self) -> Self:
@@ -107,11 +111,15 @@ class Spread:
         return value
 
     def status(self) -> Line:
-        """As `elastic status --json` says it; state "" while nobody can say."""
-        try:
-            return dict(job_status(self.dir, wait_s=1.0))
-        except ElasticError:
-            return {"state": "", "generation": 0, "members": [], "applied": 0}
+        """As `elastic status --json` says it, once somebody can say it."""
+        deadline_s = time.monotonic() + ANSWER_S
+        while True:
+            try:
+                return dict(job_status(self.dir, wait_s=ASK_S))
+            except ElasticError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(POLL_S)
 
     def members(self) -> list[str]:
         return [member["worker_id"] for member in self.status()["members"]]
@@ -128,9 +136,8 @@ class Spread:
 
     def events(self, event: str, **fields: object) -> list[Line]:
         """Journal lines of all nodes, by time."""
-        lines = [line for directory in self._directories() for line in journal.read_all(directory)]
-        lines.sort(key=lambda line: int(line["t_mono_ns"]))
-        return [line for line in lines if line["event"] == event and fields.items() <= line.items()]
+        wanted = fields.items()
+        return [line for line in self._journals.all() if line["event"] == event and wanted <= line.items()]
 
     def await_event(self, event: str, **fields: object) -> Line:
         return self.until(f"{event} {fields}", lambda: next(iter(self.events(event, **fields)), None))
@@ -153,9 +160,7 @@ class Spread:
         """For a failure."""
         logs = [self.home / "processes.log", *self.home.glob("*/logs/*.log")]
         tails = [f"--- {log}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-12:]) for log in logs]
-        lines = [line for directory in self._directories() for line in journal.read_all(directory)]
-        lines.sort(key=lambda line: int(line["t_mono_ns"]))
-        return "\n".join([*tails, *told_from(lines[-120:])])
+        return "\n".join([*tails, *told_from(self._journals.all()[-120:])])
 
     def _directories(self) -> list[Path]:
         return [path.parent for path in self.home.glob("*/job.json")]
@@ -173,10 +178,12 @@ class Spread:
         (self.gates / gate).unlink()
 
     def pace(self, seconds: float, worker_id: str = "") -> None:
-        """How long the script takes over a shard from now on, in this worker or in all others."""
+        """How long the script takes over a shard from now on, in this worker or in all others; 0 in all: to its end."""
         temporary = self.gates / "pace.tmp"
         temporary.write_text(str(seconds))
         temporary.rename(self.gates / (f"pace.{worker_id}" if worker_id else "pace"))
+        if not (seconds or worker_id):
+            (self.gates / "end").unlink(missing_ok=True)
 
 
 def told_from(lines: list[Line]) -> list[str]:

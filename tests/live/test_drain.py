@@ -131,10 +131,10 @@ def test_a_wish_to_leave_outlives_the_leader_that_heard_it(spread: Make, quiet: 
     job.shut("shard", "a.0.0")
     leader = job.events("leading")[-1]["pid"]
     job.give_notice("b", 300.0)
-    job.until("the leader to have heard it", lambda: job.status().get("draining"))
+    before = job.until("the leader to have heard it", lambda: s if (s := job.status()).get("draining") else None)
     os.kill(leader, signal.SIGKILL)
     job.rendezvous()
-    job.until("a leader that has heard it too", lambda: job.status().get("term", 0) and job.status().get("draining"))
+    job.until("another one", lambda: (s := job.status()).get("term", 0) > before["term"] and s.get("draining"))
     job.open("shard")
     job.await_members("a.0.0")
     job.pace(0.0)

@@ -71,9 +71,7 @@ def manifests(job: Job) -> set[str]:
 
 
 def _after_steps(job: Job, count: int) -> None:
-    before = len(job.steps())
-    job.until("the first step", lambda: len(job.steps()) > before)
-    job.await_steps(len(job.steps()) + count)
+    job.await_steps(len(job.steps()) + 1 + count)
 
 
 def kill_everything(job: Job, random_: random.Random) -> None:
@@ -123,6 +121,8 @@ def survive(home: Path, epochs: int, moments: list[Moment], seed: int) -> None:
     for number, moment in enumerate([*moments, None]):
         with run(home, epochs) as job:
             job.pace(PACE_S if moment else 0.0)
+            if moment:  # it comes before the end
+                job.shut("end")
             known = len(resumes(job))
             begun_s = time.monotonic()
             if moment is None:
@@ -132,6 +132,7 @@ def survive(home: Path, epochs: int, moments: list[Moment], seed: int) -> None:
                 assert job.command.process.poll() is None, job.story()
                 kill_everything(job, random_)
                 assert job.wait() == -signal.SIGKILL
+                job.open("end")
             said = resumes(job)
             if left is not None and len(said) > known:
                 assert len(said) == known + 1

@@ -23,6 +23,7 @@ from tests.live.jobs import DEADLINE_S, ROOT, TRAINER, Job
 def test_a_training_goes_on_over_a_new_program_of_its_agent(tmp_path: Path, quiet: Quiet) -> None:
     with Job(tmp_path, "--workers", "2", "--quiet", str(TRAINER)) as job:
         job.pace(0.02)
+        job.shut("end")
         job.await_world(2)
         place = Place(job.dir, "local")
         running, before = place.running(), job.events("worker_started")
@@ -43,6 +44,7 @@ def test_a_training_goes_on_over_a_new_program_of_its_agent(tmp_path: Path, quie
         job.await_event("worker_started", worker_id="local.1.1")
         job.await_world(2)
         job.pace(0.0)
+        job.open("end")
         assert job.wait() == 0, job.story()
         assert job.result["digest"] == quiet.digest
         assert ledger.compare(job.steps(), quiet.steps) is None

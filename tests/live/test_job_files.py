@@ -17,6 +17,7 @@ from elastic.checkpoints.storage import storage_at
 from tests.live.conftest import Quiet
 from tests.live.jobs import DEADLINE_S, ROOT, TRAINER, Job
 
+PACE_S = 0.1
 JOURNAL_FIELDS = {"t_mono_ns", "t_wall", "job", "generation", "worker_id", "node", "pid", "who", "event"}
 
 
@@ -31,7 +32,7 @@ def best(job_dir: Path) -> Manifest | None:
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """Three workers; the tests of this file go on with it one after the other."""
     with Job(tmp_path_factory.mktemp("files"), "--workers", "3", "--quiet", str(TRAINER)) as job:
-        job.pace(0.1)
+        job.pace(PACE_S)
         for gate in ("end", "evaluate", "save"):
             job.shut(gate)
         job.await_world(3)
@@ -42,7 +43,8 @@ def test_status_as_json_while_it_runs(job: Job) -> None:
     command = [sys.executable, "-m", "elastic.cli", "status", "--job-dir", str(job.dir), "--json"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=DEADLINE_S, check=True).stdout
     document = json.loads(said)
-    assert (document["job"], document["state"], document["generation"]) == ("trainer", "running", 1)
+    generation = job.events("committed")[-1]["generation"]
+    assert (document["job"], document["state"], document["generation"]) == ("trainer", "running", generation)
     workers = job.workers()
     for rank, member in enumerate(document["members"]):
         assert member["rank"] == rank
@@ -62,7 +64,9 @@ def test_a_worker_is_killed_in_the_second_pass_of_a_step(job: Job) -> None:
 
 
 def test_a_worker_is_killed_in_an_evaluation_and_the_leader_in_a_save(job: Job) -> None:
+    job.pace(0.02)
     job.until("all three evaluate", lambda: len(job.held_at("evaluate") & set(job.workers())) == 3)
+    job.pace(PACE_S)
     leader, victim, _ = job.members()
     job.send(victim)
     job.until("the loss is decided", lambda: victim not in job.members() and job.members())

@@ -94,7 +94,8 @@ async def _members(home: Path, ids: list[str]) -> list[list[Line]]:
 def test_ranks_die_and_join_and_the_others_go_on_with_the_same_bits(quiet: Quiet, tmp_path: Path) -> None:
     """A spare has a rank, so MPI carries the gradients to it too; a process that starts later has none."""
     with Job(tmp_path, "--ring", "mpi", "--workers", "3", "--spares", "1", str(TRAINER)) as job:
-        job.pace(0.01)
+        job.pace(0.03)
+        job.shut("end")
         job.await_steps(3)
         first = job.workers()
         assert job.await_event("ring_over_mpi", generation=1)["ranks"] == [0, 1, 2]
@@ -110,6 +111,7 @@ def test_ranks_die_and_join_and_the_others_go_on_with_the_same_bits(quiet: Quiet
         because = job.until("what carries the gradients", lambda: carried(job, over="tcp"))
         assert because == late["because"]
         job.pace(0)
+        job.open("end")
         check_end(job, quiet)
         ended = {line["worker_id"]: line["pid"] for line in job.events("worker_exited", because="exited with 0")}
         assert {worker: ended[worker] for worker in ("local.2.0", "local.3.0")}.items() <= first.items()
@@ -120,22 +122,26 @@ def test_ranks_die_and_join_and_the_others_go_on_with_the_same_bits(quiet: Quiet
 def test_a_frozen_rank_is_left_behind(quiet: Quiet, tmp_path: Path) -> None:
     """MPI cannot give up a message half-way; the job can."""
     with Job(tmp_path, "--ring", "mpi", "--workers", "3", "--no-replace", str(TRAINER)) as job:
-        job.pace(0.01)
+        job.pace(0.03)
+        job.shut("end")
         job.await_steps(3)
         job.send("local.1.0", signal.SIGSTOP)
         job.until("two ranks alone", lambda: any(line["ranks"] == [0, 2] for line in job.events("ring_over_mpi")))
         job.pace(0)
+        job.open("end")
         check_end(job, quiet)
 
 
 @pytest.mark.long
 def test_the_end_of_mpirun_ends_all_ranks_and_the_job_goes_on_from_its_copy(quiet: Quiet, tmp_path: Path) -> None:
     with Job(tmp_path, "--ring", "mpi", "--workers", "2", "--snapshot-every", "5 steps", str(TRAINER)) as job:
-        job.pace(0.01)
+        job.pace(0.03)
+        job.shut("end")
         job.await_event("snapshot_complete")
         os.kill(mpirun_of(job), signal.SIGKILL)
         job.until("a ring over another mpirun", lambda: len(job.events("ring_over_mpi")) > 1)
         job.pace(0)
+        job.open("end")
         check_end(job, quiet)
         assert "mpirun killed by SIGKILL, and every worker that had a rank of it ends with it" in job.output
         assert "local.0.0, local.1.0 (mpirun killed by SIGKILL)" in job.output

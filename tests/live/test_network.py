@@ -21,7 +21,7 @@ from tests.live.jobs import ROOT
 
 pytestmark = pytest.mark.skipif(bool(why := why_not()), reason=why)
 
-PATIENCE_S = 30.0
+PATIENCE_S = 100.0
 
 TALKER = """
 import select, socket, sys

@@ -8,13 +8,15 @@ from pathlib import Path
 
 from elastic.errors import ExitCode
 from tests.live.conftest import Quiet
+from tests.live.fleet import lives
 from tests.live.jobs import TRAINER, Job
 
-PACE_S = 0.15
+PACE_S = 0.05
 
 
 def nursery(job: Job) -> int:
-    return int(job.events("nursery_ready")[-1]["pid"])
+    """The pid of the first one, once it can fork. Workers do not wait for it for ever, if the machine is busy."""
+    return int(job.await_event("nursery_ready")["pid"])
 
 
 def ways(job: Job) -> list[str]:
@@ -24,10 +26,12 @@ def ways(job: Job) -> list[str]:
 def test_cold_workers_and_their_replacements_compute_the_bits_of_forked_ones(quiet: Quiet, tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "2", "--quiet", "--cold-start", str(TRAINER)) as job:
         job.pace(PACE_S)
+        job.shut("end")
         job.await_world(2)
         job.send("local.1.0")
         job.await_event("joined", worker_id="local.1.1")
         job.pace(0)
+        job.open("end")
         assert job.wait() == 0
         assert job.result["digest"] == quiet.digest
         assert ways(job) == ["cold"] * 3
@@ -39,16 +43,19 @@ def test_a_job_whose_nursery_is_killed_goes_on_with_the_same_bits(quiet: Quiet, 
     """A replacement is forked, the next one comes cold, and the members never notice."""
     with Job(tmp_path, "--workers", "2", "--quiet", str(TRAINER)) as job:
         job.pace(PACE_S)
+        job.shut("end")
         job.await_world(2)
+        pid = nursery(job)
         job.send("local.1.0")
         job.await_event("joined", worker_id="local.1.1")
-        os.kill(nursery(job), signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         job.send("local.1.1")
         job.await_event("joined", worker_id="local.1.2")
         job.pace(0)
+        job.open("end")
         assert job.wait() == 0
         assert job.result["digest"] == quiet.digest
-        assert ways(job) == ["forked", "forked", "forked", "cold"]
+        assert ways(job)[2:] == ["forked", "cold"]
         assert [line["because"] for line in job.events("worker_exited", worker_id="local.0.0")] == ["exited with 0"]
         assert job.left_behind() == {}
 
@@ -58,9 +65,9 @@ def test_the_death_of_the_only_agent_loses_every_copy_and_leaves_nothing_also_no
         job.pace(PACE_S)
         job.await_world(2)
         pid = nursery(job)
-        assert Path(f"/proc/{pid}").exists()
+        assert lives(pid)
         os.kill(job.pid_of("elastic.agent"), signal.SIGKILL)
         assert job.wait() == ExitCode.STATE_LOST
         assert "every copy of the state is lost after" in job.output
         assert job.left_behind() == {}
-        assert not Path(f"/proc/{pid}").exists()
+        assert not lives(pid)

@@ -16,7 +16,7 @@ from elastic import process
 from elastic.errors import ConfigError
 from elastic.process import KEEP_MEMORY, Outlets, WorkerProcess, start_cold, worker_environment
 
-PATIENCE_S = 30.0
+PATIENCE_S = 100.0
 
 
 class Watched:

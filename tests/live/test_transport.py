@@ -22,7 +22,7 @@ KILLS = 12
 
 def test_kills_freezes_and_joins_leave_the_bits_of_the_quiet_run_over_tcp(quiet: Quiet, tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "3", "--ring", "nccl", "--quiet", str(TRAINER), site=SITE) as job:
-        job.pace(0.03)
+        job.pace(0.05)
         job.shut("end")
         kill_and_freeze(job)
         assert {line["over"] for line in job.events("ring_up")} == {"nccl"}

@@ -47,6 +47,8 @@ for epoch in job.epochs(EPOCHS):
         optimizer.zero_grad()
         job.state.total += step.metrics["loss"]
     ballast.weight += epoch
+    if epoch == EPOCHS - 1:
+        gates.hold("end")
     if epoch % 10 == 9:
         job.save("tenth")
 job.print("digest", job.digest())

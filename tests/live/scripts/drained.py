@@ -30,10 +30,13 @@ def on_resize(old: int, new: int, because: str) -> None:
 
 job.on_drain(on_drain)
 job.on_resize(on_resize)
-for step in job.steps(shards=4, total=int(os.environ.get("LIVE_STEPS", "1000000"))):
+steps = int(os.environ.get("LIVE_STEPS", "1000000"))
+for step in job.steps(shards=4, total=steps):
     for _ in step:
         gates.hold("shard")
         gates.pace()
         model(torch.randn(8, 4)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
+    if step.index >= steps - 100:
+        gates.slow("end", 1.0)

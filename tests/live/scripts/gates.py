@@ -41,6 +41,13 @@ def seize(name: str) -> None:
         c.pthread_mutex_lock(mutex)  # a signal interrupts a sleep, but not this
 
 
+def slow(name: str, seconds: float) -> None:
+    """Take so many seconds longer, but no longer than the gate is shut."""
+    until_s = time.monotonic() + seconds
+    while shut(name) and time.monotonic() < until_s:
+        time.sleep(0.005)
+
+
 def pace() -> None:
     """Take as many seconds as the file `pace.<worker_id>` says, or, without it, the file `pace`."""
     if _DIRECTORY is None:
