@@ -79,7 +79,7 @@ class Breaker:
             if running.slot is not None:
                 places.hold(self._scene, running, lines)
             if running.reach:
-                links.reach(self._scene, running, lines)
+                nodes.reach(self._scene, running, lines)
         self._settle()
         if self._scene.world.over:
             self.heal("the job came to its end")
@@ -92,6 +92,7 @@ class Breaker:
         """End whatever lasts, and skip what is still planned."""
         for running in self._scene.running:
             running.awaits_place, running.since_s, running.until_s = False, -math.inf, 0.0
+            running.until_steady = False
         self._settle()
         for planned in self._waiting:
             self._scene.teller.skipped(planned, because)
@@ -202,6 +203,8 @@ class Breaker:
             if running.hit and not running.seen:
                 running.seen = True
                 scene.teller.seen(planned, "the agent saw them end")
+            if running.until_steady and not scene.world.steady:
+                continue
             if now_s < running.until_s and not self._all_ended(running.frozen):
                 continue
             places.let_go(scene, running)

@@ -17,7 +17,7 @@ class Running:
 
     awaits_place: it is in two parts, and waits for the second. laid: an ambush into which nobody has come yet, and
     whose it is. slot: a place of which each new process is held, in `held`, until the fault ends. reach: nodes on which
-    whoever begins meanwhile is hit too.
+    whoever begins meanwhile is hit too. until_steady: it lasts until all members are at work.
     """
 
     planned: Planned
@@ -27,6 +27,7 @@ class Running:
     hit: set[str] = field(default_factory=set)
     frozen: frozenset[str] = frozenset()
     until_s: float = 0.0
+    until_steady: bool = False
     end: End | None = None
     slot: int | None = None
     reach: frozenset[str] = frozenset()

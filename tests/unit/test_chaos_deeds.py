@@ -27,6 +27,7 @@ from chaos_tests.harness.deeds import nodes
 from chaos_tests.harness.faults import LoseAll, OnCluster, OnMachine, Strike
 from chaos_tests.harness.following import JobFailed
 from chaos_tests.harness.onnodes import NodesJob
+from chaos_tests.harness.running import Running
 from chaos_tests.harness.scene import NotNow, Scene
 from chaos_tests.harness.schedule import Planned
 from chaos_tests.harness.teller import Teller
@@ -165,6 +166,39 @@ def test_one_bit_of_the_newest_checkpoint_is_flipped_and_no_memory_is_left(
     assert "damaged" in series.verify(series.look(newer)).problem
     assert not series.verify(series.look(older)).problem
     assert [list((tmp_path / f"memory-{node}").iterdir()) for node in job.nodes] == [[], []]
+
+
+def test_a_checkpoint_that_is_damaged_already_is_not_damaged_again(
+    on_nodes: Stage, job: NodesJob, series: Series
+) -> None:
+    older, newer = checkpoint(series, 3, b"abc"), checkpoint(series, 7, bytes(1000))
+    nodes._spoil(on_nodes.scene, job)
+    with pytest.raises(NotNow):
+        nodes._spoil(on_nodes.scene, job)
+    assert "damaged" in series.verify(series.look(newer)).problem
+    assert not series.verify(series.look(older)).problem
+
+
+def test_a_loss_of_all_lasts_until_all_are_at_work_again_and_who_begins_meanwhile_is_hit_too(on_nodes: Stage) -> None:
+    scene = on_nodes.scene
+    lost = Running(Planned(1, 0.0, "corrupt-checkpoint"), 0.0, hit={"a.0.0", "b.0.0"}, injected=True)
+    lost.reach, lost.until_steady = frozenset("ab"), True
+    scene.running.append(lost)
+    breaker = Breaker([], scene)
+
+    def hear(*lines: dict[str, object]) -> list[str]:
+        told = [{**one, "t_mono_ns": 1} for one in lines]
+        scene.world.feed(told)
+        breaker.poll(told, 1)
+        return [noted["event"] for noted in on_nodes.noted()]
+
+    gone = [line(event, worker) for worker in ("a.0.0", "b.0.0") for event in ("member_lost", "worker_exited")]
+    assert hear(*gone) == ["fault_seen"]
+    assert hear(line("worker_started", "a.0.1"), line("committed", "", 2, members=["a.0.1"])) == [
+        "fault_seen",
+        "fault_held",
+    ]
+    assert hear(line("op_complete", "a.0.1", 2))[2:] == ["fault_ended"]
 
 
 @pytest.mark.parametrize("began", [3, 0])
@@ -315,6 +349,7 @@ def test_daemons_may_stay_when_a_job_has_ended_but_nothing_else(
 ) -> None:
     monkeypatch.setattr(processes, "living", lambda mark: {os.getpid()})
     monkeypatch.setattr(leftovers, "GONE_S", 0.1)
+    monkeypatch.setattr(leftovers, "ENDS_S", 0.1)
     before = leftovers.Before.now(tmp_path)
     assert leftovers.left("mark", set(), tmp_path, before, frozenset({os.getpid()})) == ()
     (tmp_path / "x").touch()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from chaos_tests.harness.blows import Impossible
 from chaos_tests.harness.cluster import OUTSIDE, Network
 from chaos_tests.harness.deeds.nodes import leading, some_node
 from chaos_tests.harness.faults import Between, Cut, parts
 from chaos_tests.harness.onnodes import NodesJob
-from chaos_tests.harness.running import Running
 from chaos_tests.harness.scene import NotNow, Scene
 from chaos_tests.harness.schedule import Planned
 from chaos_tests.harness.world import node_of
@@ -37,13 +35,6 @@ def cut(scene: Scene, planned: Planned, fault: Cut, healthy: Sequence[str]) -> N
     direction = "what they send is lost" if fault.one_way else "both ways"
     running = scene.lasts(planned, fault.for_s, mend, f"{text}, {direction}, for {fault.for_s:g} s")
     running.reach = nodes if parts(fault) else frozenset()
-
-
-def reach(scene: Scene, running: Running, lines: Sequence[dict[str, Any]]) -> None:
-    """Whoever begins on a node that is cut off is hit too. lines: new ones of the journals."""
-    for line in lines:
-        if line["event"] == "worker_started" and node_of(line["worker_id"]) in running.reach:
-            scene.teller.held(running.planned, line["worker_id"], int(line["t_mono_ns"]))
 
 
 def _sides(

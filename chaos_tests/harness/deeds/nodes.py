@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from chaos_tests.harness import blows, processes
 from chaos_tests.harness.blows import End, Impossible
@@ -126,9 +127,19 @@ def lose_all(scene: Scene, planned: Planned, fault: LoseAll, healthy: Sequence[s
     world.kept_step = 0
     scene.teller.injected(planned, pids, begun_ns, **spoiled)
     scene.victims.condemned.update(workers)
-    scene.running.append(Running(planned, time.monotonic(), hit=set(workers), injected=True))
+    running = Running(planned, time.monotonic(), hit=set(workers), injected=True)
+    if fault.spoil:  # who begins from what is damaged gives way to the next one, until all are at work again
+        running.reach, running.until_steady = frozenset(job.nodes), True
+    scene.running.append(running)
     damage = "".join(f"; a bit of {entry} is flipped, memory is empty" for entry in spoiled.values())
     scene.teller.told(planned, f"SIGKILL to {', '.join(workers)}{damage}")
+
+
+def reach(scene: Scene, running: Running, lines: Sequence[dict[str, Any]]) -> None:
+    """Whoever begins on a node while a fault lasts there is hit too. lines: new ones of the journals."""
+    for line in lines:
+        if line["event"] == "worker_started" and node_of(line["worker_id"]) in running.reach:
+            scene.teller.held(running.planned, line["worker_id"], int(line["t_mono_ns"]))
 
 
 def _note(
@@ -163,9 +174,10 @@ def _spoil(scene: Scene, job: NodesJob) -> str:
     settings = {node: read_settings(job.place(node)) for node in job.nodes}
     first = settings[job.nodes[0]]
     storage = storage_at(first.root)
-    whole = [found for found in Series(storage).all(first.job_id) if not found.problem and found.manifest is not None]
+    series = Series(storage)
+    whole = [found for found in map(series.verify, series.all(first.job_id)) if not found.problem]
     if len(whole) < 2 or whole[1].name.step <= scene.world.began_step:
-        raise NotNow("there are no two checkpoints newer than where the job began")
+        raise NotNow("there are no two whole checkpoints newer than where the job began")
     newest, manifest = whole[0].name, whole[0].manifest
     assert manifest is not None
     file = max(manifest.files, key=lambda file: file.size)
