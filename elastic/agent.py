@@ -20,6 +20,7 @@ import elastic
 from elastic import assignment, handover, heirloom, supervision
 from elastic.assignment import GRACE_S, Assignment
 from elastic.attendance import Attendance, Ended
+from elastic.checkpoints.series import newest_in_memory
 from elastic.departure import OPERATOR, Departure
 from elastic.errors import ElasticError, ExitCode
 from elastic.handover import Handed, Place, Trial
@@ -27,6 +28,7 @@ from elastic.joblock import JobLock
 from elastic.journal import Journal, journal_path
 from elastic.ledger import Ledger
 from elastic.messages import Close, Fence, Invite, Kill, Order, Publish, Quiesce, Release, SlotGivenUp, Word
+from elastic.resume import read_settings
 from elastic.slots import SlotFile
 from elastic.supervision import Slot
 from elastic.workforce import Workforce
@@ -51,7 +53,8 @@ class Agent:
         if handed is not None:
             inherited = heirloom.read(handed.state)
         else:
-            inherited = heirloom.first(spec, node, slots + spec.spares, slot_file)
+            kept = newest_in_memory(read_settings(job_dir))
+            inherited = heirloom.first(spec, node, slots + spec.spares, slot_file, kept)
         self._standing = inherited.standing
         self._workforce = Workforce(spec, job_dir, node, given.reach, journal, ledger, slot_file, inherited, self)
         self._place = Place(job_dir, node)

@@ -32,13 +32,14 @@ class Heirloom:
     socket: str = ""
 
 
-def first(spec: JobSpec, node: str, slots: int, slot_file: SlotFile) -> Heirloom:
-    """Of an agent that finds nothing but what a killed one may have left. Raises ConfigError."""
+def first(spec: JobSpec, node: str, slots: int, slot_file: SlotFile, snapshot: str) -> Heirloom:
+    """Of an agent that finds nothing but what a killed one may have left. snapshot: in this machine's memory, or "".
+    Raises ConfigError."""
     slot_file.end_leftovers()
     before, standing = slot_file.incarnations, Standing()
     for slot, newest in before.items():
         for incarnation in range(max(0, newest - 63), newest + 1):
-            standing.heard(WorkerDead(f"{node}.{slot}.{incarnation}", "its agent ended"))
+            standing.heard(WorkerDead(f"{node}.{slot}.{incarnation}", "its agent ended", snapshot))
     new = (supervision.new(node, n, spec, before.get(n, -1) + 1) for n in range(slots))
     return Heirloom(tuple(new), (), {}, standing, frozenset(), 0)
 

@@ -186,7 +186,7 @@ class Report:
 
     promise: enters no generation up to this number. reduced: operations whose complete result was obtained.
     units: of operation ``reduced`` if it was begun, else 0. kept: the operation whose result is held, or -1.
-    copied: a newcomer's complete state copy is that of this operation, or -1.
+    copied: a newcomer's complete state copy is that of this operation, or -1. copied_step: which is part of this step.
     """
 
     worker_id: str
@@ -200,6 +200,7 @@ class Report:
     running: int | None = None
     kept: int = -1
     copied: int = -1
+    copied_step: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +322,20 @@ class CheckpointComplete:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreadable:
+    """What this worker was to go on from cannot be read: it ends, and the next one of its slot reads something else.
+
+    memory: a snapshot on its machine, which is removed now; else a checkpoint, and instead: the one before, or "".
+    """
+
+    worker_id: str
+    entry: str
+    because: str
+    memory: bool = False
+    instead: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The script raised. place: "type file:line step shard", the same for the same mistake in another worker."""
 
@@ -333,10 +348,12 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDead:
-    """The word of its own agent: the process is gone."""
+    """The word of its own agent: the process is gone. snapshot: the newest whole one in its machine's memory then, or
+    ""."""
 
     worker_id: str
     because: str
+    snapshot: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +391,7 @@ Word: TypeAlias = (
     | WorkerFrozen
     | SlotGivenUp
     | CheckpointComplete
+    | Unreadable
 )
 
 

@@ -82,6 +82,10 @@ def notice(line: Line) -> str | None:
             return f"node {node} cannot read the notices of {source}, and goes on asking: {because}"
         case {"event": "checkpoint_failed", "who": str(who), "entry": str(entry), "because": str(because)}:
             return f"{who} could not make the checkpoint {entry}; training goes on: {because}"
+        case {"event": "snapshot_set_aside", "who": str(who), "entry": str(entry), "because": str(because)}:
+            return f"{who} cannot go on from the snapshot {entry}, which is removed: {because}"
+        case {"event": "checkpoint_set_aside", "who": str(who), "entry": str(entry), "because": str(because)}:
+            return f"{who} cannot go on from the checkpoint {entry}: {because}"
         case {"event": "straggler", "worker_id": str(worker), "because": str(because)}:
             return f"{worker} is a straggler: {because}"
         case {"event": "demoted", "worker_id": str(worker)}:

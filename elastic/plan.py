@@ -69,6 +69,8 @@ class LossPlan:
     plan: Plan
     released: tuple[str, ...]
     """Drained members that answered but belong to no list any more."""
+    copied_step: int = -1
+    """The state is that of this step, which newcomers have copied; -1: members hold it."""
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -112,7 +114,7 @@ def decide_loss(
     everybody = {member.worker_id: member for record in chain for member in record.members}
     entered = [reports[worker] for worker in everybody if worker in reports and reports[worker].entered > 0]
     holders = {report.worker_id for report in entered if report.has_state}
-    chosen = _newest_entered(chain, entered, holders) or holders
+    chosen, copied_step = _newest_entered(chain, entered, holders) or holders, -1
     silent = [worker for worker in everybody if worker not in reports and worker not in dead]
     if chosen:
         members = rank_order(everybody[worker] for worker in chosen)
@@ -128,10 +130,11 @@ def decide_loss(
         chosen = {worker for worker, op in copies.items() if op == newest}
         members = rank_order((everybody | dict(newcomers))[worker] for worker in chosen)
         reduced = dict.fromkeys(chosen, newest)
+        copied_step = max(reports[worker].copied_step for worker in chosen)
     released = tuple(sorted(holders - chosen))
     order = [m.worker_id for m in members]
     paces = paces_of(order, chain[-1] if chain else None)
-    return LossPlan(members, _plan(order, reduced, reports, paces), released)
+    return LossPlan(members, _plan(order, reduced, reports, paces), released, copied_step)
 
 
 def _newest_entered(chain: Sequence[Generation], entered: Sequence[Report], holders: set[str]) -> set[str]:

@@ -113,12 +113,17 @@ def _begin(spec: JobSpec, job_dir: Path, *, again: bool, memory: Path | None) ->
 
 
 def has_advanced(job_dir: Path) -> bool:
-    """Whether this run has completed a checkpoint or a snapshot that is newer than the one it began from."""
+    """Whether this run has completed a checkpoint or a snapshot that is newer than the one it began from, or has found
+    that this one cannot be read; then another one begins from something else."""
     settings = read_settings(job_dir)
     began = EntryName.parse(settings.resume)
-    both = (Series(storage_at(settings.root)), _snapshots(settings))
+    durable, snapshots = Series(storage_at(settings.root)), _snapshots(settings)
+    both = (durable, snapshots)
     newest = max(_newest_step(series, settings.job_id, settings.skipped) for series in both if series is not None)
-    return newest > (began.step if began is not None else 0)
+    if began is None or newest > began.step:
+        return newest > 0
+    source = snapshots if settings.resume_from else durable
+    return source is not None and bool(source.verify(source.look(began, settings.job_id)).problem)
 
 
 def read_settings(job_dir: Path) -> Settings:

@@ -33,6 +33,7 @@ from elastic.messages import (
     RingState,
     RingUp,
     SlotGivenUp,
+    Unreadable,
     Word,
     WorkerDead,
     WorkerFrozen,
@@ -52,7 +53,8 @@ class Standing:
         self._lasting: dict[str, dict[type, Word]] = {}
         self._dead: deque[WorkerDead] = deque(maxlen=DEAD_KEPT)
         self._last_words: deque[Word] = deque(maxlen=DEAD_KEPT)
-        """Of those that finished or left before they died: without them their end looks like a loss."""
+        """Of those that finished or left before they died: without them their end looks like a loss. And of those that
+        could not read what they were to go on from: without them that would be chosen again."""
         self._given_up: dict[int, SlotGivenUp] = {}
         self._records: dict[int, Generation] = {}
         self._entered = 0
@@ -65,13 +67,15 @@ class Standing:
             case WorkerDead():
                 announced = self._announced.pop(word.worker_id, None)
                 said = self._lasting.pop(word.worker_id, {})
-                self._last_words.extend(said[kind] for kind in (Finished, Left) if announced and kind in said)
+                self._last_words.extend(
+                    said[kind] for kind in (Finished, Left, Unreadable) if announced and kind in said
+                )
                 self._dead.append(word)
             case DrainOver():
                 self._lasting.get(word.worker_id, {}).pop(DrainWish, None)
             case SlotGivenUp():
                 self._given_up[word.slot] = word
-            case DrainWish() | Left() | Finished() | Failed() | WorkerFrozen():
+            case DrainWish() | Left() | Finished() | Failed() | Unreadable() | WorkerFrozen():
                 self._lasting.setdefault(word.worker_id, {})[type(word)] = word
             case _:
                 self._update(word)

@@ -14,18 +14,20 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from elastic import supervision
 from elastic.accounts import Accounts
+from elastic.checkpoints.series import newest_in_memory
 from elastic.config import JobSpec, RingKind
 from elastic.crew import Crew, Employed, own_settings
 from elastic.detector import Detector, Health
 from elastic.heirloom import Heirloom
 from elastic.journal import Journal
 from elastic.ledger import Ledger
-from elastic.messages import Announce, Failed, Finished, Order, Progress, RingUp, Word, WorkerFrozen
+from elastic.messages import Announce, Failed, Finished, Order, Progress, RingUp, Word, WorkerDead, WorkerFrozen
 from elastic.mpirun import Mpirun
 from elastic.reach import Reach
 from elastic.resume import read_settings
@@ -183,6 +185,8 @@ class Workforce:
         self._slots[number], actions = supervision.step(self._slots[number], event, time.monotonic())
         for action in actions:
             match action:
+                case supervision.Say(WorkerDead() as dead):
+                    self._head.say(replace(dead, snapshot=newest_in_memory(self._checkpoints)))
                 case supervision.Say(word):
                     self._head.say(word)
                 case supervision.Signal(sent):

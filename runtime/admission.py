@@ -31,7 +31,8 @@ from runtime.standing import Standing
 from runtime.state import Carrier
 
 RETRY_S = 0.05
-"""Pause before a question that nobody could answer is asked again."""
+"""Pause before a question that nobody could answer is asked again; it doubles, until there is news or an answer."""
+RETRY_MAX_S = 1.0
 
 MEMBERS = "the members"
 
@@ -56,8 +57,11 @@ class Admission:
         """The state was copied in this `join`, so what the script told before says nothing of it."""
         self._results: deque[Entry] = deque()
         self._behind = False
+        self._pause_s = RETRY_S
         self._turn = 0
         """Whom to ask: it goes on when one could not say."""
+        self._gathering: Gathering | None = None
+        """A copy of which the donor was lost before all of it was here."""
 
     @property
     def doing(self) -> str:
@@ -111,12 +115,15 @@ class Admission:
                 answered = False
             if result is not None:
                 return self._op, result
-            if not answered:
+            if answered:
+                self._pause_s = RETRY_S
+            else:
                 self._turn += 1
                 self._pause()
 
     def take_over(self, here: Op, fingerprint: dict[str, str]) -> Partial:
-        """The result of an operation that the members have been through, while behind.
+        """The result of an operation that the members have been through, while behind; from another donor, if that is
+        gone.
 
         Raises JoinMissed if it is not to be had any more: between two passes there is no way back to a copy.
         """
@@ -124,12 +131,19 @@ class Admission:
             self._await_end()
         while True:
             self._orders.leave_if_over()
+            p = self._standing.position
             try:
-                if self._results or self._fetch_results():
+                if self._results or self._fetch_results(p):
+                    self._pause_s = RETRY_S
                     return self._take(here, fingerprint)
             except CopyFailed as failed:
-                raise JoinMissed(f"the results that this newcomer was taking over ended: {failed}") from failed
+                self._journal.write("copy_failed", generation=p.entered, because=str(failed))
+                self._leave_donor()
             self._pause()
+
+    def _leave_donor(self) -> None:
+        self._asker.unfollow()
+        self._turn += 1
 
     def _await_end(self) -> NoReturn:
         """The members are about to leave; this worker is none, and is told to go when they are through."""
@@ -140,7 +154,8 @@ class Admission:
 
     def _pause(self) -> None:
         with self._standing.changed:
-            self._standing.changed.wait(RETRY_S)
+            news = self._standing.changed.wait(self._pause_s)
+        self._pause_s = RETRY_S if news else min(2 * self._pause_s, RETRY_MAX_S)
 
     def _next(self) -> tuple[Position, CopyState | AskOutcome] | None:
         """What position.seek asks for; None if the copy held has become the state, all members lost."""
@@ -151,7 +166,8 @@ class Admission:
                 if p.phase is not Phase.FRESH:
                     return None
                 if p.copied != self._number:
-                    p = self._standing.post(position.Copied(self._number))  # refused while quiesced
+                    copied = position.Copied(self._number, self._op.step)
+                    p = self._standing.post(copied)  # refused while quiesced
                 todo = position.seek(p)
                 if not isinstance(todo, position.Wait):
                     return p, todo
@@ -186,14 +202,24 @@ class Admission:
         if op.epoch != self._epoch:
             raise JoinMissed(f"epoch {self._epoch} ended before this newcomer had copied the state")
         header, follows = cast(dict[str, Json], answer["state"]), answer.get("follows") is True
-        carrier.load(header, Gathering(connection, number, header).run(self._helpers(p, of)))
+        carrier.load(header, self._gathered(number, header).run(connection, self._helpers(p, of)))
+        self._gathering = None
         self._number, self._op, self._copied_here = number, op, True
         self._journal.write("state_copied", generation=p.entered, op=number, held=follows)
-        p = self._standing.post(position.Copied(number))
+        p = self._standing.post(position.Copied(number, op.step))
         promised = not follows and p.copied == number
         connection.send({"complete": number if promised else -1, "base": _base(p)})
         self._counted_in = p.record if promised else None
         return True
+
+    def _gathered(self, number: int, header: dict[str, Json]) -> Gathering:
+        """What is here of this state, or nothing of it. Raises CopyFailed."""
+        if self._gathering is not None and self._gathering.is_of(number, header):
+            self._journal.write("copy_goes_on", op=number, bytes=self._gathering.gathered)
+            return self._gathering
+        self._gathering = None  # before there is memory for another one
+        self._gathering = Gathering(number, header)
+        return self._gathering
 
     def _helpers(self, p: Position, of: Sequence[str]) -> list[Open]:
         """One member of each host that is not the donor's; there would be nothing to gain from a second one."""
@@ -237,17 +263,17 @@ class Admission:
     def _send_next(self, connection: CopyConnection, base: int, *, join: bool) -> None:
         connection.send({"want": "next", "op": self._number, "join": join, "base": base})
 
-    def _fetch_results(self) -> bool:
-        """Whether there are any now. Raises CopyFailed."""
-        connection = self._asker.following
-        if connection is None:
-            raise CopyFailed("the connection to the donor is gone")
+    def _fetch_results(self, p: Position) -> bool:
+        """Whether there are any now. Raises CopyFailed and JoinMissed."""
+        connection = self._follow(p, p.acquaintances)
         self._send_next(connection, 0, join=False)
         answer, blobs = connection.receive(within_s=ANSWER_S)
         if "refused" in answer:
-            raise CopyFailed(str(answer["refused"]))
+            raise JoinMissed(f"the results that this newcomer was taking over ended: {answer['refused']}")
         if "results" in answer:
             self._results.extend(parse_results(self._number, answer, blobs))
+        elif not answer.get("donor"):
+            self._leave_donor()
         return bool(self._results)
 
     def _take(self, here: Op, fingerprint: dict[str, str] | None) -> Partial:

@@ -63,6 +63,9 @@ class Alone:
         """There is nobody else who could have a newer one."""
         answer(True)
 
+    def unreadable(self, entry: EntryName, because: str, *, memory: bool, instead: EntryName | None) -> None:
+        """A job of one goes on from nothing."""
+
     def before_leaving(self, call: Callable[[], None]) -> None:
         """Nobody would be left."""
 

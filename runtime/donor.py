@@ -16,7 +16,8 @@ Each connection has a thread of the listener, and brings one request after anoth
       then {"part": ...}                       as above, until the asker hangs up
     {"want": "next", "op": k, "join": j,    -> {"results": [...]} + tensors: of k, k + 1, ...; {"now": k}, with join:
      "base"} from a holder of k's state        k is in progress, and this newcomer counts as a holder of its state;
-                                               {"later": why}; {"refused": why}: k is over, its result is not held
+                                               {"later": why}, with "donor" from one that keeps k's result for it;
+                                               {"refused": why}: k is over, its result is not held
     {"want": "outcome", "op": k}            -> {"outcome": p, "result": ...} + tensors if generation p took effect after
                                                operation k, {"outcome": 0} if none did, or {"later": why}
     {"want": "result", "op": k}             -> {"result": ...} + tensors, or {"refused": why}
@@ -29,6 +30,7 @@ loss voids what was promised before, and one of the two may hear of it later tha
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import cast
 
@@ -66,6 +68,10 @@ class Donor:
         """Newcomers whose copy was cut off."""
         self._no_memory_until_s: dict[str, float] = {}
         """Newcomers for which there was no memory for a copy -> until when none is tried for them."""
+        self._last: tuple[int, Op, dict[str, str]] | None = None
+        """Number, operation and fingerprint of the last result that was obtained here."""
+        self._largest_bytes = 0
+        """Of all results so far."""
         self._close_behind: dict[CopyConnection, tuple[str, int]] = {}
         """Over which a newcomer takes over results -> it, and the last operation whose result it was given."""
 
@@ -85,7 +91,9 @@ class Donor:
 
     def keep(self, number: int, op: Op, fingerprint: dict[str, str], result: Partial) -> None:
         """An operation is complete here. Called under the lock."""
-        held = self._log.append(Entry(number, op, fingerprint, result))
+        entry = Entry(number, op, fingerprint, result)
+        self._last, self._largest_bytes = (number, op, fingerprint), max(self._largest_bytes, entry.nbytes)
+        held = self._log.append(entry)
         self._standing.keep(result, shared=held)
 
     # ------------------------------------------------------------------------------ threads of requests
@@ -230,6 +238,8 @@ class Donor:
         standing = self._standing
         entries: list[Entry] = []
         with standing.changed:
+            if not join and standing.position.donor and number == standing.position.reduced:
+                self._follow_anew(connection, number)
             standing.changed.wait_for(lambda: self._knows_next(newcomer, number, join, base), LATER_S)
         limit_bytes = self._limit_bytes(connection, number) if join else LOG_BYTES_MIN
         with standing.changed:
@@ -240,23 +250,40 @@ class Donor:
                 self._log.follow(connection, number, limit_bytes)  # it may be that nothing takes effect after it
                 standing.post(CopyBegun(newcomer))
                 standing.post(CopyEnded(newcomer, number, True))
-            elif p.donor and number < p.reduced and (entries := self._log.since(connection, number, RESULTS_BYTES)):
+            elif p.donor and number < p.reduced and (entries := self._since(connection, number)):
+                standing.served += 1
                 self._close_behind[connection] = newcomer, entries[-1].number
                 if entries[-1].number == p.reduced - 1 and self._may_copy(newcomer):
                     standing.post(CopyBegun(newcomer))
         if now:
             connection.send({"now": number})
         elif entries:
-            parts = [result_json(entry.result) for entry in entries]
-            about: list[Json] = [
-                {"about": op_json(entry.op), "fingerprint": dict(entry.fingerprint), **part}
-                for entry, (part, _) in zip(entries, parts, strict=True)
-            ]
-            connection.send({"results": about}, [blob for _, blobs in parts for blob in blobs])
+            try:
+                _send_entries(connection, entries)
+            finally:
+                with standing.changed:
+                    standing.served -= 1
         elif p.donor and number < p.reduced:
             connection.send({"refused": f"the result of operation {number} is not held any more"})
         else:
-            connection.send({"later": f"operation {number} is not complete here, or this is not the donor"})
+            later = f"operation {number} is not complete here, or this is not the donor"
+            connection.send({"later": later, "donor": p.donor})
+
+    def _since(self, connection: CopyConnection, number: int) -> list[Entry]:
+        """The results from operation ``number`` on, as far as they are held and fit into an answer. A newcomer whose
+        donor died may find the last one here, though nothing was kept for it. Called under the lock."""
+        result = self._standing.result
+        if found := self._log.since(connection, number, RESULTS_BYTES):
+            return found
+        if self._last is None or result is None or not self._last[0] == number == self._standing.position.kept:
+            return []
+        self._follow_anew(connection, number + 1)
+        return [Entry(*self._last, result)]
+
+    def _follow_anew(self, connection: CopyConnection, number: int) -> None:
+        """Keep the results from the operation in progress on, unless that is done already. Called under the lock."""
+        if not self._log.is_followed_by(connection):
+            self._log.follow(connection, number, log_bytes(self._largest_bytes))
 
     def _limit_bytes(self, connection: CopyConnection, number: int) -> int:
         """What the log may take for a newcomer that holds the state of the operation in progress. One that had followed
@@ -321,6 +348,15 @@ class Donor:
             return
         header, blobs = carrier.capture()
         connection.send({"state": header}, blobs)
+
+
+def _send_entries(connection: CopyConnection, entries: Sequence[Entry]) -> None:
+    parts = [result_json(entry.result) for entry in entries]
+    about: list[Json] = [
+        {"about": op_json(entry.op), "fingerprint": dict(entry.fingerprint), **part}
+        for entry, (part, _) in zip(entries, parts, strict=True)
+    ]
+    connection.send({"results": about}, [blob for _, blobs in parts for blob in blobs])
 
 
 def op_json(op: Op) -> dict[str, Json]:

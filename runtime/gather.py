@@ -1,4 +1,7 @@
-"""A newcomer's copy of one state, from its donor and from members on other hosts that are in the same operation."""
+"""A newcomer's copy of one state, from its donor and from members on other hosts that are in the same operation.
+
+Where the donor dies and the operation is done again, the next donor has the same state: it sends what is missing.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,8 @@ def digest(header: dict[str, Json]) -> str:
 class Gathering:
     """Threads: the newcomer's own asks the donor, one more each helper. What a helper cannot send the donor sends."""
 
-    def __init__(self, donor: CopyConnection, number: int, header: dict[str, Json]) -> None:
+    def __init__(self, number: int, header: dict[str, Json]) -> None:
         """number: of the operation; header: of its state, as the donor described it. Raises CopyFailed."""
-        self._donor = donor
         self._request: dict[str, Json] = {"want": "part", "op": number, "digest": digest(header)}
         sizes = _sizes(header)
         self._blobs = room_for(sizes)
@@ -44,19 +46,27 @@ class Gathering:
         self._changed = threading.Condition()
         self._helping: set[CopyConnection] = set()
         self._ending = False
+        self.gathered = 0
+        """Bytes that are here."""
 
-    def run(self, helpers: Sequence[Open]) -> list[torch.Tensor]:
-        """The blobs of the state, in the order of the header, each part verified. Raises CopyFailed."""
+    def is_of(self, number: int, header: dict[str, Json]) -> bool:
+        """Whether a donor that describes its state so can send what is missing."""
+        return (self._request["op"], self._request["digest"]) == (number, digest(header))
+
+    def run(self, donor: CopyConnection, helpers: Sequence[Open]) -> list[torch.Tensor]:
+        """The blobs of the state, in the order of the header, each part verified. Raises CopyFailed; then it can be run
+        again, with another donor, and goes on."""
+        self._ending = False
         for number, helper in enumerate(helpers[:HELPERS_MAX]):
             name = f"helper {number}"
             threading.Thread(target=self._help, args=(name, helper), name=f"copy-{number}", daemon=True).start()
         try:
-            self._pull(DONOR, self._donor)
+            self._pull(DONOR, donor)
             with self._changed:
                 self._changed.wait_for(lambda: not self._parts.under_way, HELPER_S)
         finally:
             self._end()
-        self._pull(DONOR, self._donor)
+        self._pull(DONOR, donor)
         assert self._parts.complete
         return self._blobs
 
@@ -98,10 +108,16 @@ class Gathering:
                 part = self._parts.take(name)
             if part is None:
                 return
-            connection.send({"part": [list(piece) for piece in part]})
-            connection.receive(partial(self._room, part), within_s=ANSWER_S)
+            try:
+                connection.send({"part": [list(piece) for piece in part]})
+                connection.receive(partial(self._room, part), within_s=ANSWER_S)
+            except CopyFailed:
+                with self._changed:
+                    self._parts.lost(name)
+                raise
             with self._changed:
                 self._parts.done(name)
+                self.gathered += sum(end - start for _, start, end in part)
                 self._changed.notify_all()
 
     def _room(self, part: Part, header: dict[str, Json], sizes: list[int]) -> list[torch.Tensor]:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import socket
-import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -36,6 +35,7 @@ from elastic.messages import (
     Finished,
     Generation,
     Ready,
+    Unreadable,
     Word,
 )
 from elastic.plan import default_units_of
@@ -221,6 +221,10 @@ class Member:
             self._orders.pointed[series, str(name)] = answer
         self._client.send(CheckpointComplete(self.worker_id, series, str(name)))
 
+    def unreadable(self, entry: EntryName, because: str, *, memory: bool, instead: EntryName | None) -> None:
+        self._client.send(Unreadable(self.worker_id, str(entry), because, memory, str(instead or "")))
+        self._orders.give_way(f"{entry} cannot be read: {because}")
+
     # --------------------------------------------------------------------------------------------- its agent
 
     def _send(self, word: Word) -> None:
@@ -311,8 +315,7 @@ class Member:
 
     def failed(self, error: BaseException, step: int, shard: int | None) -> None:
         if isinstance(error, JoinMissed):
-            print(f"elastic: {self.worker_id} gives way to a new process: {error}", file=sys.stderr)
-            self._orders.exit(ExitCode.FENCED)
+            self._orders.give_way(str(error))
         frames = traceback.extract_tb(error.__traceback__)
         own = str(Path(__file__).parent)
         outside = [frame for frame in frames if not frame.filename.startswith(own)] or list(frames)

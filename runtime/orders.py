@@ -143,6 +143,11 @@ class Orders:
             print(f"elastic: {self._standing.position.me} is fenced: {because}", file=sys.stderr)
             self.exit(ExitCode.FENCED)
 
+    def give_way(self, because: str) -> NoReturn:
+        """End this process: the next one of its slot can do what this one cannot."""
+        print(f"elastic: {self._standing.position.me} gives way to a new process: {because}", file=sys.stderr)
+        self.exit(ExitCode.FENCED)
+
     def exit(self, code: int) -> NoReturn:
         self._journal.write("exit", code=int(code))
         self.close_client()

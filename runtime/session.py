@@ -182,6 +182,14 @@ class Session(Protocol):
         """
         ...
 
+    def unreadable(self, entry: EntryName, because: str, *, memory: bool, instead: EntryName | None) -> None:
+        """What the job was to go on from cannot be read here. This process ends, and a new one takes its place, which
+        copies the state from those who can read it, or goes on from something else. Returns only where nobody would.
+
+        memory, instead: as in messages.Unreadable.
+        """
+        ...
+
     @property
     def restarted(self) -> bool:
         """This process replaces an earlier incarnation of its slot."""

@@ -48,6 +48,7 @@ def ticked(g: Group, now_s: float, do: list[Action]) -> None:
     for node in [node for node, ends_s in g.silence_ends_s().items() if now_s >= ends_s]:
         del g.silent_nodes[node]
         g.slots.pop(node, None)
+        g.snapshots.pop(node, None)
         for worker, seen in list(g.workers.items()):
             if seen.member.node == node and worker not in g.dead:
                 lost(g, worker, silence(node), now_s, do, dead=False)

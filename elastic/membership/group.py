@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from elastic.config import JobSpec
-from elastic.messages import Doing, Generation, Member, Report, RingState
+from elastic.messages import Doing, Generation, Member, Report, RingState, Unreadable
 
 
 class State(StrEnum):
@@ -157,6 +157,10 @@ class Group:
     """The checkpoint from which the job's first generation goes on, or ""."""
     checkpoint: str = ""
     """The newest of those taken by themselves, as far as this leader knows."""
+    snapshots: dict[str, str] = field(default_factory=dict)
+    """Node -> the newest whole snapshot in its memory when the last of its workers that died was gone, or ""."""
+    unreadable: dict[str, Unreadable] = field(default_factory=dict)
+    """What the job was to go on from, and what was said of it."""
     lost: str = ""
     """While FORMING: how every copy of the state was lost, in a sentence; "": the job has not begun."""
     outdated: set[str] = field(default_factory=set)
@@ -170,6 +174,11 @@ class Group:
     def aim(self) -> Generation | None:
         """The newest list that the job is to have. An early generation is a step on the way there."""
         return next((record for record in reversed(self.chain) if not record.early), None)
+
+    @property
+    def began(self) -> str:
+        """The snapshot or checkpoint from which the job began the last time, or "": with its first step."""
+        return self.top.began if self.top is not None and self.top.began else self.resumed
 
     @property
     def base(self) -> Generation | None:

@@ -9,7 +9,7 @@ from elastic.membership.changes import close_if_all_left, plan_change
 from elastic.membership.ending import close_rest
 from elastic.membership.group import Group, State, silence, slot_of
 from elastic.membership.records import commit
-from elastic.membership.revival import go_back
+from elastic.membership.revival import go_back, kept_badly, newer_than_copies
 from elastic.membership.transitions import become_closed, become_quiescing
 from elastic.messages import Kind, Report
 from elastic.plan import AllLost, LossPlan, NotYet, decide_loss, smallest_cover
@@ -18,7 +18,10 @@ GONE_SHOWN = 4
 """So many members, and causes, when all are lost."""
 
 
-def lost(g: Group, worker: str, because: str, now_s: float, do: list[Action], *, dead: bool) -> None:
+def lost(
+    g: Group, worker: str, because: str, now_s: float, do: list[Action], *, dead: bool, snapshot: str = ""
+) -> None:
+    """snapshot: of a dead one, as in WorkerDead."""
     seen = g.workers.get(worker)
     if seen is None:
         return
@@ -33,6 +36,7 @@ def lost(g: Group, worker: str, because: str, now_s: float, do: list[Action], *,
         if worker in g.hung:
             g.reports.pop(worker, None)  # what it had goes with it, and nobody is left to notice that it is dead
         g.dead[worker] = because
+        g.snapshots[seen.member.node] = snapshot
         g.given_up.pop(worker, None)
     elif worker in g.dead or worker in g.expelled:
         return
@@ -55,6 +59,7 @@ def lost(g: Group, worker: str, because: str, now_s: float, do: list[Action], *,
     elif not (seen.left or seen.finished) or not g.alive(g.listed):
         if _in_effect(g, worker) or not g.alive(g.listed):
             become_quiescing(g, f"{worker} lost: {because}", now_s, do)
+            decide(g, now_s, do)  # of the last one, nobody else would have to say anything
         else:
             plan_change(g, now_s, do)
 
@@ -100,6 +105,10 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
         outcome = others if isinstance(others, LossPlan) else outcome  # who is stuck may be all that is left
     if isinstance(outcome, LossPlan) and not waited_out and g.hung.keys() >= set(outcome.ids):
         outcome = NotYet(f"nobody gets on: {', '.join(outcome.ids)} will be ended")
+    copies = ""
+    if isinstance(outcome, LossPlan) and (newer := newer_than_copies(g, outcome.copied_step)):
+        copies = f"; newcomers have copied that of step {outcome.copied_step}, and {newer} is kept"
+        outcome = AllLost(outcome.plan.op, "no member lives")
     if isinstance(outcome, AllLost) and not waited_out and (unheard := sorted(set(newcomers) - settled)):
         outcome = NotYet(f"no member is left, and {', '.join(unheard)} may hold a copy of the state")
     if not isinstance(outcome, NotYet):
@@ -111,7 +120,8 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
                 do.append(Note("state", {"state": str(g.state), "because": because}))
         case AllLost(because=because):
             applied = max((seen.applied for seen in g.workers.values()), default=0)
-            said = f"every copy of the state is lost after {applied} applied steps: {_gone(g) or because}"
+            said = f"every copy of the state is lost after {applied} applied steps: {_gone(g) or because}{copies}"
+            said += f"; {kept_badly(damaged)}" if (damaged := g.unreadable.get(g.began)) else ""
             if not go_back(g, said, now_s, do):
                 become_closed(g, 1 if g.errors else 4, _with_errors(g, said), now_s, do)
         case LossPlan(members, plan, _):

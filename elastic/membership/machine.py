@@ -37,6 +37,7 @@ from elastic.membership.events import (
 from elastic.membership.group import Group, State, silence
 from elastic.membership.invitations import wait_for_slow
 from elastic.membership.losses import lost, reported, wait_for_others
+from elastic.membership.revival import unreadable
 from elastic.membership.rings import heard_of_ring
 from elastic.membership.speed import compare
 from elastic.membership.stuck import expel_if_stuck
@@ -57,6 +58,7 @@ from elastic.messages import (
     RingBroken,
     RingUp,
     SlotGivenUp,
+    Unreadable,
     WorkerDead,
     WorkerFrozen,
 )
@@ -90,6 +92,8 @@ def _copied(group: Group) -> Group:
         setattr(g, name, dict(getattr(group, name)))
     for name in ("missed", "advanced_s", "accused", "failed_builds", "errors", "slots_given_up", "stuck_at"):
         setattr(g, name, dict(getattr(group, name)))
+    for name in ("snapshots", "unreadable"):
+        setattr(g, name, dict(getattr(group, name)))
     for name in ("slow_since_s", "stragglers", "demoted_s"):
         setattr(g, name, dict(getattr(group, name)))
     for name in ("asking", "turned_away", "in_vain", "stuck"):
@@ -105,6 +109,9 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
             wait_for_others(g, now_s)
             g.silent_nodes.pop(node, None)
             g.slots[node] = slots or g.slots.get(node, 0)
+            if slots:  # a stream begins: which slots are given up it says again, and a new agent tries them all
+                given_up = g.slots_given_up.items()
+                g.slots_given_up = {slot: why for slot, why in given_up if slot.rpartition(".")[0] != node}
             # Its workers report now, or it says what became of them; deciding on the first report would expel the rest.
             g.given_up = {worker: why for worker, why in g.given_up.items() if why != silence(node)}
         case AgentDown(node):
@@ -138,8 +145,8 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
             drain_is_over(g, event, now_s, do)
         case Left():
             left(g, event, now_s, do)
-        case WorkerDead(worker, because):
-            lost(g, worker, because, now_s, do, dead=True)
+        case WorkerDead(worker, because, snapshot):
+            lost(g, worker, because, now_s, do, dead=True, snapshot=snapshot)
         case WorkerFrozen(worker, because):
             lost(g, worker, because, now_s, do, dead=False)
         case Failed():
@@ -150,8 +157,11 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
             slot_given_up(g, event, now_s, do)
         case CheckpointComplete():
             checkpointed(g, event, do)
+        case Unreadable():
+            unreadable(g, event, do)
         case PointerAt(entry):
-            g.checkpoint = entry
+            known = g.unreadable.get(entry)
+            g.checkpoint = known.instead if known and not known.memory else entry
         case Resized(workers):
             g.size, g.resized_s = workers, now_s
             do.append(Note("resized", {"workers": workers}))

@@ -5,7 +5,10 @@ join window is over and somebody has what to go on from, those whose machine hol
 become that state; the others join them as any newcomer does, and copy it. A process from before cannot do either: it
 waits for members that are gone. It is told to go, and its slot's next one is another.
 
-Each time the job must have got further than where it began before, so that what kills it ends it.
+A copy of the state that a newcomer has is taken before anything that is kept, unless what is kept is newer.
+
+Each time the job must have got further than where it began before, so that what kills it ends it. Where it could not
+begin, because what it was to go on from cannot be read, the next best is taken, though it is older.
 """
 
 from __future__ import annotations
@@ -20,14 +23,42 @@ from elastic.membership.actions import Action, Note, Tell
 from elastic.membership.group import Group, Seen
 from elastic.membership.records import commit
 from elastic.membership.transitions import become_closed, become_forming
-from elastic.messages import Fence, Kind, Member, Plan
+from elastic.messages import Fence, Kind, Member, Plan, Unreadable
 from elastic.plan import newest_kept
 
 
+def can_go_back(g: Group) -> bool:
+    """Not where nobody is replaced, or the script is at fault, or somebody wants the job to end."""
+    return g.revives and g.spec.replace and not g.errors and not g.stopping
+
+
+def newer_than_copies(g: Group, step: int) -> str:
+    """What is kept of a later step than the copies that newcomers have, as far as this leader knows; or "", also where
+    nobody would go on from it. step: -1: members hold the state."""
+    if step < 0 or not can_go_back(g):
+        return ""
+    here = {node: entry for node, entry in g.snapshots.items() if node in g.slots and node not in g.silent_nodes}
+    newest = newest_kept(here, g.checkpoint, "")
+    name = EntryName.parse(newest.entry) if newest is not None else None
+    return str(name) if name is not None and name.step > step else ""
+
+
+def unreadable(g: Group, word: Unreadable, do: list[Action]) -> None:
+    """Of what the job is to go on from; old words are of something else."""
+    if word.entry != g.began:
+        return
+    do.append(Note("unreadable", {"worker_id": word.worker_id, "entry": word.entry, "because": word.because}))
+    if word.memory:
+        g.unreadable.setdefault(word.entry, word)
+        return
+    g.unreadable[word.entry] = word
+    if g.checkpoint in ("", word.entry):
+        g.checkpoint = word.instead
+
+
 def go_back(g: Group, lost: str, now_s: float, do: list[Action]) -> bool:
-    """Whether the job goes on. lost: what has happened, in a sentence. Not where nobody is replaced, or the script is
-    at fault, or somebody wants the job to end."""
-    if not g.revives or not g.spec.replace or g.errors or g.stopping:
+    """Whether the job goes on. lost: what has happened, in a sentence."""
+    if not can_go_back(g):
         return False
     do.append(Note("state_lost", {"because": lost}))
     for worker in [worker for worker in g.workers if worker in g.dead]:
@@ -51,11 +82,12 @@ def revive(g: Group, now_s: float, do: list[Action]) -> None:
     gone = {*g.outdated, *g.dead, *g.given_up}
     new = {worker: seen for worker, seen in g.workers.items() if not (seen.entered or seen.refused)}
     present = {worker: seen for worker, seen in new.items() if worker not in gone}
-    began = g.top.began if g.top is not None and g.top.began else g.resumed
+    damaged = g.unreadable.get(g.began)
+    began = "" if damaged else g.began
     newest = newest_kept({worker: seen.snapshot for worker, seen in present.items()}, g.checkpoint, began)
     if newest is None or not newest.holders:
-        kept = f"nothing newer than {began} is kept" if began else "nothing is kept"
-        kept += " on the nodes that are here"
+        kept = f"nothing newer than {began}" if began else "nothing else" if damaged else "nothing"
+        kept += " is kept on the nodes that are here"
         if newest is not None:
             kept = f"no new process is here to go on from checkpoint {g.checkpoint}"
         if not waits_for_starting(g, f"{g.lost}; {kept}", now_s, do):
@@ -66,8 +98,15 @@ def revive(g: Group, now_s: float, do: list[Action]) -> None:
     name = EntryName.parse(newest.entry)
     assert name is not None
     because = f"every copy of the state was lost; goes on from step {name.step}, {kind} {newest.entry}"
+    if damaged:
+        because = f"{kept_badly(damaged)}; goes on from step {name.step}, {kind} {newest.entry}"
+        del g.unreadable[damaged.entry]  # one way back each, so that what kills the job ends it after all
     hold = len(members) < g.spec.min_workers
     commit(g, Kind.FORM, members, Plan(), because, do, hold=hold, began=newest.entry)
+
+
+def kept_badly(word: Unreadable) -> str:
+    return f"{word.entry} cannot be read: {word.because}"
 
 
 def _all_here(g: Group) -> bool:

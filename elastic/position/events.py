@@ -116,12 +116,13 @@ class GraceOver:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Newcomer: holds the complete state of operation ``op``; -1: is about to overwrite the one it holds.
+    """Newcomer: holds the complete state of operation ``op`` of that step; -1: is about to overwrite the one it holds.
 
     Refused while quiesced, because the report promised a copy, or none: look at ``copied`` before overwriting.
     """
 
     op: int
+    step: int = -1
 
 
 @dataclass(frozen=True, slots=True)

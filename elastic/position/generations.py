@@ -39,6 +39,7 @@ def quiesce(p: Position, order: Quiesce) -> Outcome:
         running=p.running if collecting else None,
         kept=p.kept,
         copied=p.copied,
+        copied_step=p.copied_step if p.copied >= 0 else -1,
     )
     return p, (AbortRings(), Say(report))
 

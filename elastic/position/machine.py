@@ -71,8 +71,9 @@ def step(p: Position, event: Event) -> Outcome:
             return replace(p, copying=_without(p.copying, newcomer), holders=holders), ()
         case GraceOver():
             return replace(p, lingered=True), ()
-        case Copied(op):
-            return (replace(p, copied=op), ()) if p.phase is Phase.FRESH and not p.quiesced else (p, ())
+        case Copied(op, at_step):
+            refused = p.phase is not Phase.FRESH or p.quiesced
+            return (p if refused else replace(p, copied=op, copied_step=at_step)), ()
         case Joined(generation, op):
             return joined(p, generation, op)
         case Acknowledged():

@@ -54,6 +54,7 @@ class Position:
     owed: int = -1
     """The last operation after which newcomers came in, which ask for its result."""
     copied: int = -1
+    copied_step: int = -1
     copying: tuple[str, ...] = ()
     holders: tuple[str, ...] = ()
     """Newcomers that hold the complete state of the operation in progress (donor's view)."""

@@ -553,7 +553,7 @@ class Generation(_message.Message):
     def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[Generation.Kind, str]] = ..., base: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., because: _Optional[str] = ..., hold: bool = ..., token: _Optional[str] = ..., early: bool = ..., began: _Optional[str] = ...) -> None: ...
 
 class Word(_message.Message):
-    __slots__ = ("announce", "report", "ring_up", "ring_broken", "build_failed", "progress", "ready", "drain_wish", "left", "finished", "failed", "worker_dead", "worker_frozen", "slot_given_up", "drain_over", "checkpoint_complete")
+    __slots__ = ("announce", "report", "ring_up", "ring_broken", "build_failed", "progress", "ready", "drain_wish", "left", "finished", "failed", "worker_dead", "worker_frozen", "slot_given_up", "drain_over", "checkpoint_complete", "unreadable")
     ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     RING_UP_FIELD_NUMBER: _ClassVar[int]
@@ -570,6 +570,7 @@ class Word(_message.Message):
     SLOT_GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
     DRAIN_OVER_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
     announce: Announce
     report: Report
     ring_up: RingUp
@@ -586,7 +587,8 @@ class Word(_message.Message):
     slot_given_up: SlotGivenUp
     drain_over: DrainOver
     checkpoint_complete: CheckpointComplete
-    def __init__(self, announce: _Optional[_Union[Announce, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., ring_up: _Optional[_Union[RingUp, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., build_failed: _Optional[_Union[BuildFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., drain_wish: _Optional[_Union[DrainWish, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., worker_dead: _Optional[_Union[WorkerDead, _Mapping]] = ..., worker_frozen: _Optional[_Union[WorkerFrozen, _Mapping]] = ..., slot_given_up: _Optional[_Union[SlotGivenUp, _Mapping]] = ..., drain_over: _Optional[_Union[DrainOver, _Mapping]] = ..., checkpoint_complete: _Optional[_Union[CheckpointComplete, _Mapping]] = ...) -> None: ...
+    unreadable: Unreadable
+    def __init__(self, announce: _Optional[_Union[Announce, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., ring_up: _Optional[_Union[RingUp, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., build_failed: _Optional[_Union[BuildFailed, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., drain_wish: _Optional[_Union[DrainWish, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., worker_dead: _Optional[_Union[WorkerDead, _Mapping]] = ..., worker_frozen: _Optional[_Union[WorkerFrozen, _Mapping]] = ..., slot_given_up: _Optional[_Union[SlotGivenUp, _Mapping]] = ..., drain_over: _Optional[_Union[DrainOver, _Mapping]] = ..., checkpoint_complete: _Optional[_Union[CheckpointComplete, _Mapping]] = ..., unreadable: _Optional[_Union[Unreadable, _Mapping]] = ...) -> None: ...
 
 class Announce(_message.Message):
     __slots__ = ("worker_id", "node", "slot", "pid", "host", "port", "numerics", "entered", "ring", "reduced", "ready", "invited", "snapshot")
@@ -631,7 +633,7 @@ class Announce(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., numerics: _Optional[str] = ..., entered: _Optional[int] = ..., ring: _Optional[_Union[Announce.RingState, str]] = ..., reduced: _Optional[int] = ..., ready: bool = ..., invited: bool = ..., snapshot: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("worker_id", "round", "promise", "entered", "has_state", "reduced", "units", "roots", "running", "kept", "copied")
+    __slots__ = ("worker_id", "round", "promise", "entered", "has_state", "reduced", "units", "roots", "running", "kept", "copied", "copied_step")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PROMISE_FIELD_NUMBER: _ClassVar[int]
@@ -643,6 +645,7 @@ class Report(_message.Message):
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     COPIED_FIELD_NUMBER: _ClassVar[int]
+    COPIED_STEP_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     round: int
     promise: int
@@ -654,7 +657,8 @@ class Report(_message.Message):
     running: int
     kept: int
     copied: int
-    def __init__(self, worker_id: _Optional[str] = ..., round: _Optional[int] = ..., promise: _Optional[int] = ..., entered: _Optional[int] = ..., has_state: bool = ..., reduced: _Optional[int] = ..., units: _Optional[int] = ..., roots: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., running: _Optional[int] = ..., kept: _Optional[int] = ..., copied: _Optional[int] = ...) -> None: ...
+    copied_step: int
+    def __init__(self, worker_id: _Optional[str] = ..., round: _Optional[int] = ..., promise: _Optional[int] = ..., entered: _Optional[int] = ..., has_state: bool = ..., reduced: _Optional[int] = ..., units: _Optional[int] = ..., roots: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., running: _Optional[int] = ..., kept: _Optional[int] = ..., copied: _Optional[int] = ..., copied_step: _Optional[int] = ...) -> None: ...
 
 class RingUp(_message.Message):
     __slots__ = ("worker_id", "generation")
@@ -787,12 +791,14 @@ class Failed(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., place: _Optional[str] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
 class WorkerDead(_message.Message):
-    __slots__ = ("worker_id", "because")
+    __slots__ = ("worker_id", "because", "snapshot")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     because: str
-    def __init__(self, worker_id: _Optional[str] = ..., because: _Optional[str] = ...) -> None: ...
+    snapshot: str
+    def __init__(self, worker_id: _Optional[str] = ..., because: _Optional[str] = ..., snapshot: _Optional[str] = ...) -> None: ...
 
 class WorkerFrozen(_message.Message):
     __slots__ = ("worker_id", "because")
@@ -823,6 +829,20 @@ class CheckpointComplete(_message.Message):
     series: str
     entry: str
     def __init__(self, worker_id: _Optional[str] = ..., series: _Optional[str] = ..., entry: _Optional[str] = ...) -> None: ...
+
+class Unreadable(_message.Message):
+    __slots__ = ("worker_id", "entry", "because", "memory", "instead")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    INSTEAD_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    entry: str
+    because: str
+    memory: bool
+    instead: str
+    def __init__(self, worker_id: _Optional[str] = ..., entry: _Optional[str] = ..., because: _Optional[str] = ..., memory: bool = ..., instead: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
     __slots__ = ("quiesce", "publish", "fence", "kill", "release", "close", "drain", "invite", "pointed")

@@ -10,20 +10,18 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic.checkpoints.interval import Every, Unit, mtbf_s
 from elastic.checkpoints.manifest import Manifest, Moment
 from elastic.checkpoints.naming import OWN_FILES_PREFIX, PERIODIC, EntryName
-from elastic.checkpoints.series import Series, newest_in_memory
 from elastic.checkpoints.settings import Settings
-from elastic.checkpoints.storage import MemoryStorage, storage_at
-from elastic.errors import CheckpointCorrupt
+from elastic.checkpoints.storage import storage_at
 from elastic.scratch import Scratch
 from runtime.checkpoint.content import Content, now
 from runtime.checkpoint.saver import Saver, Task
+from runtime.checkpoint.source import Source
 from runtime.checkpoint.stager import Stager
 from runtime.session import Place, Session
 
@@ -49,6 +47,7 @@ class Taking:
         self._every = Every.parse(settings.every)
         self._storage = storage_at(settings.root)
         self._saver = Saver(settings, self._storage, session.place, session.note, session.point)
+        self._source = Source(session, settings, self._storage)
         self._stager = Stager()
         self._began_s = self._last_s = time.monotonic()
         self._wishing = False
@@ -174,39 +173,19 @@ class Taking:
     # ---------------------------------------------------------------------------------------- resuming
 
     def resume(self) -> Manifest | None:
-        """The checkpoint from which this run goes on; None: it starts from the beginning.
+        """The checkpoint from which this run goes on; None: it starts from the beginning. Calls the on_restore hooks.
 
-        Calls the on_restore hooks. Raises CheckpointCorrupt if it is not what `elastic run` found.
+        Ends the process if it is not there any more.
         """
         if (manifest := self.found) is not None:
             moment = manifest.moment
             self.restored({"step": moment.step, "epoch": moment.epoch, "state": manifest.header["state"]})
         return manifest
 
-    @cached_property
+    @property
     def found(self) -> Manifest | None:
         """The same, and no hook is called."""
-        if not self._resumes:
-            return None
-        name = EntryName.parse(self._resumes)
-        found = self._resumed_from.look(name, self._settings.job_id) if name is not None else None
-        if found is None or found.manifest is None or found.problem:
-            because = found.problem if found is not None else "no such name"
-            raise CheckpointCorrupt(f"{self._resumes} cannot be used any more: {because}; start the job again")
-        return found.manifest
-
-    @property
-    def _resumes(self) -> str:
-        """An entry, of which the leader or `elastic run` has told; or ""."""
-        return self._session.began or self._settings.resume
-
-    @cached_property
-    def _resumed_from(self) -> Series:
-        """Where it lies. Of a leader's choice: in this machine's memory, or else among the checkpoints."""
-        if self._session.began:
-            in_memory = newest_in_memory(self._settings) == self._session.began
-            return Series(MemoryStorage(self._settings.memory)) if in_memory else Series(self._storage)
-        return Series(storage_at(self._settings.resume_from) if self._settings.resume_from else self._storage)
+        return self._source.manifest
 
     def restored(self, header: dict[str, Any]) -> None:
         """The script rebuilds its structure before tensors are copied."""
@@ -214,13 +193,10 @@ class Taking:
             hook(header)
 
     def load(self, manifest: Manifest) -> None:
-        """Become the state of that checkpoint. Raises CheckpointCorrupt, OSError, and ConfigError where it does not
-        fit what is registered."""
-        # torch.distributed.checkpoint takes a second to import, and only those who resume need it.
-        from runtime.checkpoint import reader
-
+        """Become the state of that checkpoint. Ends the process if it cannot be read; raises ConfigError where it does
+        not fit what is registered."""
         begun_s = time.monotonic()
-        self._carrier.load(manifest.header, reader.read(self._resumed_from, manifest))
+        self._carrier.load(manifest.header, self._source.read(manifest))
         self._resumed = manifest.moment.step
         seconds = round(time.monotonic() - begun_s, 3)
         self._session.note("state_restored", entry=manifest.entry, step=manifest.moment.step, seconds=seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,17 @@ DURABLE = 60
 """Before this step a checkpoint is taken."""
 
 
-def kill_all(status: Line, *emptied: Path) -> None:
-    """emptied: directories of snapshots that are gone then."""
+def kill_all(status: Line, *emptied: Path, damaged: Sequence[Path] = ()) -> None:
+    """emptied: directories of snapshots that are gone then; damaged: those in which a bit of each is another one."""
     for number in (signal.SIGSTOP, signal.SIGKILL):  # what is stopped writes nothing more
         for member in status["members"]:
             os.kill(member["pid"], number)
         for directory in emptied:
             shutil.rmtree(directory / "_periodic", ignore_errors=True)
+    for part in (part for directory in damaged for part in directory.glob("_periodic/*/*.safetensors")):
+        content = bytearray(part.read_bytes())
+        content[-1] ^= 1
+        part.write_bytes(content)
 
 
 def memory_of(fleet: Fleet, node: str, job: str) -> Path:
@@ -83,3 +88,39 @@ def test_a_job_whose_workers_are_all_killed_goes_on_from_memory_and_ends_with_th
         assert ledger.compare(fleet.steps(job), quiet.steps) is None
         fleet.until("the memory to be free", lambda: not any(path.exists() for path in memory.values()))
         assert fleet.end("a", signal.SIGTERM) == fleet.end("b", signal.SIGTERM) == 128 + signal.SIGTERM
+
+
+@pytest.mark.long
+def test_damage_that_is_found_only_while_the_state_is_loaded_costs_no_job(tmp_path: Path, quiet: Quiet) -> None:
+    """First what one of two nodes keeps is damaged, then what both keep, then the checkpoint that was taken instead."""
+    with Fleet(tmp_path, replicas=1) as fleet:
+        fleet.node("a")
+        fleet.node("b")
+        fleet.await_nodes("a", "b")
+        fleet.pace(0.01)
+        job = fleet.train("train", workers=2, snapshot_every="4 steps", checkpoint_every="20 steps")
+        first = fleet.await_members(job, "a.0.0", "b.0.0")
+        memory = [memory_of(fleet, node, job) for node in ("a", "b")]
+        fleet.until("two checkpoints", lambda: len(fleet.events("pointer_moved", series="_periodic")) >= 2)
+        checkpoints = fleet.home / "checkpoints"
+        await_snapshot(fleet, 40, "a", "b")
+        fleet.pace(0.05)
+        kill_all(first, damaged=memory[1:])
+
+        second = fleet.await_members(job, "a.0.1", "b.0.2")
+        assert [line["node"] for line in fleet.events("snapshot_set_aside")] == ["b"]
+        (restored,) = fleet.events("state_restored")
+        assert restored["node"] == "a" and restored["step"] > 40
+
+        await_snapshot(fleet, restored["step"], "a", "b")
+        newest = max(line["entry"] for line in fleet.events("pointer_moved", series="_periodic"))
+        kill_all(second, damaged=memory)
+        part = next((checkpoints / "_periodic" / newest).glob("*.safetensors"))
+        part.write_bytes(part.read_bytes()[:-1] + b"\x7f")
+        fleet.until("members", lambda: s if len((s := fleet.status(job))["members"]) == 2 and s["applied"] else None)
+        (aside, *_) = fleet.events("checkpoint_set_aside")
+        assert (aside["entry"], aside["instead"] < newest) == (newest, True)
+        *_, formed = fleet.events("published", kind="form")
+        assert newest in formed["because"] and f"checkpoint {aside['instead']}" in formed["because"]
+
+        fleet.finish(job, quiet.digest, quiet.steps)

@@ -6,12 +6,14 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from chaos_tests.harness import blows
 from elastic import ledger
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import storage_at
 from tests.live.conftest import Quiet
-from tests.live.jobs import TRAINER, Job
+from tests.live.jobs import SCRIPTS, TRAINER, Job
 
 OPTIONS = ("--workers", "2", "--checkpoint-every", "4 steps", "--quiet")
 
@@ -79,5 +81,30 @@ def test_a_job_that_loses_every_worker_goes_on_from_memory(tmp_path: Path, quiet
     assert 60 < resume["step"] <= 100, "newer than the only checkpoint on disk"
     assert resume["redone"] is None or resume["redone"][0] == resume["step"]
     assert f"goes on from step {resume['step']}, snapshot in memory {resume['checkpoint']}" in said
+    assert job.result["digest"] == quiet.digest
+    assert ledger.compare(ledger.read(job.dir / "steps.jsonl"), quiet.steps) is None
+
+
+@pytest.mark.long
+def test_a_snapshot_that_turns_out_to_be_damaged_while_it_is_loaded_costs_steps_and_not_the_job(
+    tmp_path: Path, quiet: Quiet
+) -> None:
+    options = ("--workers", "2", "--checkpoint-every", "60 steps", "--snapshot-every", "2 steps")
+    with Job(tmp_path, *options, str(SCRIPTS / "flipping.py")) as job:
+        job.pace(0.005)
+        job.await_event("checkpoint_complete", step=60)
+        job.pace(0.02)
+        job.until("a newer snapshot", lambda: any(line["step"] > 60 for line in job.events("snapshot_complete")))
+        kill_every_worker(job)
+        resumes = job.dir / "resumes.jsonl"
+        job.until("it goes on twice", lambda: resumes.exists() and len(resumes.read_text().splitlines()) == 2)
+        job.pace(0)
+        assert job.wait() == 0, job.story()
+        said = " ".join(job.output.split())
+    first, second = map(json.loads, resumes.read_text().splitlines())
+    assert first["memory"] and first["step"] > 60
+    assert (second["memory"], second["step"]) == (False, 60)
+    assert f"cannot go on from the snapshot {first['checkpoint']}, which is removed" in said
+    assert f"goes on from step 60, checkpoint {second['checkpoint']}" in said
     assert job.result["digest"] == quiet.digest
     assert ledger.compare(ledger.read(job.dir / "steps.jsonl"), quiet.steps) is None

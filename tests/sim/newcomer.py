@@ -70,8 +70,9 @@ class Newcomer:
         if self._number == self.w.world.script.last:
             self.w.world.reach("the loop ended before a newcomer had caught up")
             return  # the order to go will come
-        if self._donor and not self.w.world.script.operations[self._number].joinable:
-            self._ask_next(self._donor, join=False)
+        if self._number >= 0 and not self.w.world.script.operations[self._number].joinable:
+            of = p.acquaintances
+            self._ask_next(self._donor or of[self._candidate % len(of)], join=False)
             return
         if p.copied != self._number:
             p = self.w.post(Copied(self._number))
@@ -118,7 +119,7 @@ class Newcomer:
                 self._outdated += 1
                 if p := self.w.p.record:
                     self.w.say(Ready(self.w.me, p.number, self._outdated))
-            case ("refused", _) | None if not join:
+            case ("refused", _):
                 self.w.world.reach("a newcomer had no way back to a copy")
                 self.w.die(75, "it cannot go on")
                 return

@@ -21,6 +21,7 @@ RARE = (
     "a newcomer joined a ring that waited for it",
     "a newcomer joined a ring that waited for its copy",
     "a newcomer joined after it had taken over results",
+    "a newcomer took over a result that was kept for nobody",
     "a newcomer was too late for its epoch",
     "a newcomer whose set-up hung was replaced",
     "a planned change was voided by a loss",
@@ -139,10 +140,15 @@ EXCLUDED = {
         "membership/losses.py reported: not if g.state in "
         "(State.RUNNING, State.PAUSED, State.REBUILDING, State.FORMING) and word.worker_id "
     ): "the same while the job ends",
+    (
+        "membership/losses.py decide: if isinstance(outcome, LossPlan) and "
+        "(newer := newer_than_copies(g, outcome.copied_step))"
+    ): _REVIVAL,
     "membership/losses.py decide: not if not go_back(g, said, now_s, do)": _REVIVAL,
     "membership/arrivals.py announced: if g.state is State.FORMING and word.entered and g.chain": _REVIVAL,
     "membership/arrivals.py form: if g.lost": _REVIVAL,
     "membership/ending.py slot_given_up: if g.state is State.FORMING and g.lost": _REVIVAL,
+    "membership/machine.py _apply: case Unreadable()": _REVIVAL,
     "membership/machine.py _apply: case PointerAt(entry)": _REVIVAL,
     "membership/machine.py _apply: case Resized(workers)": _RESIZED,
     "membership/machine.py _apply: if g.state is State.FORMING": _RESIZED,

@@ -573,11 +573,17 @@ class Worker:
             self.post(CopyEnded(newcomer, op, True))
             return "now", None
         if not p.donor or op >= p.reduced:
+            if p.donor and not join:
+                self.followers.setdefault(newcomer, op)
             return "later", None
         if self.world.scene.short_log:
             self.followers.pop(newcomer, None)
         if newcomer in self.followers and op in self.log:
             return "result", self.log[op]
+        if op == p.kept and op in self.results:
+            self.world.reach("a newcomer took over a result that was kept for nobody")
+            self.followers[newcomer] = p.reduced
+            return "result", self.results[op]
         return "refused", None
 
     def verified(self, newcomer: str, op: int, base: int) -> None:

@@ -374,6 +374,8 @@ def test_a_donor_that_hears_late_of_a_loss_does_not_count_a_copy(make: Make) -> 
     for worker in (a, c):
         worker.hear(Publish(1, generation(4, Kind.PLANNED, a, c, base=3)))
     a.complete((0,), RESULT)
+    assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
+    thread, joined = joining(c, at_step(1))
     a.begin(at_step(1))
     a.await_position(lambda p: p.holders == ("c",))
     a.complete((4,), other(1))
@@ -402,7 +404,7 @@ def test_a_newcomer_that_hears_late_of_a_loss_is_not_counted(make: Make) -> None
     assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
 
 
-def test_a_copy_is_given_up_only_when_a_member_says_that_no_generation_took_effect(make: Make) -> None:
+def test_a_newcomer_after_whose_copy_no_generation_took_effect_takes_over_the_result(make: Make) -> None:
     a, c = make("a", 7.0), make("c")
     thread, joined = joining(c)
     for order in (generation(1, Kind.FORM, a), generation(2, Kind.PLANNED, a, c)):
@@ -412,11 +414,13 @@ def test_a_copy_is_given_up_only_when_a_member_says_that_no_generation_took_effe
     a.await_position(lambda p: p.holders == ("c",))
     assert c.standing.position.copied == 0
     a.complete((0,), RESULT)
-    a.begin(replace(STEP, step=1))
+    assert joined_with(thread, joined) == (STEP, [1.0, 2.0]), "the last result is still there"
+    thread, joined = joining(c, at_step(1))
+    a.begin(at_step(1))
     a.await_position(lambda p: p.reduced == 1 and p.holders == ("c",))
     a.complete((2,), RESULT)
-    thread.join(GENEROUS_S)
-    assert joined and joined[0][0].step == 1
+    assert joined_with(thread, joined) == (at_step(1), [1.0, 2.0])
+    assert c.events("state_copied") == 1
 
 
 def test_a_newcomer_takes_over_results_from_a_held_copy_on_until_it_has_caught_up(make: Make, large: None) -> None:
@@ -534,6 +538,82 @@ def test_a_newcomer_whose_donor_died_copies_anew_where_nobody_has_its_results(ma
     assert (c.events("state_copied"), c.model.weight.tolist()) == (2, [[8.0, 8.0]])
 
 
+def test_a_newcomer_goes_on_with_its_copy_where_the_donor_died_and_the_operation_is_done_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.gather.PART_BYTES", 4)
+    a, b, c = make("a", 7.0), make("b", 7.0), make("c")
+    follow(a, c, b)
+    asked = list[Json]()
+    second = threading.Event()
+
+    def break_at_the_second_part(header: dict[str, Json]) -> bool:
+        if "part" in header:
+            if asked:
+                second.set()
+                return True
+            asked.append(header["part"])
+        return False
+
+    def note(header: dict[str, Json]) -> bool:
+        if "part" in header:
+            asked.append(header["part"])
+        return False
+
+    a.breaks, b.breaks = break_at_the_second_part, note
+    thread, joined = joining(c)
+    for worker in (a, b):
+        worker.begin(STEP)
+    assert second.wait(GENEROUS_S)
+    die(a, survivors=(b, c), op=0)
+    b.await_position(lambda p: p.holders == ("c",))
+    b.complete((4,), RESULT)
+    assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
+    assert c.model.weight.tolist() == [[7.0, 7.0]]
+    assert c.events("copy_goes_on") == 1
+    assert len({json.dumps(part) for part in asked}) == len(asked), "no part was sent twice"
+
+
+def test_between_passes_a_newcomer_whose_donor_died_takes_the_last_result_from_the_next_one(
+    make: Make, large: None
+) -> None:
+    """And the results after it, which are kept for it from then on."""
+    a, b, c = make("a", 7.0), make("b", 7.0), make("c")
+    fall_behind(c, a, b)
+    score = Op(OpKind.EVALUATE, 1, step=1, label="score")
+    for worker in (a, b):
+        worker.go_through(score, (0, 0), other(1))
+    second, third = replace(STEP, step=1), replace(score, label="again")
+    b.begin(second)
+    die(a, survivors=(b, c), op=2)
+    assert values(c.admission.take_over(score, {})) == [1.0, 1.0]
+    b.complete((0,), other(2))
+    b.go_through(third, (0,), other(3))
+    assert joined_with(*joining(c, second)) == (second, [2.0, 2.0])
+    assert values(c.admission.take_over(third, {})) == [3.0, 3.0]
+    assert (c.events("state_copied"), c.events("copy_outdated")) == (1, 0)
+
+
+def test_between_passes_the_next_donor_keeps_what_is_in_progress(
+    make: Make, large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.donor.LATER_S", 0.2)
+    a, b, c = make("a", 7.0), make("b", 7.0), make("c")
+    fall_behind(c, a, b)
+    score = Op(OpKind.EVALUATE, 1, step=1, label="score")
+    for worker in (a, b):
+        worker.begin(score)
+    taken = list[Partial]()
+    thread = threading.Thread(target=lambda: taken.append(c.admission.take_over(score, {})), daemon=True)
+    thread.start()
+    a.await_request("next", 1)
+    die(a, survivors=(b, c), op=1)
+    b.await_request("next", 1)
+    b.complete((0,), other(1))
+    thread.join(GENEROUS_S)
+    assert [values(result) for result in taken] == [[1.0, 1.0]]
+
+
 def test_a_newcomer_that_does_not_hear_that_it_counts_asks_what_became_of_the_operation(
     make: Make, large: None
 ) -> None:
@@ -592,14 +672,18 @@ def test_a_newcomer_is_told_when_the_results_it_needs_were_too_many(
     monkeypatch.setattr("runtime.held.available_bytes", lambda: available_bytes)
     a, c = make("a", 7.0), make("c")
     follow(a, c)
+    late = threading.Event()
+    a.breaks = lambda header: header.get("want") == "next" and not late.wait(GENEROUS_S)
     thread, joined = joining(c)
     a.begin(STEP)
     a.await_request("next", 0)
-    a.complete((0,), RESULT)
-    a.begin(at_step(1))
+    for step in (0, 1):  # the last result would be there
+        a.go_through(at_step(step), (0,), other(step))
+    late.set()
+    a.begin(at_step(2))
     a.await_position(lambda p: p.holders == ("c",))
-    a.complete((2,), other(1))
-    assert joined_with(thread, joined) == (at_step(1), [1.0, 1.0])
+    a.complete((2,), other(2))
+    assert joined_with(thread, joined) == (at_step(2), [2.0, 2.0])
     assert c.events("copy_outdated") == 1
     assert [word.outdated for word in c.words if isinstance(word, Ready)] == [1], "the leader hears of it"
     c.orders.ready = True
@@ -760,11 +844,15 @@ def test_as_many_newcomers_as_come_at_once_join_together(make: Make) -> None:
 
 
 def test_between_passes_a_newcomer_without_results_gives_way_to_a_new_process(make: Make, large: None) -> None:
-    a, c = make("a", 7.0), make("c")
-    fall_behind(c, a)
-    a.listener.close()
+    a, b, c = make("a", 7.0), make("b", 7.0), make("c")
+    fall_behind(c, a, b)
+    score = Op(OpKind.EVALUATE, 1, label="score")
+    for op in (score, at_step(1)):
+        for worker in (a, b):
+            worker.go_through(op, (0, 0), other(1))
+    die(a, survivors=(b, c), op=3)
     with pytest.raises(JoinMissed, match="results"):
-        c.admission.take_over(Op(OpKind.EVALUATE, 1, label="score"), {})
+        c.admission.take_over(score, {})
 
 
 @pytest.mark.parametrize(("here", "marks"), [(Op(OpKind.EVALUATE, 1), {}), (STEP, {"learning rates": "0.2"})])

@@ -80,7 +80,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 def gathered(served: Served, helpers: Sequence[Serve], donor: Serve | None = None) -> list[torch.Tensor]:
     connection = served.by(donor or (lambda connection: send_parts(connection, state())))
     opens = [lambda serve=serve: served.by(serve) for serve in helpers]
-    return Gathering(connection, 4, HEADER).run(opens)
+    return Gathering(4, HEADER).run(connection, opens)
 
 
 def right(blobs: Sequence[torch.Tensor]) -> bool:
@@ -134,7 +134,7 @@ def test_what_a_helper_does_not_send_the_donor_sends(served: Served, monkeypatch
         raise CopyFailed("nobody there")
 
     donor = served.by(lambda connection: send_parts(connection, state()))
-    assert right(Gathering(donor, 4, HEADER).run([unreachable]))
+    assert right(Gathering(4, HEADER).run(donor, [unreachable]))
 
 
 def test_without_its_donor_a_copy_fails_and_nobody_writes_into_it_any_more(served: Served) -> None:
@@ -153,6 +153,32 @@ def test_without_its_donor_a_copy_fails_and_nobody_writes_into_it_any_more(serve
     served.close()
 
 
+def test_another_donor_of_the_same_state_sends_what_is_missing(served: Served) -> None:
+    """The first one sends two parts and dies in the third; its helper dies with it."""
+    asked: list[Json] = []
+
+    def dies(connection: CopyConnection) -> None:
+        for _ in range(2):
+            connection.send({}, pieces(connection.receive()[0]))
+        connection.receive()
+
+    def goes_on(connection: CopyConnection) -> None:
+        while True:
+            request, _ = connection.receive()
+            asked.append(request["part"])
+            connection.send({}, pieces(request))
+
+    gathering = Gathering(4, HEADER)
+    with pytest.raises(CopyFailed):
+        gathering.run(served.by(dies), [lambda: served.by(lambda connection: None)])
+    here = gathering.gathered
+    assert here == 32
+    assert gathering.is_of(4, HEADER) and not gathering.is_of(5, HEADER) and not gathering.is_of(4, {"tensors": []})
+    assert right(gathering.run(served.by(goes_on), []))
+    assert gathering.gathered == sum(blob.numel() for blob in state())
+    assert len(asked) == len(parts_of([blob.numel() for blob in state()], 16)) - 2
+
+
 def test_pieces_of_other_sizes_are_refused(served: Served) -> None:
     def other_bytes(connection: CopyConnection) -> None:
         connection.receive()
@@ -167,7 +193,7 @@ def test_pieces_of_other_sizes_are_refused(served: Served) -> None:
 )
 def test_a_malformed_description_is_refused(served: Served, header: dict[str, Json]) -> None:
     with pytest.raises(CopyFailed):
-        Gathering(served.by(lambda connection: connection.receive()), 4, header)
+        Gathering(4, header)
 
 
 @pytest.mark.parametrize("part", [[[9, 0, 1]], [[0, "a", 1]], [3], [[0, 1]]])

@@ -53,6 +53,7 @@ from elastic.messages import (
     RingState,
     RingUp,
     SlotGivenUp,
+    Unreadable,
     WorkerDead,
     WorkerFrozen,
 )
@@ -144,6 +145,7 @@ class Job:
                     running=int(options["running"]) if "running" in options else None,
                     kept=int(options.get("kept", -1)),
                     copied=int(options.get("copied", -1)),
+                    copied_step=int(options.get("step", -1)),
                 )
             case "ringup":
                 return RingUp(worker, number)
@@ -171,7 +173,10 @@ class Job:
             case "failed":
                 return Failed(worker, 0, plain[1], "Traceback")
             case "dead":
-                return WorkerDead(worker, "signal 9")
+                return WorkerDead(worker, "signal 9", options.get("snapshot", ""))
+            case "unreadable":
+                memory, instead = "memory" in plain, options.get("instead", "")
+                return Unreadable(worker, plain[1], "a bit flipped", memory, instead)
             case "frozen":
                 return WorkerFrozen(worker, "silent and using no CPU")
             case "pointer":

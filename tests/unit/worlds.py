@@ -234,6 +234,9 @@ class FakeMember:
     def point(self, series: str, name: EntryName, answer: Callable[[bool], None]) -> None:
         answer(True)
 
+    def unreadable(self, entry: EntryName, because: str, *, memory: bool, instead: EntryName | None) -> None:
+        """Nobody takes its place."""
+
     def attach(self, carrier: Carrier) -> None:
         self.carrier = carrier
 
