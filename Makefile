@@ -87,8 +87,9 @@ proto: setup ## regenerate elastic/wire from proto/
 demo: setup ## train through two kills and compare with the quiet run, bit for bit
 	$(PY) -m chaos_tests.demo
 
-soak: setup ## 100 rounds of kill and replace; checks that nothing leaks
+soak: setup ## 100 rounds of kill and replace, and nothing leaks; 10 minutes of saturated processors, and nobody is expelled
 	$(PY) -m chaos_tests.soak
+	$(PY) -m chaos_tests.busy
 
 bench: setup ## measure recovery, join and step time against torch DDP and torchrun
 	$(PY) -m tests.bench.recovery
