@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from elastic.cli.script import command
-from elastic.cli.where import add_replicas, client_of
+from elastic.cli.where import add_replicas, client_of, known_replicas
 from elastic.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def add(verbs: Any) -> None:
         "--rendezvous: look at a fleet, a line for each thing that is well or to be done.",
         epilog=EXAMPLES,
     )
-    which = doctor.add_mutually_exclusive_group(required=True)
+    which = doctor.add_mutually_exclusive_group(required=not known_replicas())
     which.add_argument("--exact", action="store_true", help="examine the bits of a script")
     add_replicas(doctor, which)
     doctor.add_argument("--steps", type=int, default=3, metavar="N", help="of the script (default %(default)s)")

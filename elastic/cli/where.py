@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from elastic.doors.keyring import Keyring
     from elastic.fleet.client import FleetClient
 
+REPLICAS = "ELASTIC_RENDEZVOUS"
+"""The replicas of whoever gives no --rendezvous."""
+
 
 EXIT_CODES = """
 exit codes:
@@ -24,7 +27,7 @@ exit codes:
 
 def add_either(verb: argparse.ArgumentParser, *, several: bool = False) -> None:
     """--job-dir of a job on this machine, or --rendezvous of a fleet. several: any number of directories."""
-    where = verb.add_mutually_exclusive_group(required=True)
+    where = verb.add_mutually_exclusive_group(required=not known_replicas())
     what = "of a job on this machine" + "; of one of several machines those of its nodes, one by one" * several
     where.add_argument("--job-dir", type=Path, metavar="DIR", action="append" if several else "store", help=what)
     add_replicas(verb, where)
@@ -34,9 +37,10 @@ def add_replicas(verb: argparse.ArgumentParser, group: Any = None) -> None:
     """--rendezvous, --certs and --insecure of a verb. group: the one in which --rendezvous has alternatives."""
     (group or verb).add_argument(
         "--rendezvous",
-        required=group is None,
+        default=known_replicas(),
+        required=group is None and not known_replicas(),
         metavar="HOST:PORT,...",
-        help="replicas of the rendezvous, all or some",
+        help=f"replicas of the rendezvous, all or some (default: ${REPLICAS})",
     )
     add_certs(verb)
 
@@ -50,6 +54,11 @@ def add_certs(verb: argparse.ArgumentParser) -> None:
         help=f"certificates to show and to believe, see `elastic certs --help` (default: ${VARIABLE})",
     )
     verb.add_argument(INSECURE, action="store_true", help="without certificates: plain text with other machines")
+
+
+def known_replicas() -> str | None:
+    """By the environment; an empty variable is none."""
+    return os.environ.get(REPLICAS) or None
 
 
 def certs_of(options: argparse.Namespace) -> Path | None:

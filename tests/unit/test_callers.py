@@ -146,8 +146,9 @@ def test_over_a_socket_of_this_machine_each_call_has_a_pace_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There are as many workers as there are slots, and none pays for another one."""
-    monkeypatch.setattr("elastic.doors.guard.BURST", 2.0)
-    monkeypatch.setattr("elastic.doors.guard.WORDS_A_SECOND", 1e-6)
+    for module in ("callers", "guard"):
+        monkeypatch.setattr(f"elastic.doors.{module}.BURST", 2.0)
+        monkeypatch.setattr(f"elastic.doors.{module}.WORDS_A_SECOND", 1e-6)
 
     async def story(behind: Behind) -> None:
         async with behind.stub() as stub:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from elastic import cli
+from elastic.cli import parser
 from elastic.cli.daemons import default_node
 from elastic.cli.jobs import overview_text
 from elastic.config import JobSpec
@@ -241,3 +242,16 @@ def test_a_node_is_not_called_empty_while_a_job_of_it_has_no_leader(
     monkeypatch.setattr(client_module, "fetch_status", nobody)
     assert code_of(["drain", *HERE, "--node", "a", "--budget", "0.1"]) == ExitCode.BELOW_QUORUM
     assert "perhaps some of train-1, which nobody leads" in capsys.readouterr().err
+
+
+def test_replicas_are_those_of_the_environment_unless_others_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTIC_RENDEZVOUS", "10.0.0.1:7070")
+    assert parser().parse_args(["jobs"]).rendezvous == "10.0.0.1:7070"
+    assert parser().parse_args(["status", "train"]).rendezvous == "10.0.0.1:7070"
+    assert parser().parse_args(["status", "--rendezvous", "10.0.0.2:7070"]).rendezvous == "10.0.0.2:7070"
+    assert str(parser().parse_args(["status", "--job-dir", "job"]).job_dir) == "job"
+    assert parser().parse_args(["doctor"]).exact is False
+    monkeypatch.setenv("ELASTIC_RENDEZVOUS", "")
+    for words in (["jobs"], ["status"], ["doctor"]):
+        with pytest.raises(SystemExit):
+            parser().parse_args(words)
