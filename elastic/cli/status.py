@@ -75,4 +75,8 @@ def status_text(document: dict[str, Any]) -> str:
 
 def _speed_text(member: dict[str, Any]) -> str:
     shard_ms, shards = member.get("shard_ms"), member.get("shards", 0)
-    return "" if shard_ms is None else f"  {shards} shard{'s' * (shards != 1)} of {shard_ms:.3g} ms"
+    return "" if shard_ms is None else f"  {shards} shard{'s' * (shards != 1)} of {_three_digits(shard_ms)} ms"
+
+
+def _three_digits(ms: float) -> str:
+    return f"{ms:.0f}" if ms >= 1000 else f"{ms:.3g}"

@@ -301,6 +301,8 @@ def test_status_says_how_fast_members_are_and_who_is_too_slow() -> None:
     lines = status_text({**facts, "members": [fast, slow], "stragglers": named}).splitlines()
     assert [line.rpartition("steps")[2].strip() for line in lines[2:4]] == ["7 shards of 20.9 ms", "1 shard of 61.3 ms"]
     assert lines[4].split(maxsplit=1) == ["straggler", "local.1.0: a shard takes it 61.3 ms"]
+    slowest = facts | {"members": [fast | {"shard_ms": 1053.2}]}
+    assert status_text(slowest).endswith("7 shards of 1053 ms")
 
 
 def test_status_of_an_ended_job_comes_from_its_directory(here: Path, started: list[tuple[JobSpec, Path]]) -> None:
