@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from elastic.checkpoints.naming import EntryName
+
 
 def slot_of(worker: str) -> int:
     """The place of a worker within its node."""
@@ -13,11 +15,6 @@ def slot_of(worker: str) -> int:
 
 def node_of(worker: str) -> str:
     return worker.rsplit(".", 2)[0]
-
-
-def step_of(entry: str) -> int:
-    """Of a checkpoint's name, step-<number>.<...>."""
-    return int(entry.partition("-")[2].partition(".")[0])
 
 
 class World:
@@ -39,7 +36,9 @@ class World:
         self.leader = 0
         """Pid of the replica that leads."""
         self.kept_step = 0
-        """Of the newest snapshot or checkpoint that was completed."""
+        """Of the newest snapshot or checkpoint that was completed since the job had lost everything."""
+        self.lost_generation = 0
+        """The last one before that."""
         self.began_step = 0
         """From which the job went on when it had lost everything."""
         self._at_work: set[str] = set()
@@ -71,13 +70,19 @@ class World:
                 case "leading":
                     self.leader = line["pid"]
                 case "snapshot_complete" | "checkpoint_complete":
-                    self.kept_step = max(self.kept_step, step_of(line["entry"]))
+                    name = EntryName.parse(line["entry"])
+                    if name is not None and name.generation > self.lost_generation:
+                        self.kept_step = max(self.kept_step, name.step)
                 case "state_restored":
                     self.began_step = int(line["step"])
                 case "finished" | "job_over" | "job_ended":
                     self.over = True
             if line["who"] == worker or line["event"] == "worker_started":
                 self.pids[worker] = line["pid"]
+
+    def lose_all(self) -> None:
+        """Nothing that was kept so far counts any more, also if it is heard of later."""
+        self.kept_step, self.lost_generation = 0, self.generation
 
     @property
     def steady(self) -> bool:

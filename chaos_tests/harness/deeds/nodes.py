@@ -124,7 +124,7 @@ def lose_all(scene: Scene, planned: Planned, fault: LoseAll, healthy: Sequence[s
     except BaseException:
         thaw()
         raise
-    world.kept_step = 0
+    world.lose_all()
     scene.teller.injected(planned, pids, begun_ns, **spoiled)
     scene.victims.condemned.update(workers)
     running = Running(planned, time.monotonic(), hit=set(workers), injected=True)
