@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elastic import codec
+from elastic import codec, process
 from elastic.doors.channels import Door
 from elastic.fleet import archive
 from elastic.fleet.charge import Site
@@ -129,7 +130,13 @@ class Attendance:
 
     def _hello(self) -> pb.NodeHello:
         site, offer = self._site, self._offer
-        return pb.NodeHello(node=site.node, slots=offer.slots, labels=offer.labels, address=site.reach.address)
+        return pb.NodeHello(
+            node=site.node,
+            slots=offer.slots,
+            labels=offer.labels,
+            address=site.reach.address,
+            process=f"{os.getpid()} {process.started(os.getpid())}",
+        )
 
     def _welcome(self, term: int, address: str) -> None:
         if term < self.term:

@@ -135,7 +135,7 @@ class Office:
         """A new stream of that node's daemon; an older one is ended. Raises WireError if another daemon of that name
         attends."""
         known = self.sessions.get(hello.node)
-        if known is not None and known.hello.address != hello.address:
+        if known is not None and not _same_daemon(known.hello, hello):
             raise codec.WireError(
                 f"a node {hello.node} attends from {known.hello.address} already; give this one another --node"
             )
@@ -314,3 +314,10 @@ class Office:
     async def _watch_tenure(self) -> None:
         """Raises LeadershipLost when it is over, also by this process's own clock."""
         raise LeadershipLost(await self._tenure.end())
+
+
+def _same_daemon(known: pb.NodeHello, hello: pb.NodeHello) -> bool:
+    """Whether it opens a new stream because it has lost the old one. Versions that do not say which process they are
+    are known by their address."""
+    said = known.process and hello.process
+    return known.address == hello.address and (not said or known.process == hello.process)

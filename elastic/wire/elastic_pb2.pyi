@@ -237,16 +237,18 @@ class NodeWord(_message.Message):
     def __init__(self, hello: _Optional[_Union[NodeHello, _Mapping]] = ..., troubles: _Optional[_Union[NodeTroubles, _Mapping]] = ..., piece: _Optional[_Union[LogPiece, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaves: _Optional[_Union[NodeLeaves, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ...) -> None: ...
 
 class NodeHello(_message.Message):
-    __slots__ = ("node", "slots", "labels", "address")
+    __slots__ = ("node", "slots", "labels", "address", "process")
     NODE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     node: str
     slots: int
     labels: _containers.RepeatedScalarFieldContainer[str]
     address: str
-    def __init__(self, node: _Optional[str] = ..., slots: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ...) -> None: ...
+    process: str
+    def __init__(self, node: _Optional[str] = ..., slots: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., process: _Optional[str] = ...) -> None: ...
 
 class NodeLeaves(_message.Message):
     __slots__ = ("because", "notice")

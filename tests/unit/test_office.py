@@ -44,8 +44,8 @@ class Leading:
         self.journal = Journal(directory / "journal.jsonl", "", "rendezvous", "here")
         self.office = Office(self.tenure, self.store, self.thread, self.journal)
 
-    def node(self, name: str, slots: int = 1, address: str = "10.0.0.1") -> NodeSession:
-        return self.office.attach(pb.NodeHello(node=name, slots=slots, address=address))
+    def node(self, name: str, slots: int = 1, address: str = "10.0.0.1", process: str = "") -> NodeSession:
+        return self.office.attach(pb.NodeHello(node=name, slots=slots, address=address, process=process))
 
     async def submit(self, name: str, workers: int, least: int) -> str:
         spec = JobSpec(name=name, command=("train",), workers=workers, min_workers=least, checkpoint_dir="/shared")
@@ -135,6 +135,22 @@ def test_the_slots_of_an_absent_node_are_given_elsewhere_after_a_while(
         leading.office.detach(b)
         await duties(leading.node("c"), {job: 1})
         await duties(leading.node("b"), {})
+
+    play(tmp_path, story)
+
+
+def test_of_two_daemons_of_one_name_on_one_machine_the_second_is_refused(tmp_path: Path) -> None:
+    """Else each would end the other's stream, and both would run the node's jobs."""
+
+    async def story(leading: Leading) -> None:
+        first = leading.node("a", process="7 100")
+        with pytest.raises(codec.WireError, match=r"a node a attends from 10.0.0.1 already; give this one another"):
+            leading.node("a", process="8 200")
+        assert leading.office.sessions["a"] is first and not first.ended.is_set()
+        again = leading.node("a", process="7 100")
+        assert first.ended.is_set(), "the same one, on a new stream"
+        leading.office.detach(again)
+        assert leading.node("a", process="8 200") is leading.office.sessions["a"]
 
     play(tmp_path, story)
 
