@@ -28,6 +28,7 @@ from elastic.backlog import Backlog, spill_path
 from elastic.doors.channels import PLAIN, Door
 from elastic.errors import ConfigError, ElasticError
 from elastic.messages import Order, Progress, Word
+from elastic.seeking import plainly
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import AgentStub, RendezvousStub
 
@@ -49,10 +50,6 @@ SOON = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff
 
 CONNECT = ("grpc.min_reconnect_backoff_ms", 1000)
 """How long a replica may take to accept a connection. One on a machine that is gone does not even refuse it."""
-
-
-NOBODY_THERE = "failed to connect to all addresses"
-"""So gRPC begins, whatever it was."""
 
 
 class AgentUnreachable(ElasticError):
@@ -266,7 +263,4 @@ def _say(error: grpc.RpcError) -> str:
     code, details = getattr(error, "code", None), getattr(error, "details", None)
     if not (callable(code) and callable(details)):
         return str(error)
-    said = str(details())
-    if said.startswith(NOBODY_THERE):
-        return said.rpartition(": ")[2]  # such as "Connection refused": what stands before it says no more
-    return f"{code().name}: {said}"
+    return plainly(code(), str(details()))

@@ -32,6 +32,15 @@ LONGEST_RETRY_S = 0.5
 """Also below a third of fence_grace_s, so that a worker which has to be fenced hears of it in time."""
 
 
+NOBODY_THERE = "failed to connect to all addresses"
+"""So gRPC begins, whatever it was."""
+
+
+def plainly(code: grpc.StatusCode, details: str) -> str:
+    """What an error of gRPC says: of one that nobody listens, such as "Connection refused"."""
+    return details.rpartition(": ")[2] if details.startswith(NOBODY_THERE) else f"{code.name}: {details}"
+
+
 class Seeker:
     """addresses: the replicas' "host:port" as known now; empty ones are left out."""
 
@@ -52,7 +61,7 @@ class Seeker:
             try:
                 because = await attend(address)
             except grpc.aio.AioRpcError as error:
-                because = f"{address}: {error.code().name} {error.details()}"
+                because = f"{address}: {plainly(error.code(), error.details() or '')}"
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION and (leader := error.details()):
                     waiting.insert(0, leader)
             except codec.WireError as error:

@@ -39,7 +39,8 @@ def job_status(job_dir: Path, wait_s: float = STATUS_WAIT_S) -> dict[str, Any]:
                     ) from error
                 if not jobdir.is_live(job_dir):
                     raise ElasticError(
-                        f"the job in {job_dir} was interrupted; none of its processes is alive"
+                        f"the job in {job_dir} was interrupted; none of its processes is alive, and the same command "
+                        "again goes on with it"
                     ) from error
                 raise
             time.sleep(0.1)  # a file and a remote process: there is nothing to wait on

@@ -316,6 +316,8 @@ class Charge:
 
 
 def _told_of(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
     known = isinstance(error, ConfigError | OSError)
     return str(error) if known else f"{type(error).__name__}: {error}"
 
