@@ -137,7 +137,7 @@ go(Request(sys.argv[1], sys.argv[2], ""), ["probe", "a", "--handover", "9"], {"o
 @pytest.mark.parametrize("exists", [True, False])
 def test_what_is_handed_over_reaches_the_new_program_or_the_old_one_anew(tmp_path: Path, exists: bool) -> None:
     (tmp_path / "probe.py").write_text(PROBE)
-    path = os.pathsep.join((str(tmp_path), str(Path(handover.__file__).parent.parent)))
+    path = os.pathsep.join((str(tmp_path), str(Path(handover.__file__).parents[2])))
     python = sys.executable if exists else "/no/python"
     ended = subprocess.Popen(
         [sys.executable, "-c", GO, python, path],
