@@ -13,8 +13,6 @@ def fence(g: Group, workers: Iterable[str], because: str, now_s: float, do: list
     """Left alone for fence_grace: one that thaws within it finds itself fenced. Drained and newcomers are not."""
     for worker in workers:
         seen = g.workers[worker]
-        if worker in g.dead or seen.finished:
-            continue
         if seen.left or worker in g.drains:
             do.append(Tell((worker,), Release(g.term, worker)))
         elif seen.entered:

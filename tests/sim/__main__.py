@@ -31,10 +31,10 @@ def main() -> int:
     options = parser.parse_args()
     if options.seed is None:
         arms.install()
-        from tests.sim.search import search  # once the machines are counted
+        from tests.sim.search import search  # once marks are made in the machines
 
         return search(options.schedules, options.processes, options.first, options.json, options.runs)
-    from tests.sim.faults import draw
+    from tests.sim.directed import draw
     from tests.sim.shrink import fewest_faults, kept
     from tests.sim.world import World
 

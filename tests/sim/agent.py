@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic import supervision
@@ -29,11 +30,13 @@ from elastic.messages import (
     Release,
     RingUp,
     Word,
+    WorkerDead,
     WorkerFrozen,
 )
 from elastic.publishing import Reader
 from elastic.standing import Standing
 from elastic.wire import elastic_pb2 as pb
+from tests.sim.memory import Memory
 
 if TYPE_CHECKING:
     from tests.sim.leader import Leader
@@ -110,6 +113,7 @@ class Agent:
         self.draining = False
         self.stream: Stream | None = None
         self.reader = Reader()
+        self.memory = Memory()
         self._gone_s = 0.0
         self._term = 0
         self._standing = Standing()
@@ -297,6 +301,8 @@ class Agent:
         if self.paused:
             self._asleep.append(lambda: self.hear(word))
             return
+        if isinstance(word, WorkerDead):
+            word = replace(word, snapshot=self.memory.newest)
         match word:
             case Announce():
                 self._detector.watch(word.worker_id, self.clock.now_s)
@@ -360,6 +366,7 @@ class Agent:
             self.reconnect_soon()
             return
         self.stream = Stream(self, leader)
+        self.world.hook("connected")
         self._orphaned = False
         self.stream.say(AgentUp(self.node, self.slots))
         for worker in self._announced() if self.draining else ():

@@ -1,4 +1,4 @@
-"""Counts how often each arm of the pure machines was taken, by a counter written into their code as it is imported.
+"""Notes which arms of the pure machines are taken, by a mark written into their code as it is imported.
 
 An *arm* is a body that may be entered or not: of a function, of an `if` and of its `else` (also where none is written),
 of a `case`, of a loop. What a machine does with an event in a state is the arms it goes through, so whoever has taken
@@ -29,8 +29,11 @@ MACHINES = (
 )
 """Modules, and packages with all that is in them."""
 
-COUNTS: list[int] = []
+TAKEN: list[int] = []
+"""1: taken since the last `forget`."""
+
 NAMES: list[str] = []
+"""Of the same arms."""
 
 LONGEST = 100
 
@@ -41,6 +44,14 @@ def install() -> None:
     if loaded:
         raise RuntimeError(f"{loaded[0]} is imported already; install() comes first")
     sys.meta_path.insert(0, _Finder())
+
+
+def forget() -> None:
+    TAKEN[:] = [0] * len(TAKEN)
+
+
+def taken() -> list[str]:
+    return [name for name, mark in zip(NAMES, TAKEN, strict=True) if mark]
 
 
 def _is_machine(module: str) -> bool:
@@ -61,7 +72,7 @@ class _Finder(MetaPathFinder):
 
 class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
-        """Never from a cache, which would be found by those who count nothing."""
+        """Never from a cache, which would be found by those who look for no marks."""
         path = self.get_filename(fullname)
         _, _, place = fullname.partition(".")
         tree = instrument(ast.parse(self.get_data(path), path), place.replace(".", "/") + ".py")
@@ -69,36 +80,36 @@ class _Loader(SourceFileLoader):
 
 
 def instrument(tree: ast.Module, place: str) -> ast.Module:
-    """The same program, which counts. place: the file, as arms are named after it."""
-    _Counters(place).visit(tree)
+    """The same program, which makes marks. place: the file, as arms are named after it."""
+    _Marks(place).visit(tree)
     after = 1 + max(
         (i for i, node in enumerate(tree.body) if isinstance(node, ast.ImportFrom) and node.module == "__future__"),
         default=0 if ast.get_docstring(tree) is not None else -1,
     )
-    tree.body.insert(after, ast.parse("from tests.sim.arms import COUNTS as __arms__").body[0])
+    tree.body.insert(after, ast.parse("from tests.sim.arms import TAKEN as __arms__").body[0])
     return ast.fix_missing_locations(tree)
 
 
-class _Counters(ast.NodeTransformer):
+class _Marks(ast.NodeTransformer):
     def __init__(self, place: str) -> None:
         self._place = place
         self._function = ""
         self._seen: Counter[str] = Counter()
 
-    def _counter(self, what: str) -> ast.stmt:
+    def _mark(self, what: str) -> ast.stmt:
         name = f"{self._place} {self._function}" + (f": {what[:LONGEST]}" if what else "")
         self._seen[name] += 1
         if self._seen[name] > 1:
             name += f" #{self._seen[name]}"
-        COUNTS.append(0)
+        TAKEN.append(0)
         NAMES.append(name)
-        return ast.parse(f"__arms__[{len(COUNTS) - 1}] += 1").body[0]
+        return ast.parse(f"__arms__[{len(TAKEN) - 1}] = 1").body[0]
 
     def _arm(self, body: list[ast.stmt], what: str) -> list[ast.stmt]:
         if len(body) == 1 and isinstance(body[0], ast.Raise) and "AssertionError" in ast.unparse(body[0]):
             return body
-        counter = self._counter(what)
-        return [counter, *(self.visit(statement) for statement in body)]
+        mark = self._mark(what)
+        return [mark, *(self.visit(statement) for statement in body)]
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         outer, self._function = self._function, f"{self._function}.{node.name}".lstrip(".")

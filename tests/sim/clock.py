@@ -22,6 +22,10 @@ class Clock:
     def after(self, delay_s: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._due, (self.now_s + delay_s, next(self._ties), act))
 
+    def at(self, moment_s: float, act: Callable[[], None]) -> None:
+        """Exactly then: a difference to now and back may be rounded, and what has one moment would change places."""
+        heapq.heappush(self._due, (moment_s, next(self._ties), act))
+
     def between(self, low_s: float, high_s: float) -> float:
         return low_s + (high_s - low_s) * self._chance()
 
@@ -74,7 +78,7 @@ class Lane:
             delay_s += clock.between(0.2, 1.6)
         self._last_s = max(self._last_s, clock.now_s + delay_s)
         sent_before = self._cut
-        clock.after(self._last_s - clock.now_s, lambda: self._arrive(deliver) if sent_before == self._cut else None)
+        clock.at(self._last_s, lambda: self._arrive(deliver) if sent_before == self._cut else None)
 
     def lose(self) -> None:
         """What is under way does not arrive."""

@@ -23,8 +23,8 @@ LATE = ("begin", "unit", "header", "summed", "obtained")
 TROUBLES = ("store_trouble", "copy_trouble", "link_trouble", "loss", "twice")
 """What may go wrong at any moment, with a probability: of the Scene's fields."""
 
-LEADERS = ("crash_leader", "pause_leader", "cut_store", "crash_store")
-WHOLE = ("add_node", "part", "part_one_way", "stop_job", "stop_in_order", *LEADERS)
+LEADERS = ("crash_leader", "pause_leader", "isolate_leader", "cut_store", "crash_store")
+WHOLE = ("add_node", "resize", "crash_all", "part", "part_one_way", "stop_job", "stop_in_order", *LEADERS)
 """What strikes no worker in particular."""
 
 
@@ -33,7 +33,7 @@ class Fault:
     """what: a kind of strikes.py.
 
     whom: "self" (where the trigger was reached), "donor", "ahead" (another one that is furthest), "leaver" (one that a
-    planned generation has left out), or a number that picks one of the living.
+    planned generation has left out), "asleep" (one that does not run), or a number that picks one of the living.
     """
 
     what: str
@@ -98,6 +98,13 @@ class Scene:
     replace: bool = True
     max_restarts: int = 3
     reduction: Reduction = Reduction.EXACT
+    letters: int = 256
+    """How many words a leader takes at once, if they are there."""
+    snapshot_every: int = 0
+    """Members keep their state in the memory of their nodes before operations whose place is a multiple; 0: never."""
+    revives: bool = False
+    joins_once: bool = False
+    """Only later processes of `never_joins` end before they have joined."""
 
 
 PROFILES: dict[str, tuple[str, ...]] = {
@@ -123,7 +130,7 @@ PROFILES: dict[str, tuple[str, ...]] = {
 RARELY = ("quiet", "dark")
 
 
-def draw(seed: int) -> Scene:
+def draw_by_chance(seed: int) -> Scene:
     random = Random(f"scene {seed}")
     profile = random.choice([name for name in PROFILES for _ in range(1 if name in RARELY else 4)])
     nodes, slots = random.choice([(1, 1), (2, 1), (3, 1), (3, 1), (4, 1), (2, 2), (5, 1), (1, 3)])
@@ -157,7 +164,8 @@ def draw(seed: int) -> Scene:
         retains=Random(f"retains {seed}").random() < 0.7,
     )
     scene = replace(scene, **_speeds(Random(f"speed {seed}"), nodes), **_network(Random(f"network {seed}")))
-    return replace(scene, **_circumstances(Random(f"circumstances {seed}"), profile, nodes))
+    scene = replace(scene, **_circumstances(Random(f"circumstances {seed}"), profile, nodes))
+    return replace(scene, **_kept(Random(f"kept {seed}")))
 
 
 def _own_faults(
@@ -225,6 +233,14 @@ def _network(random: Random) -> dict[str, Any]:
         "loss": random.choice([0.0, 0.0, 0.002, 0.02]),
         "twice": random.choice([0.0, 0.0, 0.05]),
         "skewed": random.random() < 0.5,
+    }
+
+
+def _kept(random: Random) -> dict[str, Any]:
+    return {
+        "letters": random.choice([1, 256]),
+        "snapshot_every": random.choice([0, 1, 3]),
+        "revives": random.random() < 0.5,
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from elastic.checkpoints.naming import EntryName
 from elastic.errors import ExitCode
 from elastic.membership import End, Group, deadline_s
 from elastic.messages import Generation, Kind, RingState
@@ -39,23 +40,46 @@ class Judge:
         world, spec = self.world, self.world.spec
         require(len(set(record.ids)) == len(record.ids), f"{record} lists one member twice")
         require(bool(record.ids) or record.kind is Kind.PLANNED, f"{record} lists nobody")
-        wanted = min(spec.workers_limit, max(spec.workers, sum(agent.slots for agent in world.agents)))
-        drained = world.was_struck("drain", "stop_in_order")  # those who may leave stay as long as others are needed
+        wanted = min(spec.workers_limit, max(world.most, sum(agent.slots for agent in world.agents)))
+        # Those who may leave stay as long as others are needed.
+        drained = world.was_struck("drain", "stop_in_order", "resize")
         require(drained or len(record.ids) <= wanted, f"{record} is larger than the world of {wanted} wanted")
         order = [(member.seniority, member.worker_id) for member in record.members]
         require(order == sorted(order), f"ranks of {record} do not follow seniority")
         if record.kind is Kind.LOSS:
             require(world.disturbed or world.scene.poison >= 0, f"a loss generation without a fault: {record.because}")
+        if record.kind is Kind.FORM and record.number > 1:
+            self._went_on(record)
+
+    def _went_on(self, record: Generation) -> None:
+        """Nobody is left in a ring since the last loss; the first members all have what the job goes on from; it gets
+        further each time, and from nothing older than what a process that the leader knows has."""
+        world, step = self.world, step_of(record.began)
+        before = world.records.all[record.number - 1]
+        require(step > step_of(before.began), f"the job goes on from {record.began}, as before: {before.began}")
+        for worker in world.workers.values():
+            steps = worker.alive and worker.p.entered >= before.base and worker.p.ring is not RingState.ABORTED
+            require(not steps or world.waited_out, f"{worker.me} is in a ring while {record} is written")
+        for founder in record.ids:
+            kept = world.workers[founder].keeping.find(record.began)
+            require(kept is not None, f"{founder} is to go on from {record.began}, and does not have it")
+        leader = world.leader
+        for seen in leader.group.workers.values() if leader and leader.leads else ():
+            knows = not seen.entered and seen.member.worker_id not in leader.group.outdated  # type: ignore[union-attr]
+            require(not knows or step_of(seen.snapshot) <= step, f"{seen} has kept what is newer than {record.began}")
 
     def grouped(self, group: Group) -> None:
         """Whoever is in a record is known, or known dead; and only of who is known there is any silence."""
-        require(group.listed <= {*group.workers, *group.dead}, f"a leader has forgotten members of {group.chain}")
-        require(group.given_up.keys() <= group.workers.keys(), f"a leader has given up strangers: {group.given_up}")
+        known, dead = group.workers, group.dead
+        if any(worker not in known and worker not in dead for record in group.chain for worker in record.ids):
+            raise Violation(f"a leader has forgotten members of {group.chain}")
+        if group.given_up and not group.given_up.keys() <= known.keys():
+            raise Violation(f"a leader has given up strangers: {group.given_up}")
 
     def ticked(self, group: Group, now_s: float) -> None:
         """A deadline that stays in the past after its tick would make the leader spin."""
-        due_s = deadline_s(group)
-        require(due_s > now_s, f"{group.state} wants a tick at {due_s}, and it is {now_s}")
+        if (due_s := deadline_s(group)) <= now_s:
+            raise Violation(f"{group.state} wants a tick at {due_s}, and it is {now_s}")
 
     # ------------------------------------------------------------------------------------------ positions
 
@@ -110,7 +134,7 @@ class Judge:
 
     def total(self, worker: Worker, op: int, headers: Mapping[str, tuple[dict[Node, Sum], tuple[int, ...]]]) -> Sum:
         """The sum of all roots, taken only if they cover every unit exactly once."""
-        units = self.world.script.operations[op].units
+        units = worker.script.operations[op].units
         nodes = [node for roots, _ in headers.values() for node in roots]
         if leaves(nodes) != tuple(range(units)):
             raise Violation(f"{worker.me} sums {nodes} of {units} in {op}")
@@ -128,23 +152,23 @@ class Judge:
 
     def obtained(self, worker: Worker, op: int, result: Sum, before: Position) -> None:
         world = self.world
-        if result != world.script.result(op):
-            raise Violation(f"{worker.me} has {result}, not {world.script.result(op)}")
+        if result != worker.script.result(op):
+            raise Violation(f"{worker.me} has {result}, not {worker.script.result(op)}")
         require(worker.applied == op, f"{worker.me} has applied {worker.applied} and obtains {op}")
         require(not world.closed_at(4), f"{worker.me} completes {op} after everything was given up for lost")
         if before.entered and (base := world.records.base) is not None and base.number > before.entered:
-            late = base.kind is Kind.LOSS and op > self._redone_after(before.entered)
+            late = op > self._last_of(before.entered)
             require(not late, f"{worker.me} completes {op} in {before.entered}, which was superseded")
 
-    def _redone_after(self, number: int) -> int:
-        """The operation which the first loss generation after this one redoes."""
-        later = (r for n, r in sorted(self.world.records.all.items()) if n > number and r.kind is Kind.LOSS)
-        return next(r.plan.op for r in later)
+    def _last_of(self, number: int) -> float:
+        """The operation which the first loss generation after this one redoes; none, after every copy was lost."""
+        later = [r for n, r in sorted(self.world.records.all.items()) if n > number and r.kind is not Kind.PLANNED]
+        return -1 if any(r.kind is Kind.FORM for r in later) else later[0].plan.op
 
     def told_to_close(self, worker: Worker) -> bool:
         """Whether a member that is told that the job is complete may believe it: it waits in the very last operation.
         Whoever was cut off or expelled stands elsewhere, and only ends."""
-        base, last = self.world.records.base, self.world.script.last
+        base, last = self.world.records.base, worker.script.last
         current = base is not None and worker.p.entered >= base.number and not worker.fenced
         require(not current or worker.p.reduced >= last, f"{worker.me} is closed in operation {worker.p.reduced}")
         return worker.p.reduced >= last
@@ -177,15 +201,34 @@ class Judge:
                 living = [w for w in holders if base and (w.p.entered >= base.number or w.p.copied >= 0)]
                 steps = [w.me for w in living if w.p.ring is not RingState.ABORTED or not world.waited_out]
                 require(not steps, f"{ended} while {steps} live")
+                self._nothing_newer(ended)
             case 5:
                 require(struck("guard", "drift"), f"nobody has said anything wrong: {ended}")
             case 6:
-                require(struck("drain", "stop_in_order"), f"nobody has to go: {ended}")
+                require(struck("drain", "stop_in_order", "resize"), f"nobody has to go: {ended}")
                 ended_in = max(worker.p.leaving for worker in world.workers.values())
                 reduced = {worker.p.reduced for worker in world.workers.values() if worker.p.leaving == ended_in}
                 require(len(reduced) <= 1, f"the last to leave stand at {reduced}")
             case code:
                 require(code == ExitCode.TERMINATED and struck("stop_job"), f"nobody asked for {ended}")
+
+    def _nothing_newer(self, ended: End) -> None:
+        """A job is lost only if neither a node that attends nor the storage has more than where it began."""
+        world, scene = self.world, self.world.scene
+        asked = world.was_struck("raise", "guard", "stop_job", "stop_in_order", "stall") or scene.poison >= 0
+        if not (scene.revives and scene.replace) or asked or world.leader is None:
+            return
+        base, pointer = world.records.base, world.records.pointer
+        began = step_of(base.began) if base else 0
+        new = [w for w in world.workers.values() if w.alive and not (w.paused or w.p.entered) and w.agent.stream]
+        kept = [step_of(worker.agent.memory.newest) for worker in new]
+        kept += [step_of(pointer.entry)] if new and pointer else []
+        require(max(kept, default=0) <= began, f"{ended}, and {max(kept, default=0)} is kept; it began at {began}")
+
+
+def step_of(entry: str) -> int:
+    name = EntryName.parse(entry)
+    return name.step if name else 0
 
 
 def _told(record: Generation, worker: Worker) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from elastic import membership
+from elastic.checkpoints.pointer import Pointer
 from elastic.detector import Detector, Health
 from elastic.membership import (
     AgentDown,
@@ -21,7 +22,8 @@ from elastic.membership import (
     Event,
     Note,
     Point,
-    State,
+    PointerAt,
+    Resized,
     Stopped,
     Tell,
     Tick,
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 LEASE_S = 3.0
 RETRY_S = 0.1
+LETTERS_AT_ONCE = 256
+"""As of elastic/reign.py."""
 
 
 class Leader:
@@ -46,7 +50,7 @@ class Leader:
         self.term = world.records.elect()
         self.host = f"leader {self.term}"
         self.clock = world.new_timepiece()
-        self.group = membership.new(world.spec, seed="simulated")
+        self.group = membership.new(world.spec, seed="simulated", revives=world.scene.revives)
         self.alive = True
         self.paused = False
         self.cut_off = False
@@ -60,6 +64,7 @@ class Leader:
         self.publisher = Publisher()
         self.publisher.remember(world.records.chain())
         self.post(Elected(self.term, world.records.chain()))
+        self._look_around()
         self._watch()
 
     @property
@@ -77,8 +82,7 @@ class Leader:
         self.world.clock.after(self.world.clock.between(0, 0.0005), self._turn)
 
     def crash(self) -> None:
-        if self.group.state is State.QUIESCING:
-            self.world.reach("a leader change inside QUIESCING")
+        self.world.lost_leader(self.group)
         self._leave("the leader is gone")
         self.world.hook("leader_crash")
 
@@ -112,6 +116,17 @@ class Leader:
     def stop(self, *, at_once: bool) -> None:
         """Somebody asks for the end of the job."""
         self.post(Stopped("asked to stop", at_once))
+
+    def resize(self) -> None:
+        """The documents of the fleet say how large the job is to be."""
+        if self.alive and self.world.size and self.world.size != self.group.size:
+            self.post(Resized(self.world.size))
+
+    def _look_around(self) -> None:
+        """What a new leader reads, besides the records."""
+        after, between = self.world.clock.after, self.world.clock.between
+        after(between(0.001, 0.02), lambda: self._do(self._find_pointer))
+        after(between(0.001, 1.0), lambda: self._do(self.resize))
 
     # -------------------------------------------------------------------------------------------- agents
 
@@ -158,24 +173,32 @@ class Leader:
     # -------------------------------------------------------------------------------------------- group
 
     def _turn(self) -> None:
+        """What has come together is taken together."""
         if not self.alive or not self._mailbox:
             return
         if self.paused:
             self._asleep.append(self._turn)
             return
-        self._apply(self._mailbox.popleft())
+        letters = [self._mailbox.popleft() for _ in range(min(len(self._mailbox), self.world.scene.letters))]
+        self._apply(letters)
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, letters: list[Event]) -> None:
         before = self.group
-        self.group, actions = membership.step(self.group, event, self.clock.now_s)
-        self.world.stepped("membership", before.state, event, self.group.state)
+        if len(letters) > 1:
+            self.group, actions = membership.steps(before, letters, self.clock.now_s)
+            self.world.reach("several letters were taken together")
+            self.world.events += len(letters)
+        else:
+            self.group, actions = membership.step(before, letters[0], self.clock.now_s)
+            self.world.stepped("membership", before.state, letters[0], self.group.state)
         self.world.judge.grouped(self.group)
-        if actions:
-            self.world.say(self.host, f"{event}")
+        if actions and self.world.is_told:
+            self.world.say(self.host, f"{letters}")
         if before.state is not self.group.state:
             self.world.hook(f"leader_{self.group.state}")
-        ends = any(isinstance(action, End) for action in actions)
-        if (ends and not self.leads) or isinstance(event, CommitRefused):
+            self.world.paths.told(self.group)
+        end = next((action for action in actions if isinstance(action, End)), None)
+        if (end and not self.leads) or any(isinstance(event, CommitRefused) for event in letters):
             self.resign()
             return
         for action in actions:
@@ -184,11 +207,12 @@ class Leader:
                     self.world.hook("leader_commit")
                     self._try_commit(record)
                 case Point(series, pointer):
-                    self._tell((pointer.holder,), Pointed(self.term, pointer.holder, series, pointer.entry, True))
+                    self.world.clock.after(self._store_s(), self._pointing(series, pointer))
                 case Tell(to, order):
                     self._tell(to, order)
                 case Note(name, fields):
-                    self.world.say(self.host, f"  note {name} {fields}")
+                    if self.world.is_told:
+                        self.world.say(self.host, f"  note {name} {fields}")
                     self.world.noted(name)
                 case End():
                     self._finish(action)
@@ -225,7 +249,7 @@ class Leader:
             self._asleep.append(lambda: self._tick(deadline_s))
             return
         self._next_tick_s = math.inf
-        self._apply(Tick())
+        self._apply([Tick()])
         json.dumps(membership.status(self.group))
         self.world.ticked(self.group, self.clock.now_s)
 
@@ -234,6 +258,27 @@ class Leader:
     def store_is_gone(self) -> None:
         """It cannot renew its lease; when that is over, by its own clock, it leads no more."""
         self.world.clock.after(LEASE_S, lambda: self._do(lambda: None if self.has_store else self.resign()))
+
+    def _store_s(self) -> float:
+        return self.world.clock.between(0.0005, 0.005)
+
+    def _find_pointer(self) -> None:
+        """Tried until the store answers."""
+        if not self.has_store:
+            self.world.clock.after(RETRY_S, lambda: self._do(self._find_pointer))
+        elif (pointer := self.world.records.pointer) is not None:
+            self.post(PointerAt(pointer.entry))
+
+    def _pointing(self, series: str, pointer: Pointer) -> Callable[[], None]:
+        return lambda: self._do(lambda: self._point(series, pointer))
+
+    def _point(self, series: str, pointer: Pointer) -> None:
+        """Tried once: the next checkpoint moves it all the same."""
+        if not self.has_store or (now := self.world.records.point(self.term, pointer)) is None:
+            return
+        self.post(PointerAt(now.entry))
+        holds = now == pointer
+        self._tell((pointer.holder,), Pointed(self.term, pointer.holder, series, pointer.entry, holds))
 
     def _try_commit(self, record: Generation) -> None:
         """The request is under way also if this process dies now."""
@@ -251,11 +296,11 @@ class Leader:
                 clock.after(clock.between(0.001, 1.5), lambda: self._write(record))
             clock.after(1.0, lambda: self._read(record))
         else:
-            clock.after(clock.between(0.0005, 0.005), lambda: self._request(record))
+            clock.after(self._store_s(), lambda: self._request(record))
 
     def _request(self, record: Generation) -> None:
         self._write(record)
-        self.world.clock.after(self.world.clock.between(0.0005, 0.005), lambda: self._read(record))
+        self.world.clock.after(self._store_s(), lambda: self._read(record))
 
     def _write(self, record: Generation) -> None:
         if not self.world.store_away and self.world.records.commit(self.term, record):

@@ -90,7 +90,7 @@ class Mesh:
         ]
         self.w.world.reach("a ring could not be built")
         self.close(number)
-        self.w.after(0, 0.001, lambda: self._post(RingFailed(number, tuple(missing))))
+        self.w.after(0, 0.005, lambda: self._post(RingFailed(number, tuple(missing))))
 
     def close(self, number: int) -> None:
         ring = self._rings.pop(number, None)
@@ -137,21 +137,21 @@ class Mesh:
             self.w.world.hook("header", self.w)
             self._to_all(ring, ("header", op))
         for phase in ("header", "slice"):
-            got = {worker: self._frames.get((number, worker), {}).get((phase, op)) for worker in ring.ids}
-            missing = [worker for worker, content in got.items() if content is None]
+            key = (phase, op)
+            missing = [worker for worker in ring.ids if key not in self._frames.get((number, worker), {})]
             if missing:
                 if any("eof" in self._frames.get((number, worker), {}) for worker in missing):
                     self._lost(number, f"{missing[0]} is gone")
                 return
             if phase == "header" and not self._summed:
                 self._summed = True
-                headers: dict[str, Header] = got  # type: ignore[assignment]  # frames hold any content
+                headers = {worker: cast(Header, self._frames[(number, worker)][key]) for worker in ring.ids}
                 self.w.after(0, 0.001, lambda: self._post(HeadersHeld(number, op)))
                 mine[("slice", op)] = (
                     self.w.world.judge.total(self.w, op, headers),
                     tuple(headers[w][1] for w in ring.ids),
                 )
-                self.w.world.hook("summed" if op < self.w.world.script.last else "last_summed", self.w)
+                self._hook_summed(op, [carried for _, carried in headers.values()])
                 self._to_all(ring, ("slice", op))
         result, carried = cast(tuple[Sum, tuple[tuple[int, ...], ...]], mine[("slice", op)])
         self.w.world.judge.agree(self.w, [self._frames[(number, w)][("slice", op)][0] for w in ring.ids])  # type: ignore[index]
@@ -161,6 +161,12 @@ class Mesh:
             for phase in ("header", "slice"):
                 self._frames[(number, worker)].pop((phase, op))
         self.w.work(0, 0.002, lambda: self.w.obtained(Obtained(number, carried), result))
+
+    def _hook_summed(self, op: int, carried: list[tuple[int, ...]]) -> None:
+        """Named after what follows: the end of the script, or a planned generation that takes effect."""
+        self.w.world.hook("summed" if op < self.w.script.last else "last_summed", self.w)
+        if set(carried[0]).intersection(*carried):
+            self.w.world.hook("effect_summed", self.w)
 
     def _post(self, event: HeadersHeld | RingFailed | RingLost) -> None:
         self.w.post(event)

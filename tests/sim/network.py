@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tests.sim.clock import Clock, Lane
 
 
@@ -10,13 +12,15 @@ class Network:
         self.clock, self._loss = clock, loss
         self._sides: dict[str, int] | None = None
         self._one_way = False
+        self._apart: Collection[str] = ()
         self._muted: set[tuple[str, str]] = set()
         self._lanes: dict[tuple[str, str], Lane] = {}
 
-    def part(self, *, one_way: bool) -> None:
+    def part(self, *, one_way: bool, apart: Collection[str] = ()) -> None:
         """From now on two halves: what one host sends to a host of the other half does not arrive. one_way: what the
-        second half sends does. A host falls into a half when it is first spoken to or of."""
-        self._sides, self._one_way = {}, one_way
+        second half sends does. apart: the hosts of the second half; else a host falls into a half when it is first
+        spoken to or of."""
+        self._sides, self._one_way, self._apart = {}, one_way, apart
 
     def heal(self) -> None:
         self._sides = None
@@ -35,6 +39,8 @@ class Network:
     def side(self, host: str) -> int:
         """Which half, while there is a partition."""
         assert self._sides is not None
+        if self._apart:
+            return int(host in self._apart)
         return self._sides.setdefault(host, self.clock.random.randrange(2))
 
     def is_blocked(self, sender: str, receiver: str) -> bool:

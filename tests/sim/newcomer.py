@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 from elastic import position
 from elastic.messages import Generation, Progress, Ready
-from elastic.position import AskOutcome, Copied, CopyState, Joined, Phase, Wait
-from tests.sim.script import Sum, apply
+from elastic.position import AskOutcome, Copied, CopyState, Joined, Phase, Position, Wait
+from tests.sim.script import Sum
 
 if TYPE_CHECKING:
     from tests.sim.worker import Worker
@@ -48,8 +48,7 @@ class Newcomer:
             return
         if self.w.p.phase is Phase.FRESH:
             self.w.world.hook("invited", self.w)
-        ahead = max((worker.p.reduced for worker in self.w.world.workers.values() if worker.p.entered), default=0)
-        self._epoch = self.w.world.script.operations[min(ahead, self.w.world.script.last)].epoch
+        self._epoch = self.w.world.epoch()
         self.w.after(0.03, 0.2, self.seek)  # after its rehearsal
 
     def seek(self) -> None:
@@ -67,22 +66,22 @@ class Newcomer:
         if self.stuck:  # its control thread goes on
             self.w.after(0.1, 0.5, self.seek)
             return
-        if self._number == self.w.world.script.last:
+        if self._number == self.w.script.last:
             self.w.world.reach("the loop ended before a newcomer had caught up")
             return  # the order to go will come
-        if self._number >= 0 and not self.w.world.script.operations[self._number].joinable:
+        if self._number >= 0 and not self.w.script.operations[self._number].joinable:
             of = p.acquaintances
             self._ask_next(self._donor or of[self._candidate % len(of)], join=False)
             return
         if p.copied != self._number:
-            p = self.w.post(Copied(self._number))
+            p = self._post_copied(self._number)
         match position.seek(p):
             case CopyState(of):
                 whom, self.asks = of[self._candidate % len(of)], True
-                self.w.ask(whom, lambda other, reply: other.serve(self.w, reply), self._copied)
+                self.w.ask(whom, lambda other, reply: other.copies.serve(self.w, reply), self._copied)
             case AskOutcome(op, of) if self._counted_in is p.record:
                 whom = of[self._candidate % len(of)]
-                self.w.ask(whom, lambda other, reply: reply(other.outcome(op)), self._outcome)
+                self.w.ask(whom, lambda other, reply: reply(other.copies.outcome(op)), self._outcome)
             case AskOutcome(_, of):
                 self._ask_next(self._donor or of[self._candidate % len(of)], join=True)
             case Wait():
@@ -94,7 +93,7 @@ class Newcomer:
         lost = self.w.world.clock.chance(self.w.world.copy_trouble)
 
         def ask(other: Worker, reply: Callable[[object], None]) -> None:
-            answer = other.next_result(self.w.me, number, join, base)
+            answer = other.copies.next_result(self.w.me, number, join, base)
             reply(None if lost else answer)
 
         if join and donor and donor.alive:
@@ -110,8 +109,9 @@ class Newcomer:
                 self._donor = whom
             case ("result", result) if result is not None and (not join or self._may_change()):
                 self.w.world.reach("a newcomer took over a result")
-                self._epoch = self.w.world.script.operations[self._number].epoch
-                self.w.state, self.w.applied = apply(self.w.state, result), self._number + 1
+                self._epoch = self.w.script.operations[self._number].epoch
+                self.w.state = self.w.script.next_state(self._number, self.w.state, result)
+                self.w.applied = self._number + 1
                 self._number, self._donor = self._number + 1, whom
             case ("refused", _) if join:
                 self.w.world.reach("a newcomer copies anew")
@@ -131,6 +131,9 @@ class Newcomer:
     @property
     def _base(self) -> int:
         return self.w.p.record.base if self.w.p.record else 0
+
+    def _post_copied(self, op: int) -> Position:
+        return self.w.post(Copied(op, self.w.script.operations[op].place if op >= 0 else -1))
 
     def _may_change(self) -> bool:
         """No report has promised the state held here, and it has not become the job's."""
@@ -153,16 +156,16 @@ class Newcomer:
         self._answered()
         if isinstance(reply, tuple):
             op, state, source, held = reply
-            if self.w.world.script.operations[op].epoch != self._epoch:
+            if self.w.script.operations[op].epoch != self._epoch:
                 self.w.world.reach("a newcomer was too late for its epoch")
                 self.w.die(75, "it cannot go on")
                 return
             self._number, self._donor = op, source if held else ""
             self.w.state, self.w.applied = state, op
-            if not held and self.w.post(Copied(op)).copied == op:
+            if not held and self._post_copied(op).copied == op:
                 self._counted_in, base = self.w.p.record, self._base
                 self.w.world.hook("copied", self.w)
-                self.w.ask(source, lambda other, _: other.verified(self.w.me, op, base), lambda _: None)
+                self.w.ask(source, lambda other, _: other.copies.verified(self.w.me, op, base), lambda _: None)
         else:
             self._candidate += 1
         self.w.after(0.005, 0.02, self.seek)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic.membership import Group, State
 from elastic.membership.invitations import OUTDATED
 from elastic.messages import Generation, Kind
 from elastic.position import Phase, Position
@@ -26,9 +27,15 @@ class Paths:
         reach(f"committed {record.kind}")
         if record.kind is not Kind.FORM and record.plan.paces:
             reach(f"shards by speed in a {record.kind} generation")
+        before = world.records.all.get(record.number - 1, record)
+        if record.kind is Kind.FORM and record.began:
+            self._went_on(record, before)
+        if world.size and len(record.ids) == world.size != world.spec.workers:
+            reach(f"a job was made {'larger' if world.size > world.spec.workers else 'smaller'}")
         if record.kind is not Kind.LOSS:
             return
-        before = world.records.all.get(record.number - 1, record)
+        if before.kind is Kind.FORM and before.began:
+            reach("a member of a revived job died at once")
         if before.kind is Kind.PLANNED:
             reach("a planned change was voided by a loss")
         if before.kind is Kind.LOSS:
@@ -57,6 +64,26 @@ class Paths:
             if len(inside) == 1 and outside and not inside & outside:
                 reach("two halves that see no common member")
 
+    def _went_on(self, record: Generation, before: Generation) -> None:
+        """Every copy of the state was lost."""
+        reach, workers = self.world.reach, self.world.workers
+        newest = {workers[worker].agent.memory.newest for worker in record.ids}
+        reach(f"a job went on from a {'snapshot' if record.began in newest else 'checkpoint'}")
+        if before.began:
+            reach("a job went on twice")
+        others = [agent for agent in self.world.agents if agent.alive and agent.memory.newest not in ("", record.began)]
+        if others:
+            reach("a job went on where another node kept something older")
+        if record.hold:
+            reach("a job went on below quorum")
+
+    def told(self, group: Group) -> None:
+        """Of a change of state."""
+        if group.because.endswith("holds the state after all"):
+            self.world.reach("a member held the state after all")
+        if group.state is State.CLOSED and "is kept on the nodes" in group.because:
+            self.world.reach("a job to be revived had nothing to go on from")
+
     def saw(self, worker: Worker, before: Position) -> None:
         after, reach = worker.p, self.world.reach
         record = after.record
@@ -76,7 +103,7 @@ class Paths:
 
     def died(self, worker: Worker) -> None:
         world = self.world
-        if worker.serving:
+        if worker.copies.serving:
             world.reach("a donor lost in mid-copy")
         others = [other for other in world.workers.values() if other.alive and other.p.laggard == worker.me]
         if others:
@@ -85,7 +112,11 @@ class Paths:
             self._leaver_died_s = world.clock.now_s
             self._in_one_moment()
 
-    def lost_leader(self) -> None:
+    def lost_leader(self, group: Group) -> None:
+        if group.state is State.QUIESCING:
+            self.world.reach("a leader change inside QUIESCING")
+        if group.state is State.FORMING and group.lost:
+            self.world.reach("a leader change while every copy of the state is lost")
         self._leader_died_s = self.world.clock.now_s
         self._in_one_moment()
 

@@ -7,7 +7,7 @@ and what they reach is reached, but they are not counted as schedules.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.sim.wanted import CHANGES, EXCLUDED, RARE, Change, excluded
@@ -63,15 +63,20 @@ class Reach:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """rare: what is wanted and was reached less than LEAST times, with its count. stale: exclusions of what there is no
-    more. unknown: changes of state that nobody has listed."""
+    more. unknown: changes of state that nobody has listed. untested: excluded arms that their test does not take."""
 
     rare: Mapping[str, int]
     stale: Sequence[str]
     unknown: Sequence[str]
+    untested: Sequence[str]
+
+    @property
+    def holds(self) -> bool:
+        return not (self.rare or self.stale or self.unknown or self.untested)
 
 
-def judge(reach: Reach, names: Sequence[str]) -> Verdict:
-    """names: all arms there are."""
+def judge(reach: Reach, names: Sequence[str], taken: Mapping[str, Collection[str]]) -> Verdict:
+    """names: all arms there are. taken: test of an exclusion -> arms that it takes."""
     states = reach.states()
     rare: dict[str, int] = {name: reach.arms[name] for name in names if not excluded(name)}
     rare |= {f"{machine}: {before} -> {after}": states[machine, before, after] for machine, before, after in CHANGES}
@@ -80,7 +85,9 @@ def judge(reach: Reach, names: Sequence[str]) -> Verdict:
     known = {*names, *(name.partition(":")[0] for name in names), *(name.partition(" ")[0] for name in names)}
     stale = [name for name in EXCLUDED if name not in known]
     unknown = [f"{m}: {before} -> {after}" for m, before, after in states if (m, before, after) not in CHANGES]
-    return Verdict(missing, stale, sorted(unknown))
+    whys = {name: why for name in names if (why := excluded(name)) is not None}
+    untested = [f"{name}: {why.test}" for name, why in whys.items() if name not in taken.get(why.test, ())]
+    return Verdict(missing, stale, sorted(unknown), untested)
 
 
 def to_json(reach: Reach, verdict: Verdict, names: Sequence[str], took_s: float) -> dict[str, object]:
@@ -94,6 +101,7 @@ def to_json(reach: Reach, verdict: Verdict, names: Sequence[str], took_s: float)
         "rare": dict(verdict.rare),
         "stale_exclusions": list(verdict.stale),
         "unknown_changes": list(verdict.unknown),
+        "untested_exclusions": list(verdict.untested),
         "scenes": dict(sorted(reach.scenes.items())),
         "paths": {path: reach.paths[path] for path in sorted({*reach.paths, *RARE})},
         "changes": [
@@ -101,7 +109,7 @@ def to_json(reach: Reach, verdict: Verdict, names: Sequence[str], took_s: float)
             for (machine, before, event, after), times in sorted(reach.changes.items())
         ],
         "arms": {name: reach.arms[name] for name in names},
-        "excluded": dict(EXCLUDED),
+        "excluded": {name: why._asdict() for name, why in EXCLUDED.items()},
     }
 
 
@@ -116,11 +124,13 @@ def to_text(reach: Reach, verdict: Verdict, names: Sequence[str], took_s: float)
     least = sorted((reach.arms[name], name) for name in names if not excluded(name))[:20]
     lines += [f"{times:9}  {name}" for times, name in least]
     lines += ["", "     runs  excluded, because"]
-    lines += [f"{reach.arms[name]:9}  {name}: {because}" for name in names if (because := excluded(name))]
+    whys = ((name, why) for name in names if (why := excluded(name)) is not None)
+    lines += [f"{reach.arms[name]:9}  {name}: {why.because}; {why.test}" for name, why in whys]
     if verdict.rare:
         lines += ["", f"reached in fewer than {LEAST} runs, and wanted:"]
         lines += [f"{times:9}  {name}" for name, times in verdict.rare.items()]
     lines += [f"wanted.py excludes what does not exist: {name}" for name in verdict.stale]
+    lines += [f"excluded, and not taken by the test that wanted.py names: {name}" for name in verdict.untested]
     lines += [f"a change of state that wanted.py does not list: {change}" for change in verdict.unknown]
     lines += [f"FAILED seed {seed}: {because}" for seed, because in reach.failed[:20]]
     arms = len([name for name in names if not excluded(name)])

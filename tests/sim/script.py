@@ -1,13 +1,16 @@
 """The user's program, and what it computes: values that remember which parameters they came from.
 
-A unit's value is (operation, unit, version of the parameters); a sum is the tuple of its units' values in tree
-order. The state after an operation is a hash of the state before and the sum, so anything that is lost, counted
-twice, or computed from the wrong parameters shows in every later number.
+A unit's value is (place of the operation in the program, unit, version of the parameters); a sum is the tuple of its
+units' values in tree order. The state after an operation is a hash of the state before and the sum, so anything that is
+lost, counted twice, or computed from the wrong parameters shows in every later number.
+
+A job that goes on from a snapshot begins with SYNC again, which changes nothing, and has the operations from there on:
+it ends in the state of a job that was never disturbed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 
@@ -21,6 +24,8 @@ class Operation:
     units: int
     joinable: bool = False
     epoch: int = 0
+    place: int = 0
+    """In the whole program."""
 
 
 def write_script(random: Random, steps: int, units: int, epoch_steps: int) -> tuple[Operation, ...]:
@@ -34,12 +39,15 @@ def write_script(random: Random, steps: int, units: int, epoch_steps: int) -> tu
         if step % 4 == 3:
             operations.append(Operation("evaluate", random.randint(1, units), epoch=epoch))
     operations.append(Operation("leave", 1))
-    return tuple(operations)
+    return tuple(replace(operation, place=place) for place, operation in enumerate(operations))
 
 
 class Script:
-    def __init__(self, operations: tuple[Operation, ...]) -> None:
+    """operations: from SYNC to LEAVE. begins_with: the state of the parameters before them."""
+
+    def __init__(self, operations: tuple[Operation, ...], begins_with: int = 0) -> None:
         self.operations = operations
+        self._begins_with = begins_with
         self.result = cache(self._result)
         self.state = cache(self._state)
 
@@ -47,14 +55,19 @@ class Script:
     def last(self) -> int:
         return len(self.operations) - 1
 
+    def resumed(self, place: int) -> Script:
+        """The rest of the program, from a state taken before the operation at that place."""
+        return Script((self.operations[0], *self.operations[place:]), self.state(place))
+
+    def next_state(self, op: int, state: int, result: Sum) -> int:
+        """The parameters after an operation."""
+        return hash((state, result)) if self.operations[op].place else state
+
     def _result(self, op: int) -> Sum:
         """What a run without faults gets."""
-        return tuple((op, unit, self.state(op)) for unit in range(self.operations[op].units))
+        operation = self.operations[op]
+        return tuple((operation.place, unit, self.state(op)) for unit in range(operation.units))
 
     def _state(self, op: int) -> int:
         """The parameters before operation op in a run without faults."""
-        return 0 if op == 0 else apply(self.state(op - 1), self.result(op - 1))
-
-
-def apply(state: int, result: Sum) -> int:
-    return hash((state, result))
+        return self.next_state(op - 1, self.state(op - 1), self.result(op - 1)) if op else self._begins_with

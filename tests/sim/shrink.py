@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from tests.sim.faults import TROUBLES, Scene, draw
+from tests.sim.directed import draw
+from tests.sim.faults import TROUBLES, Scene
 from tests.sim.world import World
 
 

@@ -1,7 +1,9 @@
-"""The durable truth as the leader's shell uses it: who leads, and one record per generation number."""
+"""The durable truth as the leader's shell uses it: who leads, one record per generation number, and the pointer to the
+newest checkpoint."""
 
 from __future__ import annotations
 
+from elastic.checkpoints.pointer import Pointer
 from elastic.messages import Generation, Kind
 
 
@@ -11,6 +13,7 @@ class Records:
     def __init__(self) -> None:
         self.term = 0
         self.all: dict[int, Generation] = {}
+        self.pointer: Pointer | None = None
 
     @property
     def top(self) -> int:
@@ -25,6 +28,14 @@ class Records:
             return False
         self.all[record.number] = record
         return True
+
+    def point(self, term: int, pointer: Pointer) -> Pointer | None:
+        """Where it is then; None: refused."""
+        if term != self.term:
+            return None
+        if pointer.is_newer_than(self.pointer):
+            self.pointer = pointer
+        return self.pointer
 
     def chain(self) -> tuple[Generation, ...]:
         """From the last form or loss generation to the highest."""

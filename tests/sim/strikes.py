@@ -13,7 +13,7 @@ from tests.sim.worker import Worker
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-HARMLESS = ("drain", "add_node", "stop_job", "stop_in_order")
+HARMLESS = ("drain", "add_node", "resize", "stop_job", "stop_in_order")
 """After these nobody is lost."""
 
 
@@ -50,6 +50,8 @@ def _victim(world: World, fault: Fault, here: Worker | None) -> Worker | None:
             return max(others, key=lambda worker: worker.p.reduced)
         case "leaver" if leavers := [worker for worker in living if worker.p.leaving]:
             return leavers[0]
+        case "asleep" if asleep := [worker for worker in living if worker.paused]:
+            return asleep[0]
         case int(number):
             return living[number % len(living)]
     return living[0]
@@ -73,11 +75,17 @@ def _strike_worker(world: World, fault: Fault, victim: Worker) -> None:
         case "stall" if victim.p.phase in (Phase.READY, Phase.COLLECTING) and not victim.paused:
             victim.stall()
             world.beat()
-        case "mute" if others := [
+        case "mute" | "mute_all" if others := [
             w for w in world.workers.values() if w.alive and w.agent is not agent and w.p.entered
         ]:
-            world.network.mute(agent.node, clock.random.choice(others).agent.node)
+            for other in others if fault.what == "mute_all" else [clock.random.choice(others)]:
+                world.network.mute(agent.node, other.agent.node)
             clock.after(fault.for_s, world.network.unmute)
+        case "isolate":
+            world.network.part(one_way=False, apart={agent.node})
+            _heal_parts(world, fault)
+        case "crash_others":
+            _crash(world, [w for w in world.workers.values() if w.alive and w.agent is not agent])
         case "raise":
             victim.raises = f"line {clock.random.randrange(3)}"
         case "guard":
@@ -119,9 +127,12 @@ def _strike_leader(world: World, fault: Fault) -> None:
         case _ if leader is None or not leader.alive:
             return
         case "crash_leader":
-            world.lost_leader()
             leader.crash()
             clock.after(clock.between(0.1, 3.0), world.replace_leader)
+        case "isolate_leader":
+            asleep = {worker.agent.node for worker in world.workers.values() if worker.paused}
+            world.network.part(one_way=False, apart={leader.host, *asleep})
+            _heal_parts(world, fault)
         case "cut_store":
             leader.cut_off = True
             leader.store_is_gone()
@@ -148,7 +159,7 @@ def _usurp(world: World, old: Leader) -> None:
 
 
 def _strike_all(world: World, fault: Fault) -> None:
-    clock, leader = world.clock, world.leader
+    leader = world.leader
     match fault.what:
         case "add_node":
             world.start_agent(1)
@@ -158,7 +169,34 @@ def _strike_all(world: World, fault: Fault) -> None:
             leader.stop(at_once=False)
             for agent in world.agents:
                 agent.do(lambda agent=agent: agent.drain(fault.for_s))  # type: ignore[misc]
+        case "resize":
+            _resize(world, fault)
+        case "crash_all":
+            _crash(world, [worker for worker in world.workers.values() if worker.alive])
         case "part" | "part_one_way":
             world.network.part(one_way=fault.what == "part_one_way")
-            clock.after(KEEPALIVE_S, world.look_at_streams)
-            clock.after(fault.for_s, world.network.heal)
+            _heal_parts(world, fault)
+
+
+def _crash(world: World, workers: list[Worker]) -> None:
+    """All within a moment."""
+    for worker in workers:
+        world.clock.after(world.clock.between(0.0, 0.005), lambda worker=worker: worker.die(-9, "killed"))  # type: ignore[misc]
+
+
+def _heal_parts(world: World, fault: Fault) -> None:
+    world.clock.after(KEEPALIVE_S, world.look_at_streams)
+    world.clock.after(fault.for_s, world.network.heal)
+
+
+def _resize(world: World, fault: Fault) -> None:
+    """As a fleet does: nodes are added, or whole ones leave."""
+    assert isinstance(fault.whom, int)
+    size = fault.whom + 1
+    world.resize(size)
+    there = [agent for agent in world.agents if agent.alive and not agent.draining]
+    for _ in range(size - sum(agent.slots for agent in there)):
+        world.start_agent(1)
+    for agent in there:
+        if sum(other.slots for other in there if not other.draining) - agent.slots >= size and not agent.paused:
+            agent.drain(60.0)

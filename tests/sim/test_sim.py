@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from dataclasses import replace
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
@@ -16,10 +17,12 @@ import pytest
 
 from elastic.config import Stragglers
 from tests.sim import arms
-from tests.sim.faults import Fault, draw
+from tests.sim.directed import STORIES
+from tests.sim.faults import Fault, draw_by_chance
 from tests.sim.reach import Reach, judge
 from tests.sim.shrink import fewest
-from tests.sim.wanted import EXCLUDED, RARE
+from tests.sim.taken import UNIT
+from tests.sim.wanted import EXCLUDED, RARE, Excluded
 from tests.sim.world import World
 
 BATCHES = 24
@@ -88,7 +91,8 @@ def test_the_runs_have_reached_what_they_are_for() -> None:
 
 def test_workers_without_any_leader_are_parked() -> None:
     """Which they were not, because the order seemed to come from a leader that was behind."""
-    assert World(812).run().reached["workers without any leader were parked"]
+    scene = STORIES["held after all"](Random(1), "held after all")
+    assert World(0, scene=scene).run().reached["workers without any leader were parked"]
 
 
 def test_a_seed_is_one_run() -> None:
@@ -100,7 +104,7 @@ def test_a_seed_is_one_run() -> None:
 
 def test_a_failing_run_is_shrunk_to_the_faults_that_it_needs() -> None:
     """A member that changes its state unseen makes the job end with 5, which is a failure where nobody expects it."""
-    scene = draw(0)
+    scene = draw_by_chance(0)
     drift = Fault("drift", at_s=0.4)
     faults = (Fault("cut", at_s=0.3), drift, Fault("add_node", at_s=0.5))
     scene = replace(scene, name="quiet", nodes=2, steps=20, faults=faults, store_trouble=0.2, heal_s=5.0, poison=-1)
@@ -109,7 +113,7 @@ def test_a_failing_run_is_shrunk_to_the_faults_that_it_needs() -> None:
     assert needed == ["1"] and "nobody has said anything wrong" in because
 
 
-def test_arms_are_counted_where_they_are_taken() -> None:
+def test_arms_are_marked_where_they_are_taken() -> None:
     source = """
 def sign(number):
     if number < 0:
@@ -125,15 +129,13 @@ def sign(number):
     first = len(arms.NAMES)
     place: dict[str, Any] = {}
     exec(compile(arms.instrument(ast.parse(source), "m.py"), "m.py", "exec"), place)
-    assert [place["sign"](number) for number in (-5, 0, 7, 8)] == [-1, 0, 1, 1]
-    counts = dict(zip(arms.NAMES[first:], arms.COUNTS[first:], strict=True))
-    assert counts == {
-        "m.py sign": 4,
-        "m.py sign: if number < 0": 1,
-        "m.py sign: not if number < 0": 3,
-        "m.py sign: for _ in range(number)": 2,
-        "m.py sign: case 0": 1,
-    }
+    three = ["m.py sign: not if number < 0", "m.py sign: for _ in range(number)"]
+    for number, taken in ((-5, ["m.py sign: if number < 0"]), (0, [three[0], "m.py sign: case 0"]), (7, three)):
+        arms.forget()
+        place["sign"](number)
+        assert arms.taken() == ["m.py sign", *taken]
+    negative = ["m.py sign", "m.py sign: if number < 0"]
+    assert arms.NAMES[first:] == [*negative, *three, "m.py sign: case 0"]
 
 
 def test_what_is_wanted_and_not_reached_is_named() -> None:
@@ -141,17 +143,27 @@ def test_what_is_wanted_and_not_reached_is_named() -> None:
     for _ in range(10):
         reach.add("quiet", 200, ["a"], [("detector", "alive", "judge", "suspect")], [RARE[0]])
     reach.add("quiet", 199, ["b"], [("detector", "alive", "judge", "dozing")], [])
-    verdict = judge(reach, ["a", "b"])
+    name, why = next(iter(EXCLUDED.items()))
+    verdict = judge(reach, ["a", "b"], {})
     assert (reach.schedules, reach.short) == (10, 1)
     assert "a" not in verdict.rare and verdict.rare["b"] == 1 and verdict.rare["detector: suspect -> alive"] == 0
     assert "detector: alive -> suspect" not in verdict.rare and f"path: {RARE[0]}" not in verdict.rare
     assert verdict.unknown == ["detector: alive -> dozing"] and set(verdict.stale) == set(EXCLUDED)
+    assert judge(reach, [name], {why.test: [name]}).untested == []
+    assert judge(reach, [name], {why.test: ["a"]}).untested == [f"{name}: {why.test}"]
+
+
+@pytest.mark.parametrize("why", sorted(set(EXCLUDED.values())), ids=lambda why: str(why.test))
+def test_what_is_excluded_has_a_unit_test(why: Excluded) -> None:
+    """`make sim` runs it, and looks whether it takes the arm."""
+    file, _, name = why.test.partition("::")
+    assert f"def {name}(" in (UNIT / file).read_text(encoding="utf-8")
 
 
 def test_shards_that_follow_speed_make_a_mixed_world_faster() -> None:
     """One of three machines takes four times as long for a unit."""
     scene = replace(
-        draw(0), name="quiet", nodes=3, slots=1, min_workers=1, spares=0, steps=60, epoch_steps=1000, units=8,
+        draw_by_chance(0), name="quiet", nodes=3, slots=1, min_workers=1, spares=0, steps=60, epoch_steps=1000, units=8,
         faults=(), store_trouble=0.0, copy_trouble=0.0, link_trouble=0.0, slowness=(1.0, 4.0, 1.0), uneven_s=0.5,
     )  # fmt: skip
     took_s = {}

@@ -6,7 +6,7 @@ RARE. A change of state that is not listed here fails the search too: then the t
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 Change: TypeAlias = tuple[str, str, str, str]
 """machine, state, kind of event, state after it."""
@@ -15,6 +15,17 @@ RARE = (
     "a donor lost in mid-copy",
     "a double loss during SYNC",
     "a drain was taken back",
+    "a job to be revived had nothing to go on from",
+    "a job was made larger",
+    "a job was made smaller",
+    "a job went on below quorum",
+    "a job went on from a checkpoint",
+    "a job went on from a snapshot",
+    "a job went on twice",
+    "a job went on where another node kept something older",
+    "a leader change while every copy of the state is lost",
+    "a member held the state after all",
+    "a member of a revived job died at once",
     "a leader change inside QUIESCING",
     "a newcomer copies anew",
     "a newcomer is the only one past k",
@@ -39,6 +50,7 @@ RARE = (
     "redo rule: computed alone",
     "redo rule: the operation is redone",
     "redo rule: the result is copied",
+    "several letters were taken together",
     "shards by speed in a loss generation",
     "shards followed speed",
     "two halves that see no common member",
@@ -57,7 +69,7 @@ _STATES = {
         "rebuilding": "closed closing paused quiescing running",
         "running": "closed closing paused quiescing",
         "paused": "closed closing quiescing running",
-        "quiescing": "closed closing rebuilding",
+        "quiescing": "closed closing forming rebuilding",
         "closing": "closed",
     },
     "position": {
@@ -85,89 +97,110 @@ CHANGES = tuple(
     for after in afters.split()
 )
 
-_FIRST_WORD = "an agent says of a worker first that it exists, to every leader"
-_REVIVAL = "a simulated job keeps no snapshots and no checkpoints to go on from; unit scenarios"
-_RESIZED = "nobody asks a simulated job for another number of workers; unit scenarios"
+
+class Excluded(NamedTuple):
+    """because: why it is not wanted. test: which test of tests/unit takes it; a search runs that."""
+
+    because: str
+    test: str
+
+
 _OVERLAP = "needs two members that compute one operation alone, and lose whom they were behind before either is done"
+_SUCCESSOR = Excluded(
+    "an agent that becomes another program",
+    "test_standing.py::test_a_program_that_goes_on_with_these_workers_says_the_same",
+)
+_NOBODY_STAYS = (
+    "membership/changes.py close_if_all_left: if g.running is None or g.running.ids or g.state is State.CLOSED"
+)
+_STRANGER = Excluded(
+    "an agent says of a worker first that it exists, to every leader",
+    "test_ignored.py::test_a_word_of_a_stranger_changes_nothing",
+)
 
 EXCLUDED = {
-    "position/state.py Position.known": ("where sockets find an address; decides nothing"),
-    "standing.py Standing.has_others": ("asked by an agent that is signalled; decides nothing about words"),
-    "plan.py smallest_cover: while links": ("five members of whom each pair is cut off; unit test"),
-    "plan.py redo_shares: not if covered.isdisjoint(range(*node))": f"{_OVERLAP}; unit test draws them",
-    "position/operations.py done: if not set(event.consumed) <= set(p.roots)": f"{_OVERLAP}; unit test",
-    "position/generations.py quiesce: if order.up_to < p.entered": (
-        "a leader knows of all records, an agent of all that it has passed on, and orders of older terms are "
-        "refused; kept, because to obey would break a ring that is up"
+    "position/state.py Position.known": Excluded(
+        "where sockets find an address; decides nothing",
+        "test_ignored.py::test_a_newcomer_finds_the_address_of_any_member_it_knows_of",
     ),
-    "detector.py Detector.look: if pulse is None": ("only suspects are looked at, and they are watched; unit test"),
-    "membership/machine.py _apply: not if worker in g.workers": _FIRST_WORD,
-    "membership/changes.py _neighbours: if worker not in g.workers": _FIRST_WORD,
-    "membership/changes.py left: if g.state is not State.CLOSING and record.ids and all_lost": (
-        "needs another leader between the death of all that stayed, newcomers of it, and the last word of who"
-        " left; unit test"
+    "standing.py Standing.has_others": Excluded(
+        "asked by an agent that is signalled; decides nothing about words",
+        "test_standing.py::test_a_node_knows_whether_its_generation_has_members_elsewhere",
     ),
-    ("membership/changes.py close_if_all_left: if g.running is None or g.running.ids or g.state is State.CLOSED"): (
-        "asked only when a member has left the generation without members, which is the running one then"
+    "standing.py Standing.to_state": _SUCCESSOR,
+    "standing.py Standing.from_state": _SUCCESSOR,
+    "plan.py smallest_cover: while links": Excluded(
+        "five members of whom each pair is cut off", "test_plan.py::test_a_cover_touches_every_accused_link"
     ),
-    "membership/fencing.py fence: if worker in g.dead or seen.finished": (
-        "the dead are forgotten when a loss is committed, and once somebody has finished nothing is committed any more"
+    "plan.py redo_shares: not if covered.isdisjoint(range(*node))": Excluded(
+        _OVERLAP, "test_plan.py::test_a_redo_holds_each_unit_exactly_once"
     ),
-    "membership/rings.py heard_of_ring: if seen is None or record is None": (
-        "whoever has slept through a loss is fenced before it can say that its ring broke; unit test"
+    "position/operations.py done: if not set(event.consumed) <= set(p.roots)": Excluded(
+        _OVERLAP, "test_position.py::test_scenario"
     ),
-    "membership/ending.py finished: if worker not in g.workers or worker not in g.listed": (
-        "nobody leaves the loop before all members of its generation are at its end, and from there on no "
-        "generation is committed"
+    "position/generations.py quiesce: if order.up_to < p.entered": Excluded(
+        "a leader knows of all records, an agent of all that it has passed on, and orders of older terms are refused; "
+        "kept, because to obey would break a ring that is up",
+        "test_position.py::test_scenario",
     ),
-    "membership/commits.py committed: if record is None or record.number != number": (
-        "one record is committed at a time, and what came of it is said once"
+    "detector.py Detector.look: if pulse is None": Excluded(
+        "only suspects are looked at, and they are watched",
+        "test_detector.py::test_only_watched_processes_are_judged",
+    ),
+    "membership/machine.py _apply: not if worker in g.workers": _STRANGER,
+    "membership/changes.py _neighbours: if worker not in g.workers": _STRANGER,
+    "membership/ending.py finished: if worker not in g.workers or worker not in g.listed": _STRANGER,
+    "membership/changes.py left: if g.state is not State.CLOSING and record.ids and all_lost": Excluded(
+        "needs another leader between the death of all that stayed, newcomers of it, and the last word of who left",
+        "test_membership.py::test_scenario",
+    ),
+    _NOBODY_STAYS: Excluded(
+        "of a generation that is not in effect nobody says that he has left it",
+        "test_ignored.py::test_a_late_word_of_one_that_was_to_leave_with_all_others_does_not_end_the_job",
+    ),
+    "membership/rings.py heard_of_ring: if seen is None or record is None": Excluded(
+        "whoever has slept through a loss is fenced before it can say that its ring broke",
+        "test_membership.py::test_scenario",
+    ),
+    "membership/commits.py committed: if record is None or record.number != number": Excluded(
+        "one record is committed at a time, and what came of it is said once",
+        "test_ignored.py::test_what_came_of_another_record_than_the_one_awaited_is_no_answer",
     ),
     (
         "membership/invitations.py wait_for_slow: if worker in running.ids or worker in {*g.dead, *g.drains, "
         "*g.turned_away} or (not g.workers[worker]"
-    ): ("needs a third outdated copy in the moment in which its node drains"),
-    "membership/invitations.py stop_in_vain: for worker in late": (
-        "a copy that takes longer than half of pause_limit_s while the ring stands still for it; unit test"
+    ): Excluded(
+        "needs a third outdated copy in the moment in which its node drains",
+        "test_ignored.py::test_who_waits_as_a_spare_or_has_to_go_does_not_hold_up_the_ring_with_its_copies",
     ),
-    "supervision.py step: case Stop() if not slot.lives": ("an agent that is signalled during a back-off; unit test"),
-    "supervision.py _due: if now_s < slot.deadline_s": ("timers here are exact; unit test"),
+    "membership/invitations.py stop_in_vain: for worker in late": Excluded(
+        "a copy that takes longer than half of pause_limit_s while the ring stands still for it",
+        "test_membership.py::test_scenario",
+    ),
+    "supervision.py step: case Stop() if not slot.lives": Excluded(
+        "an agent that is signalled during a back-off",
+        "test_supervision.py::test_stop_and_job_over_end_a_slot_that_waits",
+    ),
+    "supervision.py _due: if now_s < slot.deadline_s": Excluded(
+        "timers here are exact", "test_supervision.py::test_nothing_starts_before_the_back_off_is_over"
+    ),
     (
         "membership/losses.py reported: if g.state in "
         "(State.RUNNING, State.PAUSED, State.REBUILDING, State.FORMING) and word.worker_id in g"
-    ): "needs a leader that is replaced between its quiesce and the report, within milliseconds; unit test",
+    ): Excluded(
+        "needs a leader that is replaced between its quiesce and the report, within milliseconds",
+        "test_membership.py::test_scenario",
+    ),
     (
         "membership/losses.py reported: not if g.state in "
         "(State.RUNNING, State.PAUSED, State.REBUILDING, State.FORMING) and word.worker_id "
-    ): "the same while the job ends",
-    (
-        "membership/losses.py decide: if isinstance(outcome, LossPlan) and "
-        "(newer := newer_than_copies(g, outcome.copied_step))"
-    ): _REVIVAL,
-    "membership/losses.py decide: not if not go_back(g, said, now_s, do)": _REVIVAL,
-    "membership/arrivals.py announced: if g.state is State.FORMING and word.entered and g.chain": _REVIVAL,
-    "membership/arrivals.py form: if g.lost": _REVIVAL,
-    "membership/ending.py slot_given_up: if g.state is State.FORMING and g.lost": _REVIVAL,
-    "membership/machine.py _apply: case Unreadable()": _REVIVAL,
-    "membership/stuck.py _end_all: if g.hung and now_s < g.hung_s + g.spec.timing.fence_grace_s": (
-        "needs a beat between the order and the end of a process, which takes milliseconds; unit scenario"
-    ),
-    "membership/stuck.py _end_all: not if not g.hung": "needs an agent that has not heard the order; unit scenario",
-    "membership/machine.py _apply: case PointerAt(entry)": _REVIVAL,
-    "membership/machine.py _apply: case Resized(workers)": _RESIZED,
-    "membership/machine.py _apply: if g.state is State.FORMING": _RESIZED,
-    "membership/machine.py _apply: not if g.state is State.FORMING": _RESIZED,
-    "membership/revival.py": _REVIVAL,
-    "membership/surplus.py": _RESIZED,
-    "plan.py newest_kept": _REVIVAL,
-    "standing.py Standing.to_state": "an agent that becomes another program; unit test",
-    "standing.py Standing.from_state": "the same",
+    ): Excluded("the same while the job ends", "test_ignored.py::test_a_report_while_the_job_ends_starts_nothing"),
 }
-"""Arm, or function or file with all its arms -> why it is not wanted."""
+"""Arm, or function or file with all its arms."""
 
 
-def excluded(arm: str) -> str:
-    """Why this arm is not wanted; empty if it is."""
+def excluded(arm: str) -> Excluded | None:
+    """Why this arm is not wanted; None if it is."""
     place, _, _ = arm.partition(" ")
     function, _, _ = arm.partition(":")
-    return next((EXCLUDED[name] for name in (arm, function, place) if name in EXCLUDED), "")
+    return next((EXCLUDED[name] for name in (arm, function, place) if name in EXCLUDED), None)

@@ -11,17 +11,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from elastic import position
-from elastic.checkpoints.naming import PERIODIC, EntryName
 from elastic.detector import Facts
 from elastic.errors import ExitCode
 from elastic.messages import (
     Announce,
-    CheckpointComplete,
     Close,
     Doing,
     Failed,
     Finished,
     Invite,
+    Kind,
     Order,
     Pointed,
     Progress,
@@ -39,8 +38,6 @@ from elastic.position import (
     BuildRing,
     CloseRetired,
     Compute,
-    CopyBegun,
-    CopyEnded,
     CopyResult,
     Deliver,
     Done,
@@ -48,14 +45,15 @@ from elastic.position import (
     Event,
     Exchange,
     Fetched,
-    FetchFailed,
     FreeResult,
     GraceOver,
+    HeadersHeld,
     Leave,
     Linger,
     Obtained,
     Phase,
     Position,
+    ReadHeader,
     Released,
     RetireRing,
     Say,
@@ -66,9 +64,11 @@ from elastic.position import (
 )
 from elastic.tree import Node, fold_nodes
 from runtime.pace import Speed
+from tests.sim.copies import Copies
+from tests.sim.keeping import Keeping
 from tests.sim.mesh import Mesh
 from tests.sim.newcomer import Newcomer
-from tests.sim.script import Sum, apply
+from tests.sim.script import Sum, Value
 
 if TYPE_CHECKING:
     from tests.sim.agent import Agent
@@ -77,6 +77,9 @@ if TYPE_CHECKING:
 Header: TypeAlias = tuple[dict[Node, Sum], int]
 
 FENCED = int(ExitCode.FENCED)
+
+OF_USER = (Started, Done, ReadHeader, HeadersHeld, Obtained, Used)
+"""What happens while the user's thread is at it."""
 
 
 class Worker:
@@ -97,21 +100,20 @@ class Worker:
         self.results: dict[int, Sum] = {}
         self.gradients: Sum = ()
         """Of the last operation, which the script applies."""
-        self.log: dict[int, Sum] = {}
-        self.serving: set[str] = set()
-        """Newcomers to which a copy of the state is on its way."""
-        self.followers: dict[str, int] = {}
-        """Newcomer -> the first operation whose result it needs."""
         self.last_report: Report | None = None
         self.sums: dict[Node, Sum] = {}
         self._asleep: list[Callable[[], None]] = []
-        self._busy = False
+        self.busy = False
         self.stalled = False
         self._stalled_s = 0.0
         self._held: list[Callable[[], None]] = []
         self._woken = False
         self.mesh = Mesh(self)
         self.newcomer = Newcomer(self)
+        self.copies = Copies(self)
+        self.keeping = Keeping(self)
+        self.script = world.script
+        """Of the run that its members are in."""
         self._lingering = -1
         self._beats = False
         self._first = -1
@@ -133,7 +135,8 @@ class Worker:
             return
         self.announced = True
         numerics = self.world.numerics(self.agent)
-        self.say(Announce(self.me, self.agent.node, self.slot, 1, "host", 1, numerics))
+        kept = self.agent.memory.newest
+        self.say(Announce(self.me, self.agent.node, self.slot, 1, "host", 1, numerics, snapshot=kept))
         self.after(0.02, 0.2, self.newcomer.learn)
 
     def die(self, status: int, because: str, last_words: str = "") -> None:
@@ -165,8 +168,9 @@ class Worker:
             self.after(0, 0.01, lambda: self.die(-number, "asked to stop"))
 
     def pause(self, how: str) -> None:
-        """how: "stopped" by a signal, "asleep" and using no processor, or "burning" one with the interpreter held."""
-        if self.alive and not self.paused:
+        """how: "stopped" by a signal, "asleep" and using no processor, or "burning" one with the interpreter held. One
+        way may follow another."""
+        if self.alive:
             self.paused, self._how = True, how
 
     def facts(self, now_s: float) -> Facts:
@@ -223,7 +227,7 @@ class Worker:
             case ReleaseOrder():
                 self.die(0, "released")
             case Pointed():
-                pass
+                self.keeping.pointed(order)
             case _:
                 self.fenced = True
                 if not self.stalled:
@@ -242,6 +246,8 @@ class Worker:
         before = self.p
         self.p, actions = position.step(before, event)
         self.world.stepped("position", before.phase, event, self.p.phase)
+        if self.p.record is not before.record:
+            self._follow(before)
         for action in actions:
             self._perform(action)
         self.world.saw(self, before)
@@ -252,8 +258,18 @@ class Worker:
             elif self.p.reduced != before.reduced and not self._beats:
                 self._beats = True
                 self.after(0.05, 0.25, self._beat)
-        self.wake()
+        if not isinstance(event, OF_USER):
+            self.wake()
         return self.p
+
+    def _follow(self, before: Position) -> None:
+        """A record says which run of the job it belongs to; the first members of a revived one become what is kept."""
+        record = self.p.record
+        assert record is not None
+        self.script = self.world.run_from(record.began)
+        if record.kind is Kind.FORM and record.began and self.p.entered != before.entered:
+            self.state = self.keeping.restore(record.began).state
+            self.world.hook("revived", self)
 
     def _beat(self) -> None:
         """What is no news of a generation waits for the next beat."""
@@ -262,7 +278,7 @@ class Worker:
 
     def _say_progress(self) -> None:
         stalled_s = self.world.clock.now_s - self._stalled_s if self.stalled else 0.0
-        waiting = not self._busy and self.p.phase is Phase.COLLECTING
+        waiting = not self.busy and self.p.phase is Phase.COLLECTING
         mine = Doing.SHARD if self.p.running is not None else Doing.ELSEWHERE
         self.say(
             Progress(
@@ -325,7 +341,8 @@ class Worker:
         if isinstance(word, Report):
             self.last_report = word
             self.world.hook("reported", self)
-        self.world.say(self.me, f"says {word}")
+        if self.world.is_told:
+            self.world.say(self.me, f"says {word}")
         self.world.control_lane(self, up=True).send(lambda: self._heard(word))
 
     def _heard(self, word: Word) -> None:
@@ -339,13 +356,14 @@ class Worker:
     # -------------------------------------------------------------------------------------- user's thread
 
     def wake(self) -> None:
-        if not self._woken:
+        """Not from what it does itself: it looks around when that is done."""
+        if not (self._woken or self.busy):
             self._woken = True
             self.after(0, 0.0005, self._user)
 
     def _user(self) -> None:
         self._woken = False
-        if self._busy or not self.alive:
+        if self.busy or not self.alive:
             return
         self.mesh.check_acknowledgements()
         if self.p.phase is Phase.FRESH:
@@ -357,13 +375,14 @@ class Worker:
                 self.post(Started(unit))
                 self.world.hook("alone" if self.p.laggard == "" else "unit", self)
                 self.speed.handed_out(self.world.clock.now_s)
+                value = (self.script.operations[self.p.reduced].place, unit, self.state)
                 times = self.world.slowness(self.agent)
-                self.work(0.005 * times, 0.03 * times, lambda: self._computed(unit, (self.p.reduced, unit, self.state)))
+                self.work(0.005 * times, 0.03 * times, lambda: self._computed(unit, value))
             case Exchange(number):
                 self.mesh.take_part(number)
             case CopyResult(source, op):
                 self.world.reach("redo rule: the result is copied")
-                self._fetch(source, op)
+                self.copies.fetch(source, op)
             case Deliver():
                 self.world.reach("redo rule: computed alone")
                 self.complete(Fetched(self.p.reduced), self.sums[(0, self.p.units)])
@@ -384,7 +403,7 @@ class Worker:
     def _raise(self, place: str) -> None:
         code = 5 if place.startswith("guard") else 1
         self.say(Failed(self.me, self.p.entered, place, "what the script says", code))
-        self._busy = True
+        self.busy = True
         self.after(0.001, 0.02, lambda: self.die(code, f"raised at {place}"))
 
     def _grace_over(self) -> None:
@@ -392,13 +411,13 @@ class Worker:
 
     def work(self, low_s: float, high_s: float, then: Callable[[], None]) -> None:
         """The user's thread is busy: nothing else is asked of it."""
-        self._busy = True
+        self.busy = True
 
         def done() -> None:
             if self.stalled:
                 self._held.append(done)
                 return
-            self._busy = False
+            self.busy = False
             then()
             self.wake()
 
@@ -410,11 +429,11 @@ class Worker:
             result = self.gradients
             self.work(0.001, 0.02, lambda: self._applied(result))
             return
-        script = self.world.script
+        script = self.script
         if self.p.reduced > script.last:
             self.say(Finished(self.me, self.p.entered, self._digest()))
             self.world.hook("finished", self)
-            self._busy = True
+            self.busy = True
             self.after(0.005, 0.1, lambda: self.die(0, "its script has ended"))
             return
         operation = script.operations[self.p.reduced]
@@ -424,23 +443,15 @@ class Worker:
             self._units = operation.units
         self.post(Begin(operation.units, operation.joinable))
         self.world.hook("begin", self)
-        if self.p.donor and self.world.clock.chance(0.1):
-            self._take_checkpoint()
-
-    def _take_checkpoint(self) -> None:
-        """It is durable a while later, whoever is a member then."""
-        assert self.p.record is not None
-        clock, record = self.world.clock, self.p.record
-        name = EntryName(self.p.reduced, 0, record.number, record.token)
-        entry = str(name) if clock.chance(0.9) else "what is no name"
-        self.after(0.01, 3.0, lambda: self.say(CheckpointComplete(self.me, PERIODIC, entry)))
+        if operation.joinable:
+            self.keeping.before_step()
 
     def _applied(self, result: Sum) -> None:
-        if self.applied < self.world.script.last:
-            self.state = apply(self.state, result)
+        if self.applied < self.script.last:
+            self.state = self.script.next_state(self.applied, self.state, result)
         self.applied += 1
 
-    def _computed(self, unit: int, value: tuple[int, int, int]) -> None:
+    def _computed(self, unit: int, value: Value) -> None:
         """The fold happens outside the lock, so a plan may take its inputs meanwhile."""
         self.speed.done(self.world.clock.now_s)
         leaf = (unit, unit + 1)
@@ -467,8 +478,7 @@ class Worker:
         self.post(event)
         if self.p.reduced == op + 1:
             self.results, self.gradients = {op: result}, result
-            if self.followers:
-                self.log[op] = result
+            self.copies.completed(op, result)
             self.world.obtained(self, op, result, before)
             if not self.world.scene.retains:
                 self.work(0, 0.001, lambda: self._used(op))
@@ -507,92 +517,3 @@ class Worker:
 
         self.world.clock.after(self.world.clock.between(0.0002, 0.003), arrive)
         self.world.clock.after(2.0, lambda: once(None))
-
-    def _fetch(self, source: str, op: int) -> None:
-        self._busy = True
-
-        def got(result: object) -> None:
-            self.after(0, slow_s, lambda: arrived(result))
-
-        def arrived(result: object) -> None:
-            self._busy = False
-            if result is None:
-                self.world.reach("a result copy failed")
-                self.post(FetchFailed(op))
-            else:
-                self.complete(Fetched(op), result)  # type: ignore[arg-type]
-            self.wake()
-
-        self.world.hook("fetch", self)
-        slow_s = 0.1 if self.world.clock.chance(0.2) else 0.0
-        trouble = self.world.clock.chance(self.world.copy_trouble)
-        self.ask(source, lambda other, reply: reply(None if trouble else other.results.get(op)), got)
-
-    def serve(self, newcomer: Worker, reply: Callable[[object], None]) -> None:
-        """A donor's window is from the beginning of a joinable operation to the end of its collecting phase."""
-        if not self._may_copy(newcomer.me):
-            reply(None)
-            return
-        op, state, held = self.p.reduced, self.state, self.world.clock.chance(0.5)
-        if self.world.scene.short_log:
-            assert self.p.record is not None
-            held = not self.p.record.hold
-        if held:  # the window waits until the copy to be held is made
-            self.followers[newcomer.me] = op
-        else:
-            self.post(CopyBegun(newcomer.me))
-            self.world.hook("copy_begun", self)
-
-        self.serving.add(newcomer.me)
-
-        def sent() -> None:
-            self.serving.discard(newcomer.me)
-            in_window = self.p.phase is Phase.COLLECTING and self.p.reduced == op and self.applied == op
-            if newcomer.alive and (held or in_window) and not self.world.clock.chance(self.world.copy_trouble):
-                reply((op, state, self.me, held))
-                return
-            self.world.reach("a state copy failed")
-            if not held:
-                self.post(CopyEnded(newcomer.me, op, False))
-            reply(None)
-
-        self.after(0.005, 0.15 if not held else 0.6, sent)
-
-    def _may_copy(self, newcomer: str) -> bool:
-        p = self.p
-        wanted = p.newest_pending is not None and p.newest_pending.member(newcomer) is not None
-        collecting = p.joinable and p.phase is Phase.COLLECTING and p.carry is None
-        return p.donor and wanted and collecting and not p.quiesced
-
-    def next_result(self, newcomer: str, op: int, join: bool, base: int) -> tuple[str, Sum | None]:
-        """As {"want": "next"} of runtime/donor.py."""
-        p = self.p
-        if join and op == p.reduced and self._may_copy(newcomer) and self._knows(base):
-            self.followers[newcomer] = op
-            self.post(CopyBegun(newcomer))
-            self.post(CopyEnded(newcomer, op, True))
-            return "now", None
-        if not p.donor or op >= p.reduced:
-            if p.donor and not join:
-                self.followers.setdefault(newcomer, op)
-            return "later", None
-        if self.world.scene.short_log:
-            self.followers.pop(newcomer, None)
-        if newcomer in self.followers and op in self.log:
-            return "result", self.log[op]
-        if op == p.kept and op in self.results:
-            self.world.reach("a newcomer took over a result that was kept for nobody")
-            self.followers[newcomer] = p.reduced
-            return "result", self.results[op]
-        return "refused", None
-
-    def verified(self, newcomer: str, op: int, base: int) -> None:
-        self.post(CopyEnded(newcomer, op, self._knows(base)))
-
-    def _knows(self, base: int) -> bool:
-        return self.p.record is not None and self.p.record.base == base
-
-    def outcome(self, op: int) -> object:
-        """What became of operation op: None if not known, else the generation that took effect, and the result."""
-        number = position.outcome(self.p, op)
-        return None if number is None else (number, self.results.get(op))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from elastic import position
+from elastic.checkpoints.naming import EntryName
 from elastic.config import JobSpec, Timing
 from elastic.detector import Health
 from elastic.membership import End, Group
@@ -14,9 +15,11 @@ from elastic.messages import Generation, Order
 from elastic.position import Position
 from tests.sim.agent import Agent
 from tests.sim.clock import Clock, Lane, Timepiece
-from tests.sim.faults import Fault, Scene, draw
+from tests.sim.directed import draw
+from tests.sim.faults import Fault, Scene
 from tests.sim.judge import Judge, Violation
 from tests.sim.leader import Leader
+from tests.sim.memory import Storage
 from tests.sim.network import Network
 from tests.sim.paths import Paths
 from tests.sim.script import Script, Sum, write_script
@@ -52,10 +55,13 @@ class World:
     def __init__(self, seed: int, tell: Callable[[str], None] | None = None, scene: Scene | None = None) -> None:
         """scene: another one than the seed's."""
         self.seed, self._tell = seed, tell
+        self.is_told = tell is not None
+        """Somebody reads it; what is not read need not be worded."""
         self.scene = scene = scene or draw(seed)
         self.clock = Clock(seed)
         self.network = Network(self.clock, scene.loss)
         self.script = Script(write_script(self.clock.random, scene.steps, scene.units, scene.epoch_steps))
+        self._runs = {"": self.script}
         self.spec = JobSpec(
             name="simulated",
             command=("script",),
@@ -72,7 +78,11 @@ class World:
         )
         self.store_trouble, self.copy_trouble = scene.store_trouble, scene.copy_trouble
         self.store_away = False
-        self.records = Records()
+        self.records, self.storage = Records(), Storage()
+        self.size = 0
+        """How many workers somebody wants the job to have; 0: as at the start."""
+        self.most = self.spec.workers
+        """How many it ever was to have."""
         self.workers: dict[str, Worker] = {}
         self.agents: list[Agent] = []
         self.leader: Leader | None = None
@@ -135,6 +145,26 @@ class World:
         for worker in list(self.workers.values()):
             worker.resume()
             worker.go_on()
+
+    def run_from(self, began: str) -> Script:
+        """What is left of the script where a revived job goes on; the whole one for the first run."""
+        if began not in self._runs:
+            name = EntryName.parse(began)
+            assert name is not None
+            self._runs[began] = self.script.resumed(name.step)
+        return self._runs[began]
+
+    def epoch(self) -> int:
+        """In which the members are."""
+        members = [worker for worker in self.workers.values() if worker.p.entered and worker.p.record]
+        ahead = max(members, key=lambda worker: (worker.p.record.base, worker.p.reduced), default=None)  # type: ignore[union-attr]
+        return ahead.script.operations[min(ahead.p.reduced, ahead.script.last)].epoch if ahead else 0
+
+    def resize(self, workers: int) -> None:
+        """Somebody gives the job another size."""
+        self.size, self.most = workers, max(self.most, workers)
+        if self.leader is not None:
+            self.leader.resize()
 
     def start_agent(self, slots: int) -> None:
         if not self.over:
@@ -203,7 +233,8 @@ class World:
 
     def never_joins(self, worker: Worker) -> bool:
         """Its script ends before that, of itself or by what it raises."""
-        return worker.agent.node == f"n{self.scene.never_joins}"
+        again = not self.scene.joins_once or not worker.me.endswith(".0")
+        return again and worker.agent.node == f"n{self.scene.never_joins}"
 
     def numerics(self, agent: Agent) -> str:
         return "other" if agent.node == f"n{self.scene.strange}" else "same"
@@ -266,7 +297,7 @@ class World:
 
     def stepped(self, machine: str, before: str, event: object, after: str) -> None:
         self.events += 1
-        self.changes.add((machine, str(before), type(event).__name__, str(after)))
+        self.changes.add((machine, before, type(event).__name__, after))
 
     def judged(self, who: object, name: str, health: Health) -> None:
         before = self._health.get((id(who), name), Health.ALIVE)
@@ -276,9 +307,11 @@ class World:
     def noted(self, event: str) -> None:
         if event in ("straggler", "demoted"):
             self.reach(f"a worker was {'demoted' if event == 'demoted' else 'named a straggler'}")
+            self.hook(event)
 
     def committed(self, record: Generation) -> None:
-        self.say("store", f"generation {record.number} {record.kind} {' '.join(record.ids)} {record.plan}")
+        if self.is_told:
+            self.say("store", f"generation {record.number} {record.kind} {' '.join(record.ids)} {record.plan}")
         self.judge.committed(record)
         self.paths.committed(record)
 
@@ -287,15 +320,16 @@ class World:
         self.paths.saw(worker, before)
 
     def obtained(self, worker: Worker, op: int, result: Sum, before: Position) -> None:
-        self.say(worker.me, f"has the result of {op} in generation {before.entered}")
+        if self.is_told:
+            self.say(worker.me, f"has the result of {op} in generation {before.entered}")
         self.judge.obtained(worker, op, result, before)
 
     def died(self, worker: Worker) -> None:
         self.judge.died(worker)
         self.paths.died(worker)
 
-    def lost_leader(self) -> None:
-        self.paths.lost_leader()
+    def lost_leader(self, group: Group) -> None:
+        self.paths.lost_leader(group)
 
     def killed(self, worker: Worker | None) -> None:
         if worker is not None:

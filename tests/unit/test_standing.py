@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from elastic.messages import (
@@ -146,3 +147,27 @@ def test_a_park_order_covers_every_generation_that_workers_here_may_have_entered
     worker = Position(me="a.0.0", record=record, entered=7, ring=RingState.LIVE)
     parked, actions = step(worker, Quiesce(1, 0, standing.newest))
     assert parked.ring is RingState.ABORTED and actions
+
+
+def test_a_program_that_goes_on_with_these_workers_says_the_same() -> None:
+    wish, end = DrainWish("a.0.0", "spot notice", 1000), WorkerDead("b.0.0", "killed by SIGKILL")
+    standing = Standing()
+    standing.published(_record(1, "a.0.0", "b.0.0"))
+    given_up = SlotGivenUp("a", 1, "too many restarts")
+    for word in (ANNOUNCE, RingUp("a.0.0", 1), replace(ANNOUNCE, worker_id="b.0.0"), wish, end, given_up):
+        standing.heard(word)
+    later = Standing.from_state(json.loads(json.dumps(standing.to_state())))
+    assert later.words() == standing.words() and len(later.words()) == 4
+    assert (later.newest, later.leader) == (standing.newest, standing.leader) == (1, "a.0.0")
+
+
+def test_a_node_knows_whether_its_generation_has_members_elsewhere() -> None:
+    standing = Standing()
+    standing.published(replace(_record(1), members=(Member("a.0.0", "a", "h", 1, 0), Member("b.0.0", "b", "h", 1, 1))))
+    assert not standing.has_others("a"), "nobody here has entered it"
+    for word in (ANNOUNCE, RingUp("a.0.0", 1)):
+        standing.heard(word)
+    assert standing.has_others("a")
+    standing.published(replace(_record(2), members=(Member("a.0.0", "a", "h", 1, 0),)))
+    standing.heard(Progress("a.0.0", 2, 1))
+    assert not standing.has_others("a")

@@ -1,0 +1,281 @@
+"""Scenes that lead to what chance alone hardly ever reaches: each is a story of two or three faults, with its moments
+drawn from the seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from elastic.config import Stragglers
+from tests.sim.faults import Fault, Scene, draw_by_chance
+
+SHARE = 0.35
+"""Of all seeds."""
+
+HORIZON_S = 12.0
+
+
+def draw(seed: int) -> Scene:
+    """What happens in the run of this seed."""
+    random = Random(f"directed {seed}")
+    if random.random() >= SHARE:
+        return draw_by_chance(seed)
+    name = random.choice(sorted(STORIES))
+    return STORIES[name](random, name)
+
+
+def _scene(random: Random, name: str, *faults: Fault, **changes: Any) -> Scene:
+    nodes, slots = changes.get("nodes", 3), changes.get("slots", 1)
+    calm: dict[str, Any] = {
+        "name": name, "nodes": nodes, "slots": slots, "min_workers": 1, "max_workers": nodes * slots, "spares": 0,
+        "steps": random.randint(14, 24), "epoch_steps": 1000, "units": random.choice([2, 4, 6]), "faults": faults,
+        "store_trouble": 0.0, "copy_trouble": 0.0, "link_trouble": 0.0, "short_log": False, "heal_s": HORIZON_S,
+        "retains": random.random() < 0.8, "skewed": random.random() < 0.5, "letters": random.choice([1, 256]),
+        "snapshot_every": random.choice([0, 3]), "revives": random.random() < 0.5,
+    }  # fmt: skip
+    return Scene(**{**calm, **changes})
+
+
+def _early(random: Random, what: str = "crash", **more: Any) -> Fault:
+    return Fault(what, random.randrange(8), at_s=random.uniform(0.4, 1.0), **more)
+
+
+def _split(random: Random, nodes: int) -> tuple[Fault, Fault]:
+    """The last member to sum dies when all but one of the others have its sums: that one is an operation behind."""
+    nth = nodes * random.randint(2, 8)
+    last = Fault("crash", "self", hook="summed", nth=nth, delay_s=random.uniform(0.006, 0.03))
+    return Fault("mute", "self", hook="summed", nth=nth, for_s=2.0), last
+
+
+# ----------------------------------------------------------------------------------------- beginnings and ends
+
+
+def _slow_start(random: Random, name: str) -> Scene:
+    """Too few have come when the join window is over; those that have say so twice."""
+    nodes = random.choice([2, 3])
+    resize = (Fault("resize", random.randrange(6), at_s=random.uniform(0.1, 15.0)),) * random.randint(0, 1)
+    late_s = tuple(random.choice([0.0, 0.0, 8.0]) for _ in range(nodes))
+    return _scene(
+        random, name, *resize, nodes=nodes, min_workers=nodes, import_s=20.0, late_s=late_s, twice=0.5, heal_s=30.0
+    )  # fmt: skip
+
+
+def _ring_breaks_at_the_end(random: Random, name: str) -> Scene:
+    """In the last operation a node dies whose sums have reached all but one; that one notices when another one, which
+    has slept, has just finished."""
+    again_s = 0.2 * random.randint(1, 3)  # what is held up is sent again
+    asleep = Fault("pause", "self", hook="last_summed", nth=1, for_s=again_s - random.uniform(0.025, 0.06))
+    mute = Fault("mute", "self", hook="last_summed", nth=2, for_s=again_s - 0.1)
+    gone = Fault("crash_node", "self", hook="last_summed", nth=2, delay_s=random.uniform(0.004, 0.01))
+    return _scene(random, name, asleep, mute, gone, units=2, steps=random.randint(12, 16))
+
+
+def _strange_newcomer(random: Random, name: str) -> Scene:
+    nodes = random.choice([1, 2])
+    faults = (Fault("add_node", at_s=random.uniform(0.4, 1.0)), Fault("add_node", at_s=random.uniform(0.4, 2.0)))
+    return _scene(random, name, *faults, nodes=nodes, max_workers=nodes + 2, strange=nodes, steps=40)
+
+
+def _raised_for_good(random: Random, name: str) -> Scene:
+    """A script that raises, where nobody is replaced."""
+    return _scene(random, name, _early(random, "raise"), replace=False, max_restarts=3)
+
+
+def _resized(random: Random, name: str) -> Scene:
+    """Somebody gives the job another size, before it has begun or later."""
+    nodes, slots = random.choice([(1, 1), (2, 1), (3, 1), (1, 3), (2, 2)])
+    times = sorted(random.uniform(0.0, 3.0) for _ in range(random.randint(1, 3)))
+    sizes = tuple(Fault("resize", random.randrange(6), at_s=at_s) for at_s in times)
+    late_s = tuple(random.choice([0.0, 0.0, 3.0]) for _ in range(nodes))
+    trouble = random.choice([(), (_early(random),), (Fault("crash_leader", at_s=random.uniform(0.5, 3.0)),)])
+    spares = random.choice([0, 0, 1])
+    return _scene(random, name, *sizes, *trouble, nodes=nodes, slots=slots, max_workers=6, late_s=late_s, spares=spares,
+                  steps=40, uneven_s=0.5)  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------- frozen and silent
+
+
+def _all_silent_and_one_frozen(random: Random, name: str) -> Scene:
+    """A leader that hears of a frozen member is cut off from all other agents; then the first one is back."""
+    frozen = Fault("pause", random.randrange(3), at_s=random.uniform(0.5, 1.0), for_s=22.0)
+    apart = Fault("isolate_leader", hook="leader_quiescing", nth=1, delay_s=random.uniform(0.0, 0.002),
+                  for_s=random.uniform(5.5, 9.0))  # fmt: skip
+    return _scene(random, name, frozen, apart, heal_s=25.0, steps=40)
+
+
+def _frozen_newcomer(random: Random, name: str) -> Scene:
+    """Its own agent ends it, while the members wait below quorum."""
+    pause = Fault("pause", "self", hook="invited", nth=1, for_s=random.uniform(14.0, 18.0))
+    return _scene(random, name, _early(random), pause, min_workers=3, heal_s=22.0)
+
+
+def _frozen_then_busy(random: Random, name: str) -> Scene:
+    """A frozen process uses its processor again, and does not beat yet. Later a new leader hears that it was frozen."""
+    at_s, whom = random.uniform(0.5, 1.0), random.choice(["donor", 0, 1])
+    burn = Fault("burn", "asleep", at_s=at_s + random.uniform(3.5, 5.5), for_s=3.0)
+    lead = (Fault("crash_leader", at_s=at_s + random.uniform(3.2, 8.0)),) * random.randint(0, 1)
+    return _scene(random, name, Fault("pause", whom, at_s=at_s, for_s=9.0), burn, *lead, heal_s=16.0, steps=30)
+
+
+def _two_stand_still(random: Random, name: str) -> Scene:
+    """One does not get on with its shard, and another one that waits for it would not either."""
+    nth = random.randint(3, 20)
+    others = [Fault("stall", whom, hook="unit", nth=nth) for whom in (0, 1, 2)]
+    return _scene(random, name, Fault("stall", "self", hook="unit", nth=nth), *others, units=1, heal_s=45.0)
+
+
+# ------------------------------------------------------------------------------------------------------ copies
+
+
+def _dead_as_its_generation_begins(random: Random, name: str) -> Scene:
+    """A newcomer holds the state and dies, and the members may have its generation in effect."""
+    die = Fault("crash", "self", hook="copied", nth=1, delay_s=random.uniform(0.0, 0.04))
+    return _scene(random, name, _early(random), die, steps=40, units=random.choice([6, 8]))
+
+
+def _stuck_as_its_generation_begins(random: Random, name: str) -> Scene:
+    stick = Fault("stick", hook="copied", nth=random.randint(1, 2), delay_s=random.uniform(0.0, 0.004))
+    return _scene(random, name, _early(random), stick, steps=40)
+
+
+def _newcomer_alone_is_past_k(random: Random, name: str) -> Scene:
+    """The donor's sums do not reach the other member, but a newcomer has come in after them; then the donor dies."""
+    mute = Fault("mute", "donor", hook="effect_summed", nth=2, for_s=3.0)
+    gone = Fault("crash", "ahead", hook="joined", nth=1, delay_s=random.choice([0.0, random.uniform(0.0, 0.01)]))
+    return _scene(random, name, _early(random), mute, gone, steps=40)
+
+
+def _waited_for_in_vain(random: Random, name: str) -> Scene:
+    """Epochs are shorter than a start, so the ring stands still for the third newcomer; and that one hangs."""
+    hang = Fault("hang", "self", hook="invited", nth=3)
+    return _scene(random, name, _early(random), hang, nodes=2, epoch_steps=random.randint(1, 2), steps=150, units=2)
+
+
+def _copied_result_comes_too_late(random: Random, name: str) -> Scene:
+    """Who is behind fetches a result; whoever has it sleeps, and a third one dies meanwhile."""
+    nodes = random.choice([4, 5])
+    asleep = Fault("pause", "ahead", hook="fetch", nth=1, for_s=random.uniform(0.2, 0.8))
+    third = Fault("crash", random.randrange(8), hook="fetch", nth=1, delay_s=random.uniform(0.0, 0.1))
+    source = Fault("crash", "ahead", hook="fetch", nth=1)
+    others = random.choice([(asleep, third), (asleep, third), (third,), (source,)])
+    trouble = random.choice([0.0, 0.0, 0.5])
+    return _scene(random, name, *_split(random, nodes), *others, nodes=nodes, retains=True, copy_trouble=trouble)
+
+
+def _computed_alone_in_vain(random: Random, name: str) -> Scene:
+    """Who could not fetch a result computes it; the next plan has somebody again who holds it."""
+    nodes = random.choice([4, 5])
+    third = Fault("crash", random.randrange(8), hook="alone", nth=random.randint(1, 4), delay_s=random.uniform(0, 0.06))
+    return _scene(random, name, *_split(random, nodes), third, nodes=nodes, units=8, retains=True, copy_trouble=0.8)
+
+
+# ------------------------------------------------------------------------------------------------------- rings
+
+
+def _pending_ring_not_built(random: Random, name: str) -> Scene:
+    """What one member sends does not arrive while the ring of a planned generation is built."""
+    mute = Fault("mute_all", 0, hook="leader_commit", nth=2, for_s=random.uniform(5.2, 7.0))
+    change = Fault("drain", 3, at_s=random.uniform(0.6, 1.0), for_s=20.0)
+    second = (Fault("add_node", at_s=random.uniform(0.6, 3.0)),) * random.randint(0, 1)
+    return _scene(random, name, change, mute, *second, nodes=4, max_workers=5, heal_s=14.0)
+
+
+def _unreachable_member(random: Random, name: str) -> Scene:
+    """What one member sends does not arrive while two rings in a row are built after a loss."""
+    mute = Fault(random.choice(["mute", "mute_all"]), random.randrange(3), hook="leader_committed_loss", nth=1,
+                 for_s=random.uniform(11.0, 14.0))  # fmt: skip
+    replace = random.random() < 0.7
+    return _scene(random, name, _early(random), mute, nodes=random.choice([3, 4]), replace=replace, heal_s=16.0)
+
+
+def _loss_as_a_change_takes_effect(random: Random, name: str) -> Scene:
+    """A member has given its sums for the step after which a planned generation begins, and dies; perhaps the leader
+    hears of that before it hears that somebody has entered the generation."""
+    nodes, change = random.choice([2, 2, 3]), random.choice(["drain", "drain", "add_node"])
+    whom, nth = random.choice(["self", "self", "ahead"]), random.randint(1, nodes)
+    gone = Fault("crash", whom, hook="effect_summed", nth=nth, delay_s=random.uniform(0.0, 0.01))
+    late = (Fault("pause_agent", "ahead", hook="effect_summed", nth=nth, for_s=0.3),) * random.randint(0, 1)
+    faults = (_early(random, change, for_s=20.0), *late, gone)
+    return _scene(random, name, *faults, nodes=nodes, max_workers=4, steps=30)
+
+
+def _untold_change(random: Random, name: str) -> Scene:
+    """A planned generation becomes durable while its leader asks for reports, and another one tells of it."""
+    change = Fault("drain", 2, at_s=0.8, for_s=20.0) if random.random() < 0.5 else Fault("add_node", at_s=0.8)
+    crash = Fault("crash", 0, hook="leader_commit", nth=2, delay_s=random.uniform(0.0, 0.01))
+    lead = Fault("crash_leader", hook="leader_quiescing", nth=1, delay_s=random.uniform(0.1, 1.2))
+    return _scene(random, name, change, crash, lead, max_workers=4, store_trouble=0.8, steps=30)
+
+
+# ------------------------------------------------------------------------------------------------------- speed
+
+
+def _uneven_and_struck(random: Random, name: str) -> Scene:
+    """Shards follow the speed of machines when one is lost."""
+    slowness = random.choice([(1.0, 4.0, 1.0), (4.0, 1.0, 1.0), (1.0, 1.0, 4.0)])
+    crash = Fault("crash", random.randrange(8), at_s=random.uniform(2.5, 5.0))
+    return _scene(random, name, crash, units=8, steps=40, slowness=slowness, uneven_s=0.1)
+
+
+def _demoted_and_struck(random: Random, name: str) -> Scene:
+    """A straggler is about to give its place to a spare when a member is lost."""
+    slowness = random.choice([(1.0, 4.0, 1.0), (4.0, 1.0, 1.0), (1.0, 1.0, 4.0)])
+    crash = Fault("crash", random.randrange(6), hook="demoted", nth=1, delay_s=random.uniform(0.0, 0.3))
+    return _scene(random, name, crash, units=6, steps=60, slowness=slowness, spares=1, uneven_s=0.1,
+                  stragglers=Stragglers.DEMOTE)  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------- every copy is lost
+
+
+def _all_die(random: Random, name: str) -> Scene:
+    """All workers die at once, perhaps twice; a node with what it has kept may go too, and so may the leader."""
+    nodes, slots = random.choice([(1, 1), (2, 1), (3, 1), (2, 2)])
+    begun = nodes * slots * random.randint(2, 14)
+    faults = [Fault("crash_all", hook="begin", nth=begun)]
+    if random.random() < 0.5:
+        faults.append(Fault("crash_all", hook="revived", nth=1, delay_s=random.uniform(0.0, 1.5)))
+    if random.random() < 0.3:
+        faults.append(Fault("crash_node", random.randrange(6), hook="begin", nth=begun))
+    if random.random() < 0.4:
+        hook = random.choice(["leader_quiescing", "leader_forming"])
+        faults.append(Fault("crash_leader", hook=hook, nth=1, delay_s=random.uniform(0.0, 0.5)))
+    if random.random() < 0.3:
+        faults.append(Fault("crash", random.randrange(6), hook="revived", nth=random.randint(1, 3)))
+    return _scene(
+        random, name, *faults, nodes=nodes, slots=slots, snapshot_every=random.choice([0, 1, 2, 5]), revives=True,
+        import_s=random.choice([0.0, 0.5, 20.0]), steps=random.randint(14, 24), twice=random.choice([0.0, 0.1]),
+        heal_s=30.0,
+    )  # fmt: skip
+
+
+def _held_after_all(random: Random, name: str) -> Scene:
+    """All die but those of a node that nobody reaches, for as long as it takes until it is given up."""
+    nodes, whom = random.choice([2, 3]), random.randrange(6)
+    begun = nodes * random.randint(3, 12)
+    apart = Fault("isolate", whom, hook="begin", nth=begun, for_s=random.uniform(44.7, 49.0))
+    rest = Fault("crash_others", whom, hook="begin", nth=begun, delay_s=0.001)
+    return _scene(random, name, apart, rest, nodes=nodes, snapshot_every=random.choice([0, 1, 3]), revives=True,
+                  import_s=random.choice([0.5, 4.0, 4.0]), heal_s=60.0)  # fmt: skip
+
+
+def _slot_fails_after_all_died(random: Random, name: str) -> Scene:
+    """A node's next process ends before it has joined, while the others wait for it."""
+    crash = Fault("crash_all", at_s=random.uniform(0.6, 1.2))
+    nodes = random.choice([2, 3])
+    return _scene(random, name, crash, nodes=nodes, snapshot_every=1, revives=True, never_joins=random.randrange(nodes),
+                  joins_once=True, max_restarts=0, import_s=0.5, steps=30)  # fmt: skip
+
+
+STORIES: dict[str, Callable[[Random, str], Scene]] = {
+    story.__name__.lstrip("_").replace("_", " "): story
+    for story in (
+        _slow_start, _ring_breaks_at_the_end, _strange_newcomer, _raised_for_good, _resized, _all_silent_and_one_frozen,
+        _frozen_newcomer, _frozen_then_busy, _two_stand_still, _dead_as_its_generation_begins,
+        _stuck_as_its_generation_begins, _newcomer_alone_is_past_k, _waited_for_in_vain, _copied_result_comes_too_late,
+        _computed_alone_in_vain, _pending_ring_not_built, _unreachable_member, _loss_as_a_change_takes_effect,
+        _untold_change, _uneven_and_struck, _demoted_and_struck, _all_die, _held_after_all, _slot_fails_after_all_died,
+    )
+}  # fmt: skip
