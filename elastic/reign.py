@@ -222,12 +222,17 @@ class Reign:
                 return await self.post(Committed(generation.number))
 
     async def _find_pointer(self) -> None:
-        """A store that knows no checkpoint learns of the one that was found on the storage."""
-        try:
-            known = await self._store.call(self._candidate.pointer, PERIODIC)
-        except (StoreError, CheckpointCorrupt) as error:
-            self._journal.write("pointer_unknown", because=str(error))
-            return
+        """A store that knows no checkpoint learns of the one that was found on the storage. Asked until it answers: a
+        leader that does not know of the newest may have to give the job up for lost."""
+        while True:
+            try:
+                known = await self._store.call(self._candidate.pointer, PERIODIC)
+                break
+            except StoreUnavailable:
+                await asyncio.sleep(RETRY_S)
+            except (StoreError, CheckpointCorrupt) as error:
+                self._journal.write("pointer_unknown", because=str(error))
+                return
         if known is not None:
             await self.post(PointerAt(known.entry))
         elif self.group.resumed:

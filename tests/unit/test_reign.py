@@ -13,6 +13,8 @@ import pytest
 
 from elastic import codec
 from elastic import reign as reign_module
+from elastic.checkpoints.naming import PERIODIC
+from elastic.checkpoints.pointer import Pointer
 from elastic.config import JobSpec
 from elastic.election import LEASE_S, SAFETY, Candidate, Won
 from elastic.errors import StoreUnavailable
@@ -20,7 +22,7 @@ from elastic.journal import Journal
 from elastic.membership import AgentDown, End
 from elastic.messages import CheckpointComplete, Generation, Kind, Member, Order, Plan, Pointed, SlotGivenUp, Word
 from elastic.reign import Deposed, Reign, StoreThread
-from elastic.store import Compare, Delete, Lease, MemoryStore, Put, TxnResult
+from elastic.store import Compare, Delete, Item, Lease, MemoryStore, Put, TxnResult
 from elastic.tenure import Tenure
 from elastic.wire import elastic_pb2 as pb
 
@@ -47,6 +49,11 @@ class DeafStore(MemoryStore):
     ) -> TxnResult:
         self._hear()
         return super().txn(compares, puts, deletes, timeout_s=timeout_s)
+
+    def get(self, key: str, *, timeout_s: float) -> Item | None:
+        if "/checkpoints/" in key:
+            self._hear()
+        return super().get(key, timeout_s=timeout_s)
 
     def _hear(self) -> None:
         with self._counting:
@@ -146,15 +153,20 @@ def _order(message: pb.LeaderOrder) -> Order | None:
     return codec.order_from_bytes(message.addressed.order) if message.HasField("addressed") else None
 
 
-def lead_until_pointed(store: DeafStore, journal: Journal, *, resumed: str, words: Sequence[Word] = ()) -> list[str]:
+def lead_until_pointed(
+    store: DeafStore, journal: Journal, *, resumed: str = "", known: str = "", deaf: int = 0, words: Sequence[Word] = ()
+) -> list[str]:
     """A reign over the member a.0.0, up to its answers to these words. Returns what its agent was told of pointers, and
-    at last what `elastic status` shows."""
+    at last what `elastic status` shows. known: to the store."""
     candidate = Candidate(store, "job", "first", time.monotonic)
     won = candidate.stand()
     assert isinstance(won, Won)
     record = Generation(1, Kind.FORM, 1, (Member("a.0.0", "a", "host", 1, 0),), Plan(), "here")
     candidate.chain()
     candidate.commit(record)
+    if known:
+        candidate.point(PERIODIC, Pointer(known, "a.0.0", 1))
+    store.deaf = deaf
 
     async def lead() -> list[str]:
         thread = StoreThread()
@@ -163,7 +175,7 @@ def lead_until_pointed(store: DeafStore, journal: Journal, *, resumed: str, word
             reign = Reign(SPEC, tenure, journal, thread, resumed)
             session = reign.attach("a")
             leading = asyncio.create_task(reign.lead((record,)))
-            while resumed and not reign.group.checkpoint:
+            while (resumed or known) and not reign.group.checkpoint:
                 await asyncio.sleep(0.01)  # a thread answers, and tells nobody
             for word in words:
                 await reign.post(word)
@@ -184,6 +196,10 @@ OLD, NEW = "step-000000000100.0.g9-0123abcd", "step-000000000104.0.g1-4567cdef"
 def test_a_store_that_knows_no_checkpoint_learns_of_the_one_that_the_run_goes_on_from(journal: Journal) -> None:
     assert lead_until_pointed(DeafStore(), journal, resumed=OLD) == [OLD]
     assert lead_until_pointed(DeafStore(), journal, resumed="") == [""]
+
+
+def test_a_store_that_does_not_answer_is_asked_again_for_the_newest_checkpoint(journal: Journal) -> None:
+    assert lead_until_pointed(DeafStore(), journal, known=OLD, deaf=3) == [OLD]
 
 
 def test_whoever_completes_a_newer_checkpoint_is_told_that_the_pointer_is_there(journal: Journal) -> None:
