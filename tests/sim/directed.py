@@ -91,7 +91,15 @@ def _resized(random: Random, name: str) -> Scene:
     trouble = random.choice([(), (_early(random),), (Fault("crash_leader", at_s=random.uniform(0.5, 3.0)),)])
     spares = random.choice([0, 0, 1])
     return _scene(random, name, *sizes, *trouble, nodes=nodes, slots=slots, max_workers=6, late_s=late_s, spares=spares,
-                  steps=40, uneven_s=0.5)  # fmt: skip
+                  steps=30, uneven_s=0.5)  # fmt: skip
+
+
+def _news_while_all_leave(random: Random, name: str) -> Scene:
+    """All members stop after one step, one of them slowly; meanwhile somebody comes."""
+    stop = Fault("stop_in_order", at_s=random.uniform(0.5, 1.0), for_s=5.0)
+    slow = Fault("pause", "self", hook="leaving", nth=1, for_s=1.0)
+    come = Fault("add_node", hook="leaving", nth=1, delay_s=random.uniform(0.0, 0.3))
+    return _scene(random, name, stop, slow, come, nodes=random.choice([2, 3]), max_workers=4, steps=30)
 
 
 # --------------------------------------------------------------------------------------------- frozen and silent
@@ -102,7 +110,7 @@ def _all_silent_and_one_frozen(random: Random, name: str) -> Scene:
     frozen = Fault("pause", random.randrange(3), at_s=random.uniform(0.5, 1.0), for_s=22.0)
     apart = Fault("isolate_leader", hook="leader_quiescing", nth=1, delay_s=random.uniform(0.0, 0.002),
                   for_s=random.uniform(5.5, 9.0))  # fmt: skip
-    return _scene(random, name, frozen, apart, heal_s=25.0, steps=40)
+    return _scene(random, name, frozen, apart, heal_s=25.0)
 
 
 def _frozen_newcomer(random: Random, name: str) -> Scene:
@@ -132,25 +140,31 @@ def _two_stand_still(random: Random, name: str) -> Scene:
 def _dead_as_its_generation_begins(random: Random, name: str) -> Scene:
     """A newcomer holds the state and dies, and the members may have its generation in effect."""
     die = Fault("crash", "self", hook="copied", nth=1, delay_s=random.uniform(0.0, 0.04))
-    return _scene(random, name, _early(random), die, steps=40, units=random.choice([6, 8]))
+    return _scene(random, name, _early(random), die, steps=30, units=random.choice([6, 8]))
+
+
+def _drained_while_one_copies(random: Random, name: str) -> Scene:
+    """Who drains does not wait for the newcomer."""
+    drain = Fault("drain", random.randrange(6), hook="ready", nth=1, delay_s=random.uniform(0.0, 0.3), for_s=20.0)
+    return _scene(random, name, _early(random), drain, nodes=random.choice([3, 4]), steps=30, short_log=True)
 
 
 def _stuck_as_its_generation_begins(random: Random, name: str) -> Scene:
     stick = Fault("stick", hook="copied", nth=random.randint(1, 2), delay_s=random.uniform(0.0, 0.004))
-    return _scene(random, name, _early(random), stick, steps=40)
+    return _scene(random, name, _early(random), stick, steps=30)
 
 
 def _newcomer_alone_is_past_k(random: Random, name: str) -> Scene:
     """The donor's sums do not reach the other member, but a newcomer has come in after them; then the donor dies."""
     mute = Fault("mute", "donor", hook="effect_summed", nth=2, for_s=3.0)
     gone = Fault("crash", "ahead", hook="joined", nth=1, delay_s=random.choice([0.0, random.uniform(0.0, 0.01)]))
-    return _scene(random, name, _early(random), mute, gone, steps=40)
+    return _scene(random, name, _early(random), mute, gone, steps=30)
 
 
 def _waited_for_in_vain(random: Random, name: str) -> Scene:
     """Epochs are shorter than a start, so the ring stands still for the third newcomer; and that one hangs."""
     hang = Fault("hang", "self", hook="invited", nth=3)
-    return _scene(random, name, _early(random), hang, nodes=2, epoch_steps=random.randint(1, 2), steps=150, units=2)
+    return _scene(random, name, _early(random), hang, nodes=2, epoch_steps=random.randint(1, 2), steps=100, units=2)
 
 
 def _copied_result_comes_too_late(random: Random, name: str) -> Scene:
@@ -215,15 +229,15 @@ def _untold_change(random: Random, name: str) -> Scene:
 def _uneven_and_struck(random: Random, name: str) -> Scene:
     """Shards follow the speed of machines when one is lost."""
     slowness = random.choice([(1.0, 4.0, 1.0), (4.0, 1.0, 1.0), (1.0, 1.0, 4.0)])
-    crash = Fault("crash", random.randrange(8), at_s=random.uniform(2.5, 5.0))
-    return _scene(random, name, crash, units=8, steps=40, slowness=slowness, uneven_s=0.1)
+    crash = Fault("crash", random.randrange(8), at_s=random.uniform(2.0, 3.5))
+    return _scene(random, name, crash, units=8, steps=30, slowness=slowness, uneven_s=0.1)
 
 
 def _demoted_and_struck(random: Random, name: str) -> Scene:
     """A straggler is about to give its place to a spare when a member is lost."""
     slowness = random.choice([(1.0, 4.0, 1.0), (4.0, 1.0, 1.0), (1.0, 1.0, 4.0)])
     crash = Fault("crash", random.randrange(6), hook="demoted", nth=1, delay_s=random.uniform(0.0, 0.3))
-    return _scene(random, name, crash, units=6, steps=60, slowness=slowness, spares=1, uneven_s=0.1,
+    return _scene(random, name, crash, units=6, steps=40, slowness=slowness, spares=1, uneven_s=0.1,
                   stragglers=Stragglers.DEMOTE)  # fmt: skip
 
 
@@ -272,7 +286,8 @@ def _slot_fails_after_all_died(random: Random, name: str) -> Scene:
 STORIES: dict[str, Callable[[Random, str], Scene]] = {
     story.__name__.lstrip("_").replace("_", " "): story
     for story in (
-        _slow_start, _ring_breaks_at_the_end, _strange_newcomer, _raised_for_good, _resized, _all_silent_and_one_frozen,
+        _slow_start, _ring_breaks_at_the_end, _strange_newcomer, _raised_for_good, _resized, _news_while_all_leave,
+        _all_silent_and_one_frozen, _drained_while_one_copies,
         _frozen_newcomer, _frozen_then_busy, _two_stand_still, _dead_as_its_generation_begins,
         _stuck_as_its_generation_begins, _newcomer_alone_is_past_k, _waited_for_in_vain, _copied_result_comes_too_late,
         _computed_alone_in_vain, _pending_ring_not_built, _unreachable_member, _loss_as_a_change_takes_effect,
