@@ -63,10 +63,12 @@ class Judge:
         for founder in record.ids:
             kept = world.workers[founder].keeping.find(record.began)
             require(kept is not None, f"{founder} is to go on from {record.began}, and does not have it")
-        leader = world.leader
-        for seen in leader.group.workers.values() if leader and leader.leads else ():
-            knows = not seen.entered and seen.member.worker_id not in leader.group.outdated  # type: ignore[union-attr]
-            require(not knows or step_of(seen.snapshot) <= step, f"{seen} has kept what is newer than {record.began}")
+        if world.leader is None or not world.leader.leads:
+            return
+        group = world.leader.group
+        for name, seen in group.workers.items():
+            here = not (seen.entered or seen.refused) and name not in {*group.outdated, *group.dead, *group.given_up}
+            require(not here or step_of(seen.snapshot) <= step, f"{seen} has kept what is newer than {record.began}")
 
     def grouped(self, group: Group) -> None:
         """Whoever is in a record is known, or known dead; and only of who is known there is any silence."""
