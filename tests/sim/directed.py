@@ -78,8 +78,28 @@ def _strange_newcomer(random: Random, name: str) -> Scene:
 
 
 def _raised_for_good(random: Random, name: str) -> Scene:
-    """A script that raises, where nobody is replaced."""
-    return _scene(random, name, _early(random, "raise"), replace=False, max_restarts=3)
+    """A script that raises: where nobody is replaced, or again in the one that replaces it."""
+    again = tuple(Fault("raise", "self", hook="joined", nth=nth) for nth in (1, 2))
+    replace = random.random() < 0.7
+    return _scene(random, name, _early(random, "raise"), *again, replace=replace, max_restarts=3, steps=40)
+
+
+def _drifted(random: Random, name: str) -> Scene:
+    """A member's state is not what it should be, and no sum shows it."""
+    return _scene(random, name, _early(random, "drift"), nodes=random.choice([2, 3]))
+
+
+def _started_as_the_job_ends(random: Random, name: str) -> Scene:
+    """A member dies when all have what it had to give, and its slot starts another one; or one freezes that is done."""
+    gone = Fault("crash", "self", hook="last_summed", nth=3, delay_s=random.uniform(0.004, 0.03))
+    slow = Fault("pause", "ahead", hook="last_summed", nth=3, for_s=random.uniform(0.25, 0.5))
+    frozen = Fault("pause", "self", hook="finished", nth=1, for_s=8.0)
+    return _scene(random, name, *random.choice([(gone, slow), (gone, slow), (frozen,)]))
+
+
+def _dead_before_its_invitation(random: Random, name: str) -> Scene:
+    die = Fault("crash", "self", hook="announced", nth=random.randint(4, 5), delay_s=random.uniform(0.0, 0.004))
+    return _scene(random, name, _early(random), die, steps=30)
 
 
 def _resized(random: Random, name: str) -> Scene:
@@ -102,15 +122,53 @@ def _news_while_all_leave(random: Random, name: str) -> Scene:
     return _scene(random, name, stop, slow, come, nodes=random.choice([2, 3]), max_workers=4, steps=30)
 
 
+def _left_too_late(random: Random, name: str) -> Scene:
+    """Who drains has left, but when its agent says so, one that stays has been lost."""
+    slow = Fault("pause_agent", "self", hook="leaving", nth=1, for_s=0.4)
+    gone = Fault("crash", "ahead", hook="leaving", nth=1, delay_s=random.uniform(0.005, 0.02))
+    return _scene(random, name, _early(random, "drain", for_s=20.0), slow, gone, nodes=random.choice([2, 3]), steps=30)
+
+
+def _drainer_and_leader_die(random: Random, name: str) -> Scene:
+    delay_s = random.uniform(0.0, 0.005)
+    leaver = Fault("crash", "leaver", hook="leaving", nth=1, delay_s=delay_s)
+    lead = Fault("crash_leader", hook="leaving", nth=1, delay_s=delay_s)
+    return _scene(random, name, _early(random, "drain", for_s=20.0), leaver, lead, steps=30)
+
+
+def _smaller_on_one_node(random: Random, name: str) -> Scene:
+    """The node stays, and the youngest of its workers become spares."""
+    slots = random.choice([2, 3, 4])
+    less = Fault("resize", random.randrange(slots - 1), at_s=random.uniform(0.4, 0.9))
+    more = (Fault("resize", slots - 1, at_s=random.uniform(1.5, 2.5)),) * random.randint(0, 1)
+    return _scene(random, name, less, *more, nodes=1, slots=slots, steps=50, units=4, uneven_s=0.5)
+
+
 # --------------------------------------------------------------------------------------------- frozen and silent
 
 
 def _all_silent_and_one_frozen(random: Random, name: str) -> Scene:
     """A leader that hears of a frozen member is cut off from all other agents; then the first one is back."""
-    frozen = Fault("pause", random.randrange(3), at_s=random.uniform(0.5, 1.0), for_s=22.0)
+    whom = random.choice(["donor", 0, 1, 2])
+    frozen = Fault("pause", whom, at_s=random.uniform(0.5, 1.0), for_s=22.0)
     apart = Fault("isolate_leader", hook="leader_quiescing", nth=1, delay_s=random.uniform(0.0, 0.002),
                   for_s=random.uniform(5.5, 9.0))  # fmt: skip
     return _scene(random, name, frozen, apart, heal_s=25.0)
+
+
+def _another_node_while_one_is_awaited(random: Random, name: str) -> Scene:
+    """All that were to stay are dead, and who was to leave has not reported yet."""
+    slow = Fault("pause_agent", 2, hook="leader_commit", nth=2, for_s=0.8)
+    dead = [Fault("crash", 0, hook="leader_commit", nth=2, delay_s=random.uniform(0.001, 0.01)) for _ in "ab"]
+    come = Fault("add_node", hook="leader_commit", nth=2, delay_s=random.uniform(0.05, 0.5))
+    drain = Fault("drain", 2, at_s=random.uniform(0.5, 1.0), for_s=20.0)
+    return _scene(random, name, drain, slow, *dead, come, max_workers=4, steps=30)
+
+
+def _refused_commit(random: Random, name: str) -> Scene:
+    """A leader sleeps until another one has written the record that it is about to write."""
+    sleep = Fault("pause_leader", hook="leader_commit", nth=2, for_s=random.uniform(4.5, 7.0))
+    return _scene(random, name, _early(random), sleep, store_trouble=0.8, heal_s=15.0, steps=40)
 
 
 def _frozen_newcomer(random: Random, name: str) -> Scene:
@@ -121,7 +179,7 @@ def _frozen_newcomer(random: Random, name: str) -> Scene:
 
 def _frozen_then_busy(random: Random, name: str) -> Scene:
     """A frozen process uses its processor again, and does not beat yet. Later a new leader hears that it was frozen."""
-    at_s, whom = random.uniform(0.5, 1.0), random.choice(["donor", 0, 1])
+    at_s, whom = random.uniform(0.5, 1.0), random.choice(["donor", "donor", 1])
     burn = Fault("burn", "asleep", at_s=at_s + random.uniform(3.5, 5.5), for_s=3.0)
     lead = (Fault("crash_leader", at_s=at_s + random.uniform(3.2, 8.0)),) * random.randint(0, 1)
     return _scene(random, name, Fault("pause", whom, at_s=at_s, for_s=9.0), burn, *lead, heal_s=16.0, steps=30)
@@ -130,8 +188,9 @@ def _frozen_then_busy(random: Random, name: str) -> Scene:
 def _two_stand_still(random: Random, name: str) -> Scene:
     """One does not get on with its shard, and another one that waits for it would not either."""
     nth = random.randint(3, 20)
-    others = [Fault("stall", whom, hook="unit", nth=nth) for whom in (0, 1, 2)]
-    return _scene(random, name, Fault("stall", "self", hook="unit", nth=nth), *others, units=1, heal_s=45.0)
+    others = [Fault("stall", whom, hook="unit", nth=nth) for whom in random.choice([(), (0, 1, 2)])]
+    heal_s = random.choice([45.0, random.uniform(10.5, 20.0)])
+    return _scene(random, name, Fault("stall", "self", hook="unit", nth=nth), *others, units=1, heal_s=heal_s)
 
 
 # ------------------------------------------------------------------------------------------------------ copies
@@ -171,10 +230,10 @@ def _copied_result_comes_too_late(random: Random, name: str) -> Scene:
     """Who is behind fetches a result; whoever has it sleeps, and a third one dies meanwhile."""
     nodes = random.choice([4, 5])
     asleep = Fault("pause", "ahead", hook="fetch", nth=1, for_s=random.uniform(0.2, 0.8))
-    third = Fault("crash", random.randrange(8), hook="fetch", nth=1, delay_s=random.uniform(0.0, 0.1))
+    third = Fault("crash", "third", hook="fetch", nth=1, delay_s=random.uniform(0.0, 0.1))
     source = Fault("crash", "ahead", hook="fetch", nth=1)
-    others = random.choice([(asleep, third), (asleep, third), (third,), (source,)])
-    trouble = random.choice([0.0, 0.0, 0.5])
+    others = random.choice([(asleep, third), (asleep, third), (asleep, third), (third,), (source,)])
+    trouble = random.choice([0.0, 0.5])
     return _scene(random, name, *_split(random, nodes), *others, nodes=nodes, retains=True, copy_trouble=trouble)
 
 
@@ -198,10 +257,9 @@ def _pending_ring_not_built(random: Random, name: str) -> Scene:
 
 def _unreachable_member(random: Random, name: str) -> Scene:
     """What one member sends does not arrive while two rings in a row are built after a loss."""
-    mute = Fault(random.choice(["mute", "mute_all"]), random.randrange(3), hook="leader_committed_loss", nth=1,
-                 for_s=random.uniform(11.0, 14.0))  # fmt: skip
-    replace = random.random() < 0.7
-    return _scene(random, name, _early(random), mute, nodes=random.choice([3, 4]), replace=replace, heal_s=16.0)
+    what, whom, replace = random.choice(["mute", "mute_all", "mute_all"]), random.randrange(3), random.random() < 0.7
+    mute = Fault(what, whom, hook="leader_committed_loss", nth=1, for_s=random.uniform(11.0, 14.0))
+    return _scene(random, name, _early(random), mute, nodes=random.choice([3, 4, 4]), replace=replace, heal_s=16.0)
 
 
 def _loss_as_a_change_takes_effect(random: Random, name: str) -> Scene:
@@ -256,10 +314,11 @@ def _all_die(random: Random, name: str) -> Scene:
     if random.random() < 0.4:
         hook = random.choice(["leader_quiescing", "leader_forming"])
         faults.append(Fault("crash_leader", hook=hook, nth=1, delay_s=random.uniform(0.0, 0.5)))
-    if random.random() < 0.3:
-        faults.append(Fault("crash", random.randrange(6), hook="revived", nth=random.randint(1, 3)))
+    if random.random() < 0.4:
+        faults.append(Fault("crash", random.randrange(6), hook="revived", nth=random.randint(1, 2)))
     return _scene(
         random, name, *faults, nodes=nodes, slots=slots, snapshot_every=random.choice([0, 1, 2, 5]), revives=True,
+        min_workers=random.choice([1, 1, nodes * slots]),
         import_s=random.choice([0.0, 0.5, 20.0]), steps=random.randint(14, 24), twice=random.choice([0.0, 0.1]),
         heal_s=30.0,
     )  # fmt: skip
@@ -286,11 +345,13 @@ def _slot_fails_after_all_died(random: Random, name: str) -> Scene:
 STORIES: dict[str, Callable[[Random, str], Scene]] = {
     story.__name__.lstrip("_").replace("_", " "): story
     for story in (
-        _slow_start, _ring_breaks_at_the_end, _strange_newcomer, _raised_for_good, _resized, _news_while_all_leave,
-        _all_silent_and_one_frozen, _drained_while_one_copies,
-        _frozen_newcomer, _frozen_then_busy, _two_stand_still, _dead_as_its_generation_begins,
-        _stuck_as_its_generation_begins, _newcomer_alone_is_past_k, _waited_for_in_vain, _copied_result_comes_too_late,
-        _computed_alone_in_vain, _pending_ring_not_built, _unreachable_member, _loss_as_a_change_takes_effect,
-        _untold_change, _uneven_and_struck, _demoted_and_struck, _all_die, _held_after_all, _slot_fails_after_all_died,
+        _slow_start, _ring_breaks_at_the_end, _strange_newcomer, _raised_for_good, _drifted, _started_as_the_job_ends,
+        _dead_before_its_invitation, _resized, _news_while_all_leave, _left_too_late, _drainer_and_leader_die,
+        _smaller_on_one_node, _all_silent_and_one_frozen, _another_node_while_one_is_awaited, _refused_commit,
+        _frozen_newcomer, _frozen_then_busy, _two_stand_still, _drained_while_one_copies,
+        _dead_as_its_generation_begins, _stuck_as_its_generation_begins, _newcomer_alone_is_past_k, _waited_for_in_vain,
+        _copied_result_comes_too_late, _computed_alone_in_vain, _pending_ring_not_built, _unreachable_member,
+        _loss_as_a_change_takes_effect, _untold_change, _uneven_and_struck, _demoted_and_struck, _all_die,
+        _held_after_all, _slot_fails_after_all_died,
     )
 }  # fmt: skip

@@ -32,8 +32,9 @@ WHOLE = ("add_node", "resize", "crash_all", "part", "part_one_way", "stop_job", 
 class Fault:
     """what: a kind of strikes.py.
 
-    whom: "self" (where the trigger was reached), "donor", "ahead" (another one that is furthest), "leaver" (one that a
-    planned generation has left out), "asleep" (one that does not run), or a number that picks one of the living.
+    whom: "self" (where the trigger was reached), "donor", "ahead" (another one that is furthest), "third" (neither of
+    these two), "leaver" (one that a planned generation has left out), "asleep" (one that does not run), or a number
+    that picks one of the living.
     """
 
     what: str

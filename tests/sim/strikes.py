@@ -48,6 +48,9 @@ def _victim(world: World, fault: Fault, here: Worker | None) -> Worker | None:
             return donors[-1]
         case "ahead" if others := [worker for worker in living if worker is not here]:
             return max(others, key=lambda worker: worker.p.reduced)
+        case "third" if here and (others := [worker for worker in living if worker is not here and worker.p.entered]):
+            ahead = max(others, key=lambda worker: worker.p.reduced)
+            return next((worker for worker in others if worker is not ahead), ahead)
         case "leaver" if leavers := [worker for worker in living if worker.p.leaving]:
             return leavers[0]
         case "asleep" if asleep := [worker for worker in living if worker.paused]:

@@ -134,6 +134,7 @@ class Worker:
             self.after(0.01, 0.1, lambda: self.die(status, "its script ends early", words))
             return
         self.announced = True
+        self.world.hook("announced", self)
         numerics = self.world.numerics(self.agent)
         kept = self.agent.memory.newest
         self.say(Announce(self.me, self.agent.node, self.slot, 1, "host", 1, numerics, snapshot=kept))
