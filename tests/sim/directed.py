@@ -79,9 +79,15 @@ def _strange_newcomer(random: Random, name: str) -> Scene:
 
 def _raised_for_good(random: Random, name: str) -> Scene:
     """A script that raises: where nobody is replaced, or again in the one that replaces it."""
-    again = tuple(Fault("raise", "self", hook="joined", nth=nth) for nth in (1, 2))
+    again = tuple(Fault("raise_there", "self", hook="joined", nth=nth) for nth in (1, 2))
     replace = random.random() < 0.7
-    return _scene(random, name, _early(random, "raise"), *again, replace=replace, max_restarts=3, steps=40)
+    return _scene(random, name, _early(random, "raise_there"), *again, replace=replace, max_restarts=3, steps=40)
+
+
+def _never_joins(random: Random, name: str) -> Scene:
+    """One node's script ends before it has joined, and so does the next one."""
+    nodes = random.choice([2, 3])
+    return _scene(random, name, nodes=nodes, never_joins=random.randrange(nodes), max_restarts=3)
 
 
 def _drifted(random: Random, name: str) -> Scene:
@@ -92,9 +98,8 @@ def _drifted(random: Random, name: str) -> Scene:
 def _started_as_the_job_ends(random: Random, name: str) -> Scene:
     """A member dies when all have what it had to give, and its slot starts another one; or one freezes that is done."""
     gone = Fault("crash", "self", hook="last_summed", nth=3, delay_s=random.uniform(0.004, 0.03))
-    slow = Fault("pause", "ahead", hook="last_summed", nth=3, for_s=random.uniform(0.25, 0.5))
     frozen = Fault("pause", "self", hook="finished", nth=1, for_s=8.0)
-    return _scene(random, name, *random.choice([(gone, slow), (gone, slow), (frozen,)]))
+    return _scene(random, name, random.choice([gone, gone, frozen]))
 
 
 def _dead_before_its_invitation(random: Random, name: str) -> Scene:
@@ -136,6 +141,14 @@ def _drainer_and_leader_die(random: Random, name: str) -> Scene:
     return _scene(random, name, _early(random, "drain", for_s=20.0), leaver, lead, steps=30)
 
 
+def _drained_while_a_slot_waits(random: Random, name: str) -> Scene:
+    """A worker has died, and before the next one starts its node is to go."""
+    at_s, left_s = random.uniform(0.5, 1.0), random.choice([2.0, 20.0])
+    drain = Fault("drain", 0, at_s=at_s + random.uniform(0.02, 0.18), for_s=left_s)
+    nodes = random.choice([1, 2])
+    return _scene(random, name, Fault("crash", 0, at_s=at_s), drain, nodes=nodes, slots=2, max_workers=5, steps=30)
+
+
 def _smaller_on_one_node(random: Random, name: str) -> Scene:
     """The node stays, and the youngest of its workers become spares."""
     slots = random.choice([2, 3, 4])
@@ -149,7 +162,7 @@ def _smaller_on_one_node(random: Random, name: str) -> Scene:
 
 def _all_silent_and_one_frozen(random: Random, name: str) -> Scene:
     """A leader that hears of a frozen member is cut off from all other agents; then the first one is back."""
-    whom = random.choice(["donor", 0, 1, 2])
+    whom: str | int = random.choice(("donor", 0, 1, 2))
     frozen = Fault("pause", whom, at_s=random.uniform(0.5, 1.0), for_s=22.0)
     apart = Fault("isolate_leader", hook="leader_quiescing", nth=1, delay_s=random.uniform(0.0, 0.002),
                   for_s=random.uniform(5.5, 9.0))  # fmt: skip
@@ -179,7 +192,8 @@ def _frozen_newcomer(random: Random, name: str) -> Scene:
 
 def _frozen_then_busy(random: Random, name: str) -> Scene:
     """A frozen process uses its processor again, and does not beat yet. Later a new leader hears that it was frozen."""
-    at_s, whom = random.uniform(0.5, 1.0), random.choice(["donor", "donor", 1])
+    at_s = random.uniform(0.5, 1.0)
+    whom: str | int = random.choice(("donor", "donor", 1))
     burn = Fault("burn", "asleep", at_s=at_s + random.uniform(3.5, 5.5), for_s=3.0)
     lead = (Fault("crash_leader", at_s=at_s + random.uniform(3.2, 8.0)),) * random.randint(0, 1)
     return _scene(random, name, Fault("pause", whom, at_s=at_s, for_s=9.0), burn, *lead, heal_s=16.0, steps=30)
@@ -257,7 +271,8 @@ def _pending_ring_not_built(random: Random, name: str) -> Scene:
 
 def _unreachable_member(random: Random, name: str) -> Scene:
     """What one member sends does not arrive while two rings in a row are built after a loss."""
-    what, whom, replace = random.choice(["mute", "mute_all", "mute_all"]), random.randrange(3), random.random() < 0.7
+    what, replace = random.choice(["mute", "mute_all", "mute_all"]), random.random() < 0.7
+    whom: str | int = random.choice(("donor", "donor", 1, 2))
     mute = Fault(what, whom, hook="leader_committed_loss", nth=1, for_s=random.uniform(11.0, 14.0))
     return _scene(random, name, _early(random), mute, nodes=random.choice([3, 4, 4]), replace=replace, heal_s=16.0)
 
@@ -304,8 +319,8 @@ def _demoted_and_struck(random: Random, name: str) -> Scene:
 
 def _all_die(random: Random, name: str) -> Scene:
     """All workers die at once, perhaps twice; a node with what it has kept may go too, and so may the leader."""
-    nodes, slots = random.choice([(1, 1), (2, 1), (3, 1), (2, 2)])
-    begun = nodes * slots * random.randint(2, 14)
+    nodes, slots = random.choice([(1, 1), (2, 1), (3, 1), (2, 2), (3, 1)])
+    begun = nodes * slots * random.randint(3, 14)
     faults = [Fault("crash_all", hook="begin", nth=begun)]
     if random.random() < 0.5:
         faults.append(Fault("crash_all", hook="revived", nth=1, delay_s=random.uniform(0.0, 1.5)))
@@ -314,11 +329,11 @@ def _all_die(random: Random, name: str) -> Scene:
     if random.random() < 0.4:
         hook = random.choice(["leader_quiescing", "leader_forming"])
         faults.append(Fault("crash_leader", hook=hook, nth=1, delay_s=random.uniform(0.0, 0.5)))
-    if random.random() < 0.4:
-        faults.append(Fault("crash", random.randrange(6), hook="revived", nth=random.randint(1, 2)))
+    if random.random() < 0.6:
+        faults.append(Fault("crash", "self", hook="revived", nth=1, delay_s=random.choice([0.0, 0.05])))
     return _scene(
         random, name, *faults, nodes=nodes, slots=slots, snapshot_every=random.choice([0, 1, 2, 5]), revives=True,
-        min_workers=random.choice([1, 1, nodes * slots]),
+        min_workers=random.choice([1, nodes * slots]), checkpoints=random.choice([0.1, 0.5]),
         import_s=random.choice([0.0, 0.5, 20.0]), steps=random.randint(14, 24), twice=random.choice([0.0, 0.1]),
         heal_s=30.0,
     )  # fmt: skip
@@ -345,13 +360,13 @@ def _slot_fails_after_all_died(random: Random, name: str) -> Scene:
 STORIES: dict[str, Callable[[Random, str], Scene]] = {
     story.__name__.lstrip("_").replace("_", " "): story
     for story in (
-        _slow_start, _ring_breaks_at_the_end, _strange_newcomer, _raised_for_good, _drifted, _started_as_the_job_ends,
-        _dead_before_its_invitation, _resized, _news_while_all_leave, _left_too_late, _drainer_and_leader_die,
-        _smaller_on_one_node, _all_silent_and_one_frozen, _another_node_while_one_is_awaited, _refused_commit,
-        _frozen_newcomer, _frozen_then_busy, _two_stand_still, _drained_while_one_copies,
-        _dead_as_its_generation_begins, _stuck_as_its_generation_begins, _newcomer_alone_is_past_k, _waited_for_in_vain,
-        _copied_result_comes_too_late, _computed_alone_in_vain, _pending_ring_not_built, _unreachable_member,
-        _loss_as_a_change_takes_effect, _untold_change, _uneven_and_struck, _demoted_and_struck, _all_die,
-        _held_after_all, _slot_fails_after_all_died,
+        _slow_start, _ring_breaks_at_the_end, _strange_newcomer, _raised_for_good, _never_joins, _drifted,
+        _started_as_the_job_ends, _dead_before_its_invitation, _resized, _news_while_all_leave, _left_too_late,
+        _drainer_and_leader_die, _drained_while_a_slot_waits, _smaller_on_one_node, _all_silent_and_one_frozen,
+        _another_node_while_one_is_awaited, _refused_commit, _frozen_newcomer, _frozen_then_busy, _two_stand_still,
+        _drained_while_one_copies, _dead_as_its_generation_begins, _stuck_as_its_generation_begins,
+        _newcomer_alone_is_past_k, _waited_for_in_vain, _copied_result_comes_too_late, _computed_alone_in_vain,
+        _pending_ring_not_built, _unreachable_member, _loss_as_a_change_takes_effect, _untold_change,
+        _uneven_and_struck, _demoted_and_struck, _all_die, _held_after_all, _slot_fails_after_all_died,
     )
 }  # fmt: skip

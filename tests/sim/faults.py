@@ -103,6 +103,8 @@ class Scene:
     """How many words a leader takes at once, if they are there."""
     snapshot_every: int = 0
     """Members keep their state in the memory of their nodes before operations whose place is a multiple; 0: never."""
+    checkpoints: float = 0.1
+    """How often the donor writes one, at the beginning of a step."""
     revives: bool = False
     joins_once: bool = False
     """Only later processes of `never_joins` end before they have joined."""

@@ -188,14 +188,14 @@ class Judge:
                 right = ended.digest == wanted or struck("drift")
                 require(right, f"the job ends with {ended.digest}, not {wanted}")
             case 1:
-                raised = struck("raise", "stall") or max(scene.poison, scene.never_joins) >= 0
+                raised = struck("raise", "raise_there", "stall") or max(scene.poison, scene.never_joins) >= 0
                 require(raised, f"nobody has raised or got stuck: {ended}")
             case 2:
                 odd = max(scene.strange, scene.cannot_start, scene.never_joins) >= 0
                 require(odd, f"all could start: {ended}")
             case 3:
                 alone = scene.min_workers > 1 or not base or not scene.replace
-                gone = struck("crash_node", "stop_node", "drain", "raise") or scene.poison >= 0
+                gone = struck("crash_node", "stop_node", "drain", "raise", "raise_there") or scene.poison >= 0
                 require(alone or gone, f"below quorum: {ended}")
                 require(scene.name != "stuck" or not scene.replace, f"every slot is filled again, and yet {ended}")
             case 4:
@@ -217,7 +217,9 @@ class Judge:
     def _nothing_newer(self, ended: End) -> None:
         """A job is lost only if neither a node that attends nor the storage has more than where it began."""
         world, scene = self.world, self.world.scene
-        asked = world.was_struck("raise", "guard", "stop_job", "stop_in_order", "stall") or scene.poison >= 0
+        asked = (
+            world.was_struck("raise", "raise_there", "guard", "stop_job", "stop_in_order", "stall") or scene.poison >= 0
+        )
         if not (scene.revives and scene.replace) or asked or world.leader is None:
             return
         base, pointer = world.records.base, world.records.pointer

@@ -29,7 +29,7 @@ class Keeping:
             here = tuple(worker for worker in w.p.record.ids if node_of(worker) == w.agent.node)
             self._writing = True
             w.after(0.001, 0.1, lambda: self._snapshot(name, here, kept))
-        if w.p.donor and clock.chance(0.1):
+        if w.p.donor and clock.chance(w.world.scene.checkpoints):
             w.after(0.01, 3.0, lambda: self._checkpoint(name, kept))
 
     def _snapshot(self, name: EntryName, here: tuple[str, ...], kept: Kept) -> None:

@@ -91,6 +91,8 @@ def _strike_worker(world: World, fault: Fault, victim: Worker) -> None:
             _crash(world, [w for w in world.workers.values() if w.alive and w.agent is not agent])
         case "raise":
             victim.raises = f"line {clock.random.randrange(3)}"
+        case "raise_there":
+            victim.raises = "line 0"
         case "guard":
             victim.raises = "guard"
         case "drift":
