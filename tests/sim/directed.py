@@ -196,7 +196,8 @@ def _frozen_then_busy(random: Random, name: str) -> Scene:
     whom: str | int = random.choice(("donor", "donor", 1))
     burn = Fault("burn", "asleep", at_s=at_s + random.uniform(3.5, 5.5), for_s=3.0)
     lead = (Fault("crash_leader", at_s=at_s + random.uniform(3.2, 8.0)),) * random.randint(0, 1)
-    return _scene(random, name, Fault("pause", whom, at_s=at_s, for_s=9.0), burn, *lead, heal_s=16.0, steps=30)
+    return _scene(random, name, Fault("pause", whom, at_s=at_s, for_s=9.0), burn, *lead, heal_s=16.0, steps=30,
+                  min_workers=random.choice([1, 3, 3]))  # fmt: skip
 
 
 def _two_stand_still(random: Random, name: str) -> Scene:
