@@ -102,7 +102,6 @@ def test_damage_that_is_found_only_while_the_state_is_loaded_costs_no_job(tmp_pa
         first = fleet.await_members(job, "a.0.0", "b.0.0")
         memory = [memory_of(fleet, node, job) for node in ("a", "b")]
         fleet.until("two checkpoints", lambda: len(fleet.events("pointer_moved", series="_periodic")) >= 2)
-        checkpoints = fleet.home / "checkpoints"
         await_snapshot(fleet, 40, "a", "b")
         fleet.pace(0.05)
         kill_all(first, damaged=memory[1:])
@@ -115,7 +114,7 @@ def test_damage_that_is_found_only_while_the_state_is_loaded_costs_no_job(tmp_pa
         await_snapshot(fleet, restored["step"], "a", "b")
         newest = max(line["entry"] for line in fleet.events("pointer_moved", series="_periodic"))
         kill_all(second, damaged=memory)
-        part = next((checkpoints / "_periodic" / newest).glob("*.safetensors"))
+        part = next((fleet.home / "checkpoints").glob(f"*/_periodic/{newest}/*.safetensors"))
         part.write_bytes(part.read_bytes()[:-1] + b"\x7f")
         fleet.until("members", lambda: s if len((s := fleet.status(job))["members"]) == 2 and s["applied"] else None)
         (aside, *_) = fleet.events("checkpoint_set_aside")
