@@ -69,7 +69,12 @@ def status_text(document: dict[str, Any]) -> str:
     lines += [f"  straggler {worker_id}: {because}" for worker_id, because in document.get("stragglers", {}).items()]
     lines += [f"  {worker_id}: {how}" for worker_id, how in document.get("held_up_by", {}).items()]
     lines += [f"  spare   {worker_id}" for worker_id in document.get("spares", ())]
-    lines += [f"trouble: {trouble['because']}; {trouble['advice']}" for trouble in document.get("troubles", ())]
+    troubles = document.get("troubles", ())
+    lines += [f"trouble: {trouble['because']}; {trouble['advice']}" for trouble in troubles]
+    untold = sorted({*document.get("in_vain", ())} - {trouble.get("where") for trouble in troubles})
+    lines += [
+        f"trouble: training has waited for slot {slot} to copy the state, and goes on without it" for slot in untold
+    ]
     return "\n".join(lines)
 
 

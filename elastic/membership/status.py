@@ -40,6 +40,7 @@ def status(group: Group) -> dict[str, object]:
         "draining": {worker: group.drains[worker].because for worker in group.alive(group.drains)},
         "waiting": sorted(group.newcomers - group.spares - set(group.dead)),
         "spares": sorted(group.spares - set(group.dead)),
+        "in_vain": sorted(group.in_vain),
     }
 
 

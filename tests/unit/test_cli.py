@@ -270,6 +270,10 @@ def test_status_counts_spares_apart_from_members() -> None:
     assert "spare" not in status_text(facts)
     assert "shard" not in status_text(facts), "nobody knows yet how fast it is"
     assert status_text({**facts, "spares": ["local.2.0"]}).splitlines()[-1].split() == ["spare", "local.2.0"]
+    in_vain = {**facts, "in_vain": ["local.2"]}
+    assert "waited for slot local.2 to copy the state" in status_text(in_vain).splitlines()[-1]
+    told = {"about": "newcomers", "where": "local.2", "because": "it waited 300 s", "advice": "look"}
+    assert "waited for slot" not in status_text({**in_vain, "troubles": [told]}), "what is told is not told again"
 
 
 @pytest.mark.parametrize(

@@ -286,6 +286,12 @@ def test_status_names_the_members_in_rank_order() -> None:
     assert (status["waiting"], status["spares"]) == ([], ["c"]), "a place is given when the ring has settled"
 
 
+def test_status_names_the_slots_that_were_waited_for_in_vain() -> None:
+    group, _ = run("0 job workers=1", "0 elected 1", "0 announce a", "0 committed", "0 ringup a 1")
+    assert membership.status(group)["in_vain"] == []
+    assert membership.status(replace(group, in_vain={"b", "a"}))["in_vain"] == ["a", "b"]
+
+
 def test_status_says_what_carries_the_gradients_and_why_not_what_was_asked_for() -> None:
     group, _ = run("0 job workers=2", "0 elected 1", "0 announce b", "0 announce a", "0 committed", "0 ringup a 1")
     group.spec = replace(group.spec, ring=RingKind.MPI)
