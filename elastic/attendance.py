@@ -23,7 +23,7 @@ from elastic.journal import Journal
 from elastic.messages import Order, Progress, Word
 from elastic.publishing import Reader
 from elastic.reach import Reach
-from elastic.seeking import FIRST_RETRY_S, LEADER_OPTIONS, LONGEST_RETRY_S, Seeker
+from elastic.seeking import FIRST_RETRY_S, LONGEST_RETRY_S, Seeker, leader_options
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import RendezvousStub
 
@@ -161,6 +161,10 @@ class Attendance:
                 longest_s = LONGEST_RETRY_S * self._beat_every
                 pause_s = min(2 * pause_s, longest_s, self._spec.timing.fence_grace_s / 3)
 
+    def _beats_in(self, beat_ms: int) -> int:
+        """0: an older leader, which says nothing of it."""
+        return max(1, int(beat_ms / 1000 / self._spec.timing.beat_s)) if beat_ms else self._beat_every
+
     def _put(self, word: pb.AgentWord) -> None:
         if self._outbox is not None:
             self._outbox.put_nowait(word)
@@ -168,7 +172,7 @@ class Attendance:
 
     async def _attend(self, address: str) -> str:
         """One stream, until it ends. Returns why it did."""
-        async with self._door.aio_channel(address, LEADER_OPTIONS) as channel:
+        async with self._door.aio_channel(address, leader_options(self._beat_every)) as channel:
             call = RendezvousStub(channel).Attend()
             outbox: asyncio.Queue[pb.AgentWord] = asyncio.Queue()
             await call.write(pb.AgentWord(hello=self._hello()))
@@ -176,9 +180,11 @@ class Attendance:
             try:
                 async for order in call:
                     match order.WhichOneof("content"):
-                        case "welcome" if speaking is None:
-                            self._welcome(order.welcome.term, outbox)
-                            speaking = asyncio.create_task(_speak(call, outbox))
+                        case "welcome":
+                            self._beat_every = self._beats_in(order.welcome.beat_ms)
+                            if speaking is None:
+                                self._welcome(order.welcome.term, outbox)
+                                speaking = asyncio.create_task(_speak(call, outbox))
                         case "addressed":
                             self._hear(list(order.addressed.to), self._reader.read(order.addressed))
                         case "drain_node" if order.drain_node.over:
@@ -244,7 +250,8 @@ class Attendance:
 
 
 def beats_between(spec: JobSpec, slots: int) -> int:
-    """So many of a job's beats are one of an agent of that many slots, of which a large job has many."""
+    """So many of a job's beats are one of an agent of that many slots, of which a large job has many; until a leader
+    says how often it has to speak."""
     return max(1, int(spec.timing.scaled(spec.workers // max(1, slots)).beat_s / spec.timing.beat_s))
 
 

@@ -349,25 +349,41 @@ def from_json(kind: type[T], document: bytes) -> T:
         value = json.loads(document)
     except (ValueError, RecursionError) as error:
         raise WireError(f"not a JSON document: {error}") from error
-    return _read(kind, kind.__name__, value)  # type: ignore[no-any-return]
+    hint: Any = kind
+    return _reader(hint, kind.__name__)(value)  # type: ignore[no-any-return]
 
 
-def _read(hint: Any, name: str, value: Any) -> Any:
-    """One JSON value as a value of the annotated type."""
+@cache
+def _reader(hint: Any, name: str) -> Callable[[Any], Any]:
+    """Makes of a JSON value one of the annotated type. Kept, because a list of thousands has each member's fields."""
     if is_dataclass(hint):
-        return _read_object(hint, name, value)  # type: ignore[arg-type]
+        return _object_reader(hint, name)  # type: ignore[arg-type]
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        if value not in list(hint):
-            raise WireError(f"{name}={value!r:.64} is none of {', '.join(hint)}")
-        return hint(value)
+        return lambda value: _read_enum(hint, name, value)
     if get_origin(hint) is tuple:
-        if not isinstance(value, list):
-            raise WireError(f"{name} is no list")
         if _is_node(hint):
-            return _node(name, tuple(value) if len(value) == 2 else (0, 0))
-        return _items(name, value, lambda item: _read(get_args(hint)[0], name, item))
+            return lambda value: _node(name, tuple(ends) if len(ends := _list(name, value)) == 2 else (0, 0))
+        into = _reader(get_args(hint)[0], name)
+        return lambda value: _items(name, _list(name, value), into)
     if get_origin(hint) in (Union, types.UnionType):
-        return None if value is None else _read(get_args(hint)[0], name, value)
+        other = _reader(get_args(hint)[0], name)
+        return lambda value: None if value is None else other(value)
+    return lambda value: _read_scalar(hint, name, value)
+
+
+def _list(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise WireError(f"{name} is no list")
+    return value
+
+
+def _read_enum(kind: type[StrEnum], name: str, value: Any) -> StrEnum:
+    if value not in list(kind):
+        raise WireError(f"{name}={value!r:.64} is none of {', '.join(kind)}")
+    return kind(value)
+
+
+def _read_scalar(hint: Any, name: str, value: Any) -> Any:
     if hint is float and type(value) is int and abs(value) <= NUMBER_LIMIT:
         return float(value)
     if isinstance(value, str) and not is_text(value):
@@ -375,13 +391,19 @@ def _read(hint: Any, name: str, value: Any) -> Any:
     return _scalar(hint, name, value)
 
 
-def _read_object(kind: type, name: str, value: Any) -> Any:
-    if not isinstance(value, dict):
-        raise WireError(f"{name} is no object")
+def _object_reader(kind: type, name: str) -> Callable[[Any], Any]:
     hints = get_type_hints(kind)
-    if unknown := sorted(value.keys() - hints.keys()):
-        raise WireError(f"{name}: unknown field {unknown[0]!r:.64}")
-    for field in fields(kind):
-        if field.name not in value and field.default is MISSING and field.default_factory is MISSING:
-            raise WireError(f"{name}: {field.name} is missing")
-    return kind(**{key: _read(hints[key], key, item) for key, item in value.items()})
+    readers = {key: _reader(hint, key) for key, hint in hints.items()}
+    needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise WireError(f"{name} is no object")
+        if unknown := sorted(value.keys() - readers.keys()):
+            raise WireError(f"{name}: unknown field {unknown[0]!r:.64}")
+        for field in needed:
+            if field not in value:
+                raise WireError(f"{name}: {field} is missing")
+        return kind(**{key: readers[key](item) for key, item in value.items()})
+
+    return read

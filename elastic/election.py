@@ -18,7 +18,7 @@ a thread of its own calls renew() (tenure.py). All else: one thread at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from elastic import codec, pieces
@@ -42,8 +42,17 @@ from elastic.store import (
 CALL_S = 1.0
 """Longest wait for one call. A timed-out transaction is found out about by reading."""
 
+LONG_CALL_S = 5.0
+"""The same of a call that reads many records."""
+
+RECORDS_AT_ONCE = 32
+"""In one answer: 16 MiB where each is as long as one that is not in pieces can be."""
+
 LEASE_S = 2.0
 """A leader that dies is replaced after this long; training goes on meanwhile. Two lost renewals fit in it."""
+
+LEASE_WORKERS = 1000
+"""For so many. With more a leader has more to do than to renew its lease, and nobody notices sooner that it is gone."""
 
 SAFETY = 0.9
 """The part of the lease a leader relies on: clocks of two machines do not run alike."""
@@ -153,10 +162,11 @@ class Candidate:
         self._top_revision = top.mod_revision if top else 0
         if top is None:
             return ()
-        highest = self._record(int(top.value))
+        number = int(top.value)
+        (highest,) = self._records(number, number + 1)
         if highest.kind is not Kind.PLANNED:
             return (highest,)
-        return (*(self._record(number) for number in range(highest.base, highest.number)), highest)
+        return (*self._records(highest.base, number), highest)
 
     def commit(self, generation: Generation) -> None:
         """Make a record durable, once. After StoreUnavailable call again with the same one: if the lost transaction
@@ -217,11 +227,25 @@ class Candidate:
         ended: dict[str, object] = json.loads(item.value)
         return ended
 
-    def _record(self, number: int) -> Generation:
-        item = self._store.get(f"{self._generation_keys}{number}", timeout_s=CALL_S)
-        if item is None:
+    def _records(self, first: int, end: int) -> list[Generation]:
+        """Those from that number on, in as few reads as their number and size allow. Raises WireError for one that is
+        missing or damaged."""
+        found: dict[int, bytes] = {}
+        for begin, last in _alike(first, end):
+            key, beyond = f"{self._generation_keys}{begin}", f"{self._generation_keys}{last}\0"
+            while True:
+                items = self._store.between(key, beyond, limit=RECORDS_AT_ONCE, timeout_s=LONG_CALL_S).items
+                for item in items:
+                    found[int(item.key.removeprefix(self._generation_keys))] = item.value
+                if len(items) < RECORDS_AT_ONCE:
+                    break
+                key = f"{items[-1].key}\0"
+        return [self._record(number, found.get(number)) for number in range(first, end)]
+
+    def _record(self, number: int, committed: bytes | None) -> Generation:
+        if committed is None:
             raise codec.WireError(f"generation {number} is missing in the store")
-        if (document := pieces.whole(item.value, self._piece)) is None:
+        if (document := pieces.whole(committed, self._piece)) is None:
             raise codec.WireError(f"generation {number} is not whole in the store")
         return codec.generation_from_json(document)
 
@@ -240,3 +264,16 @@ class Candidate:
             if leader is None or leader.create_revision != self._term:
                 raise LeadershipLost("another replica leads")
         return result
+
+
+def _alike(first: int, end: int) -> Iterator[tuple[int, int]]:
+    """(from, to) of each run of numbers with as many digits, which sort as keys as they count. `end` is not in it."""
+    while first < end:
+        beyond = min(end, 10 ** len(str(first)))
+        yield first, beyond - 1
+        first = beyond
+
+
+def lease_of(workers: int) -> float:
+    """How long the lease of a job of that size lasts, in seconds."""
+    return LEASE_S * max(1.0, workers / LEASE_WORKERS)

@@ -19,7 +19,6 @@ from elastic import membership
 from elastic.checkpoints.naming import PERIODIC
 from elastic.checkpoints.pointer import Pointer
 from elastic.config import JobSpec
-from elastic.detector import Detector, Health
 from elastic.election import LeadershipLost
 from elastic.errors import CheckpointCorrupt, CompareFailed, StoreError, StoreUnavailable
 from elastic.journal import Journal
@@ -40,6 +39,7 @@ from elastic.membership import (
 from elastic.messages import Generation, Order, Pointed, node_of
 from elastic.publishing import Publisher
 from elastic.tenure import RETRY_S, Tenure
+from elastic.vigil import Vigil
 from elastic.wire import elastic_pb2 as pb
 
 TICK_S = 0.05
@@ -47,9 +47,6 @@ TICK_S = 0.05
 
 FAREWELL_S = 5.0
 """How long the leader of an ended job waits for its agents to have heard of it."""
-
-LETTERS_AT_ONCE = 256
-"""Of a full mailbox: a look at everybody before each of them would be most of the work."""
 
 MAILBOX_LIMIT = 65_536
 OUTBOX_LIMIT = 4_096
@@ -107,9 +104,7 @@ class Reign:
         self._mailbox: asyncio.Queue[membership.Event] = asyncio.Queue(MAILBOX_LIMIT)
         self._agents: dict[str, AgentSession] = {}
         self._publisher = Publisher()
-        self._silent: set[str] = set()
-        self._timing = spec.timing.scaled(spec.workers)
-        self._detector = Detector(self._timing, time.monotonic())
+        self._vigil = Vigil(spec.timing, self.group.agents, time.monotonic())
         self._tasks: set[asyncio.Task[None]] = set()
         self._deposed: asyncio.Future[Deposed] = asyncio.get_running_loop().create_future()
         """Not in the mailbox: that may be full, and what is in it does not matter any more."""
@@ -174,7 +169,7 @@ class Reign:
             return [Tick()]
         letters: list[membership.Event] = [self._letter.result()]
         self._letter = None
-        while len(letters) < LETTERS_AT_ONCE and not self._mailbox.empty():
+        while len(letters) < letters_at_once(len(self.group.workers)) and not self._mailbox.empty():
             letters.append(self._mailbox.get_nowait())
         return letters
 
@@ -296,10 +291,12 @@ class Reign:
         if node in self._agents:
             self._agents[node].ended.set()
         session = self._agents[node] = AgentSession(node, known or {})
-        self._detector.watch(node, time.monotonic())
-        self._silent.discard(node)
-        session.post(pb.LeaderOrder(welcome=pb.Welcome(term=self.term)))
+        self._vigil.watch(node, time.monotonic())
+        session.post(self._welcome())
         return session
+
+    def _welcome(self) -> pb.LeaderOrder:
+        return pb.LeaderOrder(welcome=pb.Welcome(term=self.term, beat_ms=round(1000 * self._vigil.beat_s)))
 
     @property
     def nodes(self) -> list[str]:
@@ -318,24 +315,26 @@ class Reign:
     async def detach(self, session: AgentSession) -> None:
         if self.is_current(session):
             del self._agents[session.node]
-            self._detector.forget(session.node)
+            self._vigil.forget(session.node)
             await self.post(AgentDown(session.node))
 
     def beat(self, session: AgentSession) -> None:
-        self._detector.beat(session.node, time.monotonic())
+        self._vigil.beat(session.node, time.monotonic())
 
     async def _watch_agents(self) -> None:
         """Post AgentDown once for an agent whose stream is silent, and AgentUp when it speaks again."""
         while True:
-            await asyncio.sleep(self._timing.beat_s)
-            for node, verdict in self._detector.judge(time.monotonic()).items():
-                if verdict.health is Health.FROZEN and node not in self._silent:
-                    self._silent.add(node)
-                    self._journal.write("agent_silent", node=node, because=verdict.because)
-                    await self.post(AgentDown(node))
-                elif verdict.health is Health.ALIVE and node in self._silent:
-                    self._silent.discard(node)
-                    await self.post(AgentUp(node))
+            await asyncio.sleep(self._vigil.beat_s)
+            if self._vigil.follow(self.group.agents, time.monotonic()):
+                self._journal.write("beat_changed", beat_s=self._vigil.beat_s)
+                for session in self._agents.values():
+                    session.post(self._welcome())
+            silent, back = self._vigil.look(time.monotonic())
+            for node, because in silent.items():
+                self._journal.write("agent_silent", node=node, because=because)
+                await self.post(AgentDown(node))
+            for node in back:
+                await self.post(AgentUp(node))
 
     def dismiss(self) -> None:
         """End all streams; the agents look for the next leader."""
@@ -371,3 +370,9 @@ class StoreThread:
 
 async def happened(event: asyncio.Event) -> None:
     await event.wait()
+
+
+def letters_at_once(workers: int) -> int:
+    """Of a full mailbox. Before and after so many there is a look at everybody, which would be most of the work if it
+    were more often."""
+    return max(256, workers // 8)

@@ -25,7 +25,7 @@ from typing import cast
 
 from elastic import codec
 from elastic.config import JobSpec
-from elastic.election import Candidate, LeadershipLost, Taken
+from elastic.election import Candidate, LeadershipLost, Taken, lease_of
 from elastic.errors import StoreError, StoreUnavailable
 from elastic.files import write_atomically
 from elastic.journal import Journal
@@ -72,10 +72,10 @@ class Part:
         self._resumed = resumed
         self._ended = ended
         self._revives = revives
-        self._candidate = Candidate(store, spec.name, address, time.monotonic)
+        self._candidate = Candidate(store, spec.name, address, time.monotonic, lease_of(spec.workers))
         self._lead = service.leads[spec.name] = Lead(journal)
-        self._term = 0
-        """In which it leads, or has led and still has to resign."""
+        self._led: Reign | None = None
+        """That has begun, and from which it has not resigned yet."""
 
     async def run(self) -> dict[str, object]:
         """Until the job is over, or cancelled. Returns its result."""
@@ -86,13 +86,16 @@ class Part:
                 await self._resign(store)
 
     async def _resign(self, store: StoreThread) -> None:
-        """A successor need not wait for the lease; if the store cannot be told, it has to."""
-        term, self._term = self._term, 0
+        """A successor need not wait for the lease; if the store cannot be told, it has to. Agents are sent to it only
+        then: it takes a while until thousands have left."""
+        reign, self._led = self._led, None
         with contextlib.suppress(StoreError):
             await store.call(self._candidate.resign)
-            if term:
+            if reign is not None:
                 held_until_ns = round(self._candidate.held_until_s * 1e9)
-                self._journal.write("resigned", term=term, held_until_ns=held_until_ns)
+                self._journal.write("resigned", term=reign.term, held_until_ns=held_until_ns)
+        if reign is not None:
+            reign.dismiss()
 
     def write_address(self) -> None:
         document = {"address": self._address, "pid": os.getpid()}
@@ -124,7 +127,7 @@ class Part:
         reign = Reign(self._spec, tenure, self._journal, store, self._resumed, self._revives)
         lead.reign, lead.leader = reign, self._address
         self.write_address()
-        self._term = term
+        self._led = reign
         self._journal.write("leading", term=term, highest=chain[-1].number if chain else 0)
         try:
             outcome = await reign.lead(chain)
@@ -137,7 +140,6 @@ class Part:
         finally:
             lead.reign = None
             lead.leader = lead.leader if lead.ended else ""
-            reign.dismiss()
         held_until_ns = round(candidate.held_until_s * 1e9)
         self._journal.write("deposed", term=term, because=outcome.because, held_until_ns=held_until_ns)
         return None

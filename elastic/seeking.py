@@ -12,20 +12,27 @@ from elastic import codec
 CONNECT_MS = 1000
 """How long a replica may take to accept a connection. One on a machine that is gone does not even refuse it."""
 
-LEADER_OPTIONS = (
-    ("grpc.max_receive_message_length", codec.MESSAGE_LIMIT),
-    ("grpc.max_send_message_length", codec.MESSAGE_LIMIT),
-    # A frozen or cut-off leader is noticed within 2 s; without ping_timeout it never is.
-    ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 1000),
-    ("grpc.http2.ping_timeout_ms", 1000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
-)
-"""Of a channel to a replica whose stream is to be kept."""
+PING_MS = 1000
+"""How often a silent leader is asked for a sign of life, and how long it may take to give it."""
+
+
+def leader_options(beats: int = 1) -> Sequence[tuple[str, object]]:
+    """Of a channel to a replica whose stream is to be kept. beats: where agents are so many that each speaks only with
+    one beat of so many, a leader is asked for signs of life as rarely."""
+    return (
+        ("grpc.max_receive_message_length", codec.MESSAGE_LIMIT),
+        ("grpc.max_send_message_length", codec.MESSAGE_LIMIT),
+        # A frozen or cut-off leader is noticed within 2 s; without ping_timeout it never is.
+        ("grpc.keepalive_time_ms", PING_MS * beats),
+        ("grpc.keepalive_timeout_ms", PING_MS * beats),
+        ("grpc.http2.ping_timeout_ms", PING_MS * beats),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
+    )
+
 
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.5
@@ -42,7 +49,8 @@ def plainly(code: grpc.StatusCode, details: str) -> str:
 
 
 class Seeker:
-    """addresses: the replicas' "host:port" as known now; empty ones are left out."""
+    """addresses: the replicas' "host:port" as known now; empty ones are left out. Where a stream broke, its leader is
+    asked first; one that has ended it in order leads no more."""
 
     def __init__(self, addresses: Callable[[], Sequence[str]]) -> None:
         self._addresses = addresses
@@ -58,8 +66,10 @@ class Seeker:
             if address in asked:
                 continue
             asked.add(address)
+            sent_away = False
             try:
                 because = await attend(address)
+                sent_away = True
             except grpc.aio.AioRpcError as error:
                 because = f"{address}: {plainly(error.code(), error.details() or '')}"
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION and (leader := error.details()):
@@ -67,7 +77,7 @@ class Seeker:
             except codec.WireError as error:
                 because = f"{address}: {error}"
             if welcomed():
-                self._last = address
+                self._last = "" if sent_away else address
                 return because
         self._last = ""
         return because

@@ -24,10 +24,11 @@ SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", codec.MESSAGE_LIMIT),
     ("grpc.max_send_message_length", codec.MESSAGE_LIMIT),
     ("grpc.so_reuseport", 0),
-    # A frozen or cut-off peer is noticed within 2 s; without ping_timeout it never is.
-    ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 1000),
-    ("grpc.http2.ping_timeout_ms", 1000),
+    # A frozen or cut-off peer is noticed within 10 s, without ping_timeout never; an agent sooner, by its beats. With
+    # thousands of them an answer takes its time, and whoever is cut off for that comes again, which takes more of it.
+    ("grpc.keepalive_time_ms", 3000),
+    ("grpc.keepalive_timeout_ms", 7000),
+    ("grpc.http2.ping_timeout_ms", 7000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_pings_without_data", 0),

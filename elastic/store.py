@@ -156,6 +156,9 @@ class Store(Protocol):
     def prefix(self, prefix: str, *, timeout_s: float) -> Listing:
         """Every key that starts so, at one revision. The empty prefix lists all."""
 
+    def between(self, first: str, end: str, *, limit: int, timeout_s: float) -> Listing:
+        """The keys from `first` on that come before `end`, of more than `limit` the first ones."""
+
     def put(self, key: str, value: bytes, *, lease: Lease | None = None, timeout_s: float) -> int:
         """Write, and return the new revision. Raises LeaseExpired."""
 
@@ -248,6 +251,11 @@ class MemoryStore:
         # Unicode strings and their UTF-8 bytes sort alike, so this is etcd's order.
         items = tuple(self._items[key] for key in sorted(self._items) if key.startswith(prefix))
         return Listing(items, self._revision)
+
+    def between(self, first: str, end: str, *, limit: int, timeout_s: float) -> Listing:
+        first, end = _checked_key(first), _checked_key(end)
+        keys = sorted(key for key in self._items if first <= key < end)
+        return Listing(tuple(self._items[key] for key in keys[:limit]), self._revision)
 
     def put(self, key: str, value: bytes, *, lease: Lease | None = None, timeout_s: float) -> int:
         return self.txn((), (Put(key, value, lease),), timeout_s=timeout_s).revision

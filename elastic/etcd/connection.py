@@ -13,6 +13,9 @@ from typing import Any
 from elastic.errors import ConfigError
 from elastic.etcd.messages import etcd3
 
+ANSWER_BYTES = 64 * 2**20
+"""Of one answer. etcd says as much at once as it is asked for; without this gRPC takes 4 MiB of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tls:
@@ -93,6 +96,7 @@ def _address_family(host: str) -> str:
 def _channel_options(keepalive_s: float) -> list[tuple[str, object]]:
     service = {"methodConfig": [{"name": [{}], "waitForReady": True}]}
     return [
+        ("grpc.max_receive_message_length", ANSWER_BYTES),
         # Without waitForReady calls fail at once, and watches spin, while the server restarts.
         ("grpc.service_config", json.dumps(service)),
         ("grpc.initial_reconnect_backoff_ms", 100),

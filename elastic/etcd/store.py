@@ -97,10 +97,18 @@ class EtcdStore:
         return item_of(reply.kvs[0]) if reply.kvs else None
 
     def prefix(self, prefix: str, *, timeout_s: float) -> Listing:
-        start, end = range_of(prefix)
+        return self._list(*range_of(prefix), 0, timeout_s)
+
+    def between(self, first: str, end: str, *, limit: int, timeout_s: float) -> Listing:
+        check_txn((), (), (first, end))
+        return self._list(first.encode(), end.encode(), limit, timeout_s)
+
+    def _list(self, start: bytes, end: bytes, limit: int, timeout_s: float) -> Listing:
+        """limit 0: all."""
         request = rpc.RangeRequest(
             key=start,
             range_end=end,
+            limit=limit,
             sort_order=rpc.RangeRequest.ASCEND,
             sort_target=rpc.RangeRequest.KEY,
         )
@@ -139,18 +147,14 @@ class EtcdStore:
         return Lease(int(reply.ID), int(reply.TTL))
 
     def keep_alive(self, lease: Lease, *, timeout_s: float) -> int:
-        def once(request: Any, **options: Any) -> Any:
-            # A stream in etcd's protocol; one question on it, one answer, then it is cancelled.
-            stream = self._client.leasestub.LeaseKeepAlive(iter([request]), **options)
-            try:
-                return next(stream)
-            finally:
-                stream.cancel()
-
-        try:
-            reply = self._call(once, rpc.LeaseKeepAliveRequest(ID=lease.id), timeout_s, writes=True)
-        except StopIteration:
-            raise StoreUnavailable("etcd ended the stream without an answer", ambiguous=True) from None
+        # A stream in etcd's protocol; of one question and one answer it is a plain call on the wire. As a stream it
+        # would need a thread of its own, and this one has to get through in a process that is busy.
+        ask = self._client.channel.unary_unary(
+            "/etcdserverpb.Lease/LeaseKeepAlive",
+            request_serializer=rpc.LeaseKeepAliveRequest.SerializeToString,
+            response_deserializer=rpc.LeaseKeepAliveResponse.FromString,
+        )
+        reply = self._call(ask, rpc.LeaseKeepAliveRequest(ID=lease.id), timeout_s, writes=True)
         return int(reply.TTL)
 
     def revoke(self, lease: Lease, *, timeout_s: float) -> None:

@@ -18,7 +18,7 @@ from elastic.fleet import archive
 from elastic.fleet.charge import Site
 from elastic.fleet.lookout import Lookout
 from elastic.journal import Journal
-from elastic.seeking import FIRST_RETRY_S, LEADER_OPTIONS, LONGEST_RETRY_S, Seeker
+from elastic.seeking import FIRST_RETRY_S, LONGEST_RETRY_S, Seeker, leader_options
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import FleetStub
 
@@ -98,7 +98,7 @@ class Attendance:
 
     async def _attend(self, address: str) -> str:
         """One stream, until it ends. Returns why it did."""
-        async with self._door.aio_channel(address, LEADER_OPTIONS) as channel:
+        async with self._door.aio_channel(address, leader_options()) as channel:
             call = FleetStub(channel).Attend()
             outbox: asyncio.Queue[pb.NodeWord] = asyncio.Queue()
             await call.write(pb.NodeWord(hello=self._hello()))

@@ -30,7 +30,7 @@ from elastic.fleet.office import Office
 from elastic.journal import Journal, journal_path
 from elastic.membership import Resized, State, Stopped
 from elastic.reign import StoreThread
-from elastic.rendezvous import stop_signal
+from elastic.rendezvous import settle_down, stop_signal
 from elastic.replica import Part, closing, win
 from elastic.service import SERVER_OPTIONS, Service
 from elastic.tenure import RETRY_S, Tenure
@@ -66,6 +66,7 @@ class Server:
 
     async def run(self) -> int:
         """Serve until a signal comes; returns 128 + its number. Raises ConfigError if the port is taken."""
+        settle_down()
         stopped = stop_signal()
         who = f"rendezvous-{os.getpid()}"
         with (

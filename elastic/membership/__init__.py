@@ -36,8 +36,9 @@ from elastic.membership.events import (
     Stopped,
     Tick,
 )
-from elastic.membership.group import Group, Seen, State, new
+from elastic.membership.group import Group, State, new
 from elastic.membership.machine import step, steps
+from elastic.membership.seen import Seen
 from elastic.membership.status import status
 
 __all__ = [

@@ -38,7 +38,8 @@ def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
     g.reports = {}
     lost = [worker for worker in record.ids if worker in g.dead or worker in g.given_up]
     for worker in set(g.dead) - members:
-        for known in (g.dead, g.workers, g.drains, g.expelled):
+        g.workers.discard(worker)
+        for known in (g.dead, g.drains, g.expelled):
             known.pop(worker, None)
     newcomers = g.newcomers
     g.given_up = {worker: why for worker, why in g.given_up.items() if worker in members or worker in newcomers}

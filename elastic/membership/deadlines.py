@@ -22,7 +22,7 @@ def deadline_s(g: Group) -> float:
     if g.state is State.FORMING and g.committing is None:
         deadlines.append(g.since_s + (timing.orphan_limit_s if g.window_over else timing.join_window_s))
     if g.state is State.QUIESCING:
-        deadlines.append(g.since_s + timing.progress_s)
+        deadlines.append(g.since_s + g.timing.progress_s)
     if g.state is State.QUIESCING and g.committing is None:
         deadlines.append(g.proof_ends_s)
     if g.state is State.PAUSED:
@@ -34,7 +34,8 @@ def deadline_s(g: Group) -> float:
     if g.awaited:
         deadlines.append(g.awaited_until_s)
     if g.state is not State.CLOSED:
-        deadlines += g.silence_ends_s().values()
+        if g.silent_nodes:
+            deadlines.append(g.silence_ends()(min(g.silent_nodes.values())))
         deadlines += [since + timing.fence_grace_s for since in g.expelled.values()]
     return min(deadlines)
 
@@ -45,13 +46,17 @@ def ticked(g: Group, now_s: float, do: list[Action]) -> None:
         become_closed(g, 3, f"{g.because}; nobody came for {timing.pause_limit_s:.0f} s", now_s, do)
     if now_s >= g.last_call_s:
         plan_change(g, now_s, do)
-    for node in [node for node, ends_s in g.silence_ends_s().items() if now_s >= ends_s]:
+    ends = g.silence_ends()
+    silent = {node for node, since_s in g.silent_nodes.items() if now_s >= ends(since_s)}
+    for node in silent:
         del g.silent_nodes[node]
         g.slots.pop(node, None)
         g.snapshots.pop(node, None)
-        for worker, seen in list(g.workers.items()):
-            if seen.member.node == node and worker not in g.dead:
-                lost(g, worker, silence(node), now_s, do, dead=False)
+        g.attended_s.pop(node, None)
+    there = {worker: seen.member.node for worker, seen in g.workers.items()} if silent else {}
+    for worker, node in there.items():
+        if node in silent and worker not in g.dead:
+            lost(g, worker, silence(node), now_s, do, dead=False)
     if g.state is State.FORMING and now_s >= g.since_s + timing.join_window_s:
         g.window_over = True
         form(g, now_s, do)
@@ -59,10 +64,10 @@ def ticked(g: Group, now_s: float, do: list[Action]) -> None:
     end_hung(g, now_s, do)
     if g.awaited and now_s >= g.awaited_until_s:
         stop_in_vain(g, now_s, do)
-    if g.state is State.QUIESCING and now_s >= g.since_s + timing.progress_s:
+    if g.state is State.QUIESCING and now_s >= g.since_s + g.timing.progress_s:
         g.since_s = now_s
         for worker in (g.listed | g.newcomers) - set(g.reports) - set(g.dead):
-            g.given_up.setdefault(worker, f"no report for {timing.progress_s:.0f} s")
+            g.given_up.setdefault(worker, f"no report for {g.timing.progress_s:.0f} s")
         decide(g, now_s, do)
     end_mute(g, now_s, do)
     if g.state is State.QUIESCING and now_s >= g.proof_ends_s:

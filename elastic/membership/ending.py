@@ -40,7 +40,7 @@ def slot_given_up(g: Group, word: SlotGivenUp, now_s: float, do: list[Action]) -
 
 def finished(g: Group, word: Finished, now_s: float, do: list[Action]) -> None:
     worker, digest = word.worker_id, word.digest
-    if worker not in g.workers or worker not in g.listed:
+    if worker not in g.workers or not g.lists(worker):
         return
     seen = g.workers[worker]
     g.workers[worker] = replace(seen, finished=True, entered=max(seen.entered, word.generation))
@@ -66,7 +66,12 @@ def close_rest(g: Group, now_s: float, do: list[Action]) -> None:
 
 
 def _end_if_all_finished(g: Group, now_s: float, do: list[Action]) -> None:
-    waiting = [w for w in g.alive(g.listed) if not g.workers[w].finished and not g.workers[w].left]
-    waiting = [worker for worker in waiting if worker not in g.expelled and worker not in g.given_up]
-    if not [worker for worker in waiting if g.workers[worker].entered]:
+    # Up to the first that is found: with thousands, nobody can be looked at for each word of another.
+    if not any(_is_awaited(g, worker) for record in g.chain for worker in record.ids):
         become_closed(g, 0, "all members have finished", now_s, do)
+
+
+def _is_awaited(g: Group, worker: str) -> bool:
+    seen = g.workers.get(worker)
+    gone = worker in g.dead or worker in g.expelled or worker in g.given_up
+    return seen is not None and not gone and bool(seen.entered) and not (seen.finished or seen.left)

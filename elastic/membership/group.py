@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from elastic.config import JobSpec
-from elastic.messages import Doing, Generation, Member, Report, RingState, Unreadable
+from elastic.config import JobSpec, Timing
+from elastic.membership.seen import Roster
+from elastic.messages import Generation, Member, Report, Unreadable
 
 
 class State(StrEnum):
@@ -20,40 +21,6 @@ class State(StrEnum):
     PAUSED = "paused"
     CLOSING = "closing"
     CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A worker as its latest words describe it."""
-
-    member: Member
-    slot: int
-    pid: int
-    numerics: str
-    entered: int = 0
-    ring: RingState = RingState.NONE
-    reduced: int = 0
-    applied: int = 0
-    phase: str = ""
-    moved_s: float = 0.0
-    """When its phase changed last."""
-    doing: Doing = Doing.ELSEWHERE
-    for_s: float = 0.0
-    usual_s: float = 0.0
-    computes: bool = True
-    over: str = ""
-    over_because: str = ""
-    ready: bool = False
-    invited: bool = False
-    finished: bool = False
-    left: bool = False
-    refused: bool = False
-    snapshot: str = ""
-    """The newest whole one in its machine's memory when it started."""
-    shard_us: int = 0
-    """Microseconds that it takes for a shard; 0: not known yet."""
-    exchange_us: int = 0
-    """And for the reduction of a pass, once all are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +46,14 @@ class Group:
     since_s: float = 0.0
     chain: tuple[Generation, ...] = ()
     """Records from the last form or loss generation to the highest committed one."""
-    workers: dict[str, Seen] = field(default_factory=dict)
+    workers: Roster = field(default_factory=Roster)
     dead: dict[str, str] = field(default_factory=dict)
     """Members of the chain whose own agent says they are gone -> why."""
     given_up: dict[str, str] = field(default_factory=dict)
     """Members of the chain that are silent: no proof of anything."""
     silent_nodes: dict[str, float] = field(default_factory=dict)
+    attended_s: dict[str, float] = field(default_factory=dict)
+    """Node -> when its agent came last; what it has to tell of its workers comes after that."""
     slots: dict[str, int] = field(default_factory=dict)
     """Node whose agent attends -> workers that it starts, without spares."""
     size: int = 0
@@ -189,31 +158,43 @@ class Group:
         """Everybody of every generation from the last loss to the highest committed."""
         return {worker for record in self.chain for worker in record.ids}
 
+    def lists(self, worker: str) -> bool:
+        """Whether it is one of those."""
+        return any(record.member(worker) is not None for record in self.chain)
+
     @property
     def running(self) -> Generation | None:
         """The newest generation that somebody is known to have entered."""
         if len(self.chain) == 1:
             return self.chain[0]
-        seen = self.workers.values()
-        newest = (r for r in reversed(self.chain) if any(worker.entered == r.number for worker in seen))
-        return next(newest, self.base)
+        return next((r for r in reversed(self.chain) if self.workers.has_entered(r.number)), self.base)
 
     @property
     def newcomers(self) -> set[str]:
         """Workers that are no members yet and may become some."""
-        return {worker for worker, seen in self.workers.items() if not seen.entered and not seen.refused}
+        return {worker for worker in self.workers.outside if not self.workers[worker].refused}
 
     @property
     def spares(self) -> set[str]:
         """Newcomers for which there has been no place yet: they wait with everything set up. Once a job has begun."""
-        seen = self.workers.items()
-        uninvited = {worker for worker, one in seen if not (one.entered or one.refused or one.invited)}
-        return uninvited - self.listed if self.chain and uninvited else set()
+        uninvited = {worker for worker in self.newcomers if not self.workers[worker].invited}
+        return {worker for worker in uninvited if not self.lists(worker)} if self.chain else set()
 
     @property
     def asked_for(self) -> int:
         """How many workers the job is to have, whoever is here."""
         return self.size or self.spec.workers
+
+    @property
+    def agents(self) -> int:
+        """How many there are once all are here, if the machines to come are like the smallest one so far."""
+        return -(-self.wanted_workers // max(1, min(self.slots.values(), default=1)))
+
+    @property
+    def timing(self) -> Timing:
+        """The job's own, or, where thousands of agents speak less often and take longer to find a leader, what it is
+        for so many: of the silence of nodes, and of answers that all have to give."""
+        return self.spec.timing.scaled(self.agents)
 
     @property
     def wanted_workers(self) -> int:
@@ -232,8 +213,7 @@ class Group:
     @property
     def coming(self) -> set[str]:
         """Newcomers on their way to a place."""
-        seen = self.workers.items()
-        invited = {worker for worker, one in seen if one.invited and not one.entered and not one.refused}
+        invited = {worker for worker in self.newcomers if self.workers[worker].invited}
         return invited - {*self.dead, *self.given_up, *self.drains} if invited else invited
 
     @property
@@ -249,7 +229,7 @@ class Group:
         """Invited newcomers that are not ready to be admitted -> when their time to get on is over."""
         if self.state not in (State.RUNNING, State.PAUSED) or not (coming := self.coming):
             return {}
-        seen = {worker: self.workers[worker] for worker in coming - self.listed}
+        seen = {worker: self.workers[worker] for worker in coming if not self.lists(worker)}
         at_work_s = max(self.set_up_s, self.spec.timing.hang_s)  # whoever uses a processor may compile
         return {
             worker: one.moved_s + (at_work_s if one.computes else self.set_up_s)
@@ -279,10 +259,10 @@ class Group:
         if self.state not in (State.RUNNING, State.PAUSED) or self.committing or aim is None or running is None:
             return {}
         silent = self.silent_nodes
-        late = {w: one for w, one in self.workers.items() if not one.entered and one.member.node not in silent}
+        late = {w: one for w in self.workers.outside if (one := self.workers[w]).member.node not in silent}
         gone = {*self.dead, *self.given_up, *self.turned_away} if late else set()
         return {
-            worker: max(one.moved_s, self.planned_s)
+            worker: max(one.moved_s, self.planned_s, self.attended_s.get(one.member.node, 0.0))
             for worker, one in late.items()
             if worker not in gone and (aim.member(worker) or running.member(worker))
         }
@@ -322,17 +302,14 @@ class Group:
 
     def found_by_s(self, now_s: float) -> float:
         """From when on the silence of nodes counts whose agents have to find this leader first."""
-        return now_s + self.spec.timing.fence_grace_s - self.spec.timing.evict_s
+        return now_s + self.timing.fence_grace_s - self.timing.evict_s
 
-    def silence_ends_s(self) -> dict[str, float]:
-        """Silent node -> when it is given up. A ring that advances is proof of life of all its members, so silence
-        alone gets longer there."""
-        timing = self.spec.timing
-        lived = self.advanced_s.get(self.running.number, -math.inf) if self.silent_nodes and self.running else -math.inf
-        return {
-            node: min(max(since, lived) + timing.evict_s, since + timing.control_silence_s)
-            for node, since in self.silent_nodes.items()
-        }
+    def silence_ends(self) -> Callable[[float], float]:
+        """Silent since -> when such a node is given up, never before one that is silent longer. A ring that advances is
+        proof of life of all its members, so silence alone gets longer there."""
+        timing = self.timing
+        lived = self.advanced_s.get(self.running.number, -math.inf) if self.running else -math.inf
+        return lambda since_s: min(max(since_s, lived) + timing.evict_s, since_s + timing.control_silence_s)
 
 
 def new(spec: JobSpec, seed: str, *, revives: bool = False, resumed: str = "") -> Group:

@@ -27,7 +27,7 @@ def lost(
         return
     because = g.hung.get(worker, because) if dead else because
     if worker not in g.dead:
-        event = "worker_gone" if seen.left else "member_lost" if worker in g.listed else "worker_lost"
+        event = "worker_gone" if seen.left else "member_lost" if g.lists(worker) else "worker_lost"
         do.append(Note(event, {"worker_id": worker, "because": because}))
     if dead:
         if seen.ready and not seen.entered:
@@ -43,11 +43,11 @@ def lost(
     else:
         g.given_up[worker] = because
     awaited = g.committing is not None and worker in g.committing.ids
-    if g.state is State.FORMING or worker not in g.listed:
+    if g.state is State.FORMING or not g.lists(worker):
         if dead and not awaited:
             del g.workers[worker]
             g.drains.pop(worker, None)
-            if worker not in g.listed:
+            if not g.lists(worker):
                 del g.dead[worker]
         return
     if g.state is State.CLOSING:
@@ -140,11 +140,12 @@ def wait_for_others(g: Group, now_s: float) -> None:
         return  # nearly always, and told without a look at everybody
     if not {*g.dead, *g.given_up} >= g.listed:
         return
+    found_by_s = g.found_by_s(now_s)
     for worker, why in list(g.given_up.items()):
         node = g.workers[worker].member.node
         if why == silence(node):
             del g.given_up[worker]
-            g.silent_nodes[node] = g.found_by_s(now_s)
+            g.silent_nodes[node] = found_by_s
 
 
 def _gone(g: Group) -> str:

@@ -39,6 +39,7 @@ from elastic.membership.invitations import wait_for_slow
 from elastic.membership.losses import lost, reported, wait_for_others
 from elastic.membership.revival import unreadable
 from elastic.membership.rings import heard_of_ring
+from elastic.membership.seen import Roster
 from elastic.membership.speed import compare
 from elastic.membership.stuck import expel_if_stuck
 from elastic.membership.surplus import shed
@@ -88,7 +89,8 @@ def steps(group: Group, events: Iterable[Event], now_s: float) -> tuple[Group, t
 
 def _copied(group: Group) -> Group:
     g = copy(group)
-    for name in ("workers", "dead", "given_up", "silent_nodes", "slots", "expelled", "reports", "drains"):
+    g.workers = Roster(group.workers)
+    for name in ("dead", "given_up", "silent_nodes", "attended_s", "slots", "expelled", "reports", "drains"):
         setattr(g, name, dict(getattr(group, name)))
     for name in ("missed", "advanced_s", "accused", "failed_builds", "errors", "slots_given_up", "stuck_at"):
         setattr(g, name, dict(getattr(group, name)))
@@ -108,6 +110,7 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
         case AgentUp(node, slots):
             wait_for_others(g, now_s)
             g.silent_nodes.pop(node, None)
+            g.attended_s[node] = now_s
             g.slots[node] = slots or g.slots.get(node, 0)
             if slots:  # a stream begins: which slots are given up it says again, and a new agent tries them all
                 given_up = g.slots_given_up.items()

@@ -20,8 +20,9 @@ from dataclasses import replace
 from elastic.checkpoints.naming import EntryName
 from elastic.errors import ExitCode
 from elastic.membership.actions import Action, Note, Tell
-from elastic.membership.group import Group, Seen
+from elastic.membership.group import Group
 from elastic.membership.records import commit
+from elastic.membership.seen import Seen
 from elastic.membership.transitions import become_closed, become_forming
 from elastic.messages import Fence, Kind, Member, Plan, Unreadable
 from elastic.plan import newest_kept

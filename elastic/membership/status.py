@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastic.membership.group import Group, Seen
+from elastic.membership.group import Group
+from elastic.membership.seen import Seen
 from elastic.membership.stuck import holding_up, standing_still
 from elastic.plan import default_sizes
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 
 from elastic.membership.actions import Action, Note, Tell
-from elastic.membership.group import Group, Seen, State, silence
+from elastic.membership.group import Group, State, silence
 from elastic.membership.losses import lost
+from elastic.membership.seen import Seen
 from elastic.membership.transitions import become_closed
 from elastic.messages import Doing, Kill
 

@@ -67,6 +67,6 @@ def _become(g: Group, state: State, because: str, now_s: float, do: list[Action]
 def dismiss(g: Group, workers: Iterable[str], do: list[Action]) -> None:
     """Members and newcomers learn that the job is complete; whoever was draining leaves without its last result."""
     for worker in workers:
-        draining = g.running is not None and worker in g.listed and worker not in g.running.ids
+        draining = g.running is not None and g.lists(worker) and not g.running.member(worker)
         order = Release(g.term, worker) if draining else Close(g.term, "the job is complete")
         do.append(Tell((worker,), order))

@@ -63,10 +63,12 @@ class DrainNode(_message.Message):
     def __init__(self, left_ms: _Optional[int] = ..., because: _Optional[str] = ..., over: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("term",)
+    __slots__ = ("term", "beat_ms")
     TERM_FIELD_NUMBER: _ClassVar[int]
+    BEAT_MS_FIELD_NUMBER: _ClassVar[int]
     term: int
-    def __init__(self, term: _Optional[int] = ...) -> None: ...
+    beat_ms: int
+    def __init__(self, term: _Optional[int] = ..., beat_ms: _Optional[int] = ...) -> None: ...
 
 class Addressed(_message.Message):
     __slots__ = ("to", "order", "packed", "delta", "shares", "laggards")

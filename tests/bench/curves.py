@@ -1,4 +1,4 @@
-"""Cost against the number of agents, as an image: both axes are logarithmic, so what is linear has a slope of one."""
+"""Cost against size, as an image: both axes are logarithmic, so what is linear has a slope of one."""
 
 from __future__ import annotations
 
@@ -20,21 +20,31 @@ text.c { fill: #3f9d63 } text.d { fill: #8a63b8 }</style>"""
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """points: (agents, cost), costs above 0."""
+    """points: (size, cost), costs above 0."""
 
     name: str
     points: Sequence[tuple[float, float]]
 
 
-def drawing(panels: Sequence[tuple[str, Sequence[Curve]]], title: str) -> str:
-    """Panels side by side; each has a caption that says its unit."""
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """caption: says the unit of the costs. across: what there are so many of."""
+
+    caption: str
+    across: str
+    curves: Sequence[Curve]
+
+
+def drawing(panels: Sequence[Panel], title: str) -> str:
+    """Panels side by side; one of which nothing was measured is left out, as is a curve."""
     shapes = [STYLE, '<rect width="100%" height="100%" fill="#fff"/>']
-    for number, (caption, curves) in enumerate(panels):
-        shapes += _panel(number * WIDTH, caption, curves)
+    for number, panel in enumerate(panels):
+        curves = [curve for curve in panel.curves if curve.points]
+        shapes += _panel(number * WIDTH, panel, curves) if curves else []
     return svg.drawing(WIDTH * len(panels), HEIGHT, shapes, title)
 
 
-def _panel(at: float, caption: str, curves: Sequence[Curve]) -> list[str]:
+def _panel(at: float, panel: Panel, curves: Sequence[Curve]) -> list[str]:
     low_x, high_x = _decades([x for curve in curves for x, _ in curve.points])
     low_y, high_y = _decades([y for curve in curves for _, y in curve.points])
 
@@ -43,7 +53,7 @@ def _panel(at: float, caption: str, curves: Sequence[Curve]) -> list[str]:
         up = (math.log10(y) - low_y) / (high_y - low_y)
         return at + LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
 
-    shapes = [svg.text((at + LEFT, TOP - 14), caption)]
+    shapes = [svg.text((at + LEFT, TOP - 14), panel.caption)]
     for decade in range(low_y, high_y + 1):
         start, end = place(10**low_x, 10.0**decade), place(10**high_x, 10.0**decade)
         shapes += [
@@ -53,7 +63,7 @@ def _panel(at: float, caption: str, curves: Sequence[Curve]) -> list[str]:
     for decade in range(low_x, high_x + 1):
         start, end = place(10**decade, 10.0**low_y), place(10**decade, 10.0**high_y)
         shapes += [svg.line(start, end, "grid"), svg.text((start[0], start[1] + 16), 10**decade, "small", "middle")]
-    shapes.append(svg.text((at + (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6), "agents", "small", "middle"))
+    shapes.append(svg.text((at + (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6), panel.across, "small", "middle"))
     taken: list[float] = []
     for kind, curve in zip("abcd", curves, strict=False):
         points = [place(x, y) for x, y in curve.points]

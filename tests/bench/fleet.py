@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic import attendance, codec, deltas, publishing
-from elastic.attendance import Attendance, Ended
+from elastic.attendance import Attendance, Ended, beats_between
 from elastic.config import JobSpec
 from elastic.deltas import Delta
 from elastic.files import read_job
@@ -73,6 +74,8 @@ class Fleet:
                 match line.split():
                     case ["go"]:
                         attending = [asyncio.create_task(agent.attendance.always()) for agent in self.agents.values()]
+                        for task in attending:
+                            task.add_done_callback(_ended)
                     case ["lose", worker] if worker in self.agents:
                         tell("lost", worker=worker, at_ns=time.monotonic_ns())
                         self.agents[worker].lose()
@@ -112,6 +115,7 @@ class Lodger:
         self.alive = True
         self.entered = 0
         self._since_s = time.monotonic()
+        self._beats, self._beat_every = 0, beats_between(fleet.spec, slots=1)
         self._standing = Standing()
         self._standing.heard(Announce(self.worker, self.node, 0, 1 + number, "10.0.0.1", 4000, "torch 2.9"))
         self.attendance = Attendance(fleet.spec, job_dir, self.node, 1, journal, self, Reach())
@@ -121,7 +125,8 @@ class Lodger:
         self._say(WorkerDead(self.worker, "killed by SIGKILL"))
 
     def beat(self) -> None:
-        if self.entered and self.alive:
+        self._beats += 1
+        if self.entered and self.alive and self._beats % self._beat_every == 0:
             self._say(Progress(self.worker, self.entered, self._steps, self._steps, "a shard", doing=Doing.SHARD))
         self.attendance.beat()
 
@@ -219,21 +224,28 @@ def read_once() -> None:
     codec.unpacked = lru_cache(8)(codec.unpacked)
     publishing.read_delta = lru_cache(8)(publishing.read_delta)
     plain = deltas.applied
-    made: dict[tuple[int, str], Generation] = {}
+    made: dict[tuple[str, str], Generation] = {}
 
     def applied(
         base: Generation, delta: Delta, shares: Iterable[Share] = (), laggards: Iterable[Laggard] = ()
     ) -> Generation:
-        key = (id(base), delta.digest)
+        key = (base.digest(), delta.digest)
         if key not in made:
             made.clear()
             made[key] = plain(base, delta)
+            made[key].digest(), made[key].ids, made[key].member("")  # as kept for all
         whole = made[key]
         mine = replace(whole, plan=replace(whole.plan, shares=tuple(shares), laggards=tuple(laggards)))
-        vars(mine)["_digest"] = whole.digest()
+        vars(mine).update({name: value for name, value in vars(whole).items() if name not in vars(mine)})
         return mine
 
     deltas.applied = applied
+
+
+def _ended(attending: asyncio.Task[None]) -> None:
+    """None of them ends while the job goes on."""
+    if not attending.cancelled():
+        tell("failed", because=repr(attending.exception()))
 
 
 async def commands() -> Any:
@@ -254,6 +266,7 @@ async def main() -> None:
     parser.add_argument("--first", type=int, required=True)
     parser.add_argument("--count", type=int, required=True)
     options = parser.parse_args()
+    gc.disable()  # what collecting garbage of thousands costs would fall upon each of them
     read_once()
     vars(attendance)[RendezvousStub.__name__] = Counting
     spec, who = read_job(options.job_dir), f"agents-{options.first}"

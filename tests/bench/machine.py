@@ -14,7 +14,7 @@ from elastic import membership
 from elastic.config import JobSpec
 from elastic.membership import AgentUp, Commit, Committed, Elected, Event, Group, State
 from elastic.messages import Announce, Doing, Generation, Progress, Report, RingState, RingUp, WorkerDead
-from elastic.reign import LETTERS_AT_ONCE
+from elastic.reign import letters_at_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,10 @@ class Part:
     @property
     def per_s(self) -> float:
         return self.decisions / self.seconds
+
+    @property
+    def decision_us(self) -> float:
+        return 1e6 * self.seconds / self.decisions
 
 
 class Drill:
@@ -66,9 +70,11 @@ class Drill:
     def _part(self, name: str, events: Iterable[Event]) -> None:
         ready = list(events)
         began_s = time.perf_counter()
-        for first in range(0, len(ready), LETTERS_AT_ONCE):
+        done = 0
+        while done < len(ready):
             self._now_s += 0.01
-            letters = ready[first : first + LETTERS_AT_ONCE]
+            letters = ready[done : done + letters_at_once(len(self._group.workers))]
+            done += len(letters)
             self._group, actions = membership.steps(self._group, letters, self._now_s)
             membership.deadline_s(self._group)
             for action in actions:

@@ -103,6 +103,23 @@ class StoreSuite:
         assert [item.value for item in store.prefix(at("a/"), timeout_s=CALL_S).items] == [b"a/10", b"a/2"]
         assert store.prefix(at("zzz"), timeout_s=CALL_S).items == ()
 
+    def test_what_is_between_two_keys_is_listed_in_order_the_first_ones_of_many(self, store: Store, at: At) -> None:
+        for name in ("1", "10", "2", "3", "30", "a"):
+            last = store.put(at(name), name.encode(), timeout_s=CALL_S)
+
+        def between(first: str, end: str, limit: int) -> list[str]:
+            listing = store.between(at(first), at(end), limit=limit, timeout_s=CALL_S)
+            assert listing.revision == last
+            return [item.value.decode() for item in listing.items]
+
+        assert between("1", "3", 10) == ["1", "10", "2"]
+        assert between("1", "3\0", 10) == ["1", "10", "2", "3"]
+        assert between("1\0", "3\0", 2) == ["10", "2"]
+        assert between("3", "1", 10) == between("4", "9", 10) == []
+        for first, end in (("", "b"), ("b", "")):
+            with pytest.raises(StoreRefused):
+                store.between(first, end, limit=1, timeout_s=CALL_S)
+
     def test_the_empty_prefix_lists_everything(self, store: Store, at: At) -> None:
         store.put(at("k"), b"", timeout_s=CALL_S)
         assert at("k") in {item.key for item in store.prefix("", timeout_s=CALL_S).items}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -16,7 +17,7 @@ from elastic.messages import Order, Word
 from elastic.reach import Reach
 from elastic.service import SERVER_OPTIONS, Lead, Service
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import add_RendezvousServicer_to_server
+from elastic.wire.elastic_pb2_grpc import RendezvousServicer, add_RendezvousServicer_to_server
 
 PATIENCE_S = 30.0
 
@@ -84,3 +85,63 @@ def test_agents_of_a_large_job_beat_less_often_and_are_given_the_time(workers: i
     spec = JobSpec(name="job", command=("train",), workers=workers)
     assert beats_between(spec, slots) == every
     assert every * spec.timing.beat_s * 3 <= spec.timing.scaled(workers).suspect_s
+
+
+class Slow(RendezvousServicer):
+    """A leader that wants to hear its agent with every fourth beat, and with each one later."""
+
+    def __init__(self, beat_s: float) -> None:
+        self._beat_s = beat_s
+        self.heard: asyncio.Queue[str] = asyncio.Queue()
+        self.hurry = asyncio.Event()
+
+    async def Attend(self, words: AsyncIterator[pb.AgentWord], context: Any) -> None:
+        listening = asyncio.create_task(self._listen(words))
+        for beats in (4, 1):
+            welcome = pb.Welcome(term=1, beat_ms=round(1000 * beats * self._beat_s))
+            await context.write(pb.LeaderOrder(welcome=welcome))
+            self.heard.put_nowait(f"told {beats}")
+            await self.hurry.wait()
+        await listening
+
+    async def _listen(self, words: AsyncIterator[pb.AgentWord]) -> None:
+        async for word in words:
+            self.heard.put_nowait(str(word.WhichOneof("content")))
+
+
+def test_an_agent_speaks_as_often_as_its_leader_says_and_as_it_says_later(tmp_path: Path) -> None:
+    spec = JobSpec(name="job", command=("train",), workers=1)
+
+    async def story() -> None:
+        leader = Slow(spec.timing.beat_s)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        add_RendezvousServicer_to_server(leader, server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
+            attendance = Attendance(spec, tmp_path, "a", 1, journal, Attendant(), Reach(replicas=(address,)))
+            attending = asyncio.create_task(attendance.always())
+            async with asyncio.timeout(PATIENCE_S):
+                assert {await leader.heard.get(), await leader.heard.get()} == {"hello", "told 4"}
+                while attendance.term == 0:  # told, and not heard yet
+                    await asyncio.sleep(0.01)
+                for _ in range(8):
+                    attendance.beat()
+                assert [await leader.heard.get() for _ in range(2)] == ["beat", "beat"]
+                leader.hurry.set()
+                assert await leader.heard.get() == "told 1"
+                beats = 0
+                while leader.heard.qsize() < 3:  # from the moment in which it has heard of it, one with each
+                    attendance.beat()
+                    beats += 1
+                    await asyncio.sleep(0.01)
+                before = leader.heard.qsize()
+                for _ in range(5):
+                    attendance.beat()
+                for _ in range(before + 5):
+                    assert await leader.heard.get() == "beat"
+            attending.cancel()
+            await asyncio.gather(attending, return_exceptions=True)
+        await server.stop(grace=0)
+
+    asyncio.run(story())

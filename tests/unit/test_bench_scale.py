@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.bench.curves import Curve, drawing
+from tests.bench.costs import plot, table
+from tests.bench.curves import Curve, Panel, drawing
 from tests.bench.machine import Drill
 from tests.bench.report import missed
-from tests.bench.scale import Figures, plot, table
+from tests.bench.scale import Figures
 
 GOOD = Figures(1000, form_s=1.5, loss_ms=200, shrink_ms=400, etcd_writes=1, form_down=6000, loss_down=256, loss_up=140,
                resign_ms=300, adopt_s=1.0, resign_down=230, loss_cpu_ms=300)  # fmt: skip
@@ -51,11 +52,11 @@ def test_bytes_that_grow_with_the_job_are_said() -> None:
 
 def test_a_fleet_of_5000_has_ten_seconds_for_both() -> None:
     slow = replace(GOOD, agents=5000, form_s=7.0, shrink_ms=3100.0)
-    assert [row.what for row in missed(table([slow], {}))] == ["5000 agents: formed"]
+    assert [row.what for row in missed(table([slow], {}))] == ["5000 agents: formed, and one loss handled"]
 
 
 def test_a_linear_cost_is_drawn_with_a_slope_of_one() -> None:
-    image = drawing([("bytes", [Curve("linear", [(10, 10), (100, 100), (1000, 1000)])])], "a title")
+    image = drawing([Panel("bytes", "agents", [Curve("linear", [(10, 10), (100, 100), (1000, 1000)])])], "a title")
     root = ElementTree.fromstring(image)
     line = next(shape for shape in root.iter() if shape.tag.endswith("polyline"))
     (x1, y1), (x2, y2), (x3, y3) = ([float(c) for c in point.split(",")] for point in line.attrib["points"].split())

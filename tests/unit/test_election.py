@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from elastic import pieces
+from elastic import election, pieces
 from elastic.checkpoints.pointer import Pointer
 from elastic.codec import WireError
 from elastic.election import LEASE_S, Candidate, LeadershipLost, Taken, Won
 from elastic.errors import CheckpointCorrupt, CompareFailed, StoreUnavailable
 from elastic.messages import Generation, Kind, Plan
-from elastic.store import Compare, Delete, Item, MemoryStore, Put, TxnResult
+from elastic.store import Compare, Delete, Item, Listing, MemoryStore, Put, TxnResult
 
 
 class Clock:
@@ -118,6 +118,34 @@ def test_committed_records_are_read_back_from_the_last_loss_on() -> None:
     assert successor.chain() == tuple(records[2:])
     successor.commit(record(5))
     assert successor.chain() == (record(5),)
+
+
+@pytest.mark.parametrize("planned", [1, 7, 120])
+def test_a_long_chain_is_read_in_few_reads_whatever_came_before_it(
+    planned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the numbers get longer, 9 to 10 and 99 to 100, and sort as keys otherwise than they count."""
+    reads: list[str] = []
+
+    class Counting(MemoryStore):
+        def between(self, first: str, end: str, *, limit: int, timeout_s: float) -> Listing:
+            reads.append(first)
+            return super().between(first, end, limit=limit, timeout_s=timeout_s)
+
+    store = Counting()
+    leader = candidate(store, "one:1")
+    leader.stand()
+    records = [record(number) for number in range(1, 6)]
+    records += [record(number, Kind.PLANNED, 5) for number in range(6, 6 + planned)]
+    for generation in records:
+        leader.commit(generation)
+    assert leader.chain() == tuple(records[4:])
+    assert len(reads) <= 3 + planned // election.RECORDS_AT_ONCE + len(str(planned))
+    monkeypatch.setattr(election, "RECORDS_AT_ONCE", 2)
+    assert leader.chain() == tuple(records[4:])
+    store.delete(f"/elastic/job/generations/{records[-2].number}", timeout_s=1)
+    with pytest.raises(WireError, match=f"generation {records[-2].number} is missing"):
+        leader.chain()
 
 
 def test_a_leader_that_was_replaced_commits_nothing() -> None:

@@ -175,7 +175,7 @@ def test_the_slots_of_a_job_are_free_while_its_agents_still_take_leave(
         class Reign:
             """Ends at once, and is rid of its agents when the fleet knows that."""
 
-            generation = 1
+            generation = term = 1
             dismiss = result = staticmethod(lambda *_: {"exit_code": 0, "because": "", "digest": "", "generation": 1})
 
             def __init__(self, *_: Any) -> None: ...

@@ -57,6 +57,7 @@ PURE_ROOMS = [
     "elastic/story.py",
     "elastic/supervision.py",
     "elastic/tree.py",
+    "elastic/vigil.py",
 ]
 
 PURE_STDLIB = {

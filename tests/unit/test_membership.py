@@ -41,8 +41,10 @@ from elastic.messages import (
     Finished,
     Generation,
     Invite,
+    Kill,
     Kind,
     Left,
+    Member,
     Plan,
     Progress,
     Publish,
@@ -423,3 +425,38 @@ def test_a_member_that_takes_its_ring_back_holds_up_the_others_again() -> None:
     assert group.state is State.REBUILDING
     group, _ = membership.step(group, RingUp("a", 1), 3.0)
     assert group.state is State.RUNNING
+
+
+def adopted(workers: int) -> Group:
+    """By a leader that has read of so many members, each on a node of its own, and heard of none."""
+    members = tuple(Member(f"n{rank:05}.0.0", f"n{rank:05}", "host", 1, rank) for rank in range(workers))
+    spec = JobSpec(name="job", command=("train",), workers=workers)
+    record = Generation(1, Kind.FORM, 1, members, Plan(), "all are here")
+    return membership.step(membership.new(spec, seed="seed"), Elected(1, (record,)), 0.0)[0]
+
+
+def lost(actions: tuple[Action, ...]) -> list[Action]:
+    return [action for action in actions if isinstance(action, Note) and action.event == "member_lost"]
+
+
+@pytest.mark.parametrize(("workers", "given_up_s"), [(3, 10.0), (5000, 50.0)])
+def test_many_agents_are_given_longer_to_find_another_leader(workers: int, given_up_s: float) -> None:
+    group = adopted(workers)
+    assert membership.deadline_s(group) == given_up_s
+    group, actions = membership.step(group, Tick(), given_up_s - 0.1)
+    assert not lost(actions)
+    assert len(lost(membership.step(group, Tick(), given_up_s)[1])) == workers
+
+
+def test_a_member_is_not_stuck_because_thousands_are_heard_before_it() -> None:
+    """Its agent is there, and what it says of its workers waits in the leader's mailbox."""
+    group, patience_s = adopted(2), Timing().progress_s
+    come_s = patience_s + 5.0
+    for node in ("n00000", "n00001"):
+        group, _ = membership.step(group, AgentUp(node, 1), come_s)
+    group, actions = membership.step(group, Tick(), come_s + patience_s - 0.1)
+    assert not actions
+    _, actions = membership.step(group, Tick(), come_s + patience_s)
+    assert {action.order for action in actions if isinstance(action, Tell)} == {
+        Kill(1, worker) for worker in ("n00000.0.0", "n00001.0.0")
+    }

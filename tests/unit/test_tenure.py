@@ -15,9 +15,10 @@ from elastic.election import LEASE_S, SAFETY, Candidate, Won
 from elastic.errors import StoreUnavailable
 from elastic.journal import Journal
 from elastic.messages import Generation, Kind, Plan
+from elastic.reign import AgentSession
 from elastic.replica import Part
 from elastic.service import Service
-from elastic.store import Item, Lease, MemoryStore
+from elastic.store import Lease, Listing, MemoryStore
 from elastic.tenure import HUNG, LATE, Tenure
 
 PATIENCE_S = 30.0
@@ -100,12 +101,12 @@ def test_a_leader_that_reads_long_records_keeps_its_lease_meanwhile(tmp_path: Pa
     class Slow(MemoryStore):
         part: Part | None = None
 
-        def get(self, key: str, *, timeout_s: float) -> Item | None:
-            if self.part is not None and "/generations/" in key:
+        def between(self, first: str, end: str, *, limit: int, timeout_s: float) -> Listing:
+            if self.part is not None:
                 candidate = self.part._candidate
                 before_s = candidate.held_until_s
                 until(lambda: candidate.held_until_s > before_s)
-            return super().get(key, timeout_s=timeout_s)
+            return super().between(first, end, limit=limit, timeout_s=timeout_s)
 
     store = Slow()
     first = Candidate(store, "job", "first", time.monotonic)
@@ -122,3 +123,31 @@ def test_a_leader_that_reads_long_records_keeps_its_lease_meanwhile(tmp_path: Pa
             return await store.part.run()
 
     assert asyncio.run(run())["because"] == "done"
+
+
+def test_a_leader_that_leaves_gives_up_its_lease_before_it_sends_its_agents_away(tmp_path: Path) -> None:
+    """It takes long until thousands have left, and nobody leads until then."""
+    attending: list[bool] = []
+    session: AgentSession | None = None
+
+    class Watched(MemoryStore):
+        def revoke(self, lease: Lease, *, timeout_s: float) -> None:
+            assert session is not None
+            attending.append(not session.ended.is_set())
+            super().revoke(lease, timeout_s=timeout_s)
+
+    async def run() -> None:
+        nonlocal session
+        service = Service()
+        with Journal(tmp_path / "journal.jsonl", "job", "rendezvous", "here") as journal:
+            spec = JobSpec(name="job", command=("train",), workers=1)
+            part = asyncio.create_task(Part(spec, tmp_path, Watched(), "here", service, journal, "").run())
+            async with asyncio.timeout(PATIENCE_S):
+                while (reign := service.leads["job"].reign if service.leads else None) is None:
+                    await asyncio.sleep(0.01)
+                session = reign.attach("a")
+                part.cancel()
+                await asyncio.gather(part, return_exceptions=True)
+
+    asyncio.run(run())
+    assert attending == [True] and session is not None and session.ended.is_set()
