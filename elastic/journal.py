@@ -80,6 +80,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
+from elastic.retention import Retention
+
 Line: TypeAlias = dict[str, Any]
 
 _IN_EVERY_LINE = {"t_mono_ns": int, "generation": int, "worker_id": str, "who": str, "event": str}
@@ -95,8 +97,12 @@ class Journal:
     """One process's log. `write` may be called from any thread and never raises for a full disk: the loss of lines
     is said on stderr, once, and in the log itself as soon as it can be written again (`journal_gap`)."""
 
-    def __init__(self, path: Path, job: str, who: str, node: str, worker_id: str = "") -> None:
+    def __init__(
+        self, path: Path, job: str, who: str, node: str, worker_id: str = "", retention: Retention | None = None
+    ) -> None:
+        """retention: of a process that runs for ever; None: all is kept."""
         self._path = path
+        self._retention = retention
         self._file: int | None = None
         self._base: Line = {"job": job, "generation": 0, "worker_id": worker_id, "node": node, "pid": os.getpid()}
         self._who = who
@@ -133,6 +139,9 @@ class Journal:
     def _put(self, data: bytes) -> bool:
         try:
             with self._lock:
+                if self._file is not None and self._retention is not None and self._retention.is_over(self._file):
+                    os.close(self._file)
+                    self._file = None
                 if self._file is None:
                     self._file = self._open()
                 written = os.write(self._file, data)
@@ -147,10 +156,13 @@ class Journal:
 
     def _open(self) -> int:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        path = self._path if self._retention is None else self._retention.part(self._path)
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size = os.fstat(file).st_size
         if size and os.pread(file, 1, size - 1) != b"\n":
             os.write(file, b"\n")
+        if self._retention is not None:
+            self._retention.prune(path)
         return file
 
 

@@ -25,8 +25,11 @@ from elastic.files import read_job
 from elastic.journal import Journal, journal_path
 from elastic.replica import Part
 from elastic.resume import read_settings
+from elastic.retention import Retention
 from elastic.service import SERVER_OPTIONS, Service
 from elastic.wire.elastic_pb2_grpc import add_RendezvousServicer_to_server
+
+REPLICAS = Retention("rendezvous-")
 
 
 class Replica:
@@ -45,7 +48,9 @@ class Replica:
         who = f"rendezvous-{os.getpid()}"
         server = grpc.aio.server(options=SERVER_OPTIONS)
         with (
-            Journal(journal_path(self._job_dir, who), self._spec.name, who, socket.gethostname()) as journal,
+            Journal(
+                journal_path(self._job_dir, who), self._spec.name, who, socket.gethostname(), retention=REPLICAS
+            ) as journal,
             EtcdStore(self._etcd.split(",")) as etcd,
         ):
             service = Service()

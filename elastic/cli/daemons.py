@@ -168,6 +168,7 @@ def _agent(options: argparse.Namespace) -> int:
     from elastic.handover import Handed
     from elastic.joblock import JobLock
     from elastic.journal import Journal, journal_path
+    from elastic.retention import Retention
 
     if options.upgrade:
         from elastic.cli.upgrade import upgrade
@@ -178,7 +179,10 @@ def _agent(options: argparse.Namespace) -> int:
     handed = Handed.read(options.handover) if options.handover is not None else None
     who = f"daemon-{node}"
     otherwise = "give another --node, another --jobs-dir, or --upgrade to take its place"
-    with JobLock(jobs_dir / f"{node}.lock", otherwise), Journal(journal_path(jobs_dir, who), "", who, node) as journal:
+    with (
+        JobLock(jobs_dir / f"{node}.lock", otherwise),
+        Journal(journal_path(jobs_dir, who), "", who, node, retention=Retention(who)) as journal,
+    ):
         print(
             f"elastic: node {node} at {site.reach.address} with {options.slots} slots; jobs in {jobs_dir}", flush=True
         )

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from elastic import codec
+from elastic import codec, retention
 from elastic.doors.doorman import Doorman, Lock
 from elastic.election import Candidate
 from elastic.errors import StoreError, StoreUnavailable
@@ -30,7 +30,7 @@ from elastic.fleet.office import Office
 from elastic.journal import Journal, journal_path
 from elastic.membership import Resized, State, Stopped
 from elastic.reign import StoreThread
-from elastic.rendezvous import settle_down, stop_signal
+from elastic.rendezvous import REPLICAS, settle_down, stop_signal
 from elastic.replica import Part, closing, win
 from elastic.service import SERVER_OPTIONS, Service
 from elastic.tenure import RETRY_S, Tenure
@@ -70,7 +70,7 @@ class Server:
         stopped = stop_signal()
         who = f"rendezvous-{os.getpid()}"
         with (
-            Journal(journal_path(self._directory, who), "", who, socket.gethostname()) as journal,
+            Journal(journal_path(self._directory, who), "", who, socket.gethostname(), retention=REPLICAS) as journal,
             Doorman(self._lock, journal) as doorman,
             EtcdStore(self._endpoints, tls=self._lock.etcd) as etcd,
         ):
@@ -185,6 +185,9 @@ class Server:
             if self._parts[name].done() or name not in unread:  # it is over, and forgotten
                 self._parts.pop(name).cancel()  # one that was cut off from the store may not have heard of its end
                 self._service.leads.pop(name, None)
+        known = unread | self._parts.keys() | {job.name for job in book.jobs}
+        for name in retention.forget(self._directory / "jobs", known, registry.ENDED_KEPT):
+            self._journal.write("directory_removed", job=name)
 
     # ------------------------------------------------------------------------------------------------------ jobs
 
@@ -217,7 +220,7 @@ class Server:
         write_atomically(directory / "job.json", codec.job_to_json(job.spec))
         who = f"rendezvous-{os.getpid()}"
         with (
-            Journal(journal_path(directory, who), job.name, who, socket.gethostname()) as journal,
+            Journal(journal_path(directory, who), job.name, who, socket.gethostname(), retention=REPLICAS) as journal,
             closing(StoreThread()) as store,
         ):
 

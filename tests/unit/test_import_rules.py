@@ -112,6 +112,7 @@ RUNTIME_MAY_USE = {
     "elastic.position",
     "elastic.preload",
     "elastic.ranks",
+    "elastic.retention",
     "elastic.scratch",
     "elastic.tree",
 }
