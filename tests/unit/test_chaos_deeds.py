@@ -230,6 +230,15 @@ def test_all_are_lost_only_if_something_newer_is_kept(on_nodes: Stage) -> None:
         nodes.lose_all(on_nodes.scene, Planned(1, 0.0, "kill-all"), LoseAll(), healthy[:1])
 
 
+def test_all_are_lost_only_if_no_node_is_away(on_nodes: Stage) -> None:
+    world = on_nodes.scene.world
+    world.feed([line("member_lost", "b.0.0"), line("committed", "", 2, members=["a.0.0"])])
+    world.feed([line("op_complete", "a.0.0", 2)])
+    assert (on_nodes.scene.victims.healthy(), world.steady) == (["a.0.0"], True)
+    with pytest.raises(NotNow, match="nodes"):
+        nodes.lose_all(on_nodes.scene, Planned(1, 0.0, "kill-all"), LoseAll(), ["a.0.0"])
+
+
 # ---------------------------------------------------------------------------------------------------------- memory
 
 

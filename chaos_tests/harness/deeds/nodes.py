@@ -109,10 +109,13 @@ def end_leader(scene: Scene, planned: Planned, for_s: float) -> None:
 
 
 def lose_all(scene: Scene, planned: Planned, fault: LoseAll, healthy: Sequence[str]) -> None:
-    """Raises NotNow unless there is something to go on from that is newer than where the job began."""
+    """Raises NotNow unless there is something to go on from that is newer than where the job began, and all nodes are
+    there: a job that has lost everything waits for those that are away."""
     job, world = scene.on_nodes(), scene.world
     if not world.steady or set(healthy) != set(world.members):
         raise NotNow("not all members are healthy")
+    if {node_of(worker) for worker in world.members} != set(job.nodes):
+        raise NotNow("not all nodes have a member")
     if not fault.spoil and world.kept_step <= world.began_step:
         raise NotNow("nothing is kept yet from which the job could go on")
     workers = tuple(worker for node in job.nodes for worker in world.there(node))
