@@ -116,10 +116,13 @@ def test_damage_that_is_found_only_while_the_state_is_loaded_costs_no_job(tmp_pa
         kill_all(second, damaged=memory)
         part = next((fleet.home / "checkpoints").glob(f"*/_periodic/{newest}/*.safetensors"))
         part.write_bytes(part.read_bytes()[:-1] + b"\x7f")
-        fleet.until("members", lambda: s if len((s := fleet.status(job))["members"]) == 2 and s["applied"] else None)
-        (aside, *_) = fleet.events("checkpoint_set_aside")
-        assert (aside["entry"], aside["instead"] < newest) == (newest, True)
-        *_, formed = fleet.events("published", kind="form")
-        assert newest in formed["because"] and f"checkpoint {aside['instead']}" in formed["because"]
+        aside, *_ = fleet.until("the checkpoint to be set aside", lambda: fleet.events("checkpoint_set_aside"))
+        assert (aside["entry"], "" < aside["instead"] < newest) == (newest, True)
+
+        def formed() -> str:
+            *_, last = fleet.events("published", kind="form")
+            return str(last["because"]) if f"checkpoint {aside['instead']}" in last["because"] else ""
+
+        assert f"{newest} cannot be read" in fleet.until("the one before to be gone on from", formed)
 
         fleet.finish(job, quiet.digest, quiet.steps)
