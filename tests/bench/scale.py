@@ -29,6 +29,7 @@ from pathlib import Path
 
 from elastic.doors.channels import limits
 from elastic.embedded import EmbeddedEtcd
+from elastic.rendezvous import settle_down
 from tests.bench import costs, report
 from tests.bench.machine import Drill, Part
 from tests.bench.stage import Stage, Stuck, cpu_s, peak_mb, stage
@@ -204,6 +205,7 @@ def main() -> int:
         with EmbeddedEtcd() as etcd:
             for size in sizes:
                 found.append(asyncio.run(measure(etcd, size, ends_s - time.monotonic())))
+        settle_down()
         for size in members:
             alone[size] = Drill(size).run()
             print(f"machine of {size}: {costs.told(alone[size])}", flush=True)
