@@ -66,9 +66,9 @@ _STATES = {
     },
     "membership": {
         "forming": "closed paused quiescing rebuilding running",
-        "rebuilding": "closed closing paused quiescing running",
-        "running": "closed closing paused quiescing",
-        "paused": "closed closing quiescing running",
+        "rebuilding": "closed closing forming paused quiescing running",
+        "running": "closed closing forming paused quiescing",
+        "paused": "closed closing forming quiescing running",
         "quiescing": "closed closing forming rebuilding",
         "closing": "closed",
     },
