@@ -142,11 +142,12 @@ def _drainer_and_leader_die(random: Random, name: str) -> Scene:
 
 
 def _drained_while_a_slot_waits(random: Random, name: str) -> Scene:
-    """A worker has died, and before the next one starts its node is to go."""
+    """A worker has died, and before the next one is there its node is to go, or its agent is asked to."""
     at_s, left_s = random.uniform(0.5, 1.0), random.choice([2.0, 20.0])
     drain = Fault("drain", 0, at_s=at_s + random.uniform(0.02, 0.18), for_s=left_s)
-    nodes = random.choice([1, 2])
-    return _scene(random, name, Fault("crash", 0, at_s=at_s), drain, nodes=nodes, slots=2, max_workers=5, steps=30)
+    stop = Fault("stop_node", 0, at_s=at_s + random.uniform(0.22, 0.4))
+    crash, nodes = Fault("crash", 0, at_s=at_s), random.choice([1, 2])
+    return _scene(random, name, crash, random.choice([drain, stop]), nodes=nodes, slots=2, max_workers=5, steps=30)
 
 
 def _smaller_on_one_node(random: Random, name: str) -> Scene:
