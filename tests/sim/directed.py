@@ -21,7 +21,7 @@ def draw(seed: int) -> Scene:
     random = Random(f"directed {seed}")
     if random.random() >= SHARE:
         return draw_by_chance(seed)
-    name = random.choice([*STORIES, *TWICE])
+    name = random.choice([*STORIES, *AGAIN])
     return STORIES[name](random, name)
 
 
@@ -373,8 +373,9 @@ STORIES: dict[str, Callable[[Random, str], Scene]] = {
     )
 }  # fmt: skip
 
-TWICE = (
+AGAIN = (
     "all die", "copied result comes too late", "dead as its generation begins", "frozen then busy",
     "started as the job ends", "two stand still", "unreachable member",
+    "unreachable member",
 )  # fmt: skip
-"""Told twice as often, because they seldom end as they are meant to."""
+"""Told once more for each time that they stand here, because they seldom end as they are meant to."""
