@@ -97,7 +97,8 @@ class Group:
     advanced_s: dict[int, float] = field(default_factory=dict)
     """Generation -> when a member last reported progress in it."""
     accused: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    failed_builds: dict[frozenset[str], int] = field(default_factory=dict)
+    failed_builds: dict[frozenset[str], frozenset[int]] = field(default_factory=dict)
+    """Members -> their generations whose ring could not be built."""
     errors: dict[str, str] = field(default_factory=dict)
     """Place of an exception -> worker which raised it first."""
     slots_given_up: dict[str, str] = field(default_factory=dict)

@@ -166,7 +166,7 @@ def _without(reports: dict[str, Report], workers: Collection[str]) -> dict[str, 
 def _unreachable(g: Group, outcome: LossPlan) -> tuple[str, ...]:
     """After two failed builds of one member set, the smallest set that covers the accusations."""
     members = [member.worker_id for member in outcome.members]
-    if g.failed_builds.get(frozenset(members), 0) < 2:
+    if len(g.failed_builds.get(frozenset(members), ())) < 2:
         return ()
     accusations = {a: tuple(p for p in peers if p in members) for a, peers in g.accused.items() if a in members}
     return smallest_cover(accusations, members)

@@ -29,15 +29,16 @@ def heard_of_ring(g: Group, word: RingUp | RingBroken | BuildFailed, now_s: floa
             elif g.state in (State.RUNNING, State.PAUSED, State.REBUILDING):
                 become_quiescing(g, f"{word.worker_id} says ring {number} is broken: {because}", now_s, do)
         case BuildFailed(_, number, unreachable):
-            if g.state not in (State.RUNNING, State.PAUSED, State.REBUILDING):
-                return
+            together = g.state in (State.RUNNING, State.PAUSED, State.REBUILDING)
             if record is g.base or record is g.running or seen.entered == number:
+                # Also while all leave: a peer's word that this member's ring has closed may have been here first.
                 g.accused[word.worker_id] = unreachable
                 members = frozenset(record.ids)
-                g.failed_builds[members] = g.failed_builds.get(members, 0) + 1
+                g.failed_builds[members] = g.failed_builds.get(members, frozenset()) | {number}
                 named = ", ".join(unreachable) or "the others by what carries the gradients"
-                become_quiescing(g, f"{word.worker_id} cannot reach {named} in generation {number}", now_s, do)
-            elif record is g.aim or record.early:
+                if together:
+                    become_quiescing(g, f"{word.worker_id} cannot reach {named} in generation {number}", now_s, do)
+            elif together and (record is g.aim or record.early):
                 _turn_away(g, record, {word.worker_id, *unreachable}, now_s, do)
 
 
