@@ -155,7 +155,7 @@ def _gone(g: Group) -> str:
         if worker in g.listed and not g.workers[worker].left:
             by_cause.setdefault(because, []).append(worker)
     few = list(by_cause.items())[:GONE_SHOWN]
-    return "; ".join(f"{', '.join(workers[:GONE_SHOWN])}{', ...' * (len(workers) > GONE_SHOWN)} ({because})"
+    return "; ".join(f"{', '.join(sorted(workers)[:GONE_SHOWN])}{', ...' * (len(workers) > GONE_SHOWN)} ({because})"
                      for because, workers in few)  # fmt: skip
 
 
