@@ -175,8 +175,8 @@ class Charge:
                     self.notify()
                     self._keeper = self._start()
             except Exception as error:
-                # Storage is any fsspec filesystem, and each has errors of its own: missing credentials are none of
-                # OSError's with S3. Whatever it is, it is this job's trouble, and tried again with a pause.
+                # Errors of the system, of a storage and of the job are told alike. So is one that nobody foresaw:
+                # it is this job's trouble, not the node's, and tried again with a pause.
                 because = f"the job cannot be started here: {_told_of(error)}"
             else:
                 self._starting = False

@@ -244,13 +244,14 @@ def test_one_member_of_three_may_fail(make_cluster: Callable[[int], EtcdMembers]
         for number in range(3):
             value = str(number).encode()
             retried(partial(store.put, "k", b"before", timeout_s=ATTEMPT_S))
-            getattr(cluster, fault)(number)
+            if fault == "kill":
+                cluster.kill(number)
+                mend: blows.End = partial(cluster.start, number)
+            else:
+                mend = blows.freeze([cluster.pid(number)])
             retried(partial(store.put, "k", value, timeout_s=ATTEMPT_S))
             retried(partial(expect, store, value))
-            if fault == "kill":
-                cluster.start(number)
-            else:
-                cluster.thaw(number)
+            mend()
 
 
 @pytest.mark.etcd_faults

@@ -1,11 +1,10 @@
-"""Real members of an etcd cluster, which may be killed, frozen and started again on the data they had."""
+"""Real members of an etcd cluster, which may be killed and started again on the data they had."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -100,12 +99,6 @@ class EtcdMembers:
 
     def pid(self, number: int) -> int:
         return self._members[number].pid
-
-    def freeze(self, number: int) -> None:
-        self._members[number].send_signal(signal.SIGSTOP)
-
-    def thaw(self, number: int) -> None:
-        self._members[number].send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         self.kill(*self._members)
