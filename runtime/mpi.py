@@ -1,9 +1,9 @@
 """A transport over MPI, for the CPUs of workers that have ranks of one mpirun (elastic/mpirun.py).
 
-Everything is done with sessions (MPI-4.0, section 11), which need no world communicator: a generation's communicator is
-made of exactly its members' ranks, whoever else lives, so a loss needs no agreement on who is left. An abort revokes
-the communicator (ULFM), which ends its receives. A generation with a member that has no rank has no transport: the mesh
-carries its tensors (docs/decisions/mpi.md).
+All generations use one communicator, made while all ranks lived. A generation's messages have its number as their tag,
+and go between its members and nobody else, so a loss needs neither an agreement on who is left nor a communicator of
+those: nothing of MPI ever waits for a process that may have gone. A generation with a member that has no rank has no
+transport: the mesh carries its tensors (docs/decisions/mpi.md).
 
 mpi4py is imported when a worker has a rank, and nowhere else.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -19,14 +20,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from elastic.errors import BuildFailed, ConfigError, RingBroken
+from elastic.errors import ConfigError, RingBroken
 from elastic.journal import Journal
 from elastic.ranks import Ranks
 
 READY_S = 300.0
 """How long a worker waits for the others of the start: their scripts may do anything before elastic.join()."""
-ALONE_S = 20.0
-"""The communicator is made in milliseconds once all members are there; who is not by then has frozen in between."""
 _POLL_S = 0.02
 _PAUSE_MIN_S = 20e-6
 _PAUSE_MAX_S = 1e-3
@@ -36,9 +35,8 @@ _SPINS = 100
 Communicator: TypeAlias = Any
 """mpi4py.MPI.Intracomm; the package is optional, so its types are too."""
 
-_abandoned: list[tuple[list[Any], object]] = []
-"""The requests of exchanges that failed, and their memory: MPI may still touch it."""
-_abandoning = threading.Lock()
+_ENDED_MAX = 64
+"""Of so many generations what came too late is looked for. It comes within a few: who sent it is in the next ones."""
 
 
 class World:
@@ -54,7 +52,7 @@ class World:
         self._workers = ranks.workers
         self._me = worker_id
         self._journal = journal
-        self._group: Any = None
+        self._wire: _Wire | None = None
         if worker_id in self._workers:
             self._await_others()
             self._join()
@@ -85,11 +83,10 @@ class World:
             raise ConfigError(f"mpi4py uses {name} {version}, and --ring mpi needs Open MPI 5 with ULFM")
         try:
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
-            session = MPI.Session.Init(errhandler=MPI.ERRORS_RETURN)
-            self._group = session.Create_group("mpi://WORLD")
+            MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
+            self._wire = _Wire(MPI.COMM_WORLD.Dup())
         except MPI.Exception as error:
             raise ConfigError(f"MPI cannot start: {error}; logs/mpirun.log may say why") from error
-        self._session = session
         self._ranks.joined(self._workers.index(self._me)).touch()
 
     @contextmanager
@@ -110,35 +107,14 @@ class World:
             self._journal.write("ring_without_mpi", generation=generation, because=because)
         return because
 
-    def connect(self, generation: int, members: Sequence[str], ended: threading.Event) -> MpiTransport:
-        """Once all members, which have ranks, are about to. ended: set by whoever wants it to give
-        up, and by this, when there is nothing to wait for any more. Raises BuildFailed."""
-        _sweep()
+    def connect(self, generation: int, members: Sequence[str]) -> MpiTransport:
+        """Of members which all have ranks."""
+        assert self._wire is not None, "who is no member does not connect"
         ranks = [self._workers.index(member) for member in members]
-        made: list[Communicator] = []
-        failed: list[BaseException] = []
-
-        def make() -> None:
-            from mpi4py import MPI
-
-            try:
-                group = self._group.Incl(ranks)
-                made.append(
-                    MPI.Intracomm.Create_from_group(group, f"elastic-{generation}", errhandler=MPI.ERRORS_RETURN)
-                )
-            except MPI.Exception as error:
-                failed.append(error)
-            ended.set()
-
-        # It returns only when every member has called it, and nothing can interrupt it.
-        threading.Thread(target=make, name=f"mpi-{generation}", daemon=True).start()
-        ended.wait(ALONE_S)
-        if not made:
-            because = str(failed[0]) if failed else f"not all members came within {ALONE_S:g} s"
-            raise BuildFailed(f"MPI does not connect generation {generation}: {because}", unreachable=())
+        self._wire.sweep([rank for rank, member in zip(ranks, members, strict=True) if member != self._me])
         if members[0] == self._me:
             self._journal.write("ring_over_mpi", generation=generation, ranks=ranks)
-        return MpiTransport(made[0], generation)
+        return MpiTransport(self._wire, generation, ranks)
 
 
 class Meeting:
@@ -148,29 +124,71 @@ class Meeting:
 
     def __init__(self, world: World, generation: int, members: Sequence[str]) -> None:
         self._world, self._generation, self._members = world, generation, members
-        self._ended = threading.Event()
         self.because = ""
 
     def connect(self, offer: str) -> MpiTransport | None:
         self.because = self._world.objection(self._generation, self._members)
-        return None if self.because else self._world.connect(self._generation, self._members, self._ended)
+        return None if self.because else self._world.connect(self._generation, self._members)
 
     def abort(self) -> None:
-        self._ended.set()
+        """It waits for nobody."""
+
+
+class _Wire:
+    """The communicator of all ranks, and what failed exchanges have left on it.
+
+    Its calls are made one at a time, and none of them waits: two threads in Open MPI at once have been seen to crash
+    it.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.calling = threading.Lock()
+        """Around every call of MPI."""
+        self._left: list[tuple[list[Any], object]] = []
+        """Requests that have not ended, and their memory: MPI may still touch it."""
+        self._ended: deque[int] = deque(maxlen=_ENDED_MAX)
+
+    def leave(self, requests: list[Any], receives: int, memory: object) -> None:
+        """Requests of an exchange that failed, the first of them receives. What never comes is not waited for; what is
+        coming already comes, and then they end."""
+        with self.calling:
+            for request in requests[:receives]:
+                if request:  # it has not ended
+                    request.Cancel()
+            self._left.append((requests, memory))
+
+    def end(self, generation: int) -> None:
+        """Nobody here receives anything of it any more. At once."""
+        self._ended.append(generation)
+
+    def sweep(self, ranks: Sequence[int]) -> None:
+        """Let go of what MPI has finished with, and take in what these ranks, which live, have sent to a generation
+        that had ended here: until then they have to keep it."""
+        from mpi4py import MPI
+
+        with self.calling:
+            for generation in tuple(self._ended):
+                for rank in ranks:
+                    status = MPI.Status()
+                    while message := self.communicator.Improbe(rank, generation, status):
+                        room = torch.empty(status.Get_count(MPI.BYTE), dtype=torch.uint8)
+                        self._left.append(([message.Irecv([room.numpy(), MPI.BYTE])], room))
+            self._left = [row for row in self._left if not all([_has_ended(request) for request in row[0]])]
 
 
 class MpiTransport:
-    """Transport (see transport.py) over a communicator whose ranks are the ring's; ours from here on.
+    """Transport (see transport.py) between these ranks of MPI, by rank of the ring.
 
-    What is sent and received passes through memory of the transport's own. An exchange with a peer that is frozen ends
-    neither by an abort nor by a revocation: MPI goes on when the peer thaws, reading what was to be sent and writing
-    what was to be received. By then the tensors hold something else, and the peer must not get a result made of that.
-    The communicator is never freed, because that would wait for all members.
+    What is sent and received passes through memory of the transport's own. MPI cannot take back a message: with a peer
+    that was frozen it goes on when the peer thaws, reading what was to be sent and writing what was to be received. By
+    then the tensors hold something else, and the peer must not get a result made of that.
     """
 
-    def __init__(self, communicator: Communicator, generation: int) -> None:
-        self._communicator = communicator
+    def __init__(self, wire: _Wire, generation: int, ranks: Sequence[int]) -> None:
+        self._wire = wire
         self._generation = generation
+        self._ranks = ranks
         self._using = threading.Lock()
         self._ending = threading.Lock()
         self._aborted = threading.Event()
@@ -195,19 +213,21 @@ class MpiTransport:
         self._check()
         requests: list[Any] = []
         landed: list[tuple[Tensor, Tensor]] = []
+        communicator, tag = self._wire.communicator, self._generation
         try:
             for rank, tensor in receives.items():
                 room = self._room("from", rank, tensor)
                 landed.append((tensor, room))
-                requests.append(self._communicator.Irecv([room.numpy(), MPI.BYTE], source=rank))
+                with self._wire.calling:
+                    requests.append(communicator.Irecv([room.numpy(), MPI.BYTE], self._ranks[rank], tag))
             for rank, tensor in sends.items():
                 room = self._room("to", rank, tensor).copy_(tensor.view(torch.uint8))
-                requests.append(self._communicator.Isend([room.numpy(), MPI.BYTE], dest=rank))
-            self._await(lambda: MPI.Request.Testall(requests))
+                with self._wire.calling:
+                    requests.append(communicator.Isend([room.numpy(), MPI.BYTE], self._ranks[rank], tag))
+            self._await(lambda: self._test(requests))
         except BaseException as error:
             self.abort()
-            with _abandoning:
-                _abandoned.append((requests, self._rooms))
+            self._wire.leave(requests, min(len(receives), len(requests)), self._rooms)
             self._rooms = {}
             if isinstance(error, MPI.Exception):
                 raise RingBroken(f"generation {self._generation}: MPI: {error}") from error
@@ -221,7 +241,7 @@ class MpiTransport:
             if self._aborted.is_set():
                 return
             self._aborted.set()
-            self._communicator.Revoke()
+        self._wire.end(self._generation)
 
     def close(self) -> None:
         """See Transport."""
@@ -236,6 +256,12 @@ class MpiTransport:
         if held is None or len(held) < size:
             held = self._rooms[way, rank] = torch.empty(size, dtype=torch.uint8)
         return held[:size]
+
+    def _test(self, requests: list[Any]) -> bool:
+        from mpi4py import MPI
+
+        with self._wire.calling:
+            return bool(MPI.Request.Testall(requests))
 
     def _check(self) -> None:
         if self._aborted.is_set():
@@ -252,12 +278,6 @@ class MpiTransport:
             else:
                 self._aborted.wait(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_MAX_S)
-
-
-def _sweep() -> None:
-    """Let go of what MPI has finished with."""
-    with _abandoning:
-        _abandoned[:] = [row for row in _abandoned if not all([_has_ended(request) for request in row[0]])]
 
 
 def _has_ended(request: Any) -> bool:

@@ -58,9 +58,10 @@ def test_the_sums_over_mpi_are_those_over_the_mesh_and_a_ring_is_rebuilt_without
     first, second, last = asyncio.run(_members(tmp_path, ids))
     assert [line["event"] for line in last] == ["same", "blocked"]
     for lines in (first, second):
-        assert [line["event"] for line in lines] == ["same", "broken", "warm", "settled", "rebuilt", "end"]
-        settled, rebuilt = lines[3], lines[4]
+        assert [line["event"] for line in lines] == ["same", "broken", "warm", "settled", "rebuilt", "swept", "end"]
+        settled, rebuilt, swept = lines[3:6]
         assert (rebuilt["threads"], rebuilt["fds"]) == (settled["threads"], settled["fds"])
+        assert swept["left"] == 1, "only what the last one has never received"
 
 
 async def _members(home: Path, ids: list[str]) -> list[list[Line]]:
