@@ -20,10 +20,16 @@ from elastic.reign import FAREWELL_S, AgentSession, Reign, happened
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import RendezvousServicer
 
+PENDING_LIMIT = 16_384
+"""Calls that have come and are not looked at yet. From 1000 on gRPC by itself turns away some, from 3000 on all: of
+thousands of agents that come at once most, again and again, which takes more time than to answer them."""
+
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", codec.MESSAGE_LIMIT),
     ("grpc.max_send_message_length", codec.MESSAGE_LIMIT),
     ("grpc.so_reuseport", 0),
+    ("grpc.server.max_pending_requests", PENDING_LIMIT),
+    ("grpc.server.max_pending_requests_hard_limit", PENDING_LIMIT),
     # A frozen or cut-off peer is noticed within 10 s, without ping_timeout never; an agent sooner, by its beats. With
     # thousands of them an answer takes its time, and whoever is cut off for that comes again, which takes more of it.
     ("grpc.keepalive_time_ms", 3000),

@@ -17,7 +17,11 @@ from elastic.messages import Order, Word
 from elastic.reach import Reach
 from elastic.service import SERVER_OPTIONS, Lead, Service
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import RendezvousServicer, add_RendezvousServicer_to_server
+from elastic.wire.elastic_pb2_grpc import (
+    RendezvousServicer,
+    RendezvousStub,
+    add_RendezvousServicer_to_server,
+)
 
 PATIENCE_S = 30.0
 
@@ -145,3 +149,21 @@ def test_an_agent_speaks_as_often_as_its_leader_says_and_as_it_says_later(tmp_pa
         await server.stop(grace=0)
 
     asyncio.run(story())
+
+
+def test_nobody_is_turned_away_where_thousands_come_at_once(tmp_path: Path) -> None:
+    callers = 2000
+
+    async def story() -> list[str]:
+        with Journal(tmp_path / "journal.jsonl", "job", "rendezvous", "a") as journal:
+            server, address = await replica(Lead(journal, leader="elsewhere"))
+            try:
+                with grpc.insecure_channel(address) as channel:
+                    # Nobody looks at them before all have called: this thread is the server's too.
+                    stub = RendezvousStub(channel)
+                    calls = [stub.Status.future(pb.StatusRequest(job="job")) for _ in range(callers)]
+                    return await asyncio.to_thread(lambda: [call.result(PATIENCE_S).leader for call in calls])
+            finally:
+                await server.stop(grace=0)
+
+    assert asyncio.run(story()) == ["elsewhere"] * callers
