@@ -122,7 +122,7 @@ class Reign:
         try:
             letters: list[membership.Event] = [Elected(self.term, chain)]
             while True:
-                self.group, actions = membership.steps(self.group, letters, time.monotonic())
+                actions = membership.advance(self.group, letters, time.monotonic())
                 if (deposed := self._is_deposed()) is not None:
                     return deposed
                 end = next((action for action in actions if isinstance(action, End)), None)
@@ -373,6 +373,6 @@ async def happened(event: asyncio.Event) -> None:
 
 
 def letters_at_once(workers: int) -> int:
-    """Of a full mailbox. Before and after so many there is a look at everybody, which would be most of the work if it
-    were more often."""
+    """Of a full mailbox. After so many the next deadline is looked for: while agents find a new leader, among all that
+    are silent, which would be most of the work if it were more often."""
     return max(256, workers // 8)

@@ -37,7 +37,7 @@ from elastic.membership.events import (
     Tick,
 )
 from elastic.membership.group import Group, State, new
-from elastic.membership.machine import step, steps
+from elastic.membership.machine import advance, step
 from elastic.membership.seen import Seen
 from elastic.membership.status import status
 
@@ -61,9 +61,9 @@ __all__ = [
     "Stopped",
     "Tell",
     "Tick",
+    "advance",
     "deadline_s",
     "new",
     "status",
     "step",
-    "steps",
 ]

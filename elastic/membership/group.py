@@ -36,7 +36,7 @@ class Leaver:
 
 @dataclass(slots=True)
 class Group:
-    """Owned by one loop; `step` returns a new one and leaves the old as it was."""
+    """Owned by one loop; `step` returns a new one and leaves the old as it was, `advance` changes it."""
 
     spec: JobSpec
     seed: str

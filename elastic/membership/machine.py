@@ -1,4 +1,4 @@
-"""`step`: every event to the one function that knows what it means."""
+"""`step`, `advance`: every event to the one function that knows what it means."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ from elastic.messages import (
 
 def step(group: Group, event: Event, now_s: float) -> tuple[Group, tuple[Action, ...]]:
     """Apply one event at ``now_s`` (the leader's monotonic clock). Old words are ignored, not errors."""
-    return steps(group, (event,), now_s)
-
-
-def steps(group: Group, events: Iterable[Event], now_s: float) -> tuple[Group, tuple[Action, ...]]:
-    """One `step` after the other, with one copy of the group and one look at its spares: of thousands that is most of
-    the work."""
     g = _copied(group)
+    return g, advance(g, (event,), now_s)
+
+
+def advance(g: Group, events: Iterable[Event], now_s: float) -> tuple[Action, ...]:
+    """One `step` after the other, for an owner that needs no group of before: it is this one that changes, and its
+    spares are looked at once. With thousands of workers a copy with every few words would be most of the work."""
     actions: list[Action] = []
     freed = False
     for event in events:
@@ -84,7 +84,7 @@ def steps(group: Group, events: Iterable[Event], now_s: float) -> tuple[Group, t
         freed |= not isinstance(event, Progress) or (g.chain, g.state) != before
     if freed and g.state is not State.CLOSED:  # what frees a place is news of another kind
         invite_spares(g, now_s, actions)
-    return g, tuple(actions)
+    return tuple(actions)
 
 
 def _copied(group: Group) -> Group:

@@ -1,6 +1,6 @@
 """The pure membership machine alone: a job of N members forms, trains, loses one, goes on and gets another leader.
 
-What the leader does with its mailbox: `membership.steps` with as many letters as it takes at once, and a look at the
+What the leader does with its mailbox: `membership.advance` with as many letters as it takes at once, and a look at the
 group's next deadline.
 """
 
@@ -75,7 +75,7 @@ class Drill:
             self._now_s += 0.01
             letters = ready[done : done + letters_at_once(len(self._group.workers))]
             done += len(letters)
-            self._group, actions = membership.steps(self._group, letters, self._now_s)
+            actions = membership.advance(self._group, letters, self._now_s)
             membership.deadline_s(self._group)
             for action in actions:
                 if isinstance(action, Commit):

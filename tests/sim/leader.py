@@ -183,18 +183,18 @@ class Leader:
         self._apply(letters)
 
     def _apply(self, letters: list[Event]) -> None:
-        before = self.group
+        before = self.group.state
         if len(letters) > 1:
-            self.group, actions = membership.steps(before, letters, self.clock.now_s)
+            actions = membership.advance(self.group, letters, self.clock.now_s)
             self.world.reach("several letters were taken together")
             self.world.events += len(letters)
         else:
-            self.group, actions = membership.step(before, letters[0], self.clock.now_s)
-            self.world.stepped("membership", before.state, letters[0], self.group.state)
+            self.group, actions = membership.step(self.group, letters[0], self.clock.now_s)
+            self.world.stepped("membership", before, letters[0], self.group.state)
         self.world.judge.grouped(self.group)
         if actions and self.world.is_told:
             self.world.say(self.host, f"{letters}")
-        if before.state is not self.group.state:
+        if before is not self.group.state:
             self.world.hook(f"leader_{self.group.state}")
             self.world.paths.told(self.group)
         end = next((action for action in actions if isinstance(action, End)), None)

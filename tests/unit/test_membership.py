@@ -405,14 +405,13 @@ def test_letters_taken_at_once_do_what_they_do_one_by_one() -> None:
     reports = [Report(worker, 1, 1, 1, has_state=True, reduced=4, kept=3) for worker in "ac"]
     events += [*reports, Committed(2), RingUp("c", 2), RingUp("a", 2), Progress("a", 2, 5)]
     one_by_one = at_once = membership.new(JobSpec(name="j", command=("t",), workers=3, min_workers=1), seed="seed")
-    done: list[Action] = []
+    before, done = repr(at_once), list[Action]()
     for event in events:
         one_by_one, actions = membership.step(one_by_one, event, 1.0)
         done += actions
-    before = repr(at_once)
-    group, actions = membership.steps(at_once, events, 1.0)
-    assert (group, list(actions)) == (one_by_one, done) and group.state is State.RUNNING
     assert repr(at_once) == before, "the old one is as it was"
+    actions = membership.advance(at_once, events, 1.0)
+    assert (at_once, list(actions)) == (one_by_one, done) and at_once.state is State.RUNNING
 
 
 def test_a_member_that_takes_its_ring_back_holds_up_the_others_again() -> None:
@@ -420,8 +419,8 @@ def test_a_member_that_takes_its_ring_back_holds_up_the_others_again() -> None:
     group = membership.new(JobSpec(name="j", command=("t",), workers=3, min_workers=1), seed="seed")
     announced = [Announce(worker, f"n{worker}", 0, 1, "host", 1, "same") for worker in "abc"]
     building = replace(announced[0], entered=1, ring=RingState.BUILDING)
-    group, _ = membership.steps(group, [Elected(1), *announced, Committed(1), RingUp("a", 1), RingUp("b", 1)], 1.0)
-    group, _ = membership.steps(group, [building, RingUp("c", 1)], 2.0)
+    membership.advance(group, [Elected(1), *announced, Committed(1), RingUp("a", 1), RingUp("b", 1)], 1.0)
+    membership.advance(group, [building, RingUp("c", 1)], 2.0)
     assert group.state is State.REBUILDING
     group, _ = membership.step(group, RingUp("a", 1), 3.0)
     assert group.state is State.RUNNING
