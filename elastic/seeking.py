@@ -12,6 +12,9 @@ from elastic import codec
 CONNECT_MS = 1000
 """How long a replica may take to accept a connection. One on a machine that is gone does not even refuse it."""
 
+CONNECT_BEATS = 3
+"""Up to so many times as long where each of thousands of agents speaks as rarely: at the start all come at once."""
+
 PING_MS = 1000
 """How often a silent leader is asked for a sign of life, and how long it may take to give it."""
 
@@ -30,7 +33,7 @@ def leader_options(beats: int = 1) -> Sequence[tuple[str, object]]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_MS * min(beats, CONNECT_BEATS)),
     )
 
 

@@ -15,6 +15,7 @@ from elastic.config import JobSpec
 from elastic.journal import Journal, read
 from elastic.messages import Order, Word
 from elastic.reach import Reach
+from elastic.seeking import leader_options
 from elastic.service import SERVER_OPTIONS, Lead, Service
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import (
@@ -89,6 +90,16 @@ def test_agents_of_a_large_job_beat_less_often_and_are_given_the_time(workers: i
     spec = JobSpec(name="job", command=("train",), workers=workers)
     assert beats_between(spec, slots) == every
     assert every * spec.timing.beat_s * 3 <= spec.timing.scaled(workers).suspect_s
+
+
+@pytest.mark.parametrize(("workers", "connect_s"), [(4, 1), (1000, 2), (5000, 3), (50_000, 3)])
+def test_agents_of_a_large_job_give_a_replica_longer_to_accept_and_are_not_expelled_for_it(
+    workers: int, connect_s: int
+) -> None:
+    spec = JobSpec(name="job", command=("train",), workers=workers)
+    options = dict(leader_options(beats_between(spec, 1)))
+    assert options["grpc.min_reconnect_backoff_ms"] == 1000 * connect_s
+    assert connect_s <= spec.timing.scaled(workers).fence_grace_s / 3
 
 
 class Slow(RendezvousServicer):
