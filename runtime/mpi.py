@@ -10,11 +10,11 @@ mpi4py is imported when a worker has a rank, and nowhere else.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -89,7 +89,7 @@ class World:
             raise ConfigError(f"MPI cannot start: {error}; logs/mpirun.log may say why") from error
         self._ranks.joined(self._workers.index(self._me)).touch()
 
-    @contextmanager
+    @contextlib.contextmanager
     def meet(self, generation: int, members: Sequence[str], rank: int) -> Iterator[Meeting]:
         """See transport.Meet."""
         yield Meeting(self, generation, members)
@@ -152,11 +152,14 @@ class _Wire:
     def leave(self, requests: list[Any], receives: int, memory: object) -> None:
         """Requests of an exchange that failed, the first of them receives. What never comes is not waited for; what is
         coming already comes, and then they end."""
+        from mpi4py import MPI
+
         with self.calling:
+            self._left.append((requests, memory))
             for request in requests[:receives]:
                 if request:  # it has not ended
-                    request.Cancel()
-            self._left.append((requests, memory))
+                    with contextlib.suppress(MPI.Exception):  # it stays, with its memory, and nobody waits for it
+                        request.Cancel()
 
     def end(self, generation: int) -> None:
         """Nobody here receives anything of it any more. At once."""
@@ -168,13 +171,19 @@ class _Wire:
         from mpi4py import MPI
 
         with self.calling:
-            for generation in tuple(self._ended):
-                for rank in ranks:
-                    status = MPI.Status()
-                    while message := self.communicator.Improbe(rank, generation, status):
-                        room = torch.empty(status.Get_count(MPI.BYTE), dtype=torch.uint8)
-                        self._left.append(([message.Irecv([room.numpy(), MPI.BYTE])], room))
+            for rank in ranks:
+                with contextlib.suppress(MPI.Exception):  # MPI takes it for dead: nothing comes from it any more
+                    self._take_in(rank)
             self._left = [row for row in self._left if not all([_has_ended(request) for request in row[0]])]
+
+    def _take_in(self, rank: int) -> None:
+        from mpi4py import MPI
+
+        for generation in tuple(self._ended):
+            status = MPI.Status()
+            while message := self.communicator.Improbe(rank, generation, status):
+                room = torch.empty(status.Get_count(MPI.BYTE), dtype=torch.uint8)
+                self._left.append(([message.Irecv([room.numpy(), MPI.BYTE])], room))
 
 
 class MpiTransport:
@@ -194,7 +203,7 @@ class MpiTransport:
         self._aborted = threading.Event()
         self._rooms: dict[tuple[str, int], Tensor] = {}
 
-    @contextmanager
+    @contextlib.contextmanager
     def attempt(self) -> Iterator[None]:
         """See Transport."""
         with self._using:
