@@ -10,7 +10,7 @@ from elastic.membership.events import Elected
 from elastic.membership.fencing import fence
 from elastic.membership.group import Group, State
 from elastic.membership.records import commit, told
-from elastic.membership.revival import founders, is_spare, revive, waits_for_starting
+from elastic.membership.revival import founders, is_spare, revive, turn_out, waits_for_starting
 from elastic.membership.rings import end_rebuilding
 from elastic.membership.seen import Seen
 from elastic.membership.transitions import become_closed, become_forming, become_quiescing, dismiss
@@ -65,6 +65,8 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
         become_quiescing(g, f"{word.worker_id} holds the state after all", now_s, do)
         return
     if g.state is State.FORMING:
+        if g.lost and word.invited:
+            turn_out(g, word.worker_id, now_s, do)  # nobody has been invited since
         form(g, now_s, do)
         return
     do.extend(Tell((word.worker_id,), Publish(g.term, record)) for record in told(g))

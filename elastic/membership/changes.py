@@ -301,8 +301,9 @@ def left(g: Group, word: Left, now_s: float, do: list[Action]) -> None:
     record = next((r for r in g.chain if r.number == word.generation and r.kind is Kind.PLANNED), None)
     if word.worker_id not in g.workers or record is None or g.state is State.QUIESCING:
         return
-    all_lost = all(worker in g.dead or worker in g.given_up for worker in record.ids)
-    if g.state is not State.CLOSING and record.ids and all_lost:
+    all_gone = all(worker in g.dead or worker in g.given_up for worker in record.ids)
+    lost = any(not (worker in g.workers and g.workers[worker].left) for worker in record.ids)
+    if g.state is not State.CLOSING and all_gone and lost:
         become_quiescing(g, f"everybody that stayed was lost before {word.worker_id} left", now_s, do)
         return
     seen, running = g.workers[word.worker_id], g.running
@@ -311,8 +312,7 @@ def left(g: Group, word: Left, now_s: float, do: list[Action]) -> None:
     do.append(Tell((word.worker_id,), Release(g.term, word.worker_id)))
     if record.ids:
         take_effect(g, running, now_s, do)
-    else:
-        close_if_all_left(g, now_s, do)
+    close_if_all_left(g, now_s, do)
 
 
 def close_if_all_left(g: Group, now_s: float, do: list[Action]) -> None:

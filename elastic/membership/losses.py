@@ -50,6 +50,8 @@ def lost(
             if not g.lists(worker):
                 del g.dead[worker]
         return
+    if g.state is State.CLOSED:
+        return
     if g.state is State.CLOSING:
         close_rest(g, now_s, do)
     elif g.state is State.QUIESCING:
@@ -152,7 +154,8 @@ def _gone(g: Group) -> str:
     """What has become of the members, the first cause first; of many, a few."""
     by_cause: dict[str, list[str]] = {}
     for worker, because in (g.dead | g.given_up).items():
-        if worker in g.listed and not g.workers[worker].left:
+        seen = g.workers.get(worker)  # who died while a job formed anew is not kept there
+        if worker in g.listed and (seen is None or not seen.left):
             by_cause.setdefault(because, []).append(worker)
     few = list(by_cause.items())[:GONE_SHOWN]
     return "; ".join(f"{', '.join(sorted(workers)[:GONE_SHOWN])}{', ...' * (len(workers) > GONE_SHOWN)} ({because})"

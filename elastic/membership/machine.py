@@ -98,7 +98,7 @@ def _copied(group: Group) -> Group:
         setattr(g, name, dict(getattr(group, name)))
     for name in ("slow_since_s", "stragglers", "demoted_s"):
         setattr(g, name, dict(getattr(group, name)))
-    for name in ("asking", "turned_away", "in_vain", "stuck"):
+    for name in ("asking", "turned_away", "in_vain", "stuck", "outdated"):
         setattr(g, name, set(getattr(group, name)))
     return g
 

@@ -70,10 +70,16 @@ def go_back(g: Group, lost: str, now_s: float, do: list[Action]) -> bool:
     g.stuck, g.hung = set(), {}
     g.reports = {}  # who is dead stays so: one that holds the state after all does not wait for them
     for worker in sorted(g.outdated):
-        g.expelled.setdefault(worker, now_s)
-        do.append(Tell((worker,), Fence(g.term, worker, lost)))
+        turn_out(g, worker, now_s, do)
     become_forming(g, f"{lost}; waiting for new processes, to go on from what is kept", now_s, do)
     return True
+
+
+def turn_out(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
+    """A process from before."""
+    g.outdated.add(worker)
+    g.expelled.setdefault(worker, now_s)
+    do.append(Tell((worker,), Fence(g.term, worker, g.lost)))
 
 
 def revive(g: Group, now_s: float, do: list[Action]) -> None:

@@ -79,7 +79,8 @@ def enter_loss(p: Position, generation: Generation) -> Outcome:
     if generation.number <= max(p.promise, p.entered) or (p.record and generation.number <= p.record.number):
         return p, ()
     if generation.member(p.me) is None:
-        if p.entered:
+        # Operations are counted anew from a form generation on: what was copied before belongs to nothing any more.
+        if p.entered or (generation.kind is Kind.FORM and p.record is not None):
             because = f"generation {generation.number} exists without this worker: {generation.because}"
             return replace(p, phase=Phase.GONE, because=because), (AbortRings(), Leave(because))
         return replace(p, record=generation, pending=(), built=(), quiesced=False), (AbortRings(),)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.sim.wanted import CHANGES, EXCLUDED, RARE, Change, excluded
+from tests.sim.wanted import CHANGES, EXCLUDED, RARE, SELDOM, Change, excluded
 
 LEAST = 10
 """Runs in which everything wanted has to be reached."""
@@ -84,7 +84,8 @@ def judge(reach: Reach, names: Sequence[str], taken: Mapping[str, Collection[str
     missing = {name: times for name, times in rare.items() if times < LEAST}
     known = {*names, *(name.partition(":")[0] for name in names), *(name.partition(" ")[0] for name in names)}
     stale = [name for name in EXCLUDED if name not in known]
-    unknown = [f"{m}: {before} -> {after}" for m, before, after in states if (m, before, after) not in CHANGES]
+    listed = {*CHANGES, *SELDOM}
+    unknown = [f"{m}: {before} -> {after}" for m, before, after in states if (m, before, after) not in listed]
     whys = {name: why for name in names if (why := excluded(name)) is not None}
     untested = [f"{name}: {why.test}" for name, why in whys.items() if name not in taken.get(why.test, ())]
     return Verdict(missing, stale, sorted(unknown), untested)
