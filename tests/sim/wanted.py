@@ -101,6 +101,8 @@ CHANGES = tuple(
 SELDOM = {
     ("membership", "forming", "closing"): "a member of whom nothing was heard comes back in the moment in which it has "
     "finished (finished-after-all.txt of the unit scenarios)",
+    ("position", "fresh", "gone"): "a newcomer hears of the loss of all copies only when the job has formed anew "
+    "(newcomer-of-before.txt of the unit scenarios)",
 }
 """Changes of state that may be, and are not wanted."""
 
@@ -158,7 +160,15 @@ EXCLUDED = {
     "membership/machine.py _apply: not if worker in g.workers": _STRANGER,
     "membership/changes.py _neighbours: if worker not in g.workers": _STRANGER,
     "membership/ending.py finished: if worker not in g.workers or not g.lists(worker)": _STRANGER,
-    "membership/changes.py left: if g.state is not State.CLOSING and record.ids and all_lost": Excluded(
+    "membership/arrivals.py announced: if g.lost and word.invited": Excluded(
+        "needs a newcomer whose agent lost the leader before the state was lost, and finds the next one after that",
+        "test_membership.py::test_scenario",
+    ),
+    "membership/losses.py lost: if g.state is State.CLOSED": Excluded(
+        "needs all nodes silent while a job closes and a newcomer has just been admitted",
+        "test_membership.py::test_scenario",
+    ),
+    "membership/changes.py left: if g.state is not State.CLOSING and all_gone and lost": Excluded(
         "needs another leader between the death of all that stayed, newcomers of it, and the last word of who left",
         "test_membership.py::test_scenario",
     ),
