@@ -341,9 +341,10 @@ def test_a_job_that_is_over_is_not_led_again(cluster: Make) -> None:
 
 def test_a_job_waits_beyond_its_window_for_workers_that_are_still_starting(cluster: Make) -> None:
     slow = ("sh", "-c", f'until [ -e "$ELASTIC_JOB_DIR/go" ]; do sleep 0.05; done; exec {" ".join(PAPER)}')
-    job = cluster(command=slow, min_workers=2, timing=Timing(join_window_s=0.3))
+    job = cluster(command=slow, min_workers=2, timing=Timing(join_window_s=3.0))
+    job.agent()  # first, because a window in which no agent comes at all ends the job
+    wait_for("its workers", lambda: len(job.events("worker_started")) == 2, bool)
     job.rendezvous()
-    job.agent()
     job.wait("it says for whom it waits", lambda s: "waiting for those starting: 2 on a" in s.get("because", ""))
     (job.dir / "go").touch()
     job.running(2)
