@@ -100,7 +100,7 @@ bench-state: setup ## measure what moving the state costs: join, copy, replaceme
 bench-step: setup ## measure a step without faults against torch DDP: time, memory, bytes
 	$(PY) -m tests.bench.step
 
-bench-goodput: setup ## measure what is left of the work under faults all the time, and torchrun's: 50 minutes
+bench-goodput: setup ## measure what is left of the work under faults all the time, and torchrun's: 80 minutes
 	$(PY) -m tests.bench.goodput
 
 bench-scale: setup ## measure a leader with 100 to 5000 agents, and the membership machine with 100,000 members

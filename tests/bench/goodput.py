@@ -1,10 +1,10 @@
 """Measures how much of a job's work is left when its workers are killed, frozen and drained all the time.
 
-    python -m tests.bench.goodput [--minutes 3] [--rounds 3] [--small] [--no-targets] [--seed 1] [--json FILE]
+    python -m tests.bench.goodput [--minutes 5] [--rounds 3] [--small] [--no-targets] [--seed 1] [--json FILE]
 
 In each round five jobs train one after the other for so many minutes: this project's undisturbed, under a kill every
 15 s, and under a fault of other kinds every 29 s, and torchrun's undisturbed and under the same kills. Three rounds of
-three minutes take about 50 minutes. Exit code 1 if a target is missed. --small only tries whether all of it works: its
+five minutes take about 80 minutes. Exit code 1 if a target is missed. --small only tries whether all of it works: its
 figures say nothing, no target is judged, and docs/performance.md stays as it is.
 """
 
@@ -43,7 +43,7 @@ TITLES = {KILLS: "a SIGKILL every {kill_s:g} s", MIXED: "kill, freeze or drain e
 class Sizes:
     """seconds: of a leg. kill_s, mixed_s: time between two faults of either recipe."""
 
-    seconds: float = 180.0
+    seconds: float = 300.0
     rounds: int = 3
     kill_s: float = 15.0
     mixed_s: float = 29.0
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.goodput")
-    parser.add_argument("--minutes", type=float, default=3.0, help="of each of the five legs of a round")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of each of the five legs of a round")
     parser.add_argument("--rounds", type=int, default=3, help="how often all legs are run")
     parser.add_argument("--small", action="store_true", help="little of everything; docs/performance.md stays as it is")
     parser.add_argument("--no-targets", action="store_true", help="a missed target is no failure")
