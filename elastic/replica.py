@@ -3,7 +3,7 @@
 Every replica listens; the one that holds the election key leads. A leader owns one `membership.Group` and runs
 
     event = await mailbox.get()                        words of agents, results of commits, ticks
-    group, actions = membership.step(group, event, now_s)
+    actions = membership.advance(group, events, now_s)
     for action in actions: perform(action)             tell agents, commit, write the journal, end the job
 
 on one asyncio thread. The store is synchronous and has a thread of its own; its answers come back as events. A leader
