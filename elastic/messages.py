@@ -187,6 +187,7 @@ class Report:
     promise: enters no generation up to this number. reduced: operations whose complete result was obtained.
     units: of operation ``reduced`` if it was begun, else 0. kept: the operation whose result is held, or -1.
     copied: a newcomer's complete state copy is that of this operation, or -1. copied_step: which is part of this step.
+    began: of the newest generation that it knows of; operations are counted anew from each that differs.
     """
 
     worker_id: str
@@ -201,6 +202,7 @@ class Report:
     kept: int = -1
     copied: int = -1
     copied_step: int = -1
+    began: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,9 @@ def decide_loss(
     else:
         if silent:
             return NotYet(f"no copy of the state answers, and {', '.join(sorted(silent))} may hold one")
-        copies = {w: r.copied for w, r in reports.items() if r.copied >= 0 and (w in everybody or w in newcomers)}
+        began = chain[-1].began if chain else ""
+        able = {w: r for w, r in reports.items() if w in everybody or w in newcomers}
+        copies = {w: r.copied for w, r in able.items() if r.copied >= 0 and r.began == began}
         if not copies:
             last = max((record.plan.op for record in chain), default=0)
             return AllLost(last, "no living worker holds a copy of the state")

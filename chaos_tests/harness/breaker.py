@@ -32,8 +32,13 @@ from chaos_tests.harness.faults import (
     Hog,
     KillService,
     LoseAll,
+    Narrow,
+    NoticeNode,
+    OnCluster,
     OnMachine,
     Reclaim,
+    Reset,
+    Roughen,
     Slow,
     Starve,
     Strike,
@@ -41,6 +46,7 @@ from chaos_tests.harness.faults import (
     When,
     needed,
 )
+from chaos_tests.harness.running import Running
 from chaos_tests.harness.scene import NotNow, Scene
 from chaos_tests.harness.schedule import Planned
 
@@ -128,7 +134,7 @@ class Breaker:
         """Raises NotNow or Impossible, with nothing done."""
         scene = self._scene
         match fault:
-            case Strike() | Freeze() | Ambush() | Slow() | Starve() if len(healthy) < needed(fault):
+            case Strike() | Freeze() | Ambush() | Slow() | Reset() | Starve() if len(healthy) < needed(fault):
                 raise NotNow(f"{len(healthy)} healthy members, {needed(fault)} are needed")
             case Strike(places=at) if at:
                 one = scene.victims.any_of(planned, healthy)
@@ -145,6 +151,8 @@ class Breaker:
             case Slow(for_s):
                 hit = workers.targets(scene, planned, fault)
                 workers.freeze(scene, planned, hit, blows.slow, for_s, "a fifth of the time for")
+            case Reset():
+                workers.reset(scene, planned, *workers.targets(scene, planned, fault))
             case Starve():
                 workers.starve(scene, planned, *workers.targets(scene, planned, fault))
             case Reclaim() | KillService() | FreezeService() | AskStore() | FillDisk():
@@ -154,6 +162,8 @@ class Breaker:
                 machine.hog(scene, planned, for_s)
             case Cut():
                 links.cut(scene, planned, fault, healthy)
+            case Roughen() | Narrow():
+                links.worsen(scene, planned, fault, healthy)
             case EndAgent():
                 nodes.end_agent(scene, planned, healthy)
             case EndNode(for_s):
@@ -162,6 +172,8 @@ class Breaker:
                 nodes.freeze_node(scene, planned, healthy, for_s)
             case DrainNode(for_s):
                 nodes.drain_node(scene, planned, healthy, for_s)
+            case NoticeNode():
+                nodes.notice_node(scene, planned, healthy, fault)
             case EndLeader(for_s):
                 nodes.end_leader(scene, planned, for_s)
             case StrikeStore():
@@ -208,7 +220,7 @@ class Breaker:
             if now_s < running.until_s and not self._all_ended(running.frozen):
                 continue
             places.let_go(scene, running)
-            if running.end is not None:
+            if running.end is not None and not self._went_with_the_job(running):
                 try:
                     running.end()
                 except NotNow:
@@ -216,6 +228,11 @@ class Breaker:
                 scene.teller.told(planned, "ends")
             scene.teller.ended(planned)
             scene.running.remove(running)
+
+    def _went_with_the_job(self, running: Running) -> bool:
+        """Whether the nodes and links that it was done to are no longer there."""
+        nodes = self._scene.nodes
+        return nodes is not None and nodes.stopped and isinstance(running.fault, OnCluster)
 
     def _all_ended(self, frozen: frozenset[str]) -> bool:
         """Whether a freeze has nobody left that it could let go."""

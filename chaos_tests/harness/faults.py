@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from chaos_tests.harness.ambush.points import Act
+from chaos_tests.harness.ambush.points import SPARES, Act
 
 RECOVERY = ("quiesce_started", "ring_aborted", "quiesce_complete", "committed", "ring_up", "redo_started")
 """Points of a recovery, in their order."""
@@ -66,8 +66,8 @@ class Ambush:
     """Something that happens to a worker when it comes to a point of its own work, by its own hand.
 
     places: one of these points. spark: a kill of any member first, which makes a rebuild and a copy come; whoever comes
-    to the point then is hit. step: at that one alone. for_s: of a STOP. noted_s: within which the others must know,
-    where that takes longer than for a worker that is gone.
+    to the point then is hit. step: at that one alone. for_s: of an act after which it goes on. noted_s: within which
+    the others must know, where that takes longer than for a worker that is gone.
     """
 
     act: Act
@@ -83,6 +83,11 @@ class Slow:
     """A member gets the processor for a fifth of the time only: it is stopped for 80 of each 100 ms."""
 
     for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Every TCP connection of a member ends with a reset at both ends. Its process lives, and new ones can be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +166,27 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class Roughen:
+    """The cable of a node is a bad one for that time, as cluster/rough.py has them: nobody may be lost for it."""
+
+    for_s: float
+    delay_s: float = 0.0
+    jitter_s: float = 0.0
+    lost: float = 0.0
+    doubled: float = 0.0
+    damaged: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """So many kilobits a second go through the cable of a node, in each direction, for that time. Beats share it with
+    the gradients, so who is behind it may be taken for dead."""
+
+    kbit_s: int
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class EndAgent:
     """SIGKILL of the agent of a job on one node. Its workers must die with it."""
 
@@ -187,6 +213,15 @@ class DrainNode:
 
 
 @dataclass(frozen=True, slots=True)
+class NoticeNode:
+    """A node's metadata service says that its machine goes after within_s, and its workers must leave by themselves.
+    true: then it goes, and another one comes. Else the notice is taken back, and it returns."""
+
+    within_s: float
+    true: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EndLeader:
     """SIGKILL of the replica that leads the job. It comes back after for_s."""
 
@@ -202,21 +237,33 @@ class StrikeStore:
     freeze: bool = False
 
 
+class Damage(StrEnum):
+    FLIPPED = "one bit is flipped"
+    TRUNCATED = "half of a file is gone"
+    SWAPPED = "a file is that of the checkpoint before"
+    UNLISTED = "the manifest is gone"
+
+
 @dataclass(frozen=True, slots=True)
 class LoseAll:
-    """SIGKILL of all workers at one instant: the job has to go on from what is kept. spoil: first the memory of all
-    machines is emptied, and one bit of the newest checkpoint is flipped."""
+    """SIGKILL of all workers at one instant: the job has to go on from what is kept. damage: first the memory of all
+    machines is emptied, and this is done to the newest checkpoint."""
 
-    spoil: bool = False
+    damage: Damage | None = None
 
 
-OnCluster: TypeAlias = Cut | EndAgent | EndNode | FreezeNode | DrainNode | EndLeader | StrikeStore | LoseAll
+OnNetwork: TypeAlias = Cut | Roughen | Narrow | Reset
+"""What needs nodes that are hosts of their own, with links between them. On one host workers do without TCP."""
+
+OnCluster: TypeAlias = (
+    OnNetwork | EndAgent | EndNode | FreezeNode | DrainNode | NoticeNode | EndLeader | StrikeStore | LoseAll
+)
 """What needs a job over several nodes."""
 
 OnMachine: TypeAlias = Reclaim | KillService | FreezeService | AskStore | FillDisk
 """What needs a job of one machine."""
 
-Targeted: TypeAlias = Strike | Freeze | Ambush | Slow | Starve
+Targeted: TypeAlias = Strike | Freeze | Ambush | Slow | Reset | Starve
 """What is done to members that are chosen for it."""
 
 Fault: TypeAlias = Targeted | Hog | OnMachine | OnCluster
@@ -241,7 +288,7 @@ class Ground(StrEnum):
 
 
 def ground(fault: Fault) -> Ground:
-    if isinstance(fault, Cut):
+    if isinstance(fault, OnNetwork):
         return Ground.NETWORK
     if isinstance(fault, OnCluster):
         return Ground.CLUSTER
@@ -251,7 +298,7 @@ def ground(fault: Fault) -> Ground:
 def lethal(fault: Fault) -> bool:
     """Whether workers that are hit are gone at once."""
     if isinstance(fault, Ambush):
-        return fault.act is not Act.STOP
+        return fault.act not in SPARES
     return isinstance(fault, Strike | Starve | Reclaim | EndAgent | EndNode | LoseAll)
 
 
@@ -264,9 +311,21 @@ def noted_s(fault: Fault) -> float | None:
     return None
 
 
+def leaves(fault: Fault) -> bool:
+    """Whether those that it names are asked to leave, and must do so by themselves."""
+    return isinstance(fault, DrainNode | NoticeNode)
+
+
+def stalls(fault: Fault) -> bool:
+    """Whether the steps of all may have to wait while it lasts."""
+    if isinstance(fault, Ambush):
+        return fault.act not in (Act.DISK_FAILS, Act.DISK_SLOW)
+    return not isinstance(fault, Reset) and not leaves(fault)
+
+
 def parts(fault: Fault) -> bool:
     """Whether those that it names may be taken for dead although they live."""
-    return isinstance(fault, Cut) and fault.between in (Between.NODE, Between.PAIR)
+    return isinstance(fault, Narrow) or (isinstance(fault, Cut) and fault.between in (Between.NODE, Between.PAIR))
 
 
 def places(fault: Fault) -> tuple[str, ...]:
@@ -279,7 +338,7 @@ def choose(fault: Targeted, holders: Sequence[str], newcomers: Sequence[str], di
 
     holders: healthy members that hold the state, the oldest first. One of them is spared by whatever may end it.
     """
-    if isinstance(fault, Ambush | Slow | Starve):
+    if isinstance(fault, Ambush | Slow | Reset | Starve):
         return (dice.choice(holders),) if len(holders) > 1 else ()
     if fault.aim is Aim.NEWCOMER:
         return tuple(dice.sample(sorted(newcomers), 1)) if newcomers and holders else ()

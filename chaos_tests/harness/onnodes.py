@@ -7,6 +7,7 @@ machine would have left it: journals, ledger, specification and result.
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import string
@@ -18,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from chaos_tests.harness.cluster import Cluster, Hosts, Loopback, Network
+from chaos_tests.harness.cluster.clouds import AzureHost, Ec2, Gce, Service
 from chaos_tests.harness.following import Followed, JobFailed
 from chaos_tests.harness.jsonlines import Journals, Tail
 from elastic import codec, ledger
@@ -29,6 +31,8 @@ from elastic.jobdir import read_json
 ETCD_MEMBERS = 3
 REPLICAS = 2
 NODES_MAX = len(string.ascii_lowercase)
+CLOUDS: tuple[type[Service], ...] = (Ec2, Gce, AzureHost)
+"""Of which the machines are, one after the other."""
 
 
 def node_names(workers: int) -> tuple[str, ...]:
@@ -57,7 +61,7 @@ class NodesJob(Followed):
         self._on_poll = on_poll
         self._environment = environment
         self._stack = ExitStack()
-        self._stopped = False
+        self.stopped = False
         self._journals = Journals(lambda: (*self.cluster.journals(), *(job_dir / "journal").glob("*.jsonl")))
         self._parts: dict[Path, Tail] = {}
         self._known: dict[int, dict[str, Any]] = {}
@@ -68,6 +72,8 @@ class NodesJob(Followed):
         (self.dir / "journal").mkdir()
         with ExitStack() as stack:
             hosts: Hosts = stack.enter_context(self.network) if self.network is not None else Loopback()
+            made = zip(self.nodes, itertools.cycle(CLOUDS))
+            clouds = {node: stack.enter_context(cloud(hosts.outside)) for node, cloud in made}
             self.cluster = stack.enter_context(
                 Cluster(
                     self.dir / "cluster",
@@ -76,6 +82,7 @@ class NodesJob(Followed):
                     replicas=REPLICAS,
                     nodes=self.nodes,
                     environment=self._environment,
+                    clouds=clouds,
                 )
             )
             self._stack = stack.pop_all()
@@ -90,7 +97,7 @@ class NodesJob(Followed):
         write_atomically(self.dir / "job.json", codec.job_to_json(self._spec))
 
     def stop(self) -> None:
-        self._stopped = True
+        self.stopped = True
         self._stack.close()
 
     def polled(self) -> None:
@@ -118,7 +125,7 @@ class NodesJob(Followed):
         """As any node was told; minus SIGKILL, if it was stopped."""
         if (result := self._result()) is not None:
             return int(result["exit_code"])
-        return -signal.SIGKILL if self._stopped else None
+        return -signal.SIGKILL if self.stopped else None
 
     def _result(self) -> dict[str, Any] | None:
         told = (read_json(self.place(node) / "result.json") for node in self.nodes)

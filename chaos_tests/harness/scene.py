@@ -39,7 +39,7 @@ class Scene:
     def on_nodes(self) -> NodesJob:
         """Raises Impossible."""
         if self.nodes is None:
-            raise Impossible("it needs a job over several nodes; the presets cluster and partition have one")
+            raise Impossible("it needs a job over several nodes; the presets cluster, storage and partition have one")
         return self.nodes
 
     def on_machine(self) -> None:

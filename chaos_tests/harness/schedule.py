@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from chaos_tests.harness.ambush.points import Act
 from chaos_tests.harness.catalogue import CATALOGUE
-from chaos_tests.harness.faults import Ambush, Ground, ground, places
+from chaos_tests.harness.faults import Ambush, Ground, LoseAll, ground, places
 from chaos_tests.harness.traces import MEDIAN_GAP_S, Change, absences, generate
 from elastic.errors import ConfigError
 
@@ -50,11 +50,13 @@ SPOT_SPEED = 20.0
 
 KILLS = {"kill": 4.0, "kill-rank-0": 2.0, "kill-two": 2.0, "kill-in-recovery": 3.0, "kill-newcomer": 1.0}
 
-UNUSUAL = ("disk-full", "reclaim", "corrupt-checkpoint")
+SPOILS = tuple(kind for kind, it in CATALOGUE.items() if isinstance(it.fault, LoseAll) and it.fault.damage is not None)
+
+UNUSUAL = ("disk-full", "reclaim", *SPOILS)
 """Kinds that need a file system of their own, a trace, or two checkpoints."""
 
 ON_NODES = {k: 1.0 for k, it in CATALOGUE.items() if ground(it.fault) is Ground.CLUSTER and k not in UNUSUAL}
-CUTS = {k: 1.0 for k, it in CATALOGUE.items() if ground(it.fault) is Ground.NETWORK}
+LINKS = {k: 1.0 for k, it in CATALOGUE.items() if ground(it.fault) is Ground.NETWORK}
 
 PRESETS: Mapping[str, Preset] = {
     "kill": Preset("members are killed, one or two, rank 0, and again while the others recover", 4.0, KILLS),
@@ -101,10 +103,16 @@ PRESETS: Mapping[str, Preset] = {
         {"kill": 2.0, "kill-rendezvous": 1.0, "freeze-rendezvous": 1.0, "freeze-agent": 1.0, "freeze-etcd": 1.0},
         each=True,
     ),
+    "storage": Preset(
+        "disks fail and are slow, the newest checkpoint is damaged while all workers and copies in memory are lost",
+        20.0,
+        {kind: 1.0 for kind in ("disk-error", "disk-slow", "kill-in-checkpoint", *SPOILS)},
+        each=True,
+    ),
     "partition": Preset(
-        "nodes are cut off, in one direction and in both: from all, from what decides, from each other (needs root)",
+        "nodes are cut off from all, from what decides, from each other; links are late, lossy, narrow, reset (root)",
         15.0,
-        {**CUTS, "kill": 1.0},
+        {**LINKS, "kill": 1.0},
         each=True,
     ),
     "cluster": Preset(
@@ -116,7 +124,7 @@ PRESETS: Mapping[str, Preset] = {
     "everything": Preset(
         "every kind that a job of one machine has, in turn, in an order drawn by the seed",
         4.0,
-        {kind: 1.0 for kind in CATALOGUE if kind not in (*UNUSUAL, *ON_NODES, *CUTS)},
+        {kind: 1.0 for kind in CATALOGUE if kind not in (*UNUSUAL, *ON_NODES, *LINKS)},
         each=True,
     ),
 }

@@ -40,6 +40,7 @@ def quiesce(p: Position, order: Quiesce) -> Outcome:
         kept=p.kept,
         copied=p.copied,
         copied_step=p.copied_step if p.copied >= 0 else -1,
+        began=p.record.began if p.record is not None else "",
     )
     return p, (AbortRings(), Say(report))
 
@@ -110,6 +111,20 @@ def enter_loss(p: Position, generation: Generation) -> Outcome:
         else:
             raise AssertionError(f"{p.me} is in operation {p.reduced}, the plan redoes {plan.op}")
     return p, (DropRoots(p.roots), BuildRing(generation))
+
+
+def overtaken(p: Position, generation: Generation) -> bool:
+    """Whether the job has gone on from what was kept since the generation that is known here, which nobody told this
+    worker: what it has belongs to nothing any more. Who has nothing can still begin with a loss that lists it."""
+    if p.record is None or generation.kind is Kind.FORM or generation.number <= p.record.number:
+        return False
+    founds = generation.kind is Kind.LOSS and generation.member(p.me) is not None and not p.entered and p.copied < 0
+    return generation.began != p.record.began and not founds
+
+
+def give_way(p: Position, generation: Generation) -> Outcome:
+    because = f"generation {generation.number} is of a job that went on from {generation.began} without this worker"
+    return replace(p, phase=Phase.GONE, because=because), (AbortRings(), Leave(because))
 
 
 def _take_share(p: Position, generation: Generation) -> Position:

@@ -28,7 +28,7 @@ from elastic.position.events import (
     Started,
     Used,
 )
-from elastic.position.generations import enter_loss, joined, planned, quiesce
+from elastic.position.generations import enter_loss, give_way, joined, overtaken, planned, quiesce
 from elastic.position.joins import to_carry
 from elastic.position.moves import Exchange, move
 from elastic.position.operations import begin, done, fetch_failed, fetched, headers_held, obtained, used
@@ -81,6 +81,8 @@ def step(p: Position, event: Event) -> Outcome:
         case Quiesce():
             return quiesce(p, event)
         case Publish(_, generation):
+            if overtaken(p, generation):
+                return give_way(p, generation)
             return planned(p, generation) if generation.kind is Kind.PLANNED else enter_loss(p, generation)
 
 

@@ -637,7 +637,7 @@ class Announce(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., numerics: _Optional[str] = ..., entered: _Optional[int] = ..., ring: _Optional[_Union[Announce.RingState, str]] = ..., reduced: _Optional[int] = ..., ready: bool = ..., invited: bool = ..., snapshot: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("worker_id", "round", "promise", "entered", "has_state", "reduced", "units", "roots", "running", "kept", "copied", "copied_step")
+    __slots__ = ("worker_id", "round", "promise", "entered", "has_state", "reduced", "units", "roots", "running", "kept", "copied", "copied_step", "began")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PROMISE_FIELD_NUMBER: _ClassVar[int]
@@ -650,6 +650,7 @@ class Report(_message.Message):
     KEPT_FIELD_NUMBER: _ClassVar[int]
     COPIED_FIELD_NUMBER: _ClassVar[int]
     COPIED_STEP_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     round: int
     promise: int
@@ -662,7 +663,8 @@ class Report(_message.Message):
     kept: int
     copied: int
     copied_step: int
-    def __init__(self, worker_id: _Optional[str] = ..., round: _Optional[int] = ..., promise: _Optional[int] = ..., entered: _Optional[int] = ..., has_state: bool = ..., reduced: _Optional[int] = ..., units: _Optional[int] = ..., roots: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., running: _Optional[int] = ..., kept: _Optional[int] = ..., copied: _Optional[int] = ..., copied_step: _Optional[int] = ...) -> None: ...
+    began: str
+    def __init__(self, worker_id: _Optional[str] = ..., round: _Optional[int] = ..., promise: _Optional[int] = ..., entered: _Optional[int] = ..., has_state: bool = ..., reduced: _Optional[int] = ..., units: _Optional[int] = ..., roots: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., running: _Optional[int] = ..., kept: _Optional[int] = ..., copied: _Optional[int] = ..., copied_step: _Optional[int] = ..., began: _Optional[str] = ...) -> None: ...
 
 class RingUp(_message.Message):
     __slots__ = ("worker_id", "generation")

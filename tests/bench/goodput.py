@@ -1,16 +1,19 @@
 """Measures how much of a job's work is left when its workers are killed, frozen and drained all the time.
 
-    python -m tests.bench.goodput [--minutes 5] [--rounds 3] [--small] [--no-targets] [--seed 1] [--json FILE]
+    python -m tests.bench.goodput [--minutes 5] [--rounds 3] [--only mixed29] [--small] [--no-targets] [--seed 1]
+                                  [--json FILE]
 
 In each round five jobs train one after the other for so many minutes: this project's undisturbed, under a kill every
 15 s, and under a fault of other kinds every 29 s, and torchrun's undisturbed and under the same kills. Three rounds of
-five minutes take about 80 minutes. Exit code 1 if a target is missed. --small only tries whether all of it works: its
-figures say nothing, no target is judged, and docs/performance.md stays as it is.
+five minutes take about 80 minutes. Exit code 1 if a target is missed. --only takes one recipe and its undisturbed legs;
+--small only tries whether all of it works: its figures say nothing, and no target is judged. With both of them
+docs/performance.md stays as it is.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -22,9 +25,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from chaos_tests.harness.cluster import why_not
 from chaos_tests.harness.processes import exit_on_sigterm
 from tests.bench import contenders, legs, report, work
-from tests.bench.legs import DRAIN, FREEZE, KILL, Leg, Recipe
+from tests.bench.legs import DRAIN, FREEZE, KILL, PARTITION, Leg, Recipe
 from tests.bench.recovery import say
 from tests.bench.report import Row, target
 
@@ -34,9 +38,11 @@ JSON_FILE = contenders.ROOT / "build" / "bench" / "goodput.json"
 
 QUIET, KILLS, MIXED, THEIRS, THEIR_KILLS = "quiet", "kill15", "mixed29", "torchrun quiet", "torchrun15"
 ORDER = (QUIET, KILLS, MIXED, THEIRS, THEIR_KILLS)
+STALLS = {KILLS: "stall15", MIXED: "stall29"}
 STALL_MOST = {KILLS: 0.01, MIXED: 0.06}
 SAMPLES_LEAST = {KILLS: 0.85, MIXED: 0.88}
-TITLES = {KILLS: "a SIGKILL every {kill_s:g} s", MIXED: "kill, freeze or drain every {mixed_s:g} s"}
+QUIET_OF = {KILLS: QUIET, MIXED: QUIET, THEIR_KILLS: THEIRS}
+TITLES = {KILLS: "a SIGKILL every {kill_s:g} s", MIXED: "{kinds} every {mixed_s:g} s"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +60,11 @@ SMALL = Sizes(seconds=6.0, rounds=1, kill_s=5.0, mixed_s=2.1)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """legs: by name, one of each round."""
+    """legs: by name, one of each round. together: why nodes are no hosts of their own, and none is cut off; or ""."""
 
     sizes: Sizes
     legs: dict[str, list[Leg]]
+    together: str = ""
 
     def ratios(self, name: str, quiet: str) -> list[float]:
         """Steps in the same time, against the quiet leg of the round. A step has as many samples in every world."""
@@ -72,12 +79,13 @@ class Measured:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    if not options.small:
+    writes = not options.small and not options.only
+    if writes:
         report.around_section(DOCUMENT, MARKERS)  # before the measuring, which takes long
     exit_on_sigterm()
     begun_s = time.monotonic()
     sizes = SMALL if options.small else Sizes(seconds=options.minutes * 60, rounds=options.rounds)
-    found = measure(sizes, options.seed)
+    found = measure(sizes, options.seed, options.only)
     about, rows = report.machine(), rows_of(found)
     figures = {
         "command": command_of(options),
@@ -87,8 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    if not options.small:
-        report.write_section(DOCUMENT, report.section(command_of(options), about, rows, notes(sizes)), MARKERS)
+    if writes:
+        report.write_section(DOCUMENT, report.section(command_of(options), about, rows, notes(found)), MARKERS)
     say(f"{time.monotonic() - begun_s:.0f} s; all figures in {options.json}")
     print(report.table(rows))
     print(summary(found), flush=True)
@@ -99,6 +107,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.goodput")
     parser.add_argument("--minutes", type=float, default=5.0, help="of each of the five legs of a round")
     parser.add_argument("--rounds", type=int, default=3, help="how often all legs are run")
+    parser.add_argument("--only", choices=sorted(QUIET_OF), help="one recipe; docs/performance.md stays as it is")
     parser.add_argument("--small", action="store_true", help="little of everything; docs/performance.md stays as it is")
     parser.add_argument("--no-targets", action="store_true", help="a missed target is no failure")
     parser.add_argument("--seed", type=int, default=1, help="of the victims and of the order of kinds")
@@ -111,27 +120,31 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def command_of(options: argparse.Namespace) -> str:
-    return (
-        f"python -m tests.bench.goodput --minutes {options.minutes:g} --rounds {options.rounds} --seed {options.seed}"
-    )
+    only = f" --only {options.only}" if options.only else ""
+    words = f"--minutes {options.minutes:g} --rounds {options.rounds} --seed {options.seed}{only}"
+    return f"python -m tests.bench.goodput {words}"
 
 
-def measure(sizes: Sizes, seed: int) -> Measured:
-    """Raises AssertionError if a job ends, TimeoutError if it comes to a stand."""
-    kills, mixed = Recipe(sizes.kill_s), Recipe(sizes.mixed_s, (KILL, FREEZE, DRAIN))
+def measure(sizes: Sizes, seed: int, only: str | None = None) -> Measured:
+    """only: one recipe, and what it is compared with. Raises AssertionError if a job ends, TimeoutError if it comes to
+    a stand."""
+    together = why_not()
+    ours = functools.partial(legs.elastic, apart=not together)
+    kills, mixed = Recipe(sizes.kill_s), Recipe(sizes.mixed_s, kinds_of(together))
     runs: dict[str, tuple[Callable[[Path, Recipe, float, int], Leg], Recipe]] = {
-        QUIET: (legs.elastic, Recipe()),
-        KILLS: (legs.elastic, kills),
-        MIXED: (legs.elastic, mixed),
+        QUIET: (ours, Recipe()),
+        KILLS: (ours, kills),
+        MIXED: (ours, mixed),
         THEIRS: (legs.torchrun, Recipe()),
         THEIR_KILLS: (legs.torchrun, kills),
     }
-    found: dict[str, list[Leg]] = {name: [] for name in ORDER}
+    order = tuple(name for name in ORDER if only is None or name in (only, QUIET_OF[only]))
+    found: dict[str, list[Leg]] = {name: [] for name in order}
     directory = Path(tempfile.mkdtemp(prefix="elastic-bench-"))
     try:
         for number in range(sizes.rounds):
             # There and back: what changes evenly with time falls out of the ratios of two rounds.
-            for place, name in enumerate(ORDER if number % 2 == 0 else ORDER[::-1]):
+            for place, name in enumerate(order if number % 2 == 0 else order[::-1]):
                 run, recipe = runs[name]
                 leg = run(directory / f"{number}-{place}", recipe, sizes.seconds, seed + number)
                 found[name].append(leg)
@@ -140,15 +153,19 @@ def measure(sizes: Sizes, seed: int) -> Measured:
                 assert not recipe.every_s or any(leg.faults.values()), f"{name}: no fault could be done"
     finally:
         shutil.rmtree(directory)
-    return Measured(sizes, found)
+    return Measured(sizes, found, together)
+
+
+def kinds_of(together: str) -> tuple[str, ...]:
+    return (KILL, FREEZE, DRAIN) if together else (KILL, FREEZE, PARTITION, DRAIN)
 
 
 # ------------------------------------------------------------------------------------------------ the report
 
 
 def rows_of(found: Measured) -> list[Row]:
-    rows = [rate_row(found, name) for name in ORDER]
-    for name in (KILLS, MIXED):
+    rows = [rate_row(found, name) for name in found.legs]
+    for name in (name for name in (KILLS, MIXED) if name in found.legs):
         title = title_of(found, name)
         ratios, stalls = found.ratios(name, QUIET), found.shares(name, lambda leg: leg.stall_s)
         least, most = SAMPLES_LEAST[name], STALL_MOST[name]
@@ -159,13 +176,16 @@ def rows_of(found: Measured) -> list[Row]:
         rows.append(share_row(f"{title}: interrupted steps are completed (redo)", redo_shares(found, name)))
         rows.append(share_row(f"{title}: processors' time that replacements start in", start_shares(found, name)))
         rows.append(share_row(f"{title}: loss that none of these three explains", rest(found, name)))
-    ratios = found.ratios(THEIR_KILLS, THEIRS)
-    rows.append(share_row(f"torchrun, {title_of(found, KILLS)}: samples / undisturbed", ratios))
+    if THEIR_KILLS in found.legs:
+        ratios = found.ratios(THEIR_KILLS, THEIRS)
+        rows.append(share_row(f"torchrun, {title_of(found, KILLS)}: samples / undisturbed", ratios))
     return rows
 
 
 def title_of(found: Measured, name: str) -> str:
-    return TITLES[name].format(kill_s=found.sizes.kill_s, mixed_s=found.sizes.mixed_s)
+    *kinds, last = kinds_of(found.together)
+    told = f"{', '.join(kinds)} or {last}"
+    return TITLES[name].format(kill_s=found.sizes.kill_s, mixed_s=found.sizes.mixed_s, kinds=told)
 
 
 def redo_shares(found: Measured, name: str) -> list[float]:
@@ -197,18 +217,23 @@ def share_row(what: str, values: Sequence[float], wanted: str = "") -> Row:
 
 def summary(found: Measured) -> str:
     """The last line, for scripts: medians over the rounds."""
-    values = {
-        KILLS: found.ratios(KILLS, QUIET),
-        MIXED: found.ratios(MIXED, QUIET),
-        "stall15": found.shares(KILLS, lambda leg: leg.stall_s),
-        "stall29": found.shares(MIXED, lambda leg: leg.stall_s),
-        THEIR_KILLS: found.ratios(THEIR_KILLS, THEIRS),
-    }
+    there = [name for name in QUIET_OF if name in found.legs]
+    ratios = {name: found.ratios(name, QUIET_OF[name]) for name in there}
+    stalls = {STALLS[name]: found.shares(name, lambda leg: leg.stall_s) for name in STALLS if name in there}
+    order = (KILLS, MIXED, *STALLS.values(), THEIR_KILLS)
+    values = {name: of for name in order if (of := (ratios | stalls).get(name))}
     return "goodput: " + " ".join(f"{name}={statistics.median(of):.3f}" for name, of in values.items())
 
 
-def notes(sizes: Sizes) -> list[str]:
+def notes(found: Measured) -> list[str]:
     """What a reader has to know to judge the table."""
+    sizes = found.sizes
+    cut = (
+        f"Partitions are left out: {found.together}."
+        if found.together
+        else f"A partition cuts a node off from all others and from what decides for {legs.PARTED_S:g} s. For it each "
+        "node is a host of its own, in a network namespace, in all legs of this project; torchrun's workers are on one."
+    )
     return [
         "Every job trains the same MLP of 10.0 million float32 parameters on three workers of this machine, "
         f"{work.SHARDS} micro-batches of {work.MICRO_BATCH} samples a step. This project's stands on three nodes with "
@@ -217,12 +242,11 @@ def notes(sizes: Sizes) -> list[str]:
         "each is compared with the undisturbed leg of its own launcher in its round. Shown are the median, least and "
         "greatest of the rounds.",
         f"A frozen worker is stopped for {legs.FROZEN_S:g} s, which is longer than it takes to be expelled. A drained "
-        f"node gets a notice, leaves between two steps, and returns {legs.DRAINED_S:g} s after the notice. Partitions "
-        "are left out: on one machine the harness has no way to cut the network between two workers.",
+        f"node gets a notice, leaves between two steps, and returns {legs.DRAINED_S:g} s after the notice. {cut}",
         "Stall is what the journals show from each loss until all survivors are connected again; a worker that is just "
-        "in its own shard computes on meanwhile, so it is an upper bound. A worker that stands still is waited for "
-        "until it is expelled, 2.5 s later, and that is most of the stall under mixed faults. Redo lasts until the "
-        "interrupted step is complete, with what was still to be done of it in any case.",
+        "in its own shard computes on meanwhile, so it is an upper bound. Who stands still or is cut off is waited "
+        "for until it is expelled, 2.5 s later: most of the stall under mixed faults. Redo lasts until the interrupted "
+        "step is complete, with what was still to be done of it in any case.",
         "Replacements' time is the CPU time of each until it has made its first step, of all processors' time. On two "
         "cores the survivors lack it; on a machine of its own a newcomer takes nothing from them.",
         "Two processors are busy with two workers as with three, so the share of a worker that is gone costs little "

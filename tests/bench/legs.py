@@ -1,6 +1,7 @@
 """One leg of the goodput benchmark: a job of three workers trains for a while, undisturbed or under faults.
 
 A job of this project stands on three nodes of this machine, so that one of them can leave; torchrun's has one agent.
+The nodes can be hosts of their own, in network namespaces, so that one of them can be cut off.
 What was achieved is told from the stamps of the training scripts, alike for both; where time went from the journals.
 """
 
@@ -15,10 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from chaos_tests.harness import blows
 from chaos_tests.harness.blows import End, Impossible
+from chaos_tests.harness.cluster import Network
+from chaos_tests.harness.world import node_of
 from elastic.embedded import EmbeddedEtcd
 from elastic.journal import Journal, journal_path, read_all, recoveries
 from elastic.process import facts
@@ -30,9 +33,11 @@ from tests.live.spread import Spread
 WORKERS = 3
 NODES = ("a", "b", "c")
 WARM_UP_STEPS = 4
-KILL, FREEZE, DRAIN = "kill", "freeze", "drain"
+KILL, FREEZE, PARTITION, DRAIN = "kill", "freeze", "partition", "drain"
 FROZEN_S = 6.0
 """Longer than it takes to be expelled. Where that takes longer, a frozen worker stands still until it is."""
+PARTED_S = 6.0
+"""How long a node is cut off from all; longer, if its worker is not expelled by then."""
 DRAINED_S = 8.0
 """From a notice until it is withdrawn and the node returns."""
 BUDGET_S = 60.0
@@ -95,6 +100,28 @@ def split(lines: Sequence[Mapping[str, Any]], victims: Sequence[str]) -> tuple[f
     return sum(one["recovery_ms"] for one in told) / 1e3, sum(one["redo_ms"] for one in told) / 1e3
 
 
+Lasting: TypeAlias = tuple[float, End]
+"""After so many seconds, and once the victim is lost to the job, it ends so."""
+Blow: TypeAlias = Callable[[str, int], Lasting | None]
+"""blow(worker, pid): what is done to one. Raises Impossible."""
+
+
+def kill(worker: str, pid: int) -> None:
+    blows.send([pid], signal.SIGKILL)
+
+
+def freeze(worker: str, pid: int) -> Lasting:
+    return FROZEN_S, blows.freeze([pid])
+
+
+def partition(network: Network) -> Blow:
+    def cut_off(worker: str, pid: int) -> Lasting:
+        network.isolate(node_of(worker))
+        return PARTED_S, network.heal
+
+    return cut_off
+
+
 class Driver:
     """Lets time pass, and does what is planned to whoever is there."""
 
@@ -155,29 +182,28 @@ class Driver:
     def after(self, seconds: float, act: Callable[[], None]) -> None:
         self._later.append((time.monotonic() + seconds, act))
 
-    def hit(self, kind: str, before: Callable[[str], None]) -> bool:
-        """Kill or freeze a worker, one of at least two that step. False if there are not so many. before: told whom."""
+    def hit(self, blow: Blow, before: Callable[[str], None]) -> bool:
+        """Do that to a worker, one of at least two that step. False if there are not so many. before: told whom."""
         there = self.stepping()
         if len(there) < 2:
             return False
         victim = self._dice.choice(sorted(there))
         before(victim)
         try:
-            if kind == KILL:
-                blows.send([there[victim]], signal.SIGKILL)
-            else:
-                thaw = blows.freeze([there[victim]])
-                self.after(FROZEN_S, lambda: self._thaw(victim, thaw))
+            lasting = blow(victim, there[victim])
         except Impossible:
             return False
+        if lasting is not None:
+            for_s, end = lasting
+            self.after(for_s, lambda: self._end(victim, end))
         self.victims.append(victim)
         return True
 
-    def _thaw(self, victim: str, thaw: End) -> None:
+    def _end(self, victim: str, end: End) -> None:
         if victim in self._lost():
-            thaw()
+            end()
         else:
-            self.after(1.0, lambda: self._thaw(victim, thaw))
+            self.after(1.0, lambda: self._end(victim, end))
 
     def _has_stepped(self, name: str) -> bool:
         try:
@@ -194,11 +220,16 @@ class Driver:
                     self.start_cpu_s += seen.cpu_ticks / os.sysconf("SC_CLK_TCK")
 
 
-def elastic(home: Path, recipe: Recipe, seconds: float, seed: int) -> Leg:
-    """A leg of this project. Raises AssertionError if the job ends or a fault leaves no trace, TimeoutError if it comes
-    to a stand."""
-    with _nodes(home) as (job, gate, directory):
+def elastic(home: Path, recipe: Recipe, seconds: float, seed: int, *, apart: bool) -> Leg:
+    """A leg of this project. apart: on hosts of their own. Raises AssertionError if the job ends or a fault leaves no
+    trace, TimeoutError if it comes to a stand."""
+    with ExitStack() as stack:
+        network = stack.enter_context(Network()) if apart else None
+        job, gate, directory = stack.enter_context(_nodes(home, network))
         dice = random.Random(seed)
+        blow_of: dict[str, Blow] = {KILL: kill, FREEZE: freeze}
+        if network is not None:
+            blow_of[PARTITION] = partition(network)
 
         def check() -> None:
             assert not (job.dir / "result.json").exists(), f"the job has ended\n{job.story()}"
@@ -214,8 +245,8 @@ def elastic(home: Path, recipe: Recipe, seconds: float, seed: int) -> Leg:
 
             def act(kind: str) -> bool:
                 if kind != DRAIN:
-                    return driver.hit(kind, lambda victim: note(victim, kind))
-                staying = {name.partition(".")[0] for name in driver.stepping()}
+                    return driver.hit(blow_of[kind], lambda victim: note(victim, kind))
+                staying = {node_of(name) for name in driver.stepping()}
                 if len(staying) < 2:
                     return False
                 node = dice.choice(sorted(staying))
@@ -239,7 +270,7 @@ def torchrun(home: Path, recipe: Recipe, seconds: float, seed: int) -> Leg:
         directory = home / "stamps"
         driver = Driver(job.gate, directory, random.Random(seed), job.check)
         planned = plan(recipe, seconds, seed)
-        leg = _drive(driver, directory, planned, seconds, lambda kind: driver.hit(kind, lambda victim: None))
+        leg = _drive(driver, directory, planned, seconds, lambda kind: driver.hit(kill, lambda victim: None))
         leg.start_cpu_s = 0.0  # all its workers start anew: nothing to compare with
         return leg
 
@@ -277,7 +308,7 @@ def _drive(
 
 
 @contextmanager
-def _nodes(home: Path) -> Iterator[tuple[Spread, Gate, Path]]:
+def _nodes(home: Path, network: Network | None) -> Iterator[tuple[Spread, Gate, Path]]:
     """A job on three nodes, its turnstile, which is open, and the directory of its stamps."""
     directory = home / "stamps"
     directory.mkdir(parents=True)
@@ -286,7 +317,7 @@ def _nodes(home: Path) -> Iterator[tuple[Spread, Gate, Path]]:
         gate = stack.enter_context(closing(Gate(home / "gate")))
         command = (sys.executable, str(contenders.SCRIPTS / "train_elastic.py"))
         settings = (f"BENCH_GATE={gate.path}", f"BENCH_STAMPS={directory}")
-        job = stack.enter_context(Spread(home, etcd, JOB, command=command, workers=WORKERS, env=settings))
+        job = stack.enter_context(Spread(home, etcd, JOB, network, command=command, workers=WORKERS, env=settings))
         gate.allow(OPEN)
         job.rendezvous()
         for node in NODES:

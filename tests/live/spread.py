@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from chaos_tests.harness.cluster import Network
+from chaos_tests.harness.cluster.hosts import PREFIX
 from chaos_tests.harness.jsonlines import Journals
 from elastic import codec, ledger
 from elastic.checkpoints.settings import Settings
@@ -31,13 +33,15 @@ Line = dict[str, Any]
 
 
 class Spread:
-    """Context manager; whatever it started is gone afterwards. The script does not end before its pace is 0."""
+    """Context manager; whatever it started is gone afterwards. The script does not end before its pace is 0.
 
-    def __init__(self, home: Path, etcd: EmbeddedEtcd, name: str, **spec: Any) -> None:
+    network: each node is a host of it, and the rendezvous is outside."""
+
+    def __init__(self, home: Path, etcd: EmbeddedEtcd, name: str, network: Network | None = None, **spec: Any) -> None:
         self.home = home
         self.dir = home / "rendezvous"
         self.gates = home / "gates"
-        self._etcd = etcd
+        self._etcd, self._network = etcd, network
         command = (sys.executable, str(TRAINER))
         timing = replace(spec.pop("timing", Timing()), join_window_s=DEADLINE_S)  # nobody is left out who starts slowly
         self.spec = JobSpec(**{"name": name, "command": command, "workers": 2, "timing": timing, **spec})
@@ -58,7 +62,8 @@ class Spread:
             error.add_note(self.story())
 
     def rendezvous(self) -> subprocess.Popen[bytes]:
-        return self._start("elastic.rendezvous", "--etcd", self._etcd.endpoint, "--job-dir", str(self.dir))
+        where = ("--listen", f"{self._network.outside}:0") if self._network is not None else ()
+        return self._start("elastic.rendezvous", "--etcd", self._etcd.endpoint, "--job-dir", str(self.dir), *where)
 
     def agent(self, node: str, *options: str, slots: int = 1) -> subprocess.Popen[bytes]:
         """One that is told of its end by the file `notice(node)`, unless the options say otherwise."""
@@ -69,7 +74,10 @@ class Spread:
                 (directory / shared).symlink_to(self.dir / shared)
         notices = () if "--notices" in options else ("--notices", f"file:{self.notice(node)}")
         words = ("--job-dir", str(directory), "--node", node, "--slots", str(slots), *notices, *options)
-        return self._start("elastic.agent", *words)
+        if self._network is None:
+            return self._start("elastic.agent", *words)
+        where = ("--address", self._network.add(node))
+        return self._start("elastic.agent", *words, *where, within=self._network.within(node))
 
     def notice(self, node: str) -> Path:
         return self.home / f"{node}.notice"
@@ -90,11 +98,11 @@ class Spread:
         )
         (directory / "checkpoints.json").write_text(json.dumps(asdict(settings)))
 
-    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+    def _start(self, *words: str, within: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
         environment = {
             **os.environ, "PYTHONPATH": str(ROOT), "LIVE_GATES": str(self.gates), "OMP_NUM_THREADS": "1"
         }  # fmt: skip
-        command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", *words]
+        command = [*PREFIX, *within, sys.executable, "-m", *words]
         with (self.home / "processes.log").open("ab") as log:
             process = subprocess.Popen(command, cwd=self.home, env=environment, stdout=log, stderr=log)
         self._processes.append(process)

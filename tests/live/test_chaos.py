@@ -69,7 +69,7 @@ def test_a_run_is_done_again_from_its_report(home: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("preset", ["places", "etcd", "spot", "cluster", "partition"])
+@pytest.mark.parametrize("preset", ["places", "etcd", "spot", "cluster", "storage", "partition"])
 def test_a_preset_is_survived(preset: str, tmp_path: Path) -> None:
     if preset == "partition" and (why := why_not()):
         pytest.skip(why)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def spread(tmp_path: Path, etcd: EmbeddedEtcd, request: pytest.FixtureRequest) -
     """A job over the nodes a and b, one worker each, that have applied a few steps and now take their time."""
     with ExitStack() as stack:
 
-        def make(**spec: object) -> Spread:
+        def make(**spec: Any) -> Spread:
             name = f"job-{abs(hash(request.node.nodeid)) % 10**9}"
             job = stack.enter_context(Spread(tmp_path, etcd, name, **spec))
             job.pace(0.03)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -13,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from chaos_tests.harness.cluster import OUTSIDE, Network, why_not
+from chaos_tests.harness.cluster import OUTSIDE, Network, Roughness, why_not
 from chaos_tests.harness.cluster.hosts import PREFIX
 from runtime import contact
 from runtime.link import Link
@@ -123,6 +125,76 @@ def test_a_host_that_is_isolated_reaches_itself_only(network: Network, talkers: 
     network.heal()
     c.say(a, "back")
     assert a.heard() == "heard back"
+
+
+def test_a_rough_cable_loses_doubles_and_damages_what_goes_through_it(
+    network: Network, talkers: dict[str, Talker]
+) -> None:
+    """Whoever gets a damaged datagram drops it, so what comes next says that it came, and nobody waits."""
+    a, b, c = talkers["a"], talkers["b"], talkers["c"]
+    for one, other in ((a, b), (b, c)):  # they know each other's hardware: questions for that would be lost too
+        one.say(other, "there")
+        other.say(one, "here")
+        assert (other.heard(), one.heard()) == ("heard there", "heard here")
+    for how in (Roughness(lost=1.0), Roughness(damaged=1.0)):
+        network.roughen("a", how)
+        a.say(b, "lost")
+        b.say(a, "lost")
+        c.say(b, "beside")
+        assert b.heard() == "heard beside"
+    network.smooth("a")
+    a.say(b, "smooth")
+    b.say(a, "smooth")
+    assert (a.heard(), b.heard()) == ("heard smooth", "heard smooth")
+    network.roughen("a", Roughness(doubled=1.0))
+    a.say(b, "twice")
+    b.say(a, "twice")
+    assert [a.heard(), a.heard(), b.heard(), b.heard()] == ["heard twice"] * 4
+    network.heal()
+    a.say(b, "healed")
+    assert b.heard() == "heard healed"
+
+
+STREAM_BYTES = 1 << 20
+
+READER = """
+import hashlib, socket, sys
+door = socket.create_server((sys.argv[1], 9))
+print("ready", flush=True)
+connection, _ = door.accept()
+read = hashlib.sha256()
+while piece := connection.recv(1 << 16):
+    read.update(piece)
+connection.sendall(read.digest())
+"""
+
+
+def streamed(network: Network) -> float:
+    """To a, which has to get every byte as it was sent. Returns how long it took, in seconds."""
+    command = [*PREFIX, *network.within("a"), sys.executable, "-c", READER, network.address("a")]
+    content = random.Random(1).randbytes(STREAM_BYTES)
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None and reader.stdout.readline()
+        begun_s = time.monotonic()
+        with socket.create_connection((network.address("a"), 9), timeout=PATIENCE_S) as connection:
+            connection.sendall(content)
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(64) == hashlib.sha256(content).digest()
+    return time.monotonic() - begun_s
+
+
+def test_a_stream_gets_through_a_rough_cable_whole(network: Network) -> None:
+    network.roughen("a", Roughness(delay_s=0.02, jitter_s=0.01, lost=0.02, doubled=0.02, damaged=0.02))
+    assert streamed(network) > 4 * 0.01, "there and back, twice at least"
+    network.heal()
+    streamed(network)
+
+
+def test_no_more_gets_through_a_narrow_cable_than_fits(network: Network) -> None:
+    network.narrow("a", 8000)
+    assert streamed(network) > 0.8 * STREAM_BYTES / 1e6
+    network.widen("a")
+    streamed(network)
 
 
 ANSWERER = """

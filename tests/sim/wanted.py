@@ -128,7 +128,14 @@ _STRANGER = Excluded(
     "test_ignored.py::test_a_word_of_a_stranger_changes_nothing",
 )
 
+_OVERTAKEN = Excluded(
+    "needs a newcomer that is not told of a job formed anew, nor of its first generations, and finds it before it ends",
+    "test_position.py::test_scenario",
+)
+
 EXCLUDED = {
+    "position/machine.py step: if overtaken(p, generation)": _OVERTAKEN,
+    "position/generations.py give_way": _OVERTAKEN,
     "position/state.py Position.known": Excluded(
         "where sockets find an address; decides nothing",
         "test_ignored.py::test_a_newcomer_finds_the_address_of_any_member_it_knows_of",

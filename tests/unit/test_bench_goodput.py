@@ -90,6 +90,23 @@ def test_the_last_line_has_medians_against_the_undisturbed_run_of_the_same_launc
     assert goodput.summary(measured()) == line
 
 
+def test_one_recipe_alone_has_its_rows_and_its_figures() -> None:
+    found = measured()
+    alone = Measured(found.sizes, {name: found.legs[name] for name in (QUIET, MIXED)}, "no root")
+    assert goodput.summary(alone) == "goodput: mixed29=0.900 stall29=0.020"
+    whats = [row.what for row in goodput.rows_of(alone)]
+    assert whats[:3] == [
+        "quiet: samples",
+        "mixed29: samples",
+        "kill, freeze or drain every 29 s: samples / undisturbed",
+    ]
+    assert not any("SIGKILL" in what or "torchrun" in what for what in whats)
+    assert any("Partitions are left out: no root." in note for note in goodput.notes(alone))
+    assert "kill, freeze, partition or drain every 29 s: nobody computes (stall)" in [
+        row.what for row in goodput.rows_of(found)
+    ]
+
+
 def test_what_no_part_explains_is_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     assert goodput.rest(measured(), KILLS)[1] == pytest.approx(0.1 - 0.01 - 0.02 - 0.015)
@@ -105,8 +122,8 @@ def test_targets_are_of_samples_and_of_stall() -> None:
 
 @pytest.mark.parametrize(
     ("stall_s", "words", "code"),
-    [(1.0, [], 0), (1.1, [], 1), (1.1, ["--no-targets"], 0), (1.1, ["--small"], 0)],
-    ids=["met", "missed", "only measured", "smoke run"],
+    [(1.0, [], 0), (1.1, [], 1), (1.1, ["--no-targets"], 0), (1.1, ["--small"], 0), (1.1, ["--only", MIXED], 1)],
+    ids=["met", "missed", "only measured", "smoke run", "one recipe"],
 )
 def test_a_missed_target_is_a_failure_unless_it_was_only_to_measure(
     stall_s: float,
@@ -121,12 +138,12 @@ def test_a_missed_target_is_a_failure_unless_it_was_only_to_measure(
     page.write_text(empty)
     found = measured(stall_s=stall_s)
     monkeypatch.setattr(goodput, "DOCUMENT", page)
-    monkeypatch.setattr(goodput, "measure", lambda sizes, seed: found)
+    monkeypatch.setattr(goodput, "measure", lambda sizes, seed, only: found)
     monkeypatch.setattr(goodput, "exit_on_sigterm", lambda: None)
     assert goodput.main([*words, "--json", str(figures)]) == code
     assert capsys.readouterr().out.splitlines()[-1] == goodput.summary(found)
     assert json.loads(figures.read_text())["measured"]["legs"][KILLS][0]["stall_s"] == stall_s
-    assert (page.read_text() == empty) == ("--small" in words)
+    assert (page.read_text() == empty) == bool({"--small", "--only"} & set(words))
 
 
 def test_the_page_has_the_markers() -> None:

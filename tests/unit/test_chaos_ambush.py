@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,15 +63,71 @@ def test_what_is_no_order_disturbs_nobody(orders: Orders, tmp_path: Path) -> Non
     assert not look(orders, points.IN_SHARD)
 
 
+class Disk:
+    """As the product's storage, as far as it is patched."""
+
+    synced = 0
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def _sync(self, descriptor: int) -> None:
+        self.synced += 1
+
+    def sync(self, name: str) -> None:
+        path = self._home / name
+        path.parent.mkdir(exist_ok=True)
+        with path.open("wb") as file:
+            self._sync(file.fileno())
+
+
+@pytest.fixture
+def disk(orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    monkeypatch.setattr(inside._Disk, "until_s", 0.0)
+    monkeypatch.setattr(inside, "SLOW_S", 0.2)
+
+    class Made(Disk):
+        """Patched for this test alone."""
+
+    inside._in_storage(SimpleNamespace(LocalStorage=Made), inside._look_in(orders.environment("")[points.VARIABLE]))
+    return Made(tmp_path)
+
+
+def test_a_disk_that_fails_answers_with_errors_for_a_while(orders: Orders, disk: Disk) -> None:
+    disk.sync("_periodic/part-0")
+    orders.give(Order(4, points.IN_WRITE, Act.DISK_FAILS, for_s=600.0), ME)
+    for _ in range(3):
+        with pytest.raises(OSError, match="by the chaos harness") as failed:
+            disk.sync("_periodic/part-0")
+        assert failed.value.errno == errno.EIO
+    assert disk.synced == 1
+    disk.sync("best/part-0")
+    assert disk.synced == 2, "the script has asked for it, and would be told"
+    inside._Disk.until_s = 0.0
+    disk.sync("_periodic/part-0")
+    assert disk.synced == 3
+    assert len(orders.carried_out()) == 1
+
+
+def test_a_slow_disk_takes_its_time_and_does_what_it_is_asked(orders: Orders, disk: Disk) -> None:
+    orders.give(Order(4, points.IN_WRITE, Act.DISK_SLOW, for_s=600.0), ME)
+    begun_s = time.monotonic()
+    disk.sync("_periodic/part-0")
+    disk.sync("_periodic/part-1")
+    assert time.monotonic() - begun_s >= 0.4 and disk.synced == 2
+
+
 def test_a_process_of_the_job_has_the_points_and_its_own_sitecustomize(orders: Orders, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os; os.environ['HIDDEN'] = 'found'")
     program = """
 import json, os, sys
 import runtime.walk, runtime.turn, runtime.gauge, runtime.reduce, runtime.rings, runtime.donor, runtime.copy
+import elastic.checkpoints.storage as storage
 import runtime.checkpoint.saver as saver
 patched = [runtime.walk.Walk.next_unit, runtime.walk.Walk.unit_done, runtime.turn.Turn.exchange,
     runtime.gauge.Gauge.gathered, runtime.reduce._Reduction._sum, runtime.rings.Rings._mesh, runtime.donor.send_parts,
-    runtime.copy.CopyConnection._receive_blob, saver.put, saver.Saver._publish]
+    runtime.copy.CopyConnection._receive_blob, saver.put, saver.Saver._publish,
+    storage.LocalStorage._sync]
 print(json.dumps([os.environ.get("HIDDEN"), [one.__module__ for one in patched]]))
 """
     environment = {**os.environ, **orders.environment(str(tmp_path))}
@@ -76,7 +135,7 @@ print(json.dumps([os.environ.get("HIDDEN"), [one.__module__ for one in patched]]
     assert done.returncode == 0, done.stderr
     hidden, modules = json.loads(done.stdout)
     assert hidden == "found"
-    assert modules == ["chaos_tests.harness.ambush.inside"] * 10
+    assert modules == ["chaos_tests.harness.ambush.inside"] * 11
 
 
 @pytest.mark.parametrize("kind", [kind for kind, it in CATALOGUE.items() if isinstance(it.fault, Ambush)])

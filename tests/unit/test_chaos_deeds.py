@@ -23,8 +23,8 @@ from chaos_tests.harness.ambush.orders import Orders
 from chaos_tests.harness.blows import Impossible
 from chaos_tests.harness.breaker import Breaker
 from chaos_tests.harness.catalogue import CATALOGUE, Kind
-from chaos_tests.harness.deeds import nodes
-from chaos_tests.harness.faults import LoseAll, OnCluster, OnMachine, Strike
+from chaos_tests.harness.deeds import damage, nodes
+from chaos_tests.harness.faults import Damage, LoseAll, NoticeNode, OnCluster, OnMachine, Strike
 from chaos_tests.harness.following import JobFailed
 from chaos_tests.harness.onnodes import NodesJob
 from chaos_tests.harness.running import Running
@@ -131,6 +131,46 @@ def test_a_link_is_not_cut_where_none_can_be(on_nodes: Stage) -> None:
     assert "cannot be cut" in skipped(on_nodes, "cut-pair")
 
 
+# --------------------------------------------------------------------------------------------------------- notices
+
+
+class Cloud:
+    """What its one node is told, and what is done to that node, in order."""
+
+    choice = "aws"
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def reclaim(self, within_s: float) -> None:
+        self.log.append(f"goes in {within_s:g} s")
+
+    def withdraw(self) -> None:
+        self.log.append("stays")
+
+
+@pytest.mark.parametrize(
+    ("true", "ends"), [(True, ["goes in 0 s", "SIGKILL", "stays", "another one"]), (False, ["goes in 0 s", "stays"])]
+)
+def test_a_notice_ends_when_the_workers_have_left(on_nodes: Stage, job: NodesJob, true: bool, ends: list[str]) -> None:
+    cloud = Cloud()
+    cluster = cast(Any, job.cluster)
+    cluster.clouds = {"a": cloud, "b": cloud}
+    cluster.end = lambda name: cloud.log.append("SIGKILL")
+    cluster.node = lambda name: cloud.log.append("another one")
+    scene = on_nodes.scene
+    nodes.notice_node(scene, Planned(1, 0.0, "notice-node"), scene.victims.healthy(), NoticeNode(0.0, true))
+    (told,) = on_nodes.noted()
+    assert told["event"] == "fault_injected" and not told["lethal"], "a worker that leaves is no loss"
+    breaker = Breaker([], scene)
+    breaker.poll([], 1)
+    assert cloud.log == ["goes in 0 s"]
+    scene.world.ended.add(told["worker_id"])
+    breaker.poll([], 1)
+    assert cloud.log == ends
+    assert [noted["event"] for noted in on_nodes.noted()] == ["fault_injected", "fault_seen", "fault_ended"]
+
+
 # ----------------------------------------------------------------------------------------------------- checkpoints
 
 
@@ -156,25 +196,43 @@ def series(job: NodesJob, tmp_path: Path) -> Series:
     return Series(LocalStorage(str(tmp_path / "checkpoints")))
 
 
-def test_one_bit_of_the_newest_checkpoint_is_flipped_and_no_memory_is_left(
-    on_nodes: Stage, job: NodesJob, series: Series, tmp_path: Path
+OLDER, NEWER = bytes([7] * 1000), bytes(1000)
+
+
+@pytest.mark.parametrize(
+    ("harm", "left"),
+    [
+        (Damage.FLIPPED, bytes([*NEWER[:500], 1, *NEWER[501:]])),
+        (Damage.TRUNCATED, NEWER[:500]),
+        (Damage.SWAPPED, OLDER),
+        (Damage.UNLISTED, NEWER),
+    ],
+)
+def test_the_newest_checkpoint_is_damaged_and_no_memory_is_left(
+    on_nodes: Stage, job: NodesJob, series: Series, tmp_path: Path, harm: Damage, left: bytes
 ) -> None:
-    older, newer = checkpoint(series, 3, b"abc"), checkpoint(series, 7, bytes(1000))
-    assert nodes._spoil(on_nodes.scene, job) == str(newer)
-    damaged = series.storage.read(series.path(newer, "part-0"))
-    assert sum(byte.bit_count() for byte in damaged) == 1 and len(damaged) == 1000
-    assert "damaged" in series.verify(series.look(newer)).problem
+    older, newer = checkpoint(series, 3, OLDER), checkpoint(series, 7, NEWER)
+    assert damage.spoil(on_nodes.scene, job, harm) == str(newer)
+    assert series.storage.read(series.path(newer, "part-0")) == left
+    assert series.verify(series.look(newer)).problem
     assert not series.verify(series.look(older)).problem
     assert [list((tmp_path / f"memory-{node}").iterdir()) for node in job.nodes] == [[], []]
+
+
+def test_two_checkpoints_that_are_equal_are_not_swapped(on_nodes: Stage, job: NodesJob, series: Series) -> None:
+    _, newer = checkpoint(series, 3, NEWER), checkpoint(series, 7, NEWER)
+    with pytest.raises(NotNow, match="no file that differs"):
+        damage.spoil(on_nodes.scene, job, Damage.SWAPPED)
+    assert not series.verify(series.look(newer)).problem
 
 
 def test_a_checkpoint_that_is_damaged_already_is_not_damaged_again(
     on_nodes: Stage, job: NodesJob, series: Series
 ) -> None:
     older, newer = checkpoint(series, 3, b"abc"), checkpoint(series, 7, bytes(1000))
-    nodes._spoil(on_nodes.scene, job)
+    damage.spoil(on_nodes.scene, job, Damage.FLIPPED)
     with pytest.raises(NotNow):
-        nodes._spoil(on_nodes.scene, job)
+        damage.spoil(on_nodes.scene, job, Damage.FLIPPED)
     assert "damaged" in series.verify(series.look(newer)).problem
     assert not series.verify(series.look(older)).problem
 
@@ -210,7 +268,7 @@ def test_a_checkpoint_is_damaged_only_if_the_job_can_go_on_from_the_one_before(
         checkpoint(series, began, b"abc")
         on_nodes.scene.world.began_step = began
     with pytest.raises(NotNow):
-        nodes._spoil(on_nodes.scene, job)
+        damage.spoil(on_nodes.scene, job, Damage.FLIPPED)
     assert not series.verify(series.look(newer)).problem
 
 

@@ -135,6 +135,17 @@ BAD: dict[str, tuple[str, Callable[[History], History]]] = {
         "I11",
         lambda h: with_events(h, event(6, "member_lost", worker=B, because="no beat")),
     ),
+    "a worker that is asked to leave is lost": ("I11", lambda h: with_events(h, *drained("drain-node"))),
+    "a worker whose machine goes is lost": ("I11", lambda h: with_events(h, *drained("notice-node"))),
+    "no step is applied while a disk is slow": (
+        "I12",
+        lambda h: with_events(
+            h,
+            event(3, "fault_injected", "harness", number=2, fault="disk-slow", target="disk of a.0.0", lethal=False),
+            event(60, "steps_seen", "harness", applied=4),
+            event(60, "fault_ended", "harness", number=2),
+        ),
+    ),
     "the job fails": ("I12", lambda h: with_result(h, exit_code=4, because="every copy is lost")),
     "the job never ends": ("I12", lambda h: replace(h, faulty=replace(h.faulty, result=None))),
     "no step is applied for long": (
@@ -155,6 +166,17 @@ BAD: dict[str, tuple[str, Callable[[History], History]]] = {
         lambda h: with_events(h, event(3, "fault_skipped", "harness", number=1, fault="kill", because="no")),
     ),
 }
+
+
+def drained(kind: str) -> tuple[Event, ...]:
+    """B is asked to leave long after all else, and its process is ended, which the others note as a loss."""
+    return (
+        event(30, "fault_injected", "harness", worker=B, number=2, fault=kind, lethal=False),
+        event(34, "worker_exited", "agent", worker=B, because="killed by SIGKILL"),
+        event(34, "member_lost", worker=B, because="killed by SIGKILL"),
+        event(40, "fault_ended", "harness", number=2),
+    )
+
 
 EMPTY = History(Run((), (), None), Run((), (), None))
 
@@ -194,6 +216,12 @@ def test_a_good_history_holds(number: str) -> None:
 @pytest.mark.parametrize("number", [one.number for one in INVARIANTS])
 def test_an_empty_history_is_never_good(number: str) -> None:
     assert verdict(number, EMPTY).answer is not Answer.TRUE
+
+
+def test_a_loss_is_no_violation_of_a_drain_while_something_else_happens() -> None:
+    other = event(33, "fault_injected", "harness", number=3, fault="kill-leader", target="replica r0", lethal=False)
+    over = event(36, "fault_ended", "harness", number=3)
+    assert verdict("I11", with_events(good(), *drained("drain-node"), other, over)).answer is Answer.TRUE
 
 
 @pytest.mark.parametrize("what", BAD)

@@ -148,6 +148,7 @@ class Job:
                     kept=int(options.get("kept", -1)),
                     copied=int(options.get("copied", -1)),
                     copied_step=int(options.get("step", -1)),
+                    began=options.get("began", ""),
                 )
             case "ringup":
                 return RingUp(worker, number)

@@ -35,9 +35,11 @@ def generation(number: int, ids: Sequence[str], kind: Kind = Kind.LOSS, base: in
     return Generation(number, kind, base or number, tuple(member(worker) for worker in ids), Plan(), "of the test")
 
 
-def report(worker: str, reduced: int = 0, *, entered: int = 1, kept: int | None = None, copied: int = -1) -> Report:
+def report(
+    worker: str, reduced: int = 0, *, entered: int = 1, kept: int | None = None, copied: int = -1, began: str = ""
+) -> Report:
     kept = reduced - 1 if kept is None else kept
-    return Report(worker, 1, 9, entered, entered > 0, reduced, kept=kept, copied=copied)
+    return Report(worker, 1, 9, entered, entered > 0, reduced, kept=kept, copied=copied, began=began)
 
 
 # ---------------------------------------------------------------------------------------------- ownership
@@ -217,6 +219,17 @@ def test_the_newest_copy_of_newcomers_counts_and_older_ones_are_left_out() -> No
     reports = {worker: report(worker, entered=0, copied=op) for worker, op in copies.items()}
     outcome = decide_loss([generation(1, "ab")], reports, ["a", "b"], newcomers)
     assert isinstance(outcome, LossPlan) and [m.worker_id for m in outcome.members] == ["d"]
+
+
+def test_a_copy_from_before_the_job_formed_anew_does_not_count() -> None:
+    """Its operation is counted from another beginning, and may be called as another one is now."""
+    newcomers = {worker: member(worker) for worker in "cd"}
+    chain = [replace(generation(5, "ab"), began="step-5")]
+    before = report("c", entered=0, copied=7)
+    now = report("d", entered=0, copied=4, began="step-5")
+    outcome = decide_loss(chain, {"c": before, "d": now}, ["a", "b"], newcomers)
+    assert isinstance(outcome, LossPlan) and [m.worker_id for m in outcome.members] == ["d"]
+    assert isinstance(decide_loss(chain, {"c": before}, ["a", "b"], newcomers), AllLost)
 
 
 def test_without_any_copy_the_last_known_operation_is_named() -> None:

@@ -169,6 +169,7 @@ def record(words: list[str]) -> Generation:
         because="of the test",
         hold="hold" in words,
         early="early" in words,
+        began=options.get("began", ""),
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from chaos_tests.harness.cluster.clouds import AzureHost, Ec2, Gce, Reply, Service
 from elastic.spot import aws, azure, gcp
 from elastic.spot.aws import Aws
 from elastic.spot.azure import Azure
@@ -19,15 +20,16 @@ from elastic.spot.gcp import Gcp
 from elastic.spot.notice import Kind, Notice
 from elastic.spot.slurm import Slurm, time_limit
 from elastic.spot.source import Source, Unanswered
-from tests.unit.metadata import AzureHost, Ec2, Gce, Reply, Service
 
 ACTION = "spot/instance-action"
 REBALANCE = "events/recommendations/rebalance"
+NOW = datetime(2026, 1, 31, 8, 20, 30, tzinfo=UTC)
 
 
 @pytest.fixture
 def ec2() -> Iterator[Ec2]:
     with Ec2() as service:
+        service.now = lambda: NOW
         yield service
 
 
@@ -40,6 +42,7 @@ def gce() -> Iterator[Gce]:
 @pytest.fixture
 def host() -> Iterator[AzureHost]:
     with AzureHost() as service:
+        service.now = lambda: NOW
         yield service
 
 
@@ -53,6 +56,23 @@ def of_gce(service: Service, key: str = gcp.PREEMPTED) -> Gcp:
 
 def of_azure(service: Service) -> Azure:
     return Azure({azure.HOST: f"http://{service.address}"})
+
+
+@pytest.mark.parametrize(
+    ("cloud", "made"),
+    [(Ec2, Aws), (Gce, lambda it: Gcp(it, gcp.PREEMPTED)), (AzureHost, Azure)],
+)
+def test_a_machine_is_reclaimed_and_given_back(
+    cloud: type[Service], made: Callable[[Mapping[str, str]], Source]
+) -> None:
+    with cloud() as service:
+        source = made(service.environment)
+        assert source.look() is None
+        service.reclaim(20.0)
+        notice = source.look()
+        assert notice and notice.kind is Kind.RECLAIM and 10 <= notice.seconds_left <= 30
+        service.withdraw()
+        assert source.look() is None
 
 
 # ---------------------------------------------------------------------------------------------------------- EC2

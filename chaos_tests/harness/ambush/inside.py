@@ -7,6 +7,7 @@ that is not meant: what cannot be read is nobody's order.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import resource
@@ -21,6 +22,8 @@ from chaos_tests.harness.ambush.points import ANYBODY, DONE, Act, Order
 from chaos_tests.harness.patching import patch_when_imported
 
 FAR_TOO_MUCH_BYTES = 1 << 42
+SLOW_S = 1.0
+"""Of each fsync on a slow disk."""
 
 
 class Ambushed(Exception):
@@ -32,6 +35,13 @@ class _Place:
 
     step: int | None = None
     in_pass = False
+
+
+class _Disk:
+    """What is the matter with this worker's disk. Written and read by the thread that saves."""
+
+    act: Act | None = None
+    until_s = 0.0
 
 
 def install(directory: str) -> None:
@@ -46,6 +56,7 @@ def install(directory: str) -> None:
         ("runtime.donor", _in_donor),
         ("runtime.copy", _in_copy),
         ("runtime.checkpoint.saver", _in_saver),
+        ("elastic.checkpoints.storage", _in_storage),
     ):
         patch_when_imported(module, lambda module, patch=patch: patch(module, look))  # type: ignore[misc]
 
@@ -68,7 +79,7 @@ def _look_in(directory: str) -> Callable[[str], None]:
             except (OSError, ValueError, TypeError, KeyError):  # somebody else was faster, or it was withdrawn
                 continue
             _tell(directory, order, me)
-            _act(order.act)
+            _act(order)
 
     return look
 
@@ -80,8 +91,8 @@ def _tell(directory: str, order: Order, me: str) -> None:
     os.close(file)
 
 
-def _act(act: Act) -> None:
-    match act:
+def _act(order: Order) -> None:
+    match order.act:
         case Act.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
         case Act.STOP:
@@ -98,6 +109,8 @@ def _act(act: Act) -> None:
         case Act.NO_MEMORY:
             resource.setrlimit(resource.RLIMIT_AS, (FAR_TOO_MUCH_BYTES - 1, FAR_TOO_MUCH_BYTES - 1))
             bytearray(FAR_TOO_MUCH_BYTES)
+        case Act.DISK_FAILS | Act.DISK_SLOW:
+            _Disk.act, _Disk.until_s = order.act, time.monotonic() + order.for_s
 
 
 Look = Callable[[str], None]
@@ -171,3 +184,24 @@ def _in_copy(module: Any, look: Look) -> None:
 def _in_saver(module: Any, look: Look) -> None:
     _before(module, "put", look, points.PART_WRITTEN)
     _before(module.Saver, "_publish", look, points.BEFORE_MANIFEST)
+
+
+def _in_storage(module: Any, look: Look) -> None:
+    """Files of the checkpoints that come by themselves: a script is told when one fails that it has asked for, and may
+    end. What fails at a directory would fail after the file has its name."""
+    from elastic.checkpoints.naming import PERIODIC  # not before the product itself imports it
+
+    sync = module.LocalStorage._sync
+
+    def ambushed(self: Any, descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        periodic = f"/{PERIODIC}/" in path and os.path.isfile(path)
+        if periodic:
+            look(points.IN_WRITE)
+        if periodic and time.monotonic() < _Disk.until_s:
+            if _Disk.act is Act.DISK_FAILS:
+                raise OSError(errno.EIO, f"{os.strerror(errno.EIO)}, by the chaos harness")
+            time.sleep(SLOW_S)
+        sync(self, descriptor)
+
+    module.LocalStorage._sync = ambushed

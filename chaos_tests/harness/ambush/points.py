@@ -27,6 +27,8 @@ PART_WRITTEN = "part-written"
 """Its part of a checkpoint or snapshot is there, and the note that says so is not."""
 BEFORE_MANIFEST = "before-manifest"
 """All parts of one are there, and what makes them a checkpoint is not."""
+IN_WRITE = "checkpoint-is-written"
+"""Something of a checkpoint is about to be made durable on its disk."""
 
 VARIABLE = "CHAOS_AMBUSH"
 """Environment variable: the directory of the orders."""
@@ -38,6 +40,7 @@ DONE = "done.jsonl"
 STEP = (IN_SHARD, BEFORE_REDUCTION, IN_REDUCTION, BETWEEN, RESULT_HELD)
 COPY = (COPY_SENT, COPY_RECEIVED)
 CHECKPOINT = (PART_WRITTEN, BEFORE_MANIFEST)
+DISK = (IN_WRITE,)
 
 
 class Act(StrEnum):
@@ -48,16 +51,23 @@ class Act(StrEnum):
     RAISE = "raises"
     INTERRUPT = "gets an exception from another thread"
     NO_MEMORY = "asks for more memory than it may have"
+    DISK_FAILS = "gets an error for whatever it makes durable on its disk"
+    DISK_SLOW = "waits a second more for whatever it makes durable on its disk"
+
+
+SPARES = frozenset({Act.STOP, Act.DISK_FAILS, Act.DISK_SLOW})
+"""After these a worker goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """number: of the fault. step: at this step alone; None: whenever the point is reached."""
+    """number: of the fault. step: at this step alone; None: whenever the point is reached. for_s: of what lasts."""
 
     number: int
     point: str
     act: Act
     step: int | None = None
+    for_s: float = 0.0
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -7,7 +7,18 @@ from itertools import pairwise
 
 from chaos_tests.harness.catalogue import CATALOGUE
 from chaos_tests.harness.checkers.verdict import Verdict, broken, first_broken, holds, unknown
-from chaos_tests.harness.faults import AGENT, Between, Cut, EndLeader, FreezeService, KillService, StrikeStore, parts
+from chaos_tests.harness.faults import (
+    AGENT,
+    Between,
+    Cut,
+    EndLeader,
+    FreezeService,
+    KillService,
+    StrikeStore,
+    leaves,
+    parts,
+    stalls,
+)
 from chaos_tests.harness.history import Event, History, Injected, Run, injected
 
 AGAIN_S = 3.0
@@ -21,7 +32,7 @@ def detection(history: History) -> Verdict:
     """I11: each lost member is noted in time, and nobody is declared lost to whom nothing happened."""
     run = history.faulty
     faults = injected(run.events)
-    found = (*_late(history, faults), *_false_alarms(history, faults))
+    found = (*_late(history, faults), *_false_alarms(history, faults), *_not_in_order(history, faults))
     noted = sum(fault.lethal for fault in faults)
     if not noted and not any(_expels(history, fault) for fault in faults):
         alarms = next(_false_alarms(history, faults), None)
@@ -69,6 +80,16 @@ def _parts(fault: Injected) -> bool:
     """Whether workers are cut off by it from those who decide whether they live."""
     kind = CATALOGUE.get(fault.kind)
     return kind is not None and parts(kind.fault)
+
+
+def _leaves(fault: Injected) -> bool:
+    kind = CATALOGUE.get(fault.kind)
+    return kind is not None and leaves(kind.fault)
+
+
+def _stalls(fault: Injected) -> bool:
+    kind = CATALOGUE.get(fault.kind)
+    return kind is None or stalls(kind.fault)
 
 
 def _isolates(fault: Injected) -> bool:
@@ -120,6 +141,21 @@ def _false_alarms(history: History, faults: tuple[Injected, ...]) -> Iterator[Ve
             yield broken(f"{event.worker} was declared lost although nothing had happened to it", event.at)
 
 
+def _not_in_order(history: History, faults: tuple[Injected, ...]) -> Iterator[Verdict]:
+    """Who is asked to leave, while nothing else happens to anybody, is not lost: it leaves between two steps."""
+    run = history.faulty
+    last_ns = run.events[-1].t_ns
+    for asked in filter(_leaves, faults):
+        begun_ns, ended_ns = asked.begun_ns, asked.ended_ns(last_ns)
+        others = (other for other in faults if other is not asked)
+        settled_ns = int(EXCUSED_S * 1e9)
+        if any(o.begun_ns <= ended_ns and begun_ns <= o.ended_ns(last_ns) + settled_ns for o in others):
+            continue
+        for event in run.of("member_lost", "expelled"):
+            if event.worker in asked.targets and begun_ns <= event.t_ns <= ended_ns:
+                yield broken(f"{event.worker} was asked to leave by {asked.kind}, and was lost instead", event.at)
+
+
 def _while_mute(history: History, agent_fault: Injected, event: Event) -> bool:
     """While an agent stands still, and until it has been heard again, its workers are given up; that is in order."""
     ended_ns = agent_fault.ended_ns(history.faulty.events[-1].t_ns)
@@ -149,7 +185,7 @@ def _idle_s(run: Run, begin_ns: int, end_ns: int) -> float:
     lasting = [
         (fault.begun_ns, fault.ended_ns(run.events[-1].t_ns))
         for fault in injected(run.events)
-        if not fault.lethal or fault.noted_s is not None
+        if (not fault.lethal or fault.noted_s is not None) and _stalls(fault)
     ]
     return (end_ns - begin_ns - _covered_ns(lasting, begin_ns, end_ns)) / 1e9
 

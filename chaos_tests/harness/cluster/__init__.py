@@ -4,6 +4,7 @@
         job = cluster.submit(name="train", command=["python", "train.py"], workers=3)
         network.cut(["a"], ["b"], one_way=True)      what a sends to b is lost
         network.isolate("r0")                        from everybody
+        network.roughen("c", Roughness(lost=0.05))   of its packets one in twenty, in each direction
         network.heal()
         cluster.etcd.kill(cluster.etcd.leader())
         cluster.end("b")                             SIGKILL for the daemon of that node
@@ -16,5 +17,16 @@ from chaos_tests.harness.cluster.etcd import EtcdMembers, sturdy_binary
 from chaos_tests.harness.cluster.fleet import Cluster
 from chaos_tests.harness.cluster.hosts import Hosts, Loopback
 from chaos_tests.harness.cluster.network import OUTSIDE, Network, why_not
+from chaos_tests.harness.cluster.rough import Roughness
 
-__all__ = ["OUTSIDE", "Cluster", "EtcdMembers", "Hosts", "Loopback", "Network", "sturdy_binary", "why_not"]
+__all__ = [
+    "OUTSIDE",
+    "Cluster",
+    "EtcdMembers",
+    "Hosts",
+    "Loopback",
+    "Network",
+    "Roughness",
+    "sturdy_binary",
+    "why_not",
+]

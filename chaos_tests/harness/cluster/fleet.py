@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
+from chaos_tests.harness.cluster.clouds import Service
 from chaos_tests.harness.cluster.etcd import EtcdMembers, sturdy_binary
 from chaos_tests.harness.cluster.hosts import PREFIX, Hosts, Loopback
 from chaos_tests.harness.cluster.papers import Papers
@@ -40,7 +41,8 @@ class Cluster:
 
     home: gets a directory for each replica and node, and a log of each process. hosts: by default loopback addresses,
     which cannot be cut off from each other. environment: of the nodes, and so of the jobs, besides this process's own.
-    certs: replicas, nodes, operators and etcd show each other certificates. mark: of all processes; see processes.py.
+    certs: replicas, nodes, operators and etcd show each other certificates. clouds: node -> the metadata service which
+    says whether its machine is about to go. mark: of all processes; see processes.py.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Cluster:
         nodes: Iterable[str] = (),
         environment: Mapping[str, str] | None = None,
         certs: bool = False,
+        clouds: Mapping[str, Service] = MappingProxyType({}),
     ) -> None:
         self.home = home
         self._told = Journals(self.journals)
@@ -60,6 +63,7 @@ class Cluster:
         self.hosts = hosts if hosts is not None else Loopback()
         self.replicas: dict[str, subprocess.Popen[bytes]] = {}
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self.clouds = clouds
         self.mark = new_mark()
         self._environment = {**os.environ, VARIABLE: "", **(environment or {}), MARK: self.mark}
         self._insecure = () if certs or isinstance(self.hosts, Loopback) else ("--insecure",)
@@ -118,15 +122,20 @@ class Cluster:
         """Start the daemon of a node, with options of `elastic agent`."""
         words = ("--rendezvous", ",".join(self.client.replicas), "--node", name, "--jobs-dir", str(self.home / name))
         where = ("--address", self.hosts.add(name), *self._insecure, *self._shown(name, Role.AGENT))
-        self.nodes[name] = self.start(name, "agent", *words, *where, *options)
+        if (cloud := self.clouds.get(name)) is not None:
+            options = ("--notices", cloud.choice, *options)
+        environment = cloud.environment if cloud is not None else {}
+        self.nodes[name] = self.start(name, "agent", *words, *where, *options, environment=environment)
 
-    def start(self, host: str, *words: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, host: str, *words: str, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> subprocess.Popen[bytes]:
         """`elastic` with these words on a host, its output in ``<home>/<host>.log``."""
         with (self.home / f"{host}.log").open("ab") as log:
             return subprocess.Popen(
                 [*PREFIX, *self.hosts.within(host), sys.executable, "-m", "elastic.cli", *words],
                 cwd=self.home,
-                env=self._environment,
+                env={**self._environment, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -10,19 +10,28 @@ is left behind, however this process ends.
 A link a -> b is cut in a's table of neighbours: b gets a hardware address that nobody has, and the switch delivers
 what a sends to nobody. That is silent, as in a network that loses packets: nobody is refused, no connection ends, and
 whatever was sent meanwhile is sent again by TCP once the link is healed.
+
+A host's cable can also be a bad one, which rough.py carries between its port and the switch, or a narrow one, by the
+kernel's token bucket at both ends.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
+from chaos_tests.harness.cluster import rough
 from chaos_tests.harness.cluster.hosts import PREFIX
+from chaos_tests.harness.cluster.rough import Roughness
 
 OUTSIDE = "outside"
 """The name of this machine among the hosts."""
@@ -31,6 +40,10 @@ NOWHERE = "02:00:00:00:ff:ff"
 """A hardware address that nobody has."""
 
 TOOLS = ("ip", "nsenter", "setpriv", "unshare")
+
+UP_S = 20.0
+
+_CABLE = (sys.executable, "-S", rough.__file__)
 
 
 def why_not() -> str:
@@ -60,6 +73,8 @@ class Network:
         self._numbers = {OUTSIDE: 1}
         self._spaces: dict[str, _Space] = {}
         self._cut: set[tuple[str, str]] = set()
+        self._rough: dict[str, subprocess.Popen[str]] = {}
+        self._narrow: set[str] = set()
 
     def __enter__(self) -> Self:
         self._switch = _Space()
@@ -78,6 +93,10 @@ class Network:
     def close(self) -> None:
         """Remove everything. What still runs there goes on without a network."""
         _run("ip", "link", "del", self._link, check=False)
+        for carrier in self._rough.values():
+            carrier.kill()
+            carrier.communicate()
+        self._rough.clear()
         for space in (*self._spaces.values(), self._switch):
             space.close()
 
@@ -131,16 +150,77 @@ class Network:
         self.cut([name], [other for other in self._numbers if other != name])
 
     def heal(self) -> None:
-        """Mend everything that was cut."""
+        """Mend everything that was cut, and give everybody a good cable."""
         for a, b in sorted(self._cut):
             self._direct(a, b, self._hardware(b))
         self._cut.clear()
+        for name in sorted(self._rough):
+            self.smooth(name)
+        for name in sorted(self._narrow):
+            self.widen(name)
 
     def mend(self, some: Iterable[str], others: Iterable[str]) -> None:
         """These links alone, both ways."""
         for a, b in self._cut.intersection(_pairs(some, others, False)):
             self._direct(a, b, self._hardware(b))
             self._cut.discard((a, b))
+
+    def roughen(self, name: str, how: Roughness) -> None:
+        """Give a host, not this machine, a bad cable to the switch. While cables are changed its frames are lost, for a
+        moment. Raises CalledProcessError, and then it has a good one."""
+        if name in self._rough:
+            self.smooth(name)
+        port, plug, wire = (f"{part}{self._numbers[name]}" for part in ("port", "plug", "wire"))
+        command = (*PREFIX, *self._switch.within, *_CABLE, "join", port, wire, json.dumps(asdict(how)))
+        self._switch.ip("link", "add", plug, "type", "veth", "peer", "name", wire)
+        carrier = self._rough[name] = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            for device in (wire, plug):
+                self._switch.ip("link", "set", device, "up")
+            _run(*self._switch.within, *_CABLE, "plain", plug)
+            _run(*self._spaces[name].within, *_CABLE, "plain", "eth0")
+            self._switch.await_up(plug)
+            assert carrier.stdin is not None and carrier.stdout is not None
+            if not carrier.stdout.readline():
+                raise subprocess.CalledProcessError(1, command, stderr=carrier.communicate()[1])
+            self._switch.ip("link", "set", port, "nomaster")
+            self._switch.ip("link", "set", plug, "master", "switch")
+            print("go", file=carrier.stdin, flush=True)
+        except BaseException:
+            self.smooth(name)
+            raise
+
+    def smooth(self, name: str) -> None:
+        """Give it a good one again."""
+        carrier = self._rough.pop(name)
+        carrier.kill()
+        carrier.communicate()
+        self._switch.ip("link", "del", f"plug{self._numbers[name]}")
+        self._switch.ip("link", "set", f"port{self._numbers[name]}", "master", "switch")
+        _run(*self._spaces[name].within, *_CABLE, "usual", "eth0")
+
+    def narrow(self, name: str, kbit_s: int) -> None:
+        """Let no more than that through the cable of a host, not this machine, in each direction. What waits longer
+        than 400 ms for it is lost. Raises CalledProcessError, and then it is as wide as before."""
+        bucket = ("root", "tbf", "rate", f"{kbit_s}kbit", "burst", "32kbit", "latency", "400ms")
+        self._narrow.add(name)
+        try:
+            for within, device in self._ends(name):
+                _run(*within, "tc", "qdisc", "replace", "dev", device, *bucket)
+        except BaseException:
+            self.widen(name)
+            raise
+
+    def widen(self, name: str) -> None:
+        self._narrow.discard(name)
+        for within, device in self._ends(name):
+            _run(*within, "tc", "qdisc", "del", "dev", device, "root", check=False)
+
+    def _ends(self, name: str) -> tuple[tuple[tuple[str, ...], str], ...]:
+        """Of a host's cable: where to run a command, and how the device is called there."""
+        return (self._spaces[name].within, "eth0"), (self._switch.within, f"port{self._numbers[name]}")
 
     def _direct(self, a: str, b: str, hardware: str) -> None:
         """What a sends to b goes there. Permanent, so that nothing which b says changes it."""
@@ -189,6 +269,15 @@ class _Space:
     def ip(self, *words: str) -> None:
         _run(*self.within, "ip", *words)
 
+    def await_up(self, device: str) -> None:
+        """Until the kernel says that it carries. Raises CalledProcessError."""
+        words = ("ip", "-o", "link", "show", device)
+        until_s = time.monotonic() + UP_S
+        while "state UP" not in (said := _run(*self.within, *words)):
+            if time.monotonic() > until_s:
+                raise subprocess.CalledProcessError(1, words, stderr=f"{device} does not come up: {said}")
+            time.sleep(0.01)  # the kernel says so when it has the time
+
     def close(self) -> None:
         self._holder.kill()
         self._holder.communicate()
@@ -200,5 +289,5 @@ def _pairs(some: Iterable[str], others: Iterable[str], one_way: bool) -> set[tup
     return pairs if one_way else pairs | {(b, a) for a, b in pairs}
 
 
-def _run(*words: str, check: bool = True) -> None:
-    subprocess.run(words, capture_output=True, text=True, check=check)
+def _run(*words: str, check: bool = True) -> str:
+    return subprocess.run(words, capture_output=True, text=True, check=check).stdout

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chaos_tests.harness import blows
-from chaos_tests.harness.ambush.points import ANYBODY, Act, Order
+from chaos_tests.harness.ambush.points import ANYBODY, SPARES, Act, Order
 from chaos_tests.harness.blows import Impossible
 from chaos_tests.harness.catalogue import CATALOGUE
 from chaos_tests.harness.deeds import workers
@@ -49,11 +49,16 @@ def spring(scene: Scene, done: Mapping[str, Any]) -> None:
     assert isinstance(fault, Ambush)
     scene.world.pids[worker] = int(done["pid"])
     running.laid, running.awaits_place = None, False
-    if fault.act is Act.STOP:
+    if fault.act in SPARES:
         scene.running.remove(running)
         scene.victims.condemned.discard(worker)
+    if fault.act is Act.STOP:
         text = f"at {planned.place} SIGSTOP to"
         workers.freeze(scene, planned, (worker,), blows.thaw_later, fault.for_s, text)
+        return
+    if fault.act in SPARES:  # nothing happens to the worker itself: it may not be lost for it
+        scene.teller.injected(planned, {}, int(done["t_mono_ns"]), target=f"disk of {worker}")
+        scene.lasts(planned, fault.for_s, None, f"{worker} {fault.act}, for {fault.for_s:g} s")
         return
     scene.teller.injected(planned, scene.victims.pids([worker]), int(done["t_mono_ns"]))
     scene.teller.told(planned, f"{worker} {fault.act} at {planned.place}")
@@ -86,4 +91,4 @@ def _order(scene: Scene, planned: Planned) -> Order:
     fault = CATALOGUE[planned.kind].fault
     assert isinstance(fault, Ambush)
     step = {When.FIRST: 0, When.LAST: scene.steps - 1, None: None}[fault.step]
-    return Order(planned.number, planned.place, fault.act, step)
+    return Order(planned.number, planned.place, fault.act, step, fault.for_s)

@@ -1,40 +1,91 @@
-"""Links between the hosts of a cluster that are cut, and mended."""
+"""Links between the hosts of a cluster that are cut, or made worse, and mended."""
 
 from __future__ import annotations
 
+import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from chaos_tests.harness.blows import Impossible
-from chaos_tests.harness.cluster import OUTSIDE, Network
+from chaos_tests.harness.blows import End, Impossible
+from chaos_tests.harness.cluster import OUTSIDE, Network, Roughness
 from chaos_tests.harness.deeds.nodes import leading, some_node
-from chaos_tests.harness.faults import Between, Cut, parts
+from chaos_tests.harness.faults import Between, Cut, Narrow, Roughen, parts
 from chaos_tests.harness.onnodes import NodesJob
 from chaos_tests.harness.scene import NotNow, Scene
 from chaos_tests.harness.schedule import Planned
 from chaos_tests.harness.world import node_of
 
+OnLinks: TypeAlias = Cut | Roughen | Narrow
+
 
 def cut(scene: Scene, planned: Planned, fault: Cut, healthy: Sequence[str]) -> None:
-    job = scene.on_nodes()
-    if (network := job.network) is None:
-        raise Impossible("links between the nodes of this job cannot be cut; the preset partition has others")
+    job, network = _network(scene)
     some, others, text = _sides(scene, planned, fault, job, network, healthy)
     nodes = frozenset({*some, *others}.intersection(job.nodes)) if fault.between is Between.PAIR else frozenset(some)
-    cut_off = tuple(worker for node in sorted(nodes.intersection(job.nodes)) for worker in scene.world.there(node))
-    begun_ns = time.monotonic_ns()
-    network.cut(some, others, one_way=fault.one_way)
-    hit = scene.victims.pids(cut_off) if parts(fault) else {}
-    scene.teller.injected(planned, hit, begun_ns, target=text)
-    scene.victims.frozen.update(cut_off)
 
-    def mend() -> None:
-        network.mend(some, others)
-        scene.victims.frozen.difference_update(cut_off)
+    def blow() -> End:
+        network.cut(some, others, one_way=fault.one_way)
+        return lambda: network.mend(some, others)
 
     direction = "what they send is lost" if fault.one_way else "both ways"
-    running = scene.lasts(planned, fault.for_s, mend, f"{text}, {direction}, for {fault.for_s:g} s")
+    _done(scene, planned, fault, nodes.intersection(job.nodes), blow, text, f"{text}, {direction}")
+
+
+def worsen(scene: Scene, planned: Planned, fault: Roughen | Narrow, healthy: Sequence[str]) -> None:
+    _, network = _network(scene)
+    if any(isinstance(running.fault, Roughen | Narrow) for running in scene.running):
+        raise NotNow("another cable is a bad one just now")
+    node = some_node(scene, planned, healthy)
+
+    def blow() -> End:
+        try:
+            match fault:
+                case Roughen():
+                    network.roughen(
+                        node,
+                        Roughness(fault.delay_s, fault.jitter_s, fault.lost, fault.doubled, fault.damaged),
+                    )
+                    return lambda: network.smooth(node)
+                case Narrow(kbit_s):
+                    network.narrow(node, kbit_s)
+                    return lambda: network.widen(node)
+        except subprocess.CalledProcessError as error:
+            raise Impossible(f"cables cannot be made worse here: {error.stderr.strip()}") from error
+
+    text = f"the cable of node {node}"
+    _done(scene, planned, fault, frozenset([node]), blow, text, text)
+
+
+def _done(
+    scene: Scene,
+    planned: Planned,
+    fault: OnLinks,
+    nodes: frozenset[str],
+    blow: Callable[[], End],
+    target: str,
+    text: str,
+) -> None:
+    """nodes: whose workers nobody else is to hit meanwhile; they may be taken for dead if the fault is such a one."""
+    workers = tuple(worker for node in sorted(nodes) for worker in scene.world.there(node))
+    begun_ns = time.monotonic_ns()
+    end = blow()
+    scene.teller.injected(planned, scene.victims.pids(workers) if parts(fault) else {}, begun_ns, target=target)
+    scene.victims.frozen.update(workers)
+
+    def mend() -> None:
+        end()
+        scene.victims.frozen.difference_update(workers)
+
+    running = scene.lasts(planned, fault.for_s, mend, f"{text}, for {fault.for_s:g} s")
     running.reach = nodes if parts(fault) else frozenset()
+
+
+def _network(scene: Scene) -> tuple[NodesJob, Network]:
+    job = scene.on_nodes()
+    if job.network is None:
+        raise Impossible("links between the nodes of this job cannot be cut; the preset partition has others")
+    return job, job.network
 
 
 def _sides(

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from chaos_tests.harness import blows, processes
-from chaos_tests.harness.blows import End, Impossible
-from chaos_tests.harness.faults import LoseAll
-from chaos_tests.harness.onnodes import NodesJob
+from chaos_tests.harness.blows import End
+from chaos_tests.harness.deeds import damage
+from chaos_tests.harness.faults import LoseAll, NoticeNode
 from chaos_tests.harness.running import Running
 from chaos_tests.harness.scene import NotNow, Scene
 from chaos_tests.harness.schedule import Planned
 from chaos_tests.harness.world import node_of
-from elastic.checkpoints.naming import PERIODIC
-from elastic.checkpoints.series import Series
-from elastic.checkpoints.storage import storage_at
 from elastic.errors import ElasticError
-from elastic.resume import read_settings
 
 
 def some_node(scene: Scene, planned: Planned, healthy: Sequence[str]) -> str:
@@ -89,13 +83,25 @@ def drain_node(scene: Scene, planned: Planned, healthy: Sequence[str], for_s: fl
             raise NotNow(f"nobody hears that node {node} is to be empty, or no longer: {error}") from error
 
     wish(over=False)
-    scene.teller.injected(planned, scene.victims.pids(workers), begun_ns, target=f"node {node}")
-    scene.victims.condemned.update(workers)
-    now_s = time.monotonic()
-    running = Running(planned, now_s, hit=set(workers), until_s=now_s + for_s, injected=True)
-    running.end = lambda: wish(over=True)
-    scene.running.append(running)
-    scene.teller.told(planned, f"node {node} is to be empty, for {for_s:g} s")
+    text = f"node {node} is to be empty, for {for_s:g} s"
+    _leave(scene, planned, node, begun_ns, workers, for_s, lambda: wish(over=True), text)
+
+
+def notice_node(scene: Scene, planned: Planned, healthy: Sequence[str], fault: NoticeNode) -> None:
+    cluster = scene.on_nodes().cluster
+    node = some_node(scene, planned, healthy)
+    begun_ns, workers, cloud = time.monotonic_ns(), scene.world.there(node), cluster.clouds[node]
+    cloud.reclaim(fault.within_s)
+
+    def end() -> None:
+        if fault.true:
+            cluster.end(node)
+        cloud.withdraw()
+        if fault.true:
+            cluster.node(node)
+
+    text = f"{cloud.choice} says that it takes the machine of node {node} in {fault.within_s:g} s"
+    _leave(scene, planned, node, begun_ns, workers, fault.within_s, end, text)
 
 
 def end_leader(scene: Scene, planned: Planned, for_s: float) -> None:
@@ -116,26 +122,26 @@ def lose_all(scene: Scene, planned: Planned, fault: LoseAll, healthy: Sequence[s
         raise NotNow("not all members are healthy")
     if {node_of(worker) for worker in world.members} != set(job.nodes):
         raise NotNow("not all nodes have a member")
-    if not fault.spoil and world.kept_step <= world.began_step:
+    if fault.damage is None and world.kept_step <= world.began_step:
         raise NotNow("nothing is kept yet from which the job could go on")
     workers = tuple(worker for node in job.nodes for worker in world.there(node))
     begun_ns, pids = time.monotonic_ns(), scene.victims.pids(workers)
     thaw = blows.freeze(pids.values())  # what stands still writes no checkpoint after the one that is spoiled
     try:
-        spoiled = {"spoiled": _spoil(scene, job)} if fault.spoil else {}
+        spoiled = damage.spoil(scene, job, fault.damage) if fault.damage is not None else ""
         blows.send(pids.values(), signal.SIGKILL)
     except BaseException:
         thaw()
         raise
     world.lose_all()
-    scene.teller.injected(planned, pids, begun_ns, **spoiled)
+    scene.teller.injected(planned, pids, begun_ns, **({"spoiled": spoiled} if spoiled else {}))
     scene.victims.condemned.update(workers)
     running = Running(planned, time.monotonic(), hit=set(workers), injected=True)
-    if fault.spoil:  # who begins from what is damaged gives way to the next one, until all are at work again
+    if spoiled:  # who begins from what is damaged gives way to the next one, until all are at work again
         running.reach, running.until_steady = frozenset(job.nodes), True
     scene.running.append(running)
-    damage = "".join(f"; a bit of {entry} is flipped, memory is empty" for entry in spoiled.values())
-    scene.teller.told(planned, f"SIGKILL to {', '.join(workers)}{damage}")
+    harm = f"; of {spoiled} {fault.damage}, and memory is empty" if spoiled else ""
+    scene.teller.told(planned, f"SIGKILL to {', '.join(workers)}{harm}")
 
 
 def reach(scene: Scene, running: Running, lines: Sequence[dict[str, Any]]) -> None:
@@ -143,6 +149,24 @@ def reach(scene: Scene, running: Running, lines: Sequence[dict[str, Any]]) -> No
     for line in lines:
         if line["event"] == "worker_started" and node_of(line["worker_id"]) in running.reach:
             scene.teller.held(running.planned, line["worker_id"], int(line["t_mono_ns"]))
+
+
+def _leave(
+    scene: Scene,
+    planned: Planned,
+    node: str,
+    begun_ns: int,
+    workers: tuple[str, ...],
+    for_s: float,
+    end: End,
+    text: str,
+) -> None:
+    """A node has been asked to be without workers: those must leave by themselves, which is no loss."""
+    scene.teller.injected(planned, scene.victims.pids(workers), begun_ns, target=f"node {node}")
+    scene.victims.condemned.update(workers)
+    now_s = time.monotonic()
+    scene.running.append(Running(planned, now_s, hit=set(workers), until_s=now_s + for_s, end=end, injected=True))
+    scene.teller.told(planned, text)
 
 
 def _note(
@@ -169,30 +193,3 @@ def _note(
     scene.world.newcomers.difference_update(workers)
     scene.teller.seen(planned, f"its workers died with it: {', '.join(workers) or 'there were none'}")
     scene.teller.told(planned, text)
-
-
-def _spoil(scene: Scene, job: NodesJob) -> str:
-    """Flip a bit of the newest checkpoint, and empty the memory of all machines. Returns its name. Raises NotNow,
-    Impossible."""
-    settings = {node: read_settings(job.place(node)) for node in job.nodes}
-    first = settings[job.nodes[0]]
-    storage = storage_at(first.root)
-    series = Series(storage)
-    whole = [found for found in map(series.verify, series.all(first.job_id)) if not found.problem]
-    if len(whole) < 2 or whole[1].name.step <= scene.world.began_step:
-        raise NotNow("there are no two whole checkpoints newer than where the job began")
-    newest, manifest = whole[0].name, whole[0].manifest
-    assert manifest is not None
-    file = max(manifest.files, key=lambda file: file.size)
-    path = Path(storage.url) / PERIODIC / str(newest) / file.name
-    try:
-        with path.open("r+b") as opened:
-            opened.seek(file.size // 2)
-            byte = opened.read(1)[0]
-            opened.seek(file.size // 2)
-            opened.write(bytes([byte ^ 1]))
-    except OSError as error:
-        raise Impossible(f"{path} cannot be written: {error.strerror}") from error
-    for memory in (one.memory for one in settings.values() if one.memory):
-        shutil.rmtree(Path(memory) / PERIODIC, ignore_errors=True)
-    return str(newest)

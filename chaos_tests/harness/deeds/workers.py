@@ -1,4 +1,4 @@
-"""Signals to workers: those that end them, and those that make them stand still."""
+"""What is done to workers from outside: signals that end them or make them stand still, no memory, lost connections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 
-from chaos_tests.harness import blows, starving
+from chaos_tests.harness import blows, resets, starving
 from chaos_tests.harness.ambush.points import Order
 from chaos_tests.harness.blows import End, Impossible
 from chaos_tests.harness.faults import Strike, Targeted
@@ -76,6 +76,17 @@ def starve(scene: Scene, planned: Planned, worker: str) -> None:
     scene.victims.condemned.add(worker)
     scene.running.append(Running(planned, time.monotonic(), hit={worker}, injected=True))
     scene.teller.told(planned, f"there is no memory for {worker}")
+
+
+def reset(scene: Scene, planned: Planned, worker: str) -> None:
+    """Raises NotNow if it has no connection, Impossible where nodes are no hosts of their own."""
+    if scene.on_nodes().network is None:
+        raise Impossible("workers on one host are connected without TCP; the preset partition has hosts of their own")
+    begun_ns = time.monotonic_ns()
+    if not (count := resets.reset_connections(scene.world.pids[worker])):
+        raise NotNow(f"{worker} has no connection")
+    scene.teller.injected(planned, {}, begun_ns, target=f"connections of {worker}")
+    scene.lasts(planned, 0.0, None, f"{count} connections of {worker} are reset")
 
 
 def freeze(

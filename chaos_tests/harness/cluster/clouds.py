@@ -1,15 +1,23 @@
-"""Metadata services on this machine, which keep the clouds' published contracts; and what goes wrong with them."""
+"""Metadata services on this machine, which keep the clouds' published contracts; and what goes wrong with them.
+
+A node that is told to ask one of them (`choice`, `environment`) hears from it that its machine is about to go.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
+
+from elastic.spot import aws, azure, gcp
 
 PATIENCE_S = 30.0
 
@@ -30,10 +38,21 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-class Service:
-    """Answers every request by `answer`. `trouble`, when set, is answered instead, or called."""
+def _now() -> datetime:
+    return datetime.now(UTC)
 
-    def __init__(self) -> None:
+
+class Service:
+    """Answers every request by `answer`. `trouble`, when set, is answered instead, or called. A context manager.
+
+    host: the address of this machine on which it listens. choice: what `elastic agent --notices` calls it.
+    """
+
+    choice = ""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self.now = _now
+        """The service's own clock."""
         self.asked: list[Request] = []
         self.trouble: Reply | Callable[[], Reply] | None = None
         self.closing = threading.Event()
@@ -67,18 +86,42 @@ class Service:
         class Server(ThreadingHTTPServer):
             daemon_threads = True
 
+            def server_bind(self) -> None:
+                """Without asking the network for a name."""
+                TCPServer.server_bind(self)
+                self.server_name, self.server_port = host, self.socket.getsockname()[1]
+
             def handle_error(self, request: Any, client_address: Any) -> None:
                 """A client that has given up is part of the tests."""
 
-        self._server = Server(("127.0.0.1", 0), Handler)
+        self._host = host
+        self._server = Server((host, 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
 
     def answer(self, request: Request) -> Reply:
         raise NotImplementedError
 
     @property
+    def environment(self) -> Mapping[str, str]:
+        """Of a process that shall ask this one, and not the cloud's."""
+        raise NotImplementedError
+
+    def reclaim(self, within_s: float) -> None:
+        """Say from now on that the machine goes after that time."""
+        raise NotImplementedError
+
+    def withdraw(self) -> None:
+        """Say no longer that it goes."""
+        raise NotImplementedError
+
+    @property
     def address(self) -> str:
-        return f"127.0.0.1:{self._server.server_port}"
+        return f"{self._host}:{self._server.server_port}"
+
+    @property
+    def date(self) -> str:
+        """As HTTP writes it."""
+        return format_datetime(self.now(), usegmt=True)
 
     def hang(self) -> Reply:
         """For `trouble`: no answer until the test is over."""
@@ -99,12 +142,26 @@ class Service:
 class Ec2(Service):
     """IMDSv2: no word without a token, and tokens expire."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    choice = "aws"
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        super().__init__(host)
         self.token = 0
-        self.date = "Sat, 31 Jan 2026 08:20:30 GMT"
         self.documents: dict[str, str] = {}
         """Path below /latest/meta-data/ -> document."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {aws.ENDPOINT: f"http://{self.address}"}
+
+    def reclaim(self, within_s: float) -> None:
+        time = self.now() + timedelta(seconds=within_s)
+        self.documents["spot/instance-action"] = json.dumps(
+            {"action": "terminate", "time": time.strftime("%Y-%m-%dT%H:%M:%SZ")}
+        )
+
+    def withdraw(self) -> None:
+        self.documents.clear()
 
     def expire(self) -> None:
         self.token += 1
@@ -121,12 +178,24 @@ class Ec2(Service):
 
 
 class Gce(Service):
-    """Values with ETags; a question may wait until the value is another one."""
+    """Values with ETags; a question may wait until the value is another one. It tells no times: 30 s are promised."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    choice = "gcp"
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        super().__init__(host)
         self.values = {"preempted": "FALSE", "maintenance-event": "NONE"}
         self._changed = threading.Condition()
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {gcp.HOST: self.address}
+
+    def reclaim(self, within_s: float) -> None:
+        self.set("preempted", "TRUE")
+
+    def withdraw(self) -> None:
+        self.set("preempted", "FALSE")
 
     def set(self, key: str, value: str) -> None:
         with self._changed:
@@ -159,12 +228,25 @@ class Gce(Service):
 class AzureHost(Service):
     """Scheduled Events of a scale set; approving an event starts it."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    choice = "azure"
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        super().__init__(host)
         self.name = "train_3"
-        self.date = "Sat, 31 Jan 2026 08:20:30 GMT"
         self.incarnation = 1
         self.events: list[dict[str, Any]] = []
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {azure.HOST: f"http://{self.address}"}
+
+    def reclaim(self, within_s: float) -> None:
+        not_before = format_datetime(self.now() + timedelta(seconds=within_s), usegmt=True)
+        self.schedule(f"reclaim-{self.incarnation}", "Preempt", not_before, self.name)
+
+    def withdraw(self) -> None:
+        self.incarnation += 1
+        self.events.clear()
 
     def schedule(self, event_id: str, kind: str, not_before: str, *resources: str, status: str = "Scheduled") -> None:
         self.incarnation += 1
