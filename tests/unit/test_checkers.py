@@ -218,6 +218,12 @@ def test_an_empty_history_is_never_good(number: str) -> None:
     assert verdict(number, EMPTY).answer is not Answer.TRUE
 
 
+def test_who_leaves_in_order_is_enough_to_decide_that_nobody_is_lost() -> None:
+    asked = [one for one in drained("drain-node") if one.name != "member_lost"]
+    left = with_events(without(good(), "fault_injected", "member_lost"), *asked)
+    assert verdict("I11", left).answer is Answer.TRUE
+
+
 def test_a_loss_is_no_violation_of_a_drain_while_something_else_happens() -> None:
     other = event(33, "fault_injected", "harness", number=3, fault="kill-leader", target="replica r0", lethal=False)
     over = event(36, "fault_ended", "harness", number=3)

@@ -34,7 +34,7 @@ def detection(history: History) -> Verdict:
     faults = injected(run.events)
     found = (*_late(history, faults), *_false_alarms(history, faults), *_not_in_order(history, faults))
     noted = sum(fault.lethal for fault in faults)
-    if not noted and not any(_expels(history, fault) for fault in faults):
+    if not noted and not any(_expels(history, fault) or _leaves(fault) for fault in faults):
         alarms = next(_false_alarms(history, faults), None)
         return alarms or unknown("no fault that has to be detected was injected")
     return first_broken(found, holds(f"{noted} faults that end workers noted in time, nobody else declared lost"))
