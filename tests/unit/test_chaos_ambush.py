@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import time
@@ -61,6 +63,43 @@ def test_what_is_no_order_disturbs_nobody(orders: Orders, tmp_path: Path) -> Non
     for name, content in (("a", b""), ("b", b"[]"), ("c", b'{"act": "dance"}'), ("d", b"\xff")):
         (tmp_path / "ambush" / "pending" / f"{ME}-{name}").write_bytes(content)
     assert not look(orders, points.IN_SHARD)
+
+
+HANGS = """
+import faulthandler, signal, sys
+from chaos_tests.harness.ambush import inside
+from chaos_tests.harness.ambush.points import Act, Order
+faulthandler.register(signal.SIGUSR1, file=sys.stderr)
+print("begins", flush=True)
+inside._act(Order(1, "", Act.HANG_GIL))
+print("goes on", flush=True)
+"""
+
+
+def test_a_hang_with_pythons_lock_outlasts_the_question_for_stacks() -> None:
+    words = [sys.executable, "-c", HANGS]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as hung:
+        assert hung.stdout is not None and hung.stderr is not None
+        try:
+            assert hung.stdout.readline() == "begins\n"
+            while "_wait_with_the_lock" not in stacks(hung):
+                pass  # it was asked before it was there
+            stacks(hung)
+            assert not select.select([hung.stdout], [], [], 0.5)[0]
+        finally:
+            hung.kill()
+
+
+def stacks(of: subprocess.Popen[str]) -> str:
+    """Of its one thread; the last line is that of the module."""
+    assert of.stderr is not None
+    of.send_signal(signal.SIGUSR1)
+    told = line = of.stderr.readline()
+    while line and "<module>" not in line:
+        line = of.stderr.readline()
+        told += line
+    assert line, "it has ended"
+    return told
 
 
 class Disk:

@@ -100,7 +100,7 @@ def _act(order: Order) -> None:
         case Act.HANG:
             threading.Event().wait()
         case Act.HANG_GIL:
-            ctypes.PyDLL(None).sleep(1 << 30)
+            _wait_with_the_lock()
         case Act.RAISE:
             raise Ambushed("raised by the chaos harness")
         case Act.INTERRUPT:
@@ -111,6 +111,14 @@ def _act(order: Order) -> None:
             bytearray(FAR_TOO_MUCH_BYTES)
         case Act.DISK_FAILS | Act.DISK_SLOW:
             _Disk.act, _Disk.until_s = order.act, time.monotonic() + order.for_s
+
+
+def _wait_with_the_lock() -> None:
+    """For ever: a second lock of a mutex, unlike a sleep, does not end with a signal, such as the one that asks for
+    stacks."""
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(128)
+    for _ in range(2):
+        library.pthread_mutex_lock(mutex)
 
 
 Look = Callable[[str], None]
