@@ -20,11 +20,13 @@ def show_when_asked() -> None:
 
 
 def ask(pid: int) -> bool:
-    """Whether it will say so: one that is stopped does when it goes on, one that cannot answer is left alone."""
+    """Whether it will say so. One that cannot answer is left alone, and so is one that is stopped: it would answer when
+    it goes on, while all its threads run, and the handler reads their frames without Python's lock: it may crash."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         caught = int(status.partition("SigCgt:")[2].split()[0], 16)
-        if not caught >> (_SIGNAL - 1) & 1:
+        stopped = status.partition("State:")[2].split()[0] in ("T", "t")
+        if stopped or not caught >> (_SIGNAL - 1) & 1:
             return False
         os.kill(pid, _SIGNAL)
     except (OSError, IndexError):  # it has ended, or is about to

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from chaos_tests.harness import blows
 from elastic import stacks
 
 BUSY = """
@@ -34,6 +35,23 @@ def test_stacks_are_shown_by_whoever_can(answers: bool) -> None:
     _, said = process.communicate("go on")
     assert process.returncode == 0
     assert ("lost_in_thought" in said) is answers
+
+
+def test_one_that_is_stopped_is_not_asked() -> None:
+    register = "from elastic import stacks; stacks.show_when_asked()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUSY.format(register=register)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    thaw = blows.freeze([process.pid])
+    assert not stacks.ask(process.pid)
+    thaw()
+    _, said = process.communicate("go on")
+    assert (process.returncode, said) == (0, "")
 
 
 def test_nobody_is_asked_who_has_ended() -> None:
