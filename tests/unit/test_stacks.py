@@ -20,9 +20,11 @@ lost_in_thought()
 """
 
 
-@pytest.mark.parametrize("answers", [True, False])
-def test_stacks_are_shown_by_whoever_can(answers: bool) -> None:
-    register = "from elastic import stacks; stacks.show_when_asked()" if answers else ""
+REGISTER = "from elastic import stacks; stacks.show_when_asked()"
+
+
+def busy(register: str) -> subprocess.Popen[str]:
+    """One that waits for its input, and has done so much before."""
     process = subprocess.Popen(
         [sys.executable, "-c", BUSY.format(register=register)],
         stdin=subprocess.PIPE,
@@ -31,6 +33,12 @@ def test_stacks_are_shown_by_whoever_can(answers: bool) -> None:
         text=True,
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_stacks_are_shown_by_whoever_can(answers: bool) -> None:
+    process = busy(REGISTER if answers else "")
     assert stacks.ask(process.pid) is answers
     _, said = process.communicate("go on")
     assert process.returncode == 0
@@ -38,15 +46,7 @@ def test_stacks_are_shown_by_whoever_can(answers: bool) -> None:
 
 
 def test_one_that_is_stopped_is_not_asked() -> None:
-    register = "from elastic import stacks; stacks.show_when_asked()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", BUSY.format(register=register)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process = busy(REGISTER)
     thaw = blows.freeze([process.pid])
     assert not stacks.ask(process.pid)
     thaw()

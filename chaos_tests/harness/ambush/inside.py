@@ -209,7 +209,7 @@ def _in_storage(module: Any, look: Look) -> None:
         if periodic and time.monotonic() < _Disk.until_s:
             if _Disk.act is Act.DISK_FAILS:
                 raise OSError(errno.EIO, f"{os.strerror(errno.EIO)}, by the chaos harness")
-            time.sleep(SLOW_S)
+            time.sleep(SLOW_S)  # this is the fault
         sync(self, descriptor)
 
     module.LocalStorage._sync = ambushed

@@ -69,12 +69,14 @@ class Roughness:
 
 def join(devices: list[str], how: Roughness) -> None:
     """Never returns. What a device does not take, or has lost, is lost."""
-    ends = [_open(device) for device in devices]
+    ends = [_open() for _ in devices]
     other = dict(zip(ends, reversed(ends), strict=True))
     dice, order = random.Random(), itertools.count()
     under_way: list[tuple[float, int, socket.socket, bytes]] = []
     print("ready", flush=True)
     sys.stdin.readline()
+    for end, device in zip(ends, devices, strict=True):  # not before: until now frames went another way
+        end.bind((device, ALL_PROTOCOLS))
     while True:
         wait_s = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
         for end in select.select(ends, [], [], wait_s)[0]:
@@ -88,11 +90,11 @@ def join(devices: list[str], how: Roughness) -> None:
                 end.send(frame)
 
 
-def _open(device: str) -> socket.socket:
+def _open() -> socket.socket:
+    """It hears nothing until it is bound."""
     end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     end.setsockopt(263, PACKET_IGNORE_OUTGOING, 1)  # SOL_PACKET
     end.setsockopt(socket.SOL_SOCKET, 33, BUFFER_BYTES)  # SO_RCVBUFFORCE
-    end.bind((device, ALL_PROTOCOLS))
     return end
 
 
