@@ -182,12 +182,12 @@ class Network:
             _run(*self._switch.within, *_CABLE, "plain", plug)
             _run(*self._spaces[name].within, *_CABLE, "plain", "eth0")
             self._switch.await_up(plug)
-            assert carrier.stdin is not None and carrier.stdout is not None
-            if not carrier.stdout.readline():
-                raise subprocess.CalledProcessError(1, command, stderr=carrier.communicate()[1])
+            _await_word(carrier)
             self._switch.ip("link", "set", port, "nomaster")
             self._switch.ip("link", "set", plug, "master", "switch")
+            assert carrier.stdin is not None
             print("go", file=carrier.stdin, flush=True)
+            _await_word(carrier)
         except BaseException:
             self.smooth(name)
             raise
@@ -287,6 +287,13 @@ def _pairs(some: Iterable[str], others: Iterable[str], one_way: bool) -> set[tup
     there, back = list(some), list(others)
     pairs = {(a, b) for a in there for b in back if a != b}
     return pairs if one_way else pairs | {(b, a) for a, b in pairs}
+
+
+def _await_word(carrier: subprocess.Popen[str]) -> None:
+    """A line of the program that carries. Raises CalledProcessError where it has ended instead."""
+    assert carrier.stdout is not None
+    if not carrier.stdout.readline():
+        raise subprocess.CalledProcessError(1, carrier.args, stderr=carrier.communicate()[1])
 
 
 def _run(*words: str, check: bool = True) -> str:

@@ -3,7 +3,8 @@
 A program of its own, for kernels that have no netem, run in the namespace where the devices are:
 
     python -S rough.py join DEVICE OTHER '{"delay_s": 0.05, ...}'
-                                           says "ready", and from the first line that it reads it carries, until killed
+                                           says "ready", carries from the first line that it reads until it is killed,
+                                           and says "carries" once it does
     python -S rough.py plain DEVICE        from now on what this device sends has whole checksums, frame by frame
     python -S rough.py usual DEVICE        no longer
 
@@ -77,6 +78,7 @@ def join(devices: list[str], how: Roughness) -> None:
     sys.stdin.readline()
     for end, device in zip(ends, devices, strict=True):  # not before: until now frames went another way
         end.bind((device, ALL_PROTOCOLS))
+    print("carries", flush=True)
     while True:
         wait_s = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
         for end in select.select(ends, [], [], wait_s)[0]:
