@@ -332,7 +332,7 @@ class Reign:
             silent, back = self._vigil.look(time.monotonic())
             for node, because in silent.items():
                 self._journal.write("agent_silent", node=node, because=because)
-                await self.post(AgentDown(node))
+                await self.post(AgentDown(node, self._vigil.silence_s))
             for node in back:
                 await self.post(AgentUp(node))
 

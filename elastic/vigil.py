@@ -31,6 +31,11 @@ class Vigil:
         """How often each agent has to speak."""
         return self._timing.beat_s
 
+    @property
+    def silence_s(self) -> float:
+        """For how long an agent has been silent, at least, when it is named."""
+        return self._timing.evict_s
+
     def watch(self, node: str, now_s: float) -> None:
         self._detector.watch(node, now_s)
         self._silent[node] = False

@@ -13,6 +13,7 @@ from elastic.membership.records import commit, told
 from elastic.membership.revival import founders, is_spare, revive, turn_out, waits_for_starting
 from elastic.membership.rings import end_rebuilding
 from elastic.membership.seen import Seen
+from elastic.membership.silence import not_found_yet
 from elastic.membership.transitions import become_closed, become_forming, become_quiescing, dismiss
 from elastic.messages import Announce, Close, Kind, Member, Plan, Publish, Quiesce, RingState
 
@@ -24,12 +25,12 @@ def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
         become_forming(g, f"waiting for {g.asked_for} workers", now_s, do)
         return
     assert g.top is not None
-    found_by_s = g.found_by_s(now_s)
+    absent = not_found_yet(g, now_s)
     for record in g.chain:
         for member in record.members:
             g.youngest = max(g.youngest, member.seniority)
             g.workers[member.worker_id] = Seen(member, slot=-1, pid=0, numerics="")
-            g.silent_nodes[member.node] = found_by_s
+            g.silent_nodes[member.node] = absent
     g.planned_s = now_s
     settle(g, f"adopted generation {g.top.number}", now_s, do)
 

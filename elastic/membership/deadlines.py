@@ -8,9 +8,10 @@ from elastic.membership.actions import Action
 from elastic.membership.arrivals import form
 from elastic.membership.changes import plan_change, replace_stuck
 from elastic.membership.fencing import kill_expelled
-from elastic.membership.group import Group, State, silence
+from elastic.membership.group import Group, State
 from elastic.membership.invitations import end_hung, stop_in_vain
 from elastic.membership.losses import decide, lost
+from elastic.membership.silence import next_silence_ends_s, silence, silent_too_long
 from elastic.membership.stuck import end_mute, mute_until_s
 from elastic.membership.transitions import become_closed
 
@@ -34,8 +35,7 @@ def deadline_s(g: Group) -> float:
     if g.awaited:
         deadlines.append(g.awaited_until_s)
     if g.state is not State.CLOSED:
-        if g.silent_nodes:
-            deadlines.append(g.silence_ends()(min(g.silent_nodes.values())))
+        deadlines.append(next_silence_ends_s(g))
         deadlines += [since + timing.fence_grace_s for since in g.expelled.values()]
     return min(deadlines)
 
@@ -46,8 +46,7 @@ def ticked(g: Group, now_s: float, do: list[Action]) -> None:
         become_closed(g, 3, f"{g.because}; nobody came for {timing.pause_limit_s:.0f} s", now_s, do)
     if now_s >= g.last_call_s:
         plan_change(g, now_s, do)
-    ends = g.silence_ends()
-    silent = {node for node, since_s in g.silent_nodes.items() if now_s >= ends(since_s)}
+    silent = silent_too_long(g, now_s)
     for node in silent:
         del g.silent_nodes[node]
         g.slots.pop(node, None)

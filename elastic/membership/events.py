@@ -26,9 +26,11 @@ class AgentUp:
 
 @dataclass(frozen=True, slots=True)
 class AgentDown:
-    """The agent's stream ended or went silent: its workers are silent, not dead."""
+    """The agent's stream ended or went silent: its workers are silent, not dead. silent_s: for how long, at least, it
+    has been silent already."""
 
     node: str
+    silent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

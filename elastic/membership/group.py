@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -34,6 +34,15 @@ class Leaver:
     demoted: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Of a node's agent. since_s: when it was heard last, or later. counts_s: from when its silence says something by
+    itself, if nobody else says anything of it."""
+
+    since_s: float
+    counts_s: float
+
+
 @dataclass(slots=True)
 class Group:
     """Owned by one loop; `step` returns a new one and leaves the old as it was, `advance` changes it."""
@@ -51,7 +60,7 @@ class Group:
     """Members of the chain whose own agent says they are gone -> why."""
     given_up: dict[str, str] = field(default_factory=dict)
     """Members of the chain that are silent: no proof of anything."""
-    silent_nodes: dict[str, float] = field(default_factory=dict)
+    silent_nodes: dict[str, Silence] = field(default_factory=dict)
     attended_s: dict[str, float] = field(default_factory=dict)
     """Node -> when its agent came last; what it has to tell of its workers comes after that."""
     slots: dict[str, int] = field(default_factory=dict)
@@ -96,6 +105,10 @@ class Group:
     """Somebody wants the job to end in order, so nobody waits for successors of those who drain."""
     advanced_s: dict[int, float] = field(default_factory=dict)
     """Generation -> when a member last reported progress in it."""
+    waited_s: float = -math.inf
+    """When a member of the running ring last said that it waits for others."""
+    worked_s: float = -math.inf
+    """When one last said that it does something else, so that its ring need not get on."""
     accused: dict[str, tuple[str, ...]] = field(default_factory=dict)
     failed_builds: dict[frozenset[str], frozenset[int]] = field(default_factory=dict)
     """Members -> their generations whose ring could not be built."""
@@ -301,17 +314,6 @@ class Group:
         """By then a ring without any leader has parked, so waiting for proof that it stands is over."""
         return self.quiesced_s + self.spec.timing.orphan_limit_s + self.spec.timing.orphan_margin_s
 
-    def found_by_s(self, now_s: float) -> float:
-        """From when on the silence of nodes counts whose agents have to find this leader first."""
-        return now_s + self.timing.fence_grace_s - self.timing.evict_s
-
-    def silence_ends(self) -> Callable[[float], float]:
-        """Silent since -> when such a node is given up, never before one that is silent longer. A ring that advances is
-        proof of life of all its members, so silence alone gets longer there."""
-        timing = self.timing
-        lived = self.advanced_s.get(self.running.number, -math.inf) if self.running else -math.inf
-        return lambda since_s: min(max(since_s, lived) + timing.evict_s, since_s + timing.control_silence_s)
-
 
 def new(spec: JobSpec, seed: str, *, revives: bool = False, resumed: str = "") -> Group:
     """seed: unguessable; tokens of generations are derived from it. revives, resumed: see Group."""
@@ -321,7 +323,3 @@ def new(spec: JobSpec, seed: str, *, revives: bool = False, resumed: str = "") -
 def slot_of(worker_id: str) -> str:
     """`<node>.<slot>.<incarnation>` -> `<node>.<slot>`."""
     return worker_id.rpartition(".")[0]
-
-
-def silence(node: str) -> str:
-    return f"node {node} is silent"

@@ -7,9 +7,10 @@ from collections.abc import Collection
 from elastic.membership.actions import Action, Note
 from elastic.membership.changes import close_if_all_left, plan_change
 from elastic.membership.ending import close_rest
-from elastic.membership.group import Group, State, silence, slot_of
+from elastic.membership.group import Group, State, slot_of
 from elastic.membership.records import commit
 from elastic.membership.revival import go_back, kept_badly, newer_than_copies
+from elastic.membership.silence import not_found_yet, silence
 from elastic.membership.transitions import become_closed, become_quiescing
 from elastic.messages import Kind, Report
 from elastic.plan import AllLost, LossPlan, NotYet, decide_loss, smallest_cover
@@ -142,12 +143,12 @@ def wait_for_others(g: Group, now_s: float) -> None:
         return  # nearly always, and told without a look at everybody
     if not {*g.dead, *g.given_up} >= g.listed:
         return
-    found_by_s = g.found_by_s(now_s)
+    absent = not_found_yet(g, now_s)
     for worker, why in list(g.given_up.items()):
         node = g.workers[worker].member.node
         if why == silence(node):
             del g.given_up[worker]
-            g.silent_nodes[node] = found_by_s
+            g.silent_nodes[node] = absent
 
 
 def _gone(g: Group) -> str:

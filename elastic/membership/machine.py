@@ -34,12 +34,13 @@ from elastic.membership.events import (
     Stopped,
     Tick,
 )
-from elastic.membership.group import Group, State, silence
+from elastic.membership.group import Group, State
 from elastic.membership.invitations import wait_for_slow
 from elastic.membership.losses import lost, reported, wait_for_others
 from elastic.membership.revival import unreadable
 from elastic.membership.rings import heard_of_ring
 from elastic.membership.seen import Roster
+from elastic.membership.silence import fell_silent, silence
 from elastic.membership.speed import compare
 from elastic.membership.stuck import expel_if_stuck
 from elastic.membership.surplus import shed
@@ -117,8 +118,8 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
                 g.slots_given_up = {slot: why for slot, why in given_up if slot.rpartition(".")[0] != node}
             # Its workers report now, or it says what became of them; deciding on the first report would expel the rest.
             g.given_up = {worker: why for worker, why in g.given_up.items() if why != silence(node)}
-        case AgentDown(node):
-            g.silent_nodes.setdefault(node, now_s)
+        case AgentDown(node, silent_s):
+            fell_silent(g, node, silent_s, now_s)
         case Committed(number):
             committed(g, number, now_s, do)
         case CommitRefused(number, because):

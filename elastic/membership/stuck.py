@@ -15,9 +15,10 @@ from __future__ import annotations
 import math
 
 from elastic.membership.actions import Action, Note, Tell
-from elastic.membership.group import Group, State, silence
+from elastic.membership.group import Group, State
 from elastic.membership.losses import lost
 from elastic.membership.seen import Seen
+from elastic.membership.silence import silence
 from elastic.membership.transitions import become_closed
 from elastic.messages import Doing, Kill
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from elastic import membership
 from elastic.checkpoints.pointer import Pointer
-from elastic.detector import Detector, Health
 from elastic.membership import (
     AgentDown,
     AgentUp,
@@ -30,6 +29,7 @@ from elastic.membership import (
 )
 from elastic.messages import Generation, Kind, Order, Pointed, node_of
 from elastic.publishing import Publisher
+from elastic.vigil import Vigil
 
 if TYPE_CHECKING:
     from tests.sim.agent import Stream
@@ -56,8 +56,7 @@ class Leader:
         self.cut_off = False
         """From the store."""
         self.streams: dict[str, Stream] = {}
-        self._silent: set[str] = set()
-        self._detector = Detector(world.spec.timing, self.clock.now_s)
+        self._vigil = Vigil(world.spec.timing, 1, self.clock.now_s)
         self._mailbox: deque[Event] = deque()
         self._asleep: list[Callable[[], None]] = []
         self._next_tick_s = math.inf
@@ -133,25 +132,24 @@ class Leader:
     def attach(self, stream: Stream) -> None:
         node = stream.agent.node
         self.streams[node] = stream
-        self._silent.discard(node)
-        self._detector.watch(node, self.clock.now_s)
+        self._vigil.watch(node, self.clock.now_s)
 
     def detach(self, stream: Stream) -> None:
         node = stream.agent.node
         if self.streams.get(node) is stream:
             del self.streams[node]
-            self._detector.forget(node)
+            self._vigil.forget(node)
             self.post(AgentDown(node))
 
     def hear(self, stream: Stream, event: Event) -> None:
         """Of a stream that was replaced nothing is heard any more."""
         if self.streams.get(stream.agent.node) is stream:
-            self._detector.beat(stream.agent.node, self.clock.now_s)
+            self._vigil.beat(stream.agent.node, self.clock.now_s)
             self.post(event)
 
     def beat(self, stream: Stream) -> None:
         if self.streams.get(stream.agent.node) is stream and not self.paused:
-            self._detector.beat(stream.agent.node, self.clock.now_s)
+            self._vigil.beat(stream.agent.node, self.clock.now_s)
 
     def _watch(self) -> None:
         if not self.alive or self.world.over:
@@ -160,15 +158,12 @@ class Leader:
         self.world.clock.after(self.world.spec.timing.beat_s, self._watch)
 
     def _judge(self) -> None:
-        for node, verdict in self._detector.judge(self.clock.now_s).items():
-            self.world.judged(self, node, verdict.health)
-            if verdict.health is Health.FROZEN and node not in self._silent:
-                self._silent.add(node)
-                self.world.reach("an agent was silent on a stream that was up")
-                self.post(AgentDown(node))
-            elif verdict.health is Health.ALIVE and node in self._silent:
-                self._silent.discard(node)
-                self.post(AgentUp(node))
+        silent, back = self._vigil.look(self.clock.now_s)
+        for node in silent:
+            self.world.reach("an agent was silent on a stream that was up")
+            self.post(AgentDown(node, self._vigil.silence_s))
+        for node in back:
+            self.post(AgentUp(node))
 
     # -------------------------------------------------------------------------------------------- group
 

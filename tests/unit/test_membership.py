@@ -115,7 +115,7 @@ class Job:
             case "up":
                 return AgentUp(worker, int(options.get("slots", 0)))
             case "down":
-                return AgentDown(worker)
+                return AgentDown(worker, float(options.get("silent", 0)))
             case "committed":
                 assert self.group.committing is not None
                 return Committed(self.group.committing.number)
