@@ -9,7 +9,7 @@ from elastic.membership.actions import Action, Note, Tell
 from elastic.membership.fencing import kill_expelled
 from elastic.membership.group import Group, Leaver, State, slot_of
 from elastic.membership.records import commit
-from elastic.membership.silence import heard_of_waiting
+from elastic.membership.silence import heard
 from elastic.membership.transitions import become_closed, become_paused, become_quiescing, become_running
 from elastic.messages import (
     DrainOver,
@@ -222,12 +222,12 @@ def stop_waiting(g: Group, slot: str, now_s: float, do: list[Action]) -> None:
 
 
 def progressed(g: Group, word: Progress, now_s: float, do: list[Action]) -> None:
+    heard(g, word, now_s)
     seen = g.workers.get(word.worker_id)
     if seen is None:
         return
     if word.reduced > seen.reduced:
         g.advanced_s[word.generation] = now_s
-    heard_of_waiting(g, word, now_s)
     if not seen.entered:
         g.given_up.pop(word.worker_id, None)
     running = g.running

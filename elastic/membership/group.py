@@ -36,8 +36,8 @@ class Leaver:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Of a node's agent. since_s: when it was heard last, or later. counts_s: from when its silence says something by
-    itself, if nobody else says anything of it."""
+    """Of a node's agent, by this leader's clock. since_s: when it was heard last, or later. counts_s: from when its
+    silence counts where the others do not show that they wait for it."""
 
     since_s: float
     counts_s: float
@@ -105,10 +105,12 @@ class Group:
     """Somebody wants the job to end in order, so nobody waits for successors of those who drain."""
     advanced_s: dict[int, float] = field(default_factory=dict)
     """Generation -> when a member last reported progress in it."""
-    waited_s: float = -math.inf
-    """When a member of the running ring last said that it waits for others."""
     worked_s: float = -math.inf
-    """When one last said that it does something else, so that its ring need not get on."""
+    """When a member of the running ring last said that it does something else than wait for others."""
+    heard_s: float = -math.inf
+    """When a worker, whichever, was heard of last."""
+    heard_from_s: float = -math.inf
+    """Since when there was no longer break between such words than suspect_s."""
     accused: dict[str, tuple[str, ...]] = field(default_factory=dict)
     failed_builds: dict[frozenset[str], frozenset[int]] = field(default_factory=dict)
     """Members -> their generations whose ring could not be built."""

@@ -44,7 +44,10 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 KEEPALIVE_S = 2.0
-"""By then either end of a stream notices that nothing comes from the other."""
+"""By then an agent notices that nothing comes from its leader."""
+
+SERVER_KEEPALIVE_S = (3.0, 10.0)
+"""After a time between these a leader's end of such a stream is closed."""
 
 SPAWN_PAUSE_S = 0.2
 
@@ -101,7 +104,11 @@ class Stream:
             self.open = False
             self.agent.world.say(self.agent.node, f"stream to leader {self.leader.term} is silent")
             self.agent.lost_stream(self)
-            self.leader.detach(self)
+            clock = self.agent.world.clock
+            earliest_s, latest_s = SERVER_KEEPALIVE_S
+            clock.after(
+                clock.between(earliest_s - KEEPALIVE_S, latest_s - KEEPALIVE_S), lambda: self.leader.detach(self)
+            )
 
 
 class Agent:
