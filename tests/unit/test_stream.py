@@ -180,7 +180,7 @@ def test_what_a_worker_does_not_read_any_more_is_closed_before_the_epoch_ends() 
 
 def test_a_resumed_run_opens_the_shards_where_its_checkpoint_is(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def configure(**changes: Any) -> None:
-        chosen = Settings(root=str(tmp_path), job="train", job_id="feed", every="3 steps", **changes)
+        chosen = Settings(root=str(tmp_path), job="train", job_id="feed", every="6 steps", **changes)
         for name, value in chosen.to_environment().items():
             monkeypatch.setenv(name, value)
 
