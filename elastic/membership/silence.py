@@ -60,7 +60,8 @@ def _ends_s(g: Group) -> dict[str, float]:
     }
     named = [node for node, one in g.silent_nodes.items() if one.since_s < one.counts_s and _is_heard(g, one)]
     if named and (pass_s := _pass_of_waiting_s(g)) is not None:
-        stands_s = max(g.worked_s + timing.evict_s, lived_s + max(timing.evict_s, STANDS * pass_s))
+        moved_s = max(lived_s, g.since_s)  # of a new ring nothing may have been heard yet
+        stands_s = max(g.worked_s + timing.evict_s, moved_s + max(timing.evict_s, STANDS * pass_s))
         ends |= {node: min(ends[node], stands_s) for node in named}
     return ends
 
