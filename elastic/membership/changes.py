@@ -9,9 +9,9 @@ from elastic.membership.actions import Action, Note, Tell
 from elastic.membership.fencing import kill_expelled
 from elastic.membership.group import Group, Leaver, State, slot_of
 from elastic.membership.records import commit
-from elastic.membership.silence import heard
 from elastic.membership.transitions import become_closed, become_paused, become_quiescing, become_running
 from elastic.messages import (
+    Doing,
     DrainOver,
     DrainWish,
     Generation,
@@ -222,7 +222,6 @@ def stop_waiting(g: Group, slot: str, now_s: float, do: list[Action]) -> None:
 
 
 def progressed(g: Group, word: Progress, now_s: float, do: list[Action]) -> None:
-    heard(g, word, now_s)
     seen = g.workers.get(word.worker_id)
     if seen is None:
         return
@@ -246,6 +245,9 @@ def progressed(g: Group, word: Progress, now_s: float, do: list[Action]) -> None
         over=word.over,
         over_because=word.over_because,
         moved_s=seen.moved_s if word.phase == seen.phase else now_s,
+        worked_s=seen.worked_s if word.doing is Doing.WAITING else now_s,
+        heard_s=now_s,
+        heard_from_s=seen.heard_from_s if now_s - seen.heard_s <= g.spec.timing.suspect_s else now_s,
     )
     g.shards = word.shards or g.shards
     if word.generation and not seen.entered:

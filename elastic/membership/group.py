@@ -105,12 +105,6 @@ class Group:
     """Somebody wants the job to end in order, so nobody waits for successors of those who drain."""
     advanced_s: dict[int, float] = field(default_factory=dict)
     """Generation -> when a member last reported progress in it."""
-    worked_s: float = -math.inf
-    """When a member of the running ring last said that it does something else than wait for others."""
-    heard_s: float = -math.inf
-    """When a worker, whichever, was heard of last."""
-    heard_from_s: float = -math.inf
-    """Since when there was no longer break between such words than suspect_s."""
     accused: dict[str, tuple[str, ...]] = field(default_factory=dict)
     failed_builds: dict[frozenset[str], frozenset[int]] = field(default_factory=dict)
     """Members -> their generations whose ring could not be built."""

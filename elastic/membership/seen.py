@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -23,6 +24,12 @@ class Seen:
     phase: str = ""
     moved_s: float = 0.0
     """When its phase changed last."""
+    worked_s: float = -math.inf
+    """When it last said that it does something else than wait for others."""
+    heard_s: float = -math.inf
+    """When it last said where it stands."""
+    heard_from_s: float = -math.inf
+    """Since when it says so without a break of suspect_s."""
     doing: Doing = Doing.ELSEWHERE
     for_s: float = 0.0
     usual_s: float = 0.0

@@ -3,15 +3,17 @@
 Of one whose stream is up, evict_s are waited for until its silence counts at all, and evict_s then. A ring that
 advances is proof of life of all its members, so there it lasts longer. One that stands still although nobody who is
 heard has anything left to do proves the opposite, and the first evict_s are enough. But not where this leader may be
-the one that is cut off: half of the nodes are silent, or for a while nobody was heard.
+the one that is cut off: half of the nodes are silent, or one of those that wait was not heard for a while. Thousands of
+agents speak too rarely for that.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from elastic.membership.group import Group, Silence, State
-from elastic.messages import Doing, Progress
+from elastic.messages import Doing
 
 STANDS = 3
 """A ring that has not advanced for so many times what a pass takes stands still."""
@@ -32,58 +34,69 @@ def not_found_yet(g: Group, now_s: float) -> Silence:
     return Silence(found_by_s, found_by_s)
 
 
-def heard(g: Group, word: Progress, now_s: float) -> None:
-    if now_s - g.heard_s > g.spec.timing.suspect_s:
-        g.heard_from_s = now_s
-    g.heard_s = now_s
-    if word.doing is not Doing.WAITING and g.running is not None and word.generation == g.running.number:
-        g.worked_s = now_s
-
-
 def next_silence_ends_s(g: Group) -> float:
     """When the next of the silent nodes is given up, or math.inf."""
-    return min(_ends_s(g).values(), default=math.inf) if g.silent_nodes else math.inf
+    return min(_ends_s(g).values(), default=math.inf)
 
 
 def silent_too_long(g: Group, now_s: float) -> set[str]:
     """Nodes that are given up now."""
-    return {node for node, ends_s in _ends_s(g).items() if now_s >= ends_s} if g.silent_nodes else set()
+    return {node for node, ends_s in _ends_s(g).items() if now_s >= ends_s}
 
 
 def _ends_s(g: Group) -> dict[str, float]:
     """Silent node -> when it is given up."""
+    if not g.silent_nodes:
+        return {}
     timing = g.timing
     lived_s = g.advanced_s.get(g.running.number, -math.inf) if g.running else -math.inf
     ends = {
         node: min(max(silence.counts_s, lived_s) + timing.evict_s, silence.counts_s + timing.control_silence_s)
         for node, silence in g.silent_nodes.items()
     }
-    named = [node for node, one in g.silent_nodes.items() if one.since_s < one.counts_s and _is_heard(g, one)]
-    if named and (pass_s := _pass_of_waiting_s(g)) is not None:
+    if (others := _those_heard(g)) is not None:
         moved_s = max(lived_s, g.since_s)  # of a new ring nothing may have been heard yet
-        stands_s = max(g.worked_s + timing.evict_s, moved_s + max(timing.evict_s, STANDS * pass_s))
-        ends |= {node: min(ends[node], stands_s) for node in named}
+        stands_s = max(moved_s + STANDS * others.pass_s, max(moved_s, others.worked_s) + timing.evict_s)
+        for node, silence in g.silent_nodes.items():
+            if others.were_heard(silence, timing.suspect_s):
+                ends[node] = min(ends[node], max(silence.since_s + timing.evict_s, stands_s))
     return ends
 
 
-def _is_heard(g: Group, during: Silence) -> bool:
-    """Whether somebody was, all that time. What cuts off several nodes at once is not heard from each at the same
-    instant; suspect_s later it is."""
-    begun_s = during.since_s + g.spec.timing.suspect_s
-    return g.heard_from_s <= begun_s <= g.heard_s
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """All members on nodes that are heard. from_s, until_s: each of them said where it stands all that time. worked_s:
+    when one last said that it does something else than wait. pass_s: how long a pass takes, about."""
+
+    from_s: float
+    until_s: float
+    pass_s: float
+    worked_s: float
+
+    def were_heard(self, during: Silence, suspect_s: float) -> bool:
+        """What cuts off several nodes at once is not heard from each at the same instant, nor are they named at once;
+        suspect_s later they are."""
+        return self.from_s <= during.since_s + suspect_s and self.until_s >= during.counts_s - suspect_s
 
 
-def _pass_of_waiting_s(g: Group) -> float | None:
-    """How long a pass takes its members, if all that are heard wait for others; None if that is not known."""
+def _those_heard(g: Group) -> _Heard | None:
+    """None if there is nobody, or half of the nodes are silent; and where members need not get on: they are about to
+    leave or to enter the ring, or are below quorum, or one, heard or not, was last about something that takes its time.
+    """
     record = g.running
     if record is None or g.state is not State.RUNNING or 2 * len(g.silent_nodes) >= len(g.slots):
         return None
-    usual_s = 0.0
+    from_s, until_s, worked_s, usual_s, exchange_us = -math.inf, math.inf, -math.inf, 0.0, 0
     for worker in record.ids:
         seen = g.workers.get(worker)
         if seen is None or seen.entered != record.number or seen.doing is Doing.DECLARED:
             return None
-        if seen.doing is not Doing.WAITING and seen.member.node not in g.silent_nodes:
-            return None
-        usual_s = max(usual_s, seen.usual_s)
-    return usual_s * -(-g.shards // max(1, len(record.ids)))
+        usual_s, exchange_us = max(usual_s, seen.usual_s), max(exchange_us, seen.exchange_us)
+        if seen.member.node in g.silent_nodes:
+            continue
+        from_s, until_s = max(from_s, seen.heard_from_s), min(until_s, seen.heard_s)
+        worked_s = max(worked_s, seen.worked_s)
+    if until_s == math.inf:
+        return None
+    pass_s = usual_s * -(-g.shards // len(record.ids)) + exchange_us / 1e6
+    return _Heard(from_s, until_s, pass_s, worked_s)

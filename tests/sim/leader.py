@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from elastic import membership
@@ -27,6 +27,7 @@ from elastic.membership import (
     Tell,
     Tick,
 )
+from elastic.membership.silence import silence
 from elastic.messages import Generation, Kind, Order, Pointed, node_of
 from elastic.publishing import Publisher
 from elastic.vigil import Vigil
@@ -56,6 +57,8 @@ class Leader:
         self.cut_off = False
         """From the store."""
         self.streams: dict[str, Stream] = {}
+        self._named_s: dict[str, float] = {}
+        """Node -> when its silence was noticed last."""
         self._vigil = Vigil(world.spec.timing, 1, self.clock.now_s)
         self._mailbox: deque[Event] = deque()
         self._asleep: list[Callable[[], None]] = []
@@ -161,6 +164,7 @@ class Leader:
         silent, back = self._vigil.look(self.clock.now_s)
         for node in silent:
             self.world.reach("an agent was silent on a stream that was up")
+            self._named_s[node] = self.clock.now_s
             self.post(AgentDown(node, self._vigil.silence_s))
         for node in back:
             self.post(AgentUp(node))
@@ -209,6 +213,7 @@ class Leader:
                     if self.world.is_told:
                         self.world.say(self.host, f"  note {name} {fields}")
                     self.world.noted(name)
+                    self._given_up(name, fields)
                 case End():
                     self._finish(action)
         self._set_timer()
@@ -220,6 +225,13 @@ class Leader:
         for node, workers in by_node.items():
             if node in self.streams:
                 self.streams[node].tell(tuple(workers), order)
+
+    def _given_up(self, event: str, fields: Mapping[str, object]) -> None:
+        """Was it before its silence counted by itself?"""
+        if event == "member_lost" and fields["because"] == silence(node := node_of(str(fields["worker_id"]))):
+            since_s = self._named_s.get(node, -math.inf)
+            if self.clock.now_s < since_s + self.world.spec.timing.suspect_s:
+                self.world.reach("a silent node was given up because the others waited for it")
 
     def _finish(self, end: End) -> None:
         """The end is a transaction too: whoever has lost the lead decides nothing."""

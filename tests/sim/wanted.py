@@ -37,6 +37,7 @@ RARE = (
     "a newcomer was too late for its epoch",
     "a newcomer whose set-up hung was replaced",
     "a planned change was voided by a loss",
+    "a silent node was given up because the others waited for it",
     "a spare joined",
     "a stuck member was expelled and replaced",
     "a stuck newcomer was replaced",

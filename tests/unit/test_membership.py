@@ -162,7 +162,7 @@ class Job:
                     phase=options.get("phase", "").replace("_", " "),
                     doing=Doing(options.get("doing", "elsewhere")), for_ms=int(options.get("for", 0)) * 1000,
                     usual_ms=int(options.get("usual", 0)) * 1000, computes="idle" not in words,
-                    shards=int(options.get("shards", 0)),
+                    shards=int(options.get("shards", 0)), exchange_us=1_000_000 * int(options.get("exchange", 0)),
                 )  # fmt: skip
             case "ready":
                 return Ready(worker, number, outdated=int(options.get("outdated", 0)))
