@@ -65,13 +65,14 @@ def _ends_s(g: Group) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """All members on nodes that are heard. from_s, until_s: each of them said where it stands all that time. worked_s:
-    when one last said that it does something else than wait. pass_s: how long a pass takes, about."""
+    """All members on nodes that are heard. from_s, until_s: each of them said where it stands all that time, which is
+    none where there is nobody. worked_s: when one last said that it does something else than wait. pass_s: how long a
+    pass takes, about."""
 
     from_s: float
     until_s: float
-    pass_s: float
     worked_s: float
+    pass_s: float
 
     def were_heard(self, during: Silence, suspect_s: float) -> bool:
         """What cuts off several nodes at once is not heard from each at the same instant, nor are they named at once;
@@ -80,23 +81,22 @@ class _Heard:
 
 
 def _those_heard(g: Group) -> _Heard | None:
-    """None if there is nobody, or half of the nodes are silent; and where members need not get on: they are about to
-    leave or to enter the ring, or are below quorum, or one, heard or not, was last about something that takes its time.
-    """
+    """None if half of the nodes are silent; and where members need not get on: they are about to leave or to enter the
+    ring, or are below quorum, or one, heard or not, was last about something that takes its time."""
     record = g.running
     if record is None or g.state is not State.RUNNING or 2 * len(g.silent_nodes) >= len(g.slots):
         return None
-    from_s, until_s, worked_s, usual_s, exchange_us = -math.inf, math.inf, -math.inf, 0.0, 0
-    for worker in record.ids:
-        seen = g.workers.get(worker)
+    members = [g.workers.get(worker) for worker in record.ids]
+    others, usual_s, exchange_us = [], 0.0, 0
+    for seen in members:
         if seen is None or seen.entered != record.number or seen.doing is Doing.DECLARED:
             return None
         usual_s, exchange_us = max(usual_s, seen.usual_s), max(exchange_us, seen.exchange_us)
-        if seen.member.node in g.silent_nodes:
-            continue
-        from_s, until_s = max(from_s, seen.heard_from_s), min(until_s, seen.heard_s)
-        worked_s = max(worked_s, seen.worked_s)
-    if until_s == math.inf:
-        return None
-    pass_s = usual_s * -(-g.shards // len(record.ids)) + exchange_us / 1e6
-    return _Heard(from_s, until_s, pass_s, worked_s)
+        if seen.member.node not in g.silent_nodes:
+            others.append(seen)
+    return _Heard(
+        from_s=max((one.heard_from_s for one in others), default=math.inf),
+        until_s=min((one.heard_s for one in others), default=-math.inf),
+        worked_s=max((one.worked_s for one in others), default=math.inf),
+        pass_s=usual_s * -(-g.shards // max(1, len(members))) + exchange_us / 1e6,
+    )

@@ -118,6 +118,7 @@ def _pause_node(world: World, agent: Agent, fault: Fault) -> None:
         for worker in workers:
             worker.resume()
 
+    world.clock.after(world.spec.timing.suspect_s / 2, world.beat)
     world.clock.after(fault.for_s, resume)
 
 
@@ -191,6 +192,7 @@ def _crash(world: World, workers: list[Worker]) -> None:
 
 def _heal_parts(world: World, fault: Fault) -> None:
     world.clock.after(KEEPALIVE_S, world.look_at_streams)
+    world.clock.after(world.spec.timing.suspect_s / 2, world.beat)
     world.clock.after(fault.for_s, world.network.heal)
 
 

@@ -99,6 +99,7 @@ class World:
         self._seen: Counter[str] = Counter()
         self._armed: dict[str, list[Fault]] = {}
         self._health: dict[tuple[int, str], Health] = {}
+        self._beats = False
         self.judge, self.paths = Judge(self), Paths(self)
 
     # ----------------------------------------------------------------------------------------------- run
@@ -340,11 +341,17 @@ class World:
         self.judge.ticked(group, now_s)
 
     def beat(self) -> None:
-        """News of those that get nowhere; elsewhere it does not matter."""
+        """Workers say where they stand without news too, while it matters: somebody gets nowhere, or is not heard."""
+        if not self._beats:
+            self._beat()
+
+    def _beat(self) -> None:
         for worker in list(self.workers.values()):
             worker.beat()
-        if any(worker.stalled and worker.alive for worker in self.workers.values()):
-            self.clock.after(1.0, self.beat)
+        unheard = self.network.is_parted or any(agent.paused for agent in self.agents)
+        self._beats = unheard or any(worker.stalled and worker.alive for worker in self.workers.values())
+        if self._beats:
+            self.clock.after(self.spec.timing.suspect_s / 2 if unheard else 1.0, self._beat)
 
     def _where(self) -> str:
         group = self.leader.group if self.leader else None
