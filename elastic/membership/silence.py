@@ -51,15 +51,15 @@ def _ends_s(g: Group) -> dict[str, float]:
     timing = g.timing
     lived_s = g.advanced_s.get(g.running.number, -math.inf) if g.running else -math.inf
     ends = {
-        node: min(max(silence.counts_s, lived_s) + timing.evict_s, silence.counts_s + timing.control_silence_s)
-        for node, silence in g.silent_nodes.items()
+        node: min(max(one.counts_s, lived_s) + timing.evict_s, one.counts_s + timing.control_silence_s)
+        for node, one in g.silent_nodes.items()
     }
     if (others := _those_heard(g)) is not None:
         moved_s = max(lived_s, g.since_s)  # of a new ring nothing may have been heard yet
         stands_s = max(moved_s + STANDS * others.pass_s, max(moved_s, others.worked_s) + timing.evict_s)
-        for node, silence in g.silent_nodes.items():
-            if others.were_heard(silence, timing.suspect_s):
-                ends[node] = min(ends[node], max(silence.since_s + timing.evict_s, stands_s))
+        for node, one in g.silent_nodes.items():
+            if others.were_heard(one, timing.suspect_s):
+                ends[node] = min(ends[node], max(one.since_s + timing.evict_s, stands_s))
     return ends
 
 
