@@ -153,6 +153,27 @@ def test_a_disk_that_stays_full_ends_the_job_and_says_why(path: Path, monkeypatc
             book.close()
 
 
+def test_a_closed_ledger_is_on_the_disk_with_the_lines_that_closing_wrote(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable = b""
+    fsync = os.fsync
+
+    def noted(file: int) -> None:
+        nonlocal durable
+        fsync(file)
+        durable = path.read_bytes()
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with Ledger(path) as book:
+        book.append(line(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda file, data: 0)
+            book.append(line(1))
+    assert read(path) == [line(0), line(1)]
+    assert durable == path.read_bytes()
+
+
 @given(st.permutations([step for step in (3, 4, 5, 9, 10, 20) for _ in range(2)]))
 def test_a_part_takes_every_step_once_whenever_it_comes(tmp_path_factory: Any, order: list[int]) -> None:
     path = tmp_path_factory.mktemp("ledger") / "steps.jsonl"
