@@ -92,7 +92,7 @@ class NodesJob(Followed):
         self.stop()
 
     def submit(self) -> None:
-        self.name = self.cluster.client.submit(self._spec)
+        self.name = str(self.cluster.client.submit(self._spec)["job"])
         self._spec = replace(self._spec, name=self.name)
         write_atomically(self.dir / "job.json", codec.job_to_json(self._spec))
 

@@ -58,9 +58,12 @@ def _submit(options: argparse.Namespace) -> int:
     client = client_of(options)
     spec = read_job_file(options.file)
     resume = f"{options.resume}@{_newest_checkpoint(client, options.resume)}" if options.resume else ""
-    name = client.submit(spec, resume)
+    told = client.submit(spec, resume)
+    name = told["job"]
+    if told["larger"]:
+        print(f"elastic: {name} waits, and is {told['larger']}", file=sys.stderr, flush=True)
     if not options.wait:
-        print(json.dumps({"job": name}) if options.json else name)
+        print(json.dumps(told) if options.json else name)
         return ExitCode.DONE
     print(f"elastic: {name}", file=sys.stderr, flush=True)
     with waiting(f"{name} goes on; `elastic stop {name}` ends it"):

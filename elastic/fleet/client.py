@@ -48,12 +48,12 @@ class FleetClient:
         self._door = door
         self._wait_s = wait_s
 
-    def submit(self, spec: JobSpec, resume: str = "") -> str:
-        """resume: "<job>@<checkpoint>", an ended job and the entry from which the new one goes on. Returns the name."""
+    def submit(self, spec: JobSpec, resume: str = "") -> dict[str, Any]:
+        """resume: "<job>@<checkpoint>", an ended job and the entry from which the new one goes on. Returns {"job",
+        "larger"}: its name, and a sentence if it is larger than the fleet."""
         document = codec.job_to_json(spec).decode()
         submit = pb.Submit(document=document, resume=resume, token=secrets.token_hex(8))
-        told = self._ask(pb.Question(submit=submit))  # perhaps asked several times, with one token
-        return str(told["job"])
+        return {"larger": "", **self._ask(pb.Question(submit=submit))}  # perhaps asked several times, with one token
 
     def stop(self, job: str, because: str) -> str:
         """Returns the job's name."""

@@ -112,7 +112,7 @@ class Desk(FleetServicer):
     async def _answer(self, office: Office, request: pb.Question) -> object:
         match request.WhichOneof("content"):
             case "submit":
-                return {"job": await self._submit(office, request.submit)}
+                return await self._submit(office, request.submit)
             case "stop":
                 return await self._stop(office, request.stop)
             case "scale":
@@ -138,7 +138,7 @@ class Desk(FleetServicer):
         piece = await asyncio.to_thread(archive.read, jobs, ask.job, ask.log, ask.offset)
         return {"text": piece.text.decode("latin-1"), "end": piece.end, "size": piece.size}
 
-    async def _submit(self, office: Office, submit: pb.Submit) -> str:
+    async def _submit(self, office: Office, submit: pb.Submit) -> object:
         spec = codec.job_from_json(submit.document.encode(), "the job")
         check_for_fleet(spec)
         before: Submission | None = None
@@ -167,7 +167,8 @@ class Desk(FleetServicer):
 
         name = await office.change(write)
         self._journal.write("submitted", job=name, resume=submit.resume)
-        return name
+        plan = office.plan()
+        return {"job": name, "larger": plan.waiting[name] if name in plan.larger else ""}
 
     async def _stop(self, office: Office, stop: pb.Stop) -> object:
         job = _find(office, stop.job)
@@ -258,7 +259,8 @@ class Desk(FleetServicer):
             because = because if job.shares else "no node has a slot for it any more"
         if job.stop is not None:
             state, because = "stopping", job.stop.because
-        return {**told, "state": state, "because": because, "troubles": troubles}
+        larger = state == "waits" and job.name in office.larger
+        return {**told, "state": state, "because": because, "larger": larger, "troubles": troubles}
 
     async def _log(self, office: Office, ask: pb.ReadLog) -> object:
         """Of one node: which logs there are, or a piece of one; bytes as Latin-1, which keeps each. "away": that node

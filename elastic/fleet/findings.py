@@ -53,7 +53,8 @@ class Answer:
 class Survey:
     """replicas: by address, those that were asked for. nodes: by name. leader: address, or "". version: of whoever
     asks. troubles: what the leader says does not work, such as certificates that are about to end. crossings: what
-    nodes have found at each other's ports; None: nobody was asked, because there is one node at most."""
+    nodes have found at each other's ports; None: nobody was asked, because there is one node at most. jobs: as the
+    leader tells them."""
 
     version: str
     leader: str
@@ -61,6 +62,7 @@ class Survey:
     nodes: Mapping[str, Answer]
     troubles: Sequence[Document] = ()
     crossings: Answer | None = None
+    jobs: Sequence[Document] = ()
 
     @property
     def answers(self) -> Iterator[tuple[str, Answer]]:
@@ -232,13 +234,21 @@ def gpus(survey: Survey) -> Iterator[Finding]:
             yield Finding("gpu", f"node {name}", f"{count} for {slots} slots")
 
 
+def jobs(survey: Survey) -> Iterator[Finding]:
+    """Those that cannot begin with the nodes that there are."""
+    for job in survey.jobs:
+        if job.get("larger"):
+            advice = "start `elastic agent` on more nodes, end a cordon, or submit it anew with a smaller min_workers"
+            yield Finding("job", str(job["job"]), str(job["because"]), advice)
+
+
 def troubles(survey: Survey) -> Iterator[Finding]:
     for trouble in survey.troubles:
         where = f"node {trouble['where']}" if trouble.get("where") else "fleet"
         yield Finding(str(trouble["about"]), where, str(trouble["because"]), str(trouble["advice"]))
 
 
-CHECKS: tuple[Check, ...] = (replicas, etcd, nodes, ports, versions, clocks, disks, gpus, troubles)
+CHECKS: tuple[Check, ...] = (replicas, etcd, nodes, ports, versions, clocks, disks, gpus, jobs, troubles)
 
 
 def _is_loopback(address: str) -> bool:

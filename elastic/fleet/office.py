@@ -20,7 +20,7 @@ from elastic.errors import CompareFailed, ExitCode, StoreError, StoreUnavailable
 from elastic.fleet import registry
 from elastic.fleet.documents import Book, Job, Placement, Result
 from elastic.fleet.registry import Registry
-from elastic.fleet.schedule import Node, schedule
+from elastic.fleet.schedule import Node, Schedule, schedule
 from elastic.journal import Journal
 from elastic.reign import StoreThread
 from elastic.store import Store
@@ -28,7 +28,7 @@ from elastic.tenure import RETRY_S, Tenure
 from elastic.wire import elastic_pb2 as pb
 
 ABSENT_S = 30.0
-"""After this long the slots of a node that does not attend are looked for elsewhere."""
+"""After this long the slots of a node that does not attend are looked for elsewhere, and it is no part of the fleet."""
 
 LOOK_S = 1.0
 """How often it looks at absent nodes, where nothing else happens."""
@@ -91,6 +91,7 @@ class Office:
         self.sessions: dict[str, NodeSession] = {}
         self.waiting: dict[str, str] = {}
         self.lacking: dict[str, str] = {}
+        self.larger: frozenset[str] = frozenset()
         self.ready = asyncio.Event()
         """Set when the documents have been read: before, nobody may be told what to run."""
         self._tenure = tenure
@@ -102,7 +103,8 @@ class Office:
         self._unforgotten = ""
         """Why ended jobs could not be forgotten, as it was journalled."""
         self._changed = asyncio.Event()
-        self._since_s: dict[str, float] = {}
+        self._left: dict[str, tuple[float, NodeSession]] = {}
+        """Node -> when its last stream ended."""
         self._began_s = time.monotonic()
 
     async def lead(self) -> str:
@@ -152,7 +154,7 @@ class Office:
             query.cancel()
         if self.sessions.get(session.hello.node) is session:
             del self.sessions[session.hello.node]
-            self._since_s[session.hello.node] = time.monotonic()
+            self._left[session.hello.node] = time.monotonic(), session
             self._journal.write("node_down", node=session.hello.node)
             self._changed.set()
 
@@ -232,8 +234,8 @@ class Office:
 
     async def _hand_out(self) -> bool:
         """Whether anything was written."""
-        plan = schedule(self.book.jobs, self.nodes(), self._gone())
-        self.waiting, self.lacking = dict(plan.waiting), dict(plan.lacking)
+        plan = self.plan()
+        self.waiting, self.lacking, self.larger = dict(plan.waiting), dict(plan.lacking), plan.larger
         written = False
         for job in self.book.jobs:
             placement = plan.placements.get(job.name)
@@ -265,25 +267,30 @@ class Office:
         await self._store.call(self._registry.place, job.name, placement)
         self._journal.write("placed", job=job.name, began=job.waits, slots=placement.slots)
 
-    def nodes(self) -> list[Node]:
-        """Those that attend."""
-        return [
-            Node(
-                name,
-                session.hello.slots,
-                frozenset(session.hello.labels),
-                leaves=bool(session.leaves) or name in self.book.cordons,
-                goes=bool(session.notice),
-            )
-            for name, session in sorted(self.sessions.items())
-        ]
-
-    def _gone(self) -> set[str]:
+    def plan(self) -> Schedule:
+        """As of now. While nodes have not had the time to find this leader nothing is larger than the fleet."""
         now_s = time.monotonic()
+        nodes = [self._node(name, session) for name, session in sorted(self.sessions.items())]
+        for name, (since_s, session) in sorted(self._left.items()):
+            if name not in self.sessions and now_s < since_s + ABSENT_S:
+                node = self._node(name, session, away=True)
+                nodes += [node] if node.counts else []
+        return schedule(self.book.jobs, nodes, self._gone(now_s), awaited=now_s < self._began_s + ABSENT_S)
+
+    def _gone(self, now_s: float) -> set[str]:
         placed = {share.node for job in self.book.jobs if job.runs for share in job.shares}
-        return {
-            node for node in placed - self.sessions.keys() if now_s >= self._since_s.get(node, self._began_s) + ABSENT_S
-        }
+        since_s = {name: since_s for name, (since_s, _) in self._left.items()}
+        return {node for node in placed - self.sessions.keys() if now_s >= since_s.get(node, self._began_s) + ABSENT_S}
+
+    def _node(self, name: str, session: NodeSession, *, away: bool = False) -> Node:
+        return Node(
+            name,
+            session.hello.slots,
+            frozenset(session.hello.labels),
+            leaves=bool(session.leaves) or name in self.book.cordons,
+            goes=bool(session.notice),
+            away=away,
+        )
 
     def _tell(self, node: str, session: NodeSession) -> None:
         """What it has to run, if that has changed."""

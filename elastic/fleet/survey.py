@@ -23,7 +23,7 @@ def take(client: FleetClient) -> Survey:
         try:
             overview = client.overview()
         except ElasticError:
-            overview = {"leader": "", "nodes": [], "troubles": []}
+            overview = {"leader": "", "nodes": [], "troubles": [], "jobs": []}
         leader = str(overview["leader"])
         names = [str(node["node"]) for node in overview["nodes"] if node["up"]]
         away = {str(node["node"]): Answer(because="is away") for node in overview["nodes"] if not node["up"]}
@@ -36,6 +36,7 @@ def take(client: FleetClient) -> Survey:
             {**{name: answer.result() for name, answer in zip(names, nodes, strict=True)}, **away},
             tuple(overview.get("troubles", ())),
             crossings.result() if crossings is not None else None,
+            tuple(overview["jobs"]),
         )
 
 

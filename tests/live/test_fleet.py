@@ -65,7 +65,7 @@ def test_what_follows_a_training_takes_its_time_and_the_next_job_does_not_wait_f
     after.touch()
     jobs = [fleet.train(name, script=FOLLOWED, workers=1, labels=["name=a"]) for name in ("one", "two")]
     fleet.until("the first to begin", (fleet.gates / "begin.a.0.0").exists)
-    waits = "needs 1 free slots at once, and 0 of the 1 on nodes with name=a are free"
+    waits = "needs 1 free slot at once, and 0 of the 1 on 1 node with name=a are free"
     assert fleet.entry(jobs[1])["because"] == waits
     begin.unlink()
     children = []

@@ -26,6 +26,8 @@ NODE = {
 TROUBLE = {"about": "certificate", "where": "b", "because": "that of agent b ends", "advice": "issue another one"}
 
 
+LARGE = {"job": "a-1", "state": "waits", "larger": True, "because": "larger than the fleet: needs 9 slots at once"}
+WAITING = [{**LARGE, "larger": False}, {"job": "b-2", "state": "ended"}]
 OPENED = {"port": 40000, "ports": [32768, 60999]}
 CROSSED = {
     "a": {"host": "10.0.0.3", **OPENED, "reached": {"b": "", "c": ""}},
@@ -88,6 +90,7 @@ FAULTS = [
     (survey(node={"slots": 3}), "gpu", "2 for 3 slots", "--slots 2"),
     (survey(node={"gpu_driver": False}), "gpu", "no driver", "load NVIDIA's driver"),
     (survey(troubles=[TROUBLE]), "certificate", "that of agent b ends", "issue another"),
+    (survey(jobs=[*WAITING, LARGE]), "job", "larger than the fleet", "smaller min_workers"),
     (survey(nodes={}), "node", "has no nodes", "start `elastic agent`"),
     (survey(nodes={"a": Answer(because="is away")}), "node", "is away", "start `elastic agent` there"),
     (survey(nodes={"a": Answer(NODE, offset_s=-2.5, within_s=0.1)}), "clock", "is 2.5 s behind", "NTP"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -200,9 +201,24 @@ def test_a_submission_that_is_asked_again_has_the_same_token(monkeypatch: pytest
     monkeypatch.setattr(client_module, "_asked", asked)
     client = client_module.FleetClient(["here:1"])
     spec = JobSpec(name="train", command=("train",), workers=1)
-    assert [client.submit(spec), client.submit(spec)] == ["train-1", "train-1"]
+    assert [client.submit(spec)["job"], client.submit(spec)["job"]] == ["train-1", "train-1"]
     first, again, other = tokens
     assert first == again != other and first
+
+
+def test_submit_says_when_a_job_is_larger_than_the_fleet(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    larger = "larger than the fleet, which has 1 slot on 1 node: needs 2 at once, and holds up nobody"
+    monkeypatch.setattr(FleetClient, "_ask", lambda client, question: {"job": "t-1", "larger": larger})
+    (here / "job.toml").write_text(JOB + 'checkpoint_dir = "/x"')
+    assert code_of(["submit", "job.toml", *HERE]) == 0
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("t-1\n", f"elastic: t-1 waits, and is {larger}\n")
+    monkeypatch.setattr(FleetClient, "_ask", lambda client, question: {"job": "t-1"})  # a replica of an older version
+    assert code_of(["submit", "job.toml", "--json", *HERE]) == 0
+    told = capsys.readouterr()
+    assert (json.loads(told.out), told.err) == ({"job": "t-1", "larger": ""}, "")
 
 
 class OneAway:

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,6 +140,52 @@ def test_the_slots_of_an_absent_node_are_given_elsewhere_after_a_while(
     play(tmp_path, story)
 
 
+def test_a_job_larger_than_the_fleet_is_told_so_and_holds_up_others_while_nodes_may_still_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(office_module, "LOOK_S", 0.01)
+
+    async def story(leading: Leading) -> None:
+        office, desk = leading.office, Desk(Service(), leading.journal, Shown(), tmp_path, dict)
+        desk.office = office
+        b = leading.node("b", slots=2)
+        leading.node("a")
+
+        async def submit(name: str, least: int) -> Any:
+            spec = JobSpec(name=name, command=("t",), workers=least, min_workers=least, checkpoint_dir="/shared")
+            submitted = pb.Submit(document=codec.job_to_json(spec).decode())
+            return json.loads((await desk.Ask(pb.Question(submit=submitted), None)).document)
+
+        async def overview() -> dict[str, Any]:
+            jobs = json.loads((await desk.Ask(pb.Question(overview=pb.Overview()), None)).document)["jobs"]
+            return {job["job"]: job for job in jobs}
+
+        await asyncio.wait_for(office.ready.wait(), PATIENCE_S)
+        assert await submit("large", 3) == {"job": "large-1", "larger": ""}
+        await duties(b, {"large-1": 2})
+        assert (await submit("huge", 5))["larger"] == "", "a node may be on its way to this leader"
+        await submit("small", 1)
+        monkeypatch.setattr(office_module, "ABSENT_S", 0.0)  # from now on nobody is waited for
+        huge = "larger than the fleet, which has 3 slots on 2 nodes: needs 5 at once, and holds up nobody"
+        assert (await submit("other", 5))["larger"] == huge
+        while not (told := (await overview())["huge-2"])["larger"]:
+            await asyncio.sleep(0.01)
+        assert (told["state"], told["because"]) == ("waits", huge)
+        registry.end(leading.store, "large-1", Result(0, "done"))
+        office.read(*registry.read(leading.store))
+        await duties(b, {"small-3": 1})
+        monkeypatch.setattr(office_module, "ABSENT_S", 1e9)
+        monkeypatch.setattr(office, "_began_s", float("-inf"))
+        assert office.plan().larger == {"huge-2", "other-4"}
+        c = leading.node("c", slots=2)
+        office.detach(c)
+        assert office.plan().larger == set(), "a node that is away for a moment still counts"
+        monkeypatch.setattr(c, "leaves", "asked")
+        assert office.plan().larger == {"huge-2", "other-4"}, "and one that has said goodbye does not"
+
+    play(tmp_path, story)
+
+
 def test_of_two_daemons_of_one_name_on_one_machine_the_second_is_refused(tmp_path: Path) -> None:
     """Else each would end the other's stream, and both would run the node's jobs."""
 
@@ -198,7 +245,7 @@ def test_a_submission_that_is_asked_for_twice_with_one_token_makes_one_job(tmp_p
         spec = JobSpec(name="train", command=("train",), workers=1, checkpoint_dir="/shared")
         submit = pb.Submit(document=codec.job_to_json(spec).decode(), token="t1")
         answers = [await desk.Ask(pb.Question(submit=submit), None) for _ in range(2)]
-        assert [json.loads(answer.document) for answer in answers] == [{"job": "train-1"}] * 2
+        assert [json.loads(answer.document) for answer in answers] == [{"job": "train-1", "larger": ""}] * 2
         assert [job.name for job in registry.read(leading.store)[0].jobs] == ["train-1"]
         answer = await desk.Ask(pb.Question(submit=pb.Submit(document=submit.document, token="x" * 70_000)), None)
         assert "token='xxx" in answer.refused
