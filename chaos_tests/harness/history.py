@@ -109,11 +109,12 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class History:
     """faulty: the run to be judged. quiet: the same job, undisturbed. evict_s: a freeze shorter than this expels
-    nobody."""
+    nobody. keeps: whether the job is to take checkpoints or snapshots."""
 
     faulty: Run
     quiet: Run
     evict_s: float = 2.5
+    keeps: bool = True
     limits: Limits = Limits()
 
 
@@ -176,3 +177,10 @@ def injected(events: Iterable[Event]) -> tuple[Injected, ...]:
         )
         for number, event in first.items()
     )
+
+
+def every_kind_came(run: Run) -> bool:
+    """Whether faults were injected, and of each kind that was planned at least one: what these faults have not shown,
+    a longer run does not show."""
+    came = {fault.kind for fault in injected(run.events)}
+    return bool(came) and came.issuperset(str(event.line["fault"]) for event in run.of("fault_skipped"))

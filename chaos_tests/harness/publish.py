@@ -14,19 +14,20 @@ from elastic.files import write_atomically
 from elastic.journal import read_all, recoveries
 
 
-def report(campaign: Campaign) -> tuple[Finding, ...]:
-    """What every checker says. Raises ConfigError if a run has left nothing to judge."""
+def report(campaign: Campaign, may_be_unknown: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
+    """What every checker says. may_be_unknown: invariants for which that will do. Raises ConfigError if a run has left
+    nothing to judge."""
     history = read_history(campaign.home / "faulty", campaign.home / "quiet")
     if not history.faulty.events:
         raise ConfigError(f"{campaign.home / 'faulty'} holds no journal; the run did not begin")
     findings = judge(history)
     told = recoveries(read_all(campaign.home / "faulty"))
     asked = {**asdict(campaign), "home": str(campaign.home)}
-    document = documents.document(asked, history, findings, told)
+    document = documents.document(asked, history, findings, told, may_be_unknown)
     for name, text in (
         ("report.json", json.dumps(document, indent=1) + "\n"),
-        ("junit.xml", documents.junit(findings, document["seconds"])),
-        ("report.html", documents.page(asked, history, findings, told)),
+        ("junit.xml", documents.junit(findings, document["seconds"], may_be_unknown)),
+        ("report.html", documents.page(asked, history, findings, told, may_be_unknown)),
     ):
         write_atomically(campaign.home / name, text.encode())
     return findings

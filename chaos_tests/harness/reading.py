@@ -28,7 +28,9 @@ def read_run(job_dir: Path) -> Run:
 
 
 def read_history(faulty: Path, quiet: Path) -> History:
-    return History(read_run(faulty), read_run(quiet), evict_s=read_job(faulty).timing.evict_s)
+    runs, spec = (read_run(faulty), read_run(quiet)), read_job(faulty)
+    keeps = (spec.checkpoint_every, spec.snapshot_every) != ("off", "off")
+    return History(*runs, evict_s=spec.timing.evict_s, keeps=keeps)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,13 +16,14 @@ from chaos_tests import cli as chaos
 from chaos_tests.harness.catalogue import CATALOGUE
 from chaos_tests.harness.checkers import judge
 from chaos_tests.harness.faults import Aim, Freeze, Ground, Strike, choose, ground, lethal, places
+from chaos_tests.harness.history import Run
 from chaos_tests.harness.report import documents, plots, svg
 from chaos_tests.harness.report.story import histogram, tell
 from chaos_tests.harness.schedule import PRESETS, UNUSUAL, ground_of, plan, preset_of
 from chaos_tests.harness.world import World
 from elastic.cli import main
 from elastic.errors import ConfigError, ExitCode
-from tests.unit.histories import C, good, with_step
+from tests.unit.histories import C, event, good, with_events, with_step, without
 
 HOLDERS = ["a", "b", "c"]
 ASKED = {"command": ["train.py", "<&>"], "preset": "kill", "seed": 7}
@@ -137,7 +139,7 @@ def test_the_page_is_whole_and_asks_the_network_for_nothing() -> None:
     page = Page()
     page.feed(documents.page(ASKED, good(), judge(good()), [{"recovery_ms": 42.0, "complete": True}]))
     assert page.open == []
-    for word in ("Chaos: ", "passed", "train.py <&>", "every sample exactly once", "kill", C):
+    for word in ("Chaos: ", "PASSED", "train.py <&>", "every sample exactly once", "kill", C):
         assert word in page.words
 
 
@@ -145,21 +147,75 @@ def test_the_documents_say_what_was_decided() -> None:
     spoiled = with_step(good(), 1, scalars={"loss": 0.6})
     findings = judge(spoiled)
     document = json.loads(json.dumps(documents.document(ASKED, spoiled, findings, [])))
-    assert not document["passed"]
+    assert not document["passed"] and document["headline"] == "NOT PASSED"
     assert {i["number"]: i["answer"] for i in document["invariants"]}["I7"] == "false"
     suite = ElementTree.fromstring(documents.junit(findings, 1.0))
     assert suite.attrib["failures"] == str(len(suite.findall("*/failure"))) == "2"
 
 
+def own_samples(run: Run) -> Run:
+    return replace(run, steps=tuple(replace(step, line={**step.line, "samples": []}) for step in run.steps))
+
+
+def test_what_cannot_apply_is_said_beside_the_verdict_and_does_not_fail_the_run() -> None:
+    history = replace(good(), faulty=own_samples(good().faulty), quiet=own_samples(good().quiet))
+    findings = judge(history)
+    assert documents.passed(findings)
+    assert documents.headline(findings) == "PASSED (not applicable: I8, I9)"
+    document = documents.document(ASKED, history, findings, [])
+    assert (document["passed"], document["headline"]) == (True, documents.headline(findings))
+    page = Page()
+    page.feed(documents.page(ASKED, history, findings, []))
+    assert documents.headline(findings) in page.words and page.open == []
+    suite = ElementTree.fromstring(documents.junit(findings, 1.0))
+    said = [case.attrib["message"] for case in suite.findall("*/skipped")]
+    assert len(said) == 2 and all(
+        because.startswith("not applicable: the script draws its samples") for because in said
+    )
+    assert (suite.attrib["skipped"], suite.attrib["errors"], suite.attrib["failures"]) == ("2", "0", "0")
+
+
+@pytest.mark.parametrize(
+    ("skipped", "said"),
+    [
+        ((), "NOT PASSED (no fault was injected)"),
+        (
+            (("kill", "there were not two members"), ("kill", "the run is over")),
+            "NOT PASSED (no fault was injected: 2 skipped, the first because there were not two members)",
+        ),
+    ],
+)
+def test_a_run_without_a_fault_says_so_in_its_headline(skipped: tuple[tuple[str, str], ...], said: str) -> None:
+    told = [
+        event(7, "fault_skipped", "harness", number=number, fault=fault, because=because)
+        for number, (fault, because) in enumerate(skipped)
+    ]
+    history = with_events(without(good(), "fault_injected", "fault_seen", "fault_ended"), *told)
+    findings = judge(history)
+    assert documents.headline(findings) == documents.headline(findings, frozenset({"I16"})) == said
+    assert documents.document(ASKED, history, findings, [])["headline"] == said
+    page = Page()
+    page.feed(documents.page(ASKED, history, findings, []))
+    assert f"Chaos: {said}" in page.words
+    suite = ElementTree.fromstring(documents.junit(findings, 1.0))
+    assert suite.attrib["name"] == f"chaos: {said}"
+
+
 def test_what_may_be_unknown_must_still_not_be_false() -> None:
-    drawn = good()
-    for number in range(3):
-        drawn = with_step(drawn, number, samples=[])
-    findings = judge(drawn)
-    assert not documents.passed(findings)
+    quiet = replace(good(), quiet=replace(good().quiet, result=None))
+    findings = judge(quiet)
+    unknown = {finding.invariant.number for finding in findings if finding.verdict.answer == "unknown"}
+    assert unknown == {"I10"}
+    assert not documents.passed(findings) and documents.passed(findings, frozenset({"I10"}))
+    document = documents.document(ASKED, quiet, findings, [], frozenset({"I10"}))
+    assert (document["passed"], document["headline"]) == (True, "PASSED (unknown, as allowed: I10)")
+    suite = ElementTree.fromstring(documents.junit(findings, 1.0, frozenset({"I10"})))
+    assert (suite.attrib["skipped"], suite.attrib["errors"]) == ("1", "0")
+
+    findings = judge(replace(good(), faulty=own_samples(good().faulty)))
     spoiled = {finding.invariant.number for finding in findings if finding.verdict.answer == "false"}
-    assert spoiled == {"I7", "I10"}, "the quiet run has samples"
-    assert not documents.passed(findings, frozenset({"I8", "I9", *spoiled}))
+    assert spoiled == {"I7", "I8", "I9", "I10"}, "the quiet run has samples"
+    assert not documents.passed(findings, frozenset(spoiled))
 
 
 def test_a_story_has_the_lives_the_faults_and_the_rates() -> None:

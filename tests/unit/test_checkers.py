@@ -185,17 +185,64 @@ UNKNOWN: dict[str, tuple[str, Callable[[History], History]]] = {
     "the watch of etcd was lost": ("I1", lambda h: with_events(h, event(2, "etcd_gap", "harness", because="cut"))),
     "the generation never changed": ("I7", lambda h: with_steps(h, steps((1, 3), (1, 3)))),
     "the quiet run has no steps": ("I7", lambda h: replace(h, quiet=Run((), (), RESULT))),
-    "the script draws its own samples": (
-        "I8",
-        lambda h: with_step(with_step(with_step(h, 0, samples=[]), 1, samples=[]), 2, samples=[]),
+    "samples of a run without a quiet one": ("I8", lambda h: replace(h, quiet=Run((), (), RESULT))),
+    "batches of a run without a quiet one": ("I9", lambda h: replace(h, quiet=Run((), (), RESULT))),
+    "the generation should have changed": (
+        "I7",
+        lambda h: with_steps(changed(h, "fault_injected", lethal=False), steps((1, 3), (1, 3))),
     ),
+    "the generation should have changed for a kill": (
+        "I7",
+        lambda h: with_events(spared(h), event(6, "fault_injected", "harness", number=2, fault="kill", lethal=True)),
+    ),
+    "who was to be killed was not there": (
+        "I11",
+        lambda h: with_events(spared(h), event(6, "fault_skipped", "harness", number=2, fault="kill", because="no")),
+    ),
+    "the only kill was skipped": (
+        "I13",
+        lambda h: with_events(spared(h), event(6, "fault_skipped", "harness", number=2, fault="kill", because="no")),
+    ),
+    "no checkpoint was completed": ("I14", lambda h: without(h, "checkpoint_read", "pointer_moved")),
     "the job ended before its time for another reason": (
         "I6",
         lambda h: with_result(without(h, "finished"), exit_code=2, because="no room on the disk"),
     ),
     "the quiet run has no digest": ("I10", lambda h: replace(h, quiet=replace(h.quiet, result=None))),
-    "no worker was hit": ("I13", lambda h: without(h, "fault_injected")),
+    "no worker was hit": ("I13", lambda h: without(h, "fault_injected", "worker_exited")),
     "nobody looked what was left": ("I15", lambda h: without(h, "left_behind")),
+}
+
+
+def spared(history: History) -> History:
+    """etcd forgets its history, and that is all: one generation, and nobody is lost."""
+    names = ("finished", "left_behind", "checkpoint_complete", "checkpoint_read", "pointer_moved", "steps_seen")
+    kept = tuple(one for one in history.faulty.events if one.name in names)
+    quiet = replace(history, faulty=replace(history.faulty, events=kept))
+    asked = event(2, "fault_injected", "harness", number=1, fault="compact-etcd", target="etcd", lethal=False)
+    formed = record(1.0, 1, "form", [A, B, D])
+    return with_steps(with_events(quiet, asked, *formed), steps((1, 3), (1, 3), (1, 3)))
+
+
+def drawn(history: History) -> History:
+    """The script draws its own samples, in both runs."""
+
+    def without_samples(run: Run) -> Run:
+        return replace(run, steps=tuple(replace(one, line={**one.line, "samples": []}) for one in run.steps))
+
+    return replace(history, faulty=without_samples(history.faulty), quiet=without_samples(history.quiet))
+
+
+NOT_APPLICABLE: dict[str, tuple[str, Callable[[History], History]]] = {
+    "samples that the script draws itself": ("I8", drawn),
+    "the batch of a script that draws its own samples": ("I9", drawn),
+    "checkpoints of a job that takes none": (
+        "I14",
+        lambda h: replace(without(h, "checkpoint_read", "pointer_moved"), keeps=False),
+    ),
+    "another generation, where no fault makes one": ("I7", spared),
+    "a loss, where no fault makes one": ("I11", spared),
+    "survivors, where nobody was hit": ("I13", spared),
 }
 
 
@@ -215,7 +262,7 @@ def test_a_good_history_holds(number: str) -> None:
 
 @pytest.mark.parametrize("number", [one.number for one in INVARIANTS])
 def test_an_empty_history_is_never_good(number: str) -> None:
-    assert verdict(number, EMPTY).answer is not Answer.TRUE
+    assert verdict(number, EMPTY).answer in (Answer.UNKNOWN, Answer.FALSE)
 
 
 def test_who_leaves_in_order_is_enough_to_decide_that_nobody_is_lost() -> None:
@@ -245,6 +292,33 @@ def test_every_invariant_has_a_violation() -> None:
 def test_what_cannot_be_said_is_unknown(what: str) -> None:
     number, spoil = UNKNOWN[what]
     assert verdict(number, spoil(good())).answer is Answer.UNKNOWN
+
+
+@pytest.mark.parametrize("what", NOT_APPLICABLE)
+def test_what_cannot_be_asked_of_a_job_is_not_applicable(what: str) -> None:
+    number, made = NOT_APPLICABLE[what]
+    assert verdict(number, made(good())).answer is Answer.NOT_APPLICABLE
+
+
+@pytest.mark.parametrize(
+    ("number", "spoil"),
+    [
+        ("I8", lambda h: with_step(h, 1, samples=[[2], [3]])),
+        ("I9", lambda h: with_step(h, 1, lr=[0.2])),
+        ("I9", lambda h: with_step(h, 1, samples=[[2], [3]])),
+        ("I11", lambda h: with_events(h, event(6, "member_lost", worker=B, because="no beat"))),
+        ("I13", lambda h: with_events(h, event(2.4, "worker_exited", "agent", worker=B, because="exited with 1"))),
+        ("I14", lambda h: with_events(h, event(8, "state_restored", A, 3, entry=ENTRY))),
+    ],
+)
+def test_what_can_be_seen_to_be_wrong_is_false_also_where_the_rest_is_not_applicable(
+    number: str, spoil: Callable[[History], History]
+) -> None:
+    bare = replace(without(spared(drawn(good())), "checkpoint_complete", "checkpoint_read"), keeps=False)
+    if number in ("I8", "I9"):
+        bare = drawn(good())
+    assert verdict(number, bare).answer is Answer.NOT_APPLICABLE
+    assert verdict(number, spoil(bare)).answer is Answer.FALSE
 
 
 def test_a_counterexample_names_its_lines() -> None:

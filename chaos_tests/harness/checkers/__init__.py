@@ -1,4 +1,5 @@
-"""The invariants: pure functions of a history, each of which says true, false with a counterexample, or unknown.
+"""The invariants: pure functions of a history, each of which says true, false with a counterexample, unknown, or
+not applicable.
 
 Numbers are stable.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from chaos_tests.harness.checkers.verdict import Verdict, broken, first_broken, holds, unknown
+from chaos_tests.harness.checkers.verdict import Verdict, broken, first_broken, holds, not_applicable, unknown
 from chaos_tests.harness.history import Event, History, Run
 
 Spoiled: TypeAlias = Mapping[str, Event]
@@ -20,7 +20,9 @@ def durability(history: History) -> Verdict:
     run = history.faulty
     spoiled = {str(entry): event for event in run.of("fault_injected") if (entry := event.line.get("spoiled"))}
     read = [event for event in run.of("checkpoint_read") if not _by_our_hand(event, spoiled)]
-    return first_broken((*_torn(read), *_lost(run, read, spoiled), *_never_usable(run, spoiled)), _otherwise(read))
+    return first_broken(
+        (*_torn(read), *_lost(run, read, spoiled), *_never_usable(run, spoiled)), _otherwise(history, read)
+    )
 
 
 def _by_our_hand(event: Event, spoiled: Spoiled) -> bool:
@@ -29,7 +31,7 @@ def _by_our_hand(event: Event, spoiled: Spoiled) -> bool:
     return blow is not None and event.line["place"] == "disk" and blow.t_ns < event.t_ns
 
 
-def _otherwise(read: list[Event]) -> Verdict:
+def _otherwise(history: History, read: list[Event]) -> Verdict:
     fine = [event for event in read if not event.line["problem"]]
     whole = sum(bool(event.line.get("read", True)) for event in fine)
     large = len(fine) - whole
@@ -38,6 +40,8 @@ def _otherwise(read: list[Event]) -> Verdict:
         return holds(f"{whole} times one that was called complete was read, and each was whole, byte by byte{but}")
     if large:
         return unknown(f"{large} times one was completed, and each was too large to be read")
+    if not history.keeps:
+        return not_applicable("the job takes no checkpoints and no snapshots")
     return unknown("no checkpoint and no snapshot was completed; a longer run has some")
 
 

@@ -6,8 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 
-from chaos_tests.harness.checkers.verdict import Verdict, broken, first_broken, holds, unknown
-from chaos_tests.harness.history import History, Line, Run, Step
+from chaos_tests.harness.checkers.verdict import Verdict, broken, first_broken, holds, not_applicable, unknown
+from chaos_tests.harness.history import History, Line, Run, Step, every_kind_came, injected
 
 IDENTITY = ("step", "epoch", "lr", "scalars", "samples")
 """What is the same in every run of a job, whatever died or joined."""
@@ -63,11 +63,18 @@ def continuity(history: History) -> Verdict:
         for before, step in zip((None, *run.steps), run.steps, strict=False)
         if before is None or step.generation != before.generation
     ]
-    if len(firsts) < 2:
-        return unknown("the generation never changed while steps were applied")
     if not history.quiet.steps:
         return unknown("there is no quiet run to compare with")
+    if len(firsts) < 2:
+        never = "the generation never changed while steps were applied"
+        return unknown(never) if _had_to_change(run) else not_applicable(f"{never}, and no fault was to change it")
     return first_broken(_differences(history, firsts), holds(f"{len(firsts)} generations go on where the last ended"))
+
+
+def _had_to_change(run: Run) -> bool:
+    begun_ns = next((event.t_ns for event in run.of("steps_seen")), 0)
+    changes = (event for event in run.of("committed") if event.t_ns > begun_ns)
+    return not every_kind_came(run) or any(fault.lethal for fault in injected(run.events)) or any(changes)
 
 
 def _differences(history: History, steps: list[Step]) -> Iterator[Verdict]:
@@ -89,11 +96,10 @@ def first_difference(one: Line, other: Line) -> str | None:
 
 def exactly_once(history: History) -> Verdict:
     """I8: an epoch's applied steps hold each sample as often as the quiet run's: once, but for a padded tail."""
-    run = history.faulty
-    if not any(step.line["samples"] for step in run.steps):
-        return unknown("the script draws its samples itself, so the ledger does not know them")
-    if not history.quiet.steps:
-        return unknown("there is no quiet run to compare with")
+    if not history.faulty.steps or not history.quiet.steps:
+        return unknown("there are no steps to compare")
+    if _draws_itself(history):
+        return not_applicable("the script draws its samples itself, so the ledger does not know them")
     return first_broken(_miscounted(history), holds("every epoch holds each sample as often as planned"))
 
 
@@ -118,12 +124,20 @@ def _samples(run: Run) -> dict[int, Counter[str]]:
 
 def global_batch(history: History) -> Verdict:
     """I9: samples in a step and learning rate are functions of the step alone, not of the world."""
-    run = history.faulty
-    if not run.steps or not history.quiet.steps:
+    if not history.faulty.steps or not history.quiet.steps:
         return unknown("there are no steps to compare")
-    if not any(step.line["samples"] for step in run.steps):
-        return unknown("the script draws its samples itself, so the ledger does not know how many")
-    return first_broken(_resized(history), holds("batch and learning rate are those of the quiet run in every step"))
+    otherwise = holds("batch and learning rate are those of the quiet run in every step")
+    if _draws_itself(history):
+        otherwise = not_applicable(
+            "the script draws its samples itself, so the ledger does not know how many; the learning rate is that of "
+            "the quiet run in every step"
+        )
+    return first_broken(_resized(history), otherwise)
+
+
+def _draws_itself(history: History) -> bool:
+    """Of both runs: where one of them knows its samples, they are to be compared."""
+    return not any(step.line["samples"] for run in (history.faulty, history.quiet) for step in run.steps)
 
 
 def _resized(history: History) -> Iterator[Verdict]:

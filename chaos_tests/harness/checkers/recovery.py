@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from chaos_tests.harness.catalogue import CATALOGUE
-from chaos_tests.harness.checkers.verdict import Verdict, broken, first_broken, holds, unknown
+from chaos_tests.harness.checkers.verdict import Verdict, broken, first_broken, holds, not_applicable, unknown
 from chaos_tests.harness.faults import (
     AGENT,
     Between,
@@ -19,7 +19,7 @@ from chaos_tests.harness.faults import (
     parts,
     stalls,
 )
-from chaos_tests.harness.history import Event, History, Injected, Run, injected
+from chaos_tests.harness.history import Event, History, Injected, Run, every_kind_came, injected
 
 AGAIN_S = 3.0
 """After a service was killed or thawed, until an agent attends a leader again: a lease of 2 s, and a process begins."""
@@ -35,8 +35,8 @@ def detection(history: History) -> Verdict:
     found = (*_late(history, faults), *_false_alarms(history, faults), *_not_in_order(history, faults))
     noted = sum(fault.lethal for fault in faults)
     if not noted and not any(_expels(history, fault) or _leaves(fault) for fault in faults):
-        alarms = next(_false_alarms(history, faults), None)
-        return alarms or unknown("no fault that has to be detected was injected")
+        nothing = "no fault that has to be detected was injected"
+        return first_broken(found, not_applicable(nothing) if every_kind_came(run) else unknown(nothing))
     return first_broken(found, holds(f"{noted} faults that end workers noted in time, nobody else declared lost"))
 
 
@@ -193,9 +193,11 @@ def _idle_s(run: Run, begin_ns: int, end_ns: int) -> float:
 def survivors(history: History) -> Verdict:
     """I13: a member to which nothing was done keeps its process until the job is over."""
     run = history.faulty
+    otherwise = holds("no member ended but those that were hit")
     if not any(fault.lethal or _hits_workers(run, fault) for fault in injected(run.events)):
-        return unknown("no worker was hit, so there are no survivors")
-    return first_broken(_restarted(run), holds("no member ended but those that were hit"))
+        nobody = "no worker was hit, so there are no survivors"
+        otherwise = not_applicable(nobody) if every_kind_came(run) else unknown(nobody)
+    return first_broken(_restarted(run), otherwise)
 
 
 def _hits_workers(run: Run, fault: Injected) -> bool:
@@ -229,9 +231,10 @@ def really_injected(history: History) -> Verdict:
     """I16: there were faults, each took hold, each has ended, and each is told once."""
     run = history.faulty
     faults = injected(run.events)
-    if not faults:
-        return broken("no fault was injected")
     skipped = {int(event.line["number"]): event for event in run.of("fault_skipped")}
+    if not faults:
+        why = [f": {len(skipped)} skipped, the first because {event.line['because']}" for event in skipped.values()]
+        return broken(f"no fault was injected{''.join(why[:1])}")
     for fault in faults:
         if fault.number in skipped:
             return broken(f"fault {fault.number} was both injected and skipped", fault.event.at)

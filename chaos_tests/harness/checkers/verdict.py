@@ -11,6 +11,9 @@ class Answer(StrEnum):
     TRUE = "true"
     FALSE = "false"
     UNKNOWN = "unknown"
+    """It applies, and what was left behind does not show it."""
+    NOT_APPLICABLE = "not applicable"
+    """This job and these faults cannot show it, however long they run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,10 @@ def broken(because: str, *at: str) -> Verdict:
 
 def unknown(because: str) -> Verdict:
     return Verdict(Answer.UNKNOWN, because)
+
+
+def not_applicable(because: str) -> Verdict:
+    return Verdict(Answer.NOT_APPLICABLE, because)
 
 
 def first_broken(found: Iterable[Verdict], otherwise: Verdict) -> Verdict:

@@ -12,6 +12,9 @@ from chaos_tests.harness.history import History
 from chaos_tests.harness.report import plots
 from chaos_tests.harness.report.story import Story, tell
 
+INJECTED = "I16"
+"""The invariant without which a run proves nothing."""
+
 CSS = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --dim: #68717d; --line: #d8dde3; --member: #4f7cc4;
   --starting: #b9c6da; --fault: #c8452d; --struck: #e98f3a; --good: #2c7a4b; --bad: #c8452d; --open: #9a6a00; }
@@ -24,7 +27,8 @@ p.dim, .dim { color: var(--dim) } svg { width: 100%; height: auto; display: bloc
 table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .25rem .6rem .25rem 0;
   border-bottom: 1px solid var(--line); vertical-align: top } code { font-size: .85em; overflow-wrap: anywhere }
 .true { color: var(--good) } .false { color: var(--bad) } .unknown { color: var(--open) }
-td.true, td.false, td.unknown { font-weight: 600; white-space: nowrap }
+.not-applicable { color: var(--dim) }
+td.true, td.false, td.unknown, td.not-applicable { font-weight: 600; white-space: nowrap }
 text { fill: var(--ink); font: 12px system-ui, sans-serif } text.small { font-size: 10.5px; fill: var(--dim) }
 text.fault-number { fill: var(--fault) } rect.member { fill: var(--member) } rect.starting { fill: var(--starting) }
 rect.struck { fill: var(--struck) } line.grid { stroke: var(--line) } line.fault { stroke: var(--fault);
@@ -35,12 +39,17 @@ polyline.quiet { stroke: var(--struck); stroke-width: 3.5; opacity: .55 }
 
 
 def document(
-    asked: Mapping[str, Any], history: History, findings: Sequence[Finding], recoveries: Sequence[Mapping[str, Any]]
+    asked: Mapping[str, Any],
+    history: History,
+    findings: Sequence[Finding],
+    recoveries: Sequence[Mapping[str, Any]],
+    may_be_unknown: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
     """What report.json holds. asked: the campaign. recoveries: as elastic.journal tells them."""
     story = tell(history.faulty)
     return {
-        "passed": passed(findings),
+        "passed": passed(findings, may_be_unknown),
+        "headline": headline(findings, may_be_unknown),
         "asked": dict(asked),
         "steps": len(history.faulty.steps),
         "seconds": round(story.length_s, 3),
@@ -66,16 +75,35 @@ def document(
 
 
 def passed(findings: Sequence[Finding], may_be_unknown: frozenset[str] = frozenset()) -> bool:
-    """Whether every invariant is true; of those named, also unknown will do."""
-    return all(
-        finding.verdict.answer is Answer.TRUE
-        or (finding.verdict.answer is Answer.UNKNOWN and finding.invariant.number in may_be_unknown)
-        for finding in findings
-    )
+    """Whether every invariant that applies is true; of those named, also unknown will do."""
+    fine = (Answer.TRUE, Answer.NOT_APPLICABLE)
+    return all(finding.verdict.answer in fine or _allowed(finding, may_be_unknown) for finding in findings)
 
 
-def junit(findings: Sequence[Finding], seconds: float) -> str:
-    """One test case for each invariant; unknown counts as an error."""
+def headline(findings: Sequence[Finding], may_be_unknown: frozenset[str] = frozenset()) -> str:
+    """The verdict in a line, with what it does not speak of; first of all, that there were no faults."""
+    remarks = [one.verdict.because for one in findings if one.invariant.number == INJECTED and not _true(one)]
+    for what, unproved in (
+        ("not applicable", [one for one in findings if one.verdict.answer is Answer.NOT_APPLICABLE]),
+        ("unknown, as allowed", [one for one in findings if _allowed(one, may_be_unknown)]),
+    ):
+        if unproved:
+            remarks.append(f"{what}: {', '.join(one.invariant.number for one in unproved)}")
+    word = "PASSED" if passed(findings, may_be_unknown) else "NOT PASSED"
+    return f"{word} ({'; '.join(remarks)})" if remarks else word
+
+
+def _true(finding: Finding) -> bool:
+    return finding.verdict.answer is Answer.TRUE
+
+
+def _allowed(finding: Finding, may_be_unknown: frozenset[str]) -> bool:
+    return finding.verdict.answer is Answer.UNKNOWN and finding.invariant.number in may_be_unknown
+
+
+def junit(findings: Sequence[Finding], seconds: float, may_be_unknown: frozenset[str] = frozenset()) -> str:
+    """One test case for each invariant; one that is not applicable, or may be unknown, counts as skipped, and otherwise
+    unknown as an error."""
     cases = []
     for finding in findings:
         name = quoteattr(f"{finding.invariant.number} {finding.invariant.name}")
@@ -87,27 +115,37 @@ def junit(findings: Sequence[Finding], seconds: float) -> str:
             case Answer.FALSE:
                 failure = f"<failure message={because}>{at}</failure>"
                 cases.append(f'  <testcase classname="chaos" name={name}>{failure}</testcase>')
-            case Answer.UNKNOWN:
+            case Answer.UNKNOWN if not _allowed(finding, may_be_unknown):
                 error = f"<error message={because}/>"
                 cases.append(f'  <testcase classname="chaos" name={name}>{error}</testcase>')
-    answers = [finding.verdict.answer for finding in findings]
-    head = (
-        f'<testsuite name="chaos" tests="{len(answers)}" failures="{answers.count(Answer.FALSE)}" '
-        f'errors="{answers.count(Answer.UNKNOWN)}" time="{seconds:.3f}">'
+            case answer:
+                skipped = f"<skipped message={quoteattr(f'{answer}: {finding.verdict.because}')}/>"
+                cases.append(f'  <testcase classname="chaos" name={name}>{skipped}</testcase>')
+    counts = " ".join(
+        f'{what}="{sum(f"<{element} " in case for case in cases)}"'
+        for what, element in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
     )
+    # A suite keeps its name from run to run, unless the run proves nothing.
+    injected = any(_true(finding) for finding in findings if finding.invariant.number == INJECTED)
+    title = "chaos" if injected else f"chaos: {headline(findings, may_be_unknown)}"
+    head = f'<testsuite name={quoteattr(title)} tests="{len(cases)}" {counts} time="{seconds:.3f}">'
     return "\n".join(['<?xml version="1.0" encoding="UTF-8"?>', head, *cases, "</testsuite>", ""])
 
 
 def page(
-    asked: Mapping[str, Any], history: History, findings: Sequence[Finding], recoveries: Sequence[Mapping[str, Any]]
+    asked: Mapping[str, Any],
+    history: History,
+    findings: Sequence[Finding],
+    recoveries: Sequence[Mapping[str, Any]],
+    may_be_unknown: frozenset[str] = frozenset(),
 ) -> str:
     """Everything in one file that asks the network for nothing."""
     story = tell(history.faulty)
     names = [name for step in history.faulty.steps[:1] for name in step.line["scalars"]]
     name = "loss" if "loss" in names else next(iter(names), "")
-    found = passed(findings)
+    word = str(passed(findings, may_be_unknown)).lower()
     parts = [
-        f"<h1>Chaos: <span class={'true' if found else 'false'}>{'passed' if found else 'not passed'}</span></h1>",
+        f'<h1>Chaos: <span class="{word}">{escape(headline(findings, may_be_unknown))}</span></h1>',
         f'<p class="dim"><code>{escape(" ".join(asked["command"]))}</code> &middot; preset {escape(asked["preset"])} '
         f"&middot; seed {asked['seed']} &middot; {len(story.blows)} faults in {story.length_s:.0f} s</p>",
         "<h2>Members, generations, faults</h2>",
@@ -134,7 +172,7 @@ def page(
 def _findings(findings: Sequence[Finding]) -> str:
     rows = [
         f"<tr><td>{one.invariant.number}</td><td>{escape(one.invariant.name)}</td>"
-        f'<td class="{one.verdict.answer}">{one.verdict.answer}</td>'
+        f'<td class="{one.verdict.answer.replace(" ", "-")}">{one.verdict.answer}</td>'
         f"<td>{escape(one.verdict.because)}{_places(one.verdict.at)}</td></tr>"
         for one in findings
     ]
