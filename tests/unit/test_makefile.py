@@ -1,0 +1,71 @@
+"""Each target begins from a bare checkout: what it needs is made first, and nothing outside of it is changed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.model.__main__ import needs
+
+ROOT = Path(__file__).parents[2]
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = sorted({*re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE)} - {"help", "clean"})
+
+
+def plan(target: str, checkout: Path) -> str:
+    """What make would run there; files that it asks for are empty."""
+    shutil.copy(ROOT / "Makefile", checkout)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (checkout / name).touch()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(
+        ["make", "--dry-run", target], cwd=checkout, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_makes_its_environment_before_it_uses_it(target: str, tmp_path: Path) -> None:
+    told = plan(target, tmp_path)
+    made = told.index("touch .venv/.stamp")
+    used = re.compile(r"\.venv/bin/(python (-X faulthandler )?-m (?!pip)|ruff|mypy)").search(told)
+    assert used is None or made < used.start()
+    assert "apt-get install" not in told
+
+
+@pytest.mark.parametrize(
+    ("target", "package"),
+    [(target, "etcd-server") for target in ("etcd", "test", "live", "test-live", "test-chaos")] + [("model", "spin")],
+)
+def test_a_target_unpacks_what_pip_does_not_have(target: str, package: str, tmp_path: Path) -> None:
+    told = plan(target, tmp_path)
+    assert told.index("touch .venv/.stamp") < told.index(f"apt-get -qq download {package}")
+    assert f"dpkg-deb -x {package}_" in told
+
+
+def test_the_models_are_searched_with_the_unpacked_spin_and_say_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def program(path: Path) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+        return path
+
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "venv"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(SystemExit, match="C compiler, gcc, which is not installed"):
+        needs()
+    program(tmp_path / "bin" / "gcc")
+    with pytest.raises(SystemExit, match="`make model` could not unpack it"):
+        needs()
+    installed = program(tmp_path / "bin" / "spin")
+    assert needs() == str(installed)
+    unpacked = program(tmp_path / "venv" / "spin" / "usr" / "bin" / "spin")
+    assert needs() == str(unpacked)
