@@ -94,6 +94,8 @@ class Steps(Iterator[Step]):
                 self._work.loader.release()
             if training.loop is Loop.BARE:
                 training.end_loop()
+            else:
+                training.end_steps()
             raise StopIteration
         place = extent.locate(training.next_step)
         self._running = running = Running(self._work, place, extent.locate)

@@ -30,6 +30,7 @@ from runtime.checkpoint.taking import Taking
 from runtime.examiner import Examiner
 from runtime.leading import Leading
 from runtime.partial import Json, Partial
+from runtime.randomness import randomness_kept, seed_all
 from runtime.riders import Riders
 from runtime.session import JoinMeta, Op, OpKind, Place, Session, StepRecord
 from runtime.shards import Harvest
@@ -160,6 +161,7 @@ class Training:
             self.run(Op(OpKind.SYNC, 1), {}, empty_leaf)
         self.epoch, self.next_step = self._entry.epoch, self._entry.step
         self.leading.begin(self.next_step)
+        seed_all(self.seed, "loop")
         return self._entry
 
     def _resume(self, manifest: Manifest) -> Entry:
@@ -199,6 +201,7 @@ class Training:
     def begin_epoch(self, epoch: int) -> None:
         """An epoch is handed out."""
         self.epoch, self.looped, self._calls = epoch, False, 0
+        seed_all(self.seed, epoch, "epoch")
 
     def begin_steps(self, data: dict[str, Json] | None) -> int:
         """The steps() loop of this epoch begins; returns the job index of its first step.
@@ -216,6 +219,10 @@ class Training:
         self._resuming = False
         return self.epoch_start
 
+    def end_steps(self) -> None:
+        """The steps() loop of this epoch is over."""
+        seed_all(self.seed, self.epoch, "behind the steps")
+
     def end_loop(self) -> None:
         """The script's loop is over; evaluating and saving are still possible."""
         self.leave_step()
@@ -224,6 +231,7 @@ class Training:
             self.examiner.note(self.next_step, self.shards, caller())
             self.examiner.end()
         self.loop = Loop.OVER
+        seed_all(self.seed, "behind the loop")
 
     # Operations
 
@@ -354,6 +362,7 @@ class Training:
         state, shared = self.values.to_json(), dict(self._shared)
         meta = JoinMeta(self.epoch_of_op, index, self.epoch_start, state, once, shared, self.data)
         self.session.publish(meta)
+        seed_all(self.seed, index, "step")  # behind the hooks: what they draw is not the same on all workers
 
     def lead(self) -> None:
         """What this worker does beside training if it is the leader now."""
@@ -362,7 +371,8 @@ class Training:
         self._leaders = None
 
     def _before_leaving(self) -> None:
-        self.changes.tell_drain()
+        with randomness_kept():
+            self.changes.tell_drain()
         self.checkpoints.finish()
 
     def moment(self) -> Moment:

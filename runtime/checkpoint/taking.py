@@ -23,6 +23,7 @@ from runtime.checkpoint.content import Content, now
 from runtime.checkpoint.saver import Saver, Task
 from runtime.checkpoint.source import Source
 from runtime.checkpoint.stager import Stager
+from runtime.randomness import randomness_kept
 from runtime.session import Place, Session
 
 if TYPE_CHECKING:
@@ -163,8 +164,9 @@ class Taking:
             return None
         own = Scratch(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)
         try:
-            for hook in self.checkpoint_hooks:
-                hook(own.path, step)
+            with randomness_kept():
+                for hook in self.checkpoint_hooks:
+                    hook(own.path, step)
         except BaseException:
             own.remove()
             raise

@@ -542,6 +542,55 @@ def random_in_the_loop(job: Job) -> None:
 
 
 @feature
+def random_once_an_epoch(job: Job) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    job.register(model=model, optimizer=optimizer)
+    data = loader(job)
+    for _ in job.epochs(2):
+        noise = torch.randn(6) * random.random()
+        for step in job.steps(data):
+            for x, y in step:
+                cross_entropy(model(x + noise), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@feature
+def random_before_the_inner_loop(job: Job) -> None:
+    """Mixup with one ratio for all shards, which is used behind the inner loop too."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    job.register(model=model, optimizer=optimizer)
+    for step in job.steps(loader(job), total=STEPS):
+        ratio = float(np.random.beta(0.4, 0.4))
+        for x, y in step:
+            mixed = model(ratio * x + (1 - ratio) * x.flip(0))
+            (ratio * cross_entropy(mixed, y) + (1 - ratio) * cross_entropy(mixed, y.flip(0))).backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.mul_(1 + ratio)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@feature
+def random_behind_the_steps(job: Job) -> None:
+    model = nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    job.register(model=model, optimizer=optimizer)
+    data = loader(job)
+    for _ in job.epochs(2):
+        for step in job.steps(data):
+            for x, y in step:
+                cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            model.weight.add_(torch.randn_like(model.weight) * random.random())
+
+
+@feature
 def shards_not_divisible_by_workers(job: Job) -> None:
     train(job, mlp(nn.BatchNorm1d(8)), data=loader(job, 17, 7))
 

@@ -12,6 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import storage_at
 from runtime.job import Job
 from runtime.session import Session
 from tests.unit.features import FEATURES, STEPS, Feature, mlp, train
@@ -35,6 +38,12 @@ def run(feature: Feature, session: Session) -> str:
     return digest
 
 
+def configure(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    """Of the checkpoints of the next job."""
+    for name, value in settings.to_environment().items():
+        monkeypatch.setenv(name, value)
+
+
 def ledger(session: FakeMember | Recorded) -> list[object]:
     return [(r.step, r.epoch, r.lr, r.scalars, r.samples) for r in session.records]
 
@@ -54,6 +63,23 @@ def test_a_run_with_kills_and_a_newcomer_has_the_bits_of_the_quiet_run(name: str
     assert world.digests == {"w2": digest, "n0": digest}
     assert ledger(world.sessions["w2"]) == ledger(quiet)
     assert len(quiet.records) == STEPS
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_run_that_goes_on_from_the_middle_of_an_epoch_has_the_bits_of_the_quiet_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the checkpoint before step 4, the middle one of the second epoch, where there are epochs."""
+    session = Recorded()
+    configure(monkeypatch, Settings(root=str(tmp_path), every="4 steps"))
+    digest = run(FEATURES[name], session)
+    (entry,) = Series(storage_at(str(tmp_path))).names()
+    configure(monkeypatch, Settings(root=str(tmp_path), resume=str(entry)))
+    resumed = Recorded()
+    assert run(FEATURES[name], resumed) == digest
+    assert ledger(resumed) == ledger(session)[4:] != []
 
 
 @pytest.mark.timeout(280)
