@@ -26,7 +26,7 @@ from runtime.newcomer import ANSWER_S, Asker, parse_op, parse_result, parse_resu
 from runtime.orders import Orders
 from runtime.partial import Json, Partial
 from runtime.resultlog import Entry
-from runtime.session import JoinMeta, Op, OpKind
+from runtime.session import Copy, JoinMeta, Op, OpKind
 from runtime.standing import Standing
 from runtime.state import Carrier
 
@@ -57,9 +57,17 @@ class Admission:
         """The state was copied in this `join`, so what the script told before says nothing of it."""
         self._results: deque[Entry] = deque()
         self._behind = False
+        self._bound = False
+        """What the script did for the step it is at holds for no other one."""
+        self._astray = False
+        """It goes through another step than the one it is bound to, to come to its end; then it has to copy anew."""
         self._pause_s = RETRY_S
         self._turn = 0
         """Whom to ask: it goes on when one could not say."""
+        self._follows = False
+        """The donor of the last copy keeps the results from there on."""
+        self._waited_for = False
+        """The operation of the last copy waits for this worker."""
         self._gathering: Gathering | None = None
         """A copy of which the donor was lost before all of it was here."""
 
@@ -89,9 +97,11 @@ class Admission:
         """Session.behind."""
         return self._behind
 
-    def join(self, here: Op, fingerprint: dict[str, str], carrier: Carrier) -> tuple[Op, Partial | None]:
+    def join(
+        self, here: Op, fingerprint: dict[str, str], carrier: Carrier, *, bound: bool = False
+    ) -> tuple[Op, Partial | None]:
         """Session.join."""
-        self._epoch, self._op, self._copied_here = here.epoch, here, False
+        self._epoch, self._op, self._copied_here, self._bound = here.epoch, here, False, bound
         while True:
             step = self._next()
             if step is None:
@@ -113,13 +123,39 @@ class Admission:
                 if not counted:
                     self._asker.unfollow()
                 answered = False
+            if self._astray:
+                return self._op, self.take_over(self._op, {})
             if result is not None:
                 return self._op, result
-            if answered:
-                self._pause_s = RETRY_S
-            else:
-                self._turn += 1
-                self._pause()
+            self._answered(answered)
+
+    def copy_anew(self) -> Copy:
+        """Session.copy_anew. The donor keeps the results from that pass on."""
+        self._results.clear()
+        self._number, self._astray, self._bound = -1, False, True
+        self._asker.unfollow()
+        while True:
+            step = self._next()
+            if step is None:
+                raise JoinMissed("all members were lost before this newcomer had copied the state")
+            copy: Copy | None = None
+            try:
+                copy = self._fetch_state(step[0], step[1].of)
+            except CopyFailed as failed:
+                self._journal.write("copy_failed", generation=step[0].entered, because=str(failed))
+                self._asker.unfollow()
+            if copy is not None:
+                self._say_complete(-1, 0)
+                return copy
+            self._answered(False)
+
+    def _answered(self, answered: bool) -> None:
+        """Whoever asks in vain asks another one, a little later."""
+        if answered:
+            self._pause_s = RETRY_S
+        else:
+            self._turn += 1
+            self._pause()
 
     def take_over(self, here: Op, fingerprint: dict[str, str]) -> Partial:
         """The result of an operation that the members have been through, while behind; from another donor, if that is
@@ -192,25 +228,48 @@ class Admission:
 
     def _copy_state(self, p: Position, of: Sequence[str], carrier: Carrier) -> bool:
         """Inside the donor's window, or one that it holds. False: not now, or not from this one. Raises CopyFailed."""
+        here = self._op
+        copy = self._fetch_state(p, of)
+        if copy is None:
+            return False
+        carrier.load(copy.header, copy.blobs)
+        self._copied_here = True
+        self._astray = self._bound and self._op.step != here.step
+        if self._astray:
+            if self._waited_for:
+                raise JoinMissed(f"step {self._op.step} waits for this newcomer, which is bound to step {here.step}")
+            self._say_complete(-1, 0)
+            return True
+        p = self._standing.post(position.Copied(self._number, self._op.step))
+        promised = not self._follows and p.copied == self._number
+        self._say_complete(self._number if promised else -1, _base(p))
+        self._counted_in = p.record if promised else None
+        return True
+
+    def _fetch_state(self, p: Position, of: Sequence[str]) -> Copy | None:
+        """The state of an operation that is in progress or, if its results follow, was. The caller has to say what it
+        makes of it, `_say_complete`. None: not now, or not from this one. Raises CopyFailed."""
         connection = self._follow(p, of)
-        connection.send({"want": "state"})
+        connection.send({"want": "state", "follow": self._bound})
         answer, _ = connection.receive(within_s=ANSWER_S)
         if "op" not in answer:
             self._asker.unfollow()
-            return False
+            return None
         number, op = cast(int, answer["op"]), parse_op(answer["about"])
         if op.epoch != self._epoch:
             raise JoinMissed(f"epoch {self._epoch} ended before this newcomer had copied the state")
-        header, follows = cast(dict[str, Json], answer["state"]), answer.get("follows") is True
-        carrier.load(header, self._gathered(number, header).run(connection, self._helpers(p, of)))
+        header = cast(dict[str, Json], answer["state"])
+        self._follows, self._waited_for = answer.get("follows") is True, answer.get("waits") is True
+        blobs = self._gathered(number, header).run(connection, self._helpers(p, of))
         self._gathering = None
-        self._number, self._op, self._copied_here = number, op, True
-        self._journal.write("state_copied", generation=p.entered, op=number, held=follows)
-        p = self._standing.post(position.Copied(number, op.step))
-        promised = not follows and p.copied == number
-        connection.send({"complete": number if promised else -1, "base": _base(p)})
-        self._counted_in = p.record if promised else None
-        return True
+        self._number, self._op = number, op
+        self._journal.write("state_copied", generation=p.entered, op=number, held=self._follows)
+        return Copy(op, header, blobs)
+
+    def _say_complete(self, number: int, base: int) -> None:
+        """To the donor; number -1: this worker counts as no holder of the state. Raises CopyFailed."""
+        assert self._asker.following is not None
+        self._asker.following.send({"complete": number, "base": base})
 
     def _gathered(self, number: int, header: dict[str, Json]) -> Gathering:
         """What is here of this state, or nothing of it. Raises CopyFailed."""
@@ -282,6 +341,12 @@ class Admission:
         Raises what disagreeing members raise: this worker came to another place than the members, or drifted apart.
         """
         entry, me = self._results.popleft(), self._asker.worker_id
+        if self._astray:
+            if entry.op != here:
+                raise JoinMissed(
+                    f"what this newcomer drew for another step led it to {here}, the members to {entry.op}"
+                )
+            fingerprint = None
         if entry.op != here:
             raise guards.disagreement({MEMBERS: entry.op, me: here}, MEMBERS)
         if fingerprint not in (None, entry.fingerprint):

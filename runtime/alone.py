@@ -16,7 +16,7 @@ from elastic.checkpoints.naming import EntryName
 from elastic.tree import next_fold
 from runtime.flats import CPU
 from runtime.partial import Json, Partial, fold
-from runtime.session import JoinMeta, Op, OpKind, Place, StepRecord
+from runtime.session import Copy, JoinMeta, Op, OpKind, Place, StepRecord
 from runtime.state import Carrier
 
 
@@ -81,7 +81,10 @@ class Alone:
     def meta(self) -> JoinMeta:
         raise RuntimeError("a job of one has no newcomer")
 
-    def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial | None]:
+    def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:
+        raise RuntimeError("a job of one has no newcomer")
+
+    def copy_anew(self) -> Copy:
         raise RuntimeError("a job of one has no newcomer")
 
     def begin(

@@ -9,7 +9,8 @@ Each connection has a thread of the listener, and brings one request after anoth
   caught up with the operation in progress. Both are freed when it is through, or its connection ends.
 
     {"want": "meta"}                        -> {"meta": ...} or {"later": why}
-    {"want": "state"}                       -> {"op", "about", "state"}, with "follows" if it is held; or {"later": why}
+    {"want": "state", "follow": f}          -> {"op", "about", "state"}, with "follows" if it is held or f, "waits" if
+                                               the operation waits for newcomers; or {"later": why}
       then {"part": [[blob, start, end], ...]} -> tensors, again and again
       then {"complete": op, "base"}            from a newcomer that has it all; -1: it counts as no holder of it
     {"want": "part", "op": k, "digest": d}  -> {"ready": k} if that is the state in this member's window, or {"refused"}
@@ -114,8 +115,8 @@ class Donor:
         match request:
             case {"want": "meta"}:
                 self._serve_meta(connection)
-            case {"want": "state"}:
-                self._serve_state(connection, worker_id)
+            case {"want": "state", "follow": bool(follow)}:
+                self._serve_state(connection, worker_id, follow)
             case {"want": "part", "op": int(op), "digest": str(wanted)}:
                 self._help_send(connection, op, wanted)
             case {"want": "next", "op": int(op), "join": bool(join), "base": int(base)}:
@@ -148,13 +149,13 @@ class Donor:
 
     # ---------------------------------------------------------------------------------------- the state
 
-    def _serve_state(self, connection: CopyConnection, newcomer: str) -> None:
+    def _serve_state(self, connection: CopyConnection, newcomer: str, follow: bool) -> None:
         with self._standing.changed:
             # Every try captures the state inside a window, whose end waits for it.
             left_s = self._no_memory_until_s.pop(newcomer, 0.0) - time.monotonic()
             self._standing.changed.wait_for(lambda: self._window.stands_still, max(0.0, left_s))
             directly = newcomer not in self._too_slow or self._window.stands_still
-        if directly and self._send_state(connection, newcomer):
+        if directly and self._send_state(connection, newcomer, follow):
             return
         with self._holder.copy(connection, lambda: self._may_copy(newcomer), self._capture) as held:
             if held is None:
@@ -166,10 +167,17 @@ class Donor:
             connection.send(header | {"follows": True})
             send_parts(connection, held.blobs)
 
-    def _send_state(self, connection: CopyConnection, newcomer: str) -> bool:
-        """Straight from the tensors, inside the window. False: the state is certainly too large for that."""
+    def _send_state(self, connection: CopyConnection, newcomer: str, follow: bool) -> bool:
+        """Straight from the tensors, inside the window. False: the state is certainly too large for that.
+
+        follow: keep the results from its operation on, also where this newcomer does not count as its holder."""
         standing, window = self._standing, self._window
-        with window.reading(lambda: self._may_copy(newcomer)) as number:
+
+        def begin(number: int) -> None:
+            if follow:
+                self._follow_anew(connection, number)
+
+        with window.reading(lambda: self._may_copy(newcomer), begin) as number:
             if number is None:
                 connection.send({"later": "no window here"})
                 return True
@@ -180,7 +188,8 @@ class Donor:
             complete, base = False, 0
             try:
                 with window.sending(connection):
-                    connection.send({"op": number, "about": op_json(op), "state": header})
+                    about: dict[str, Json] = {"op": number, "about": op_json(op), "state": header}
+                    connection.send(about | {"follows": follow, "waits": window.stands_still})
                     answer = send_parts(connection, blobs)
                     complete, base = answer.get("complete") == number, cast(int, answer.get("base"))
             finally:

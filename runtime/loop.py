@@ -88,7 +88,10 @@ class Steps(Iterator[Step]):
         if self._over:
             raise StopIteration
         training.leave_step()
-        if training.riders.stopped is not None or self._is_complete():
+        over = training.riders.stopped is not None or self._is_complete()
+        if training.astray:
+            training.copy_anew(over=over)
+        if over:
             self._over = True
             if self._work.loader is not None:
                 self._work.loader.release()

@@ -55,7 +55,7 @@ from runtime.partial import Json, Partial
 from runtime.process_group import meeting
 from runtime.rings import Rings
 from runtime.seal import Seal
-from runtime.session import Going, JoinMeta, Op, Place, StepRecord
+from runtime.session import Copy, Going, JoinMeta, Op, Place, StepRecord
 from runtime.standing import Standing
 from runtime.state import Carrier
 from runtime.walk import Walk
@@ -269,12 +269,15 @@ class Member:
     def meta(self) -> JoinMeta:
         return self._admission.meta()
 
-    def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial | None]:
+    def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:
         if not self.behind:
             with self._standing.changed:
                 self._orders.ready = True
                 self._client.send(Ready(self.worker_id, self._orders.newest.number))
-        return self._walk.join(here, fingerprint)
+        return self._walk.join(here, fingerprint, bound=bound)
+
+    def copy_anew(self) -> Copy:
+        return self._admission.copy_anew()
 
     # ------------------------------------------------------------------------------------------- operations
 

@@ -159,6 +159,8 @@ class Pass(Iterator[Any]):
 
     def _open(self) -> None:
         training, place = self._training, self._running.place
+        if self._number == 0:
+            training.settle()
         training.begin_pass(self._where, self._running.work.allow)
         if self._running.work.loader is not None:
             self._running.work.loader.begin_step(place.epoch, place.position)
@@ -184,7 +186,9 @@ class Pass(Iterator[Any]):
             self._running.work.loader.release()
         if training.session.joining or (training.session.behind and self._number == 0):
             self._check_unchanged()
-            op, result = training.session.join(self._op(place), training.fingerprint())
+            here = self._op(place)
+            op, result = training.session.join(here, training.fingerprint(), bound=training.bound)
+            training.astray = training.bound and op.step != here.step
             self._running.place = place = self._running.locate(op.step)
             training.adopt(place.index, place.epoch)
             training.harvest().begin_pass(training.seed, place.index, self._number)

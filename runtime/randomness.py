@@ -49,6 +49,17 @@ def seed_all(*position: object) -> int:
     return derived
 
 
+def drawn_from() -> object:
+    """Where the random numbers of torch, numpy and random stand; differs from before if any was drawn."""
+    numpy_state = np.random.get_state(legacy=False)
+    return (
+        torch.get_rng_state().numpy().tobytes(),
+        [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_initialized() else [],
+        repr(numpy_state),
+        random.getstate(),
+    )
+
+
 @contextmanager
 def randomness_kept() -> Iterator[None]:
     """Put the RNGs of torch, numpy and random back: what runs inside is not the same on every worker."""

@@ -17,7 +17,7 @@ An *operation* is everything that all members do together: a pass over the shard
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, Self
@@ -50,6 +50,15 @@ class Op:
     step: int = 0
     pass_no: int = 0
     label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The state with which an operation begins, as Carrier.capture gives it."""
+
+    op: Op
+    header: dict[str, Json]
+    blobs: Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +242,7 @@ class Session(Protocol):
         """Newcomer only: ask a member. Blocks until one answers."""
         ...
 
-    def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial | None]:
+    def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:
         """Newcomer only, inside the first pass of a step: hold the state of a pass, and return it with its result.
 
         The first time, after the rehearsal, the state is copied into the carrier. It is that of the pass in progress,
@@ -242,9 +251,18 @@ class Session(Protocol):
         copy is the state; this worker goes on by beginning that pass.
 
         here, fingerprint: as in `begin`, what this worker is at; the pass returned is another one if the state was
-        copied, also when a worker that was behind has to copy anew.
+        copied, also when a worker that was behind has to copy anew. bound: what the script did for the step of `here`
+        holds for no other one; if another is returned, this worker is `behind` and has to `copy_anew` before its next.
         Raises JoinMissed if the epoch is over of which `here` is part, or `meta` told: this process must be replaced;
         and what disagreeing members raise, if it was behind.
+        """
+        ...
+
+    def copy_anew(self) -> Copy:
+        """Newcomer only, between two steps, after a `join` in another step than the one it was bound to: the state of
+        the pass in progress. What the script has made of the copy before is worth nothing, and no other worker sees it.
+
+        Raises JoinMissed if there is none in this epoch.
         """
         ...
 

@@ -30,9 +30,9 @@ from runtime.checkpoint.taking import Taking
 from runtime.examiner import Examiner
 from runtime.leading import Leading
 from runtime.partial import Json, Partial
-from runtime.randomness import randomness_kept, seed_all
+from runtime.randomness import drawn_from, randomness_kept, seed_all
 from runtime.riders import Riders
-from runtime.session import JoinMeta, Op, OpKind, Place, Session, StepRecord
+from runtime.session import Copy, JoinMeta, Op, OpKind, Place, Session, StepRecord
 from runtime.shards import Harvest
 from runtime.state import Carrier
 from runtime.strays import Strays, caller
@@ -117,6 +117,12 @@ class Training:
         """What collective calls of this epoch gave before its steps, for newcomers which come later."""
         self._calls = 0
         self._shared: dict[str, Json] = {}
+        self.bound = False
+        """Of a newcomer: it has drawn random numbers before the inner loop, so that is of this step and no other."""
+        self.astray = False
+        """It went through another step than the one it was bound to: what came of that is worth nothing."""
+        self._drawn_from: object = None
+        self._copy: Copy | None = None
         self._harvest = Harvest([])
         self._trainable: list[int] = []
         self._guard = guards.OptimizerGuard()
@@ -363,6 +369,24 @@ class Training:
         meta = JoinMeta(self.epoch_of_op, index, self.epoch_start, state, once, shared, self.data)
         self.session.publish(meta)
         seed_all(self.seed, index, "step")  # behind the hooks: what they draw is not the same on all workers
+        self._drawn_from = drawn_from() if self.session.joining or self.session.behind else None
+
+    def settle(self) -> None:
+        """The first pass of a step begins. What a newcomer has changed in a copy since the step was handed out is in
+        that copy already, because the members had done it too."""
+        self.bound = self._drawn_from is not None and self._drawn_from != drawn_from()
+        if self._copy is not None:
+            self.carrier.load(self._copy.header, self._copy.blobs)
+            self._copy = None
+
+    def copy_anew(self, *, over: bool) -> None:
+        """Instead of what came of a step that this newcomer was not bound to: the state of the pass in progress, and
+        its step is the next one. over: the loop is. Raises JoinMissed."""
+        if over:
+            raise JoinMissed("the steps ended before this newcomer had copied the state of one that it was at")
+        self._copy = self.session.copy_anew()
+        self.carrier.load(self._copy.header, self._copy.blobs)
+        self.next_step, self.astray = self._copy.op.step, False
 
     def lead(self) -> None:
         """What this worker does beside training if it is the leader now."""

@@ -74,10 +74,10 @@ class Walk:
     def generation(self) -> int:
         return self._standing.position.entered
 
-    def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial | None]:
+    def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool) -> tuple[Op, Partial | None]:
         carrier = self._donor.carrier
         assert carrier is not None
-        op, result = self._admission.join(here, fingerprint, carrier)
+        op, result = self._admission.join(here, fingerprint, carrier, bound=bound)
         self._task = Task(op, fingerprint, {}, None)
         if not self.behind:
             if result is not None:

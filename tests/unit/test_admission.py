@@ -30,7 +30,7 @@ from runtime.orders import Orders
 from runtime.partial import Json, Partial
 from runtime.resultlog import Entry
 from runtime.rings import Rings
-from runtime.session import Op, OpKind
+from runtime.session import Copy, Op, OpKind
 from runtime.standing import Standing
 from runtime.state import Carrier
 from runtime.values import Values
@@ -183,12 +183,14 @@ def generation(number: int, kind: Kind, *workers: Worker, base: int = 1) -> Gene
     return Generation(number, kind, base if kind is Kind.PLANNED else number, members, Plan(), "", token=TOKEN)
 
 
-def joining(newcomer: Worker, here: Op = STEP) -> tuple[threading.Thread, list[tuple[Op, Partial | None]]]:
+def joining(
+    newcomer: Worker, here: Op = STEP, *, bound: bool = False
+) -> tuple[threading.Thread, list[tuple[Op, Partial | None]]]:
     """Its user's thread, in the library after its rehearsal."""
     newcomer.standing.position = replace(newcomer.standing.position, phase=Phase.FRESH)
     joined = list[tuple[Op, Partial | None]]()
     join = newcomer.admission.join
-    thread = threading.Thread(target=lambda: joined.append(join(here, {}, newcomer.carrier)), daemon=True)
+    thread = threading.Thread(target=lambda: joined.append(join(here, {}, newcomer.carrier, bound=bound)), daemon=True)
     thread.start()
     return thread, joined
 
@@ -445,6 +447,84 @@ def test_a_newcomer_takes_over_results_from_a_held_copy_on_until_it_has_caught_u
     assert joined_with(thread, joined) == (at_step(2), [3.0, 3.0])
     assert (c.standing.position.entered, c.admission.behind) == (2, False)
     assert c.events("state_copied") == 1
+
+
+def go_astray(newcomer: Worker, donor: Worker) -> None:
+    """It was bound to step 5, and has found the others in step 0."""
+    follow(donor, newcomer)
+    thread, joined = joining(newcomer, at_step(5), bound=True)
+    donor.begin(STEP)
+    donor.await_request("next", 0)
+    assert newcomer.standing.position.copied == -1, "no state that could become the job's"
+    assert donor.standing.position.holders == ()
+    donor.complete((0,), RESULT)
+    assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
+    assert newcomer.admission.behind and newcomer.standing.position.phase is Phase.FRESH
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_newcomer_bound_to_another_step_goes_through_it_and_copies_anew(
+    make: Make, monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    """What it makes of the first copy is compared with nothing, and it is a member after the second one."""
+    if held:
+        monkeypatch.setattr("runtime.donor.CERTAINLY_BYTES_PER_S", 1e-9)
+    a, c = make("a", 7.0), make("c")
+    go_astray(c, a)
+    evaluation = Op(OpKind.EVALUATE, 1, label="score")
+    a.go_through(evaluation, (0,), other(2))
+    assert values(c.admission.take_over(evaluation, {"weights": "its own"})) == [2.0, 2.0]
+    a.weigh(9.0)
+    copies: list[Copy] = []
+    thread = threading.Thread(target=lambda: copies.append(c.admission.copy_anew()), daemon=True)
+    thread.start()
+    a.begin(at_step(1))
+    thread.join(GENEROUS_S)
+    (copy,) = copies
+    c.carrier.load(copy.header, copy.blobs)
+    assert (copy.op, c.model.weight.tolist()) == (at_step(1), [[9.0, 9.0]])
+    assert a.standing.position.holders == (), "its script may yet fail before it comes to that pass"
+    thread, joined = joining(c, at_step(1), bound=True)
+    a.await_position(lambda p: p.holders == ("c",))
+    a.complete((2,), other(3))
+    assert joined_with(thread, joined) == (at_step(1), [3.0, 3.0])
+    assert (c.standing.position.entered, c.admission.behind) == (2, False)
+
+
+def test_the_results_since_its_second_copy_are_there_for_a_newcomer_that_takes_its_time(make: Make) -> None:
+    a, c = make("a", 7.0), make("c")
+    go_astray(c, a)
+    copies: list[Copy] = []
+    thread = threading.Thread(target=lambda: copies.append(c.admission.copy_anew()), daemon=True)
+    thread.start()
+    a.begin(at_step(1))
+    thread.join(GENEROUS_S)
+    assert [copy.op for copy in copies] == [at_step(1)]
+    a.complete((0,), other(1))
+    a.go_through(at_step(2), (0,), other(2))
+    for step in (1, 2):
+        assert joined_with(*joining(c, at_step(step), bound=True)) == (at_step(step), [float(step)] * 2)
+
+
+def test_a_newcomer_whose_draws_led_it_elsewhere_gives_way_to_a_new_process(make: Make) -> None:
+    a, c = make("a", 7.0), make("c")
+    go_astray(c, a)
+    a.go_through(at_step(1), (0,), other(1))
+    with pytest.raises(JoinMissed, match="drew for another step"):
+        c.admission.take_over(Op(OpKind.EVALUATE, 1, label="score"), {})
+
+
+def test_a_newcomer_that_a_step_waits_for_gives_way_to_a_new_process_if_it_is_bound_to_another(make: Make) -> None:
+    """It would wait for the result of that step, and the step for it."""
+    a, c = make("a", 7.0), make("c")
+    form, plan = generation(1, Kind.FORM, a), generation(2, Kind.PLANNED, a, c)
+    for order in (replace(form, hold=True), replace(plan, hold=True)):
+        a.hear(Publish(1, order))
+        c.hear(Publish(1, order))
+    a.begin(STEP)
+    c.standing.position = replace(c.standing.position, phase=Phase.FRESH)
+    with pytest.raises(JoinMissed, match="step 0 waits for this newcomer"):
+        c.admission.join(at_step(5), {}, c.carrier, bound=True)
 
 
 def test_a_copy_that_was_cut_off_is_followed_by_a_held_one(make: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from runtime.job import Job
 from runtime.session import Session
-from tests.unit.features import FEATURES, STEPS, Feature, mlp, train
+from tests.unit.features import FEATURES, STEPS, Feature, loader, mlp, train
 from tests.unit.jobs import Recorded, cross_entropy, make_job, one_thread
 from tests.unit.worlds import FakeMember, Killed, World
 
@@ -111,6 +112,39 @@ def test_a_generator_of_the_scripts_own_is_not_exact() -> None:
     world = World(2)
     world.run(lambda session: run(own_generator, session))
     assert world.digests["w0"] == world.digests["w1"] != run(own_generator, Recorded())
+
+
+@pytest.mark.parametrize("asked_at", [0, 1, 2])
+@pytest.mark.parametrize("copy_at", [2, 3])
+def test_a_newcomer_that_drew_for_another_step_than_it_entered_goes_through_that_as_if_it_were_none(
+    asked_at: int, copy_at: int
+) -> None:
+    """It sees step asked_at, draws before its inner loop, and finds the others in step copy_at. What is drawn changes
+    the state before the loop, and is used behind it."""
+
+    def scaling(job: Job) -> None:
+        model = mlp(nn.BatchNorm1d(8))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        job.register(model=model, optimizer=optimizer)
+        job.state.setdefault(drawn=0.0)
+        for step in job.steps(loader(job), total=STEPS):
+            scale = random.random()
+            job.state.drawn += scale
+            for x, y in step:
+                cross_entropy(model(x), y).backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.mul_(scale)
+            optimizer.step()
+            optimizer.zero_grad()
+            job.state.told = job.once(lambda number: number, scale)
+
+    quiet = run(scaling, Recorded())
+    world = World(2, kills={"w0": (12, 0)})
+    world.run(lambda session: run(scaling, session), newcomers=1, asked_at=asked_at, copy_at=copy_at, admit_at=copy_at)
+    assert {worker: type(error) for worker, error in world.errors.items()} == {"w0": Killed}
+    assert world.digests == {"w1": quiet, "n0": quiet}
+    assert world.joined_at == {"n0": copy_at if asked_at == copy_at else copy_at + 2}
 
 
 def test_the_page_has_a_row_for_every_feature_and_no_other() -> None:

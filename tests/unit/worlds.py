@@ -18,7 +18,7 @@ from elastic.errors import JoinMissed, UsageError
 from elastic.tree import next_fold
 from runtime import guards
 from runtime.partial import Json, Partial, fold
-from runtime.session import Going, JoinMeta, Op, OpKind, Place, StepRecord
+from runtime.session import Copy, Going, JoinMeta, Op, OpKind, Place, StepRecord
 from runtime.state import Carrier
 
 WAIT_S = 100.0
@@ -77,7 +77,8 @@ class World:
         self.newcomers = names[len(self.members) :]
         threads = []
         for name in names:
-            self.sessions[name] = FakeMember(self, name, joining=name in self.newcomers)
+            self.sessions[name] = session = FakeMember(self, name, joining=name in self.newcomers)
+            session.copy_at, session.admit_at = self.copy_at, self.admit_at
             threads.append(threading.Thread(target=self._run_one, args=(script, name), daemon=True))
         for thread in threads:
             thread.start()
@@ -127,8 +128,8 @@ class World:
         if len({tuple(sorted(values.items())) for values in fingerprints.values()}) > 1:
             self.fail(guards.disagree(fingerprints, op))
         first = op.kind is OpKind.PASS and op.pass_no == 0
-        awaited = first and op.step in (self.copy_at, self.admit_at)
-        if awaited and not all(self.sessions[name].ready for name in self.newcomers):
+        newcomers = [self.sessions[name] for name in self.newcomers] if first else []
+        if any(op.step in (newcomer.copy_at, newcomer.admit_at) and not newcomer.ready for newcomer in newcomers):
             return False
         held = {node: copied(partial) for part in self.open.values() for node, partial in part.held.items()}
         while (pair := next_fold(held, op.units)) is not None:
@@ -139,10 +140,11 @@ class World:
         if op.kind is OpKind.ALLREDUCE:
             result.note = {name: part.own for name, part in self.open.items()}
         assert not held, "a unit was computed twice"
-        if first and op.step == self.copy_at:
-            self.send_state(op)
-        if first and op.step == self.admit_at:
-            self.admit(op)
+        for newcomer in newcomers:
+            if op.step == newcomer.copy_at:
+                self.send_state(op, newcomer)
+            if op.step == newcomer.admit_at:
+                self.admit(op, newcomer)
         self.number += 1
         self.open.clear()
         self.lock.notify_all()
@@ -153,23 +155,24 @@ class World:
         self.lock.notify_all()
         raise error
 
-    def send_state(self, op: Op) -> None:
-        donor = self.sessions[self.members[0]].carrier
-        for newcomer in (self.sessions[name] for name in self.newcomers):
-            header, blobs = donor.capture()
-            newcomer.carrier.load(header, [blob.clone() for blob in blobs])
-            newcomer.copied, newcomer.number = op, self.number
+    def send_state(self, op: Op, newcomer: FakeMember) -> None:
+        header, blobs = self.sessions[self.members[0]].carrier.capture()
+        newcomer.copy = Copy(op, header, [blob.clone() for blob in blobs])
+        newcomer.copied, newcomer.number = op, self.number
+        if newcomer.bound_to in (None, op.step):
+            newcomer.carrier.load(header, newcomer.copy.blobs)
+        else:
+            newcomer.astray, newcomer.bound_to = True, None
+            newcomer.copy_at, newcomer.admit_at = op.step + 1, op.step + 2
 
-    def admit(self, op: Op) -> None:
+    def admit(self, op: Op, newcomer: FakeMember) -> None:
         donor = self.sessions[self.members[0]].carrier
-        for name in list(self.newcomers):
-            newcomer = self.sessions[name]
-            assert newcomer.number == self.number
-            assert newcomer.carrier.digest() == donor.digest()
-            newcomer.joining = newcomer.behind = False
-            self.newcomers.remove(name)
-            self.members.append(name)
-            self.joined_at[name] = op.step
+        assert newcomer.number == self.number
+        assert newcomer.carrier.digest() == donor.digest()
+        newcomer.joining = newcomer.behind = False
+        self.newcomers.remove(newcomer.worker_id)
+        self.members.append(newcomer.worker_id)
+        self.joined_at[newcomer.worker_id] = op.step
 
 
 class FakeMember:
@@ -187,6 +190,11 @@ class FakeMember:
         self.behind = False
         self.waiting = False
         self.copied: Op | None = None
+        self.copy: Copy | None = None
+        self.copy_at = self.admit_at = 0
+        """Steps, as in World.run; later ones once it had been bound to another step."""
+        self.bound_to: int | None = None
+        self.astray = False
         self.number = 0
         self.begun: tuple[Op, dict[str, str]] | None = None
         self.carrier: Carrier
@@ -254,14 +262,25 @@ class FakeMember:
         assert world.asked is not None
         return world.asked
 
-    def join(self, here: Op, fingerprint: dict[str, str]) -> tuple[Op, Partial]:
+    def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial]:
         if self.behind:
             self.copied = here
+        else:
+            self.bound_to = here.step if bound else None
         self.waiting = True
         self.world.lock.notify_all()
         result = self._take_over((here, fingerprint) if self.behind else None)
         assert self.copied is not None
         return self.copied, result
+
+    def copy_anew(self) -> Copy:
+        self.copied, self.copy, self.waiting, self.astray = None, None, True, False
+        self.world.lock.notify_all()
+        assert self.world.lock.wait_for(lambda: self.copy is not None or not self.world.members, WAIT_S)
+        if self.copy is None:
+            raise JoinMissed("the job is over")
+        self.waiting = False
+        return self.copy
 
     def _has_next(self) -> bool:
         return self.copied is not None and self.number in self.world.results
@@ -272,7 +291,7 @@ class FakeMember:
         assert world.lock.wait_for(lambda: self._has_next() or not world.members, WAIT_S)
         if not self._has_next():
             raise JoinMissed("the job is over")
-        assert here in (None, (world.ops[self.number], world.fingerprints[self.number]))
+        assert self.astray or here in (None, (world.ops[self.number], world.fingerprints[self.number]))
         self.waiting = False
         if self.worker_id not in world.members:
             self.joining, self.behind = False, True
