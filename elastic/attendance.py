@@ -19,6 +19,8 @@ import grpc
 
 from elastic import codec
 from elastic.config import JobSpec
+from elastic.errors import NotAdmitted
+from elastic.files import read_token
 from elastic.journal import Journal
 from elastic.messages import Order, Progress, Word
 from elastic.publishing import Reader
@@ -135,12 +137,16 @@ class Attendance:
             await asyncio.wait([attending], timeout=PART_S)
 
     async def always(self) -> None:
-        """Keep a stream to whoever leads, until the job is over or `part` was called."""
+        """Keep a stream to whoever leads, until the job is over or `part` was called. Raises NotAdmitted."""
         pause_s, said = FIRST_RETRY_S, ""
         led_s, orphaned = time.monotonic(), False
         while not (self._over or self._parting):
             self._welcomed = False
-            because = await self._seeker.attend(self._attend, lambda: self._welcomed)
+            refused = None
+            try:
+                because = await self._seeker.attend(self._attend, lambda: self._welcomed)
+            except NotAdmitted as error:
+                because, refused = str(error), error
             if self._welcomed:
                 pause_s, led_s, orphaned = FIRST_RETRY_S, time.monotonic(), False
             if self._parting:
@@ -152,6 +158,9 @@ class Attendance:
                 orphaned = True
             if not self._over and (ended := self._result_on_file()) is not None:
                 self._end(ended)
+            if refused is not None and not self._over:
+                self._journal.write("not_admitted", because=because)
+                raise refused
             if not self._over:
                 if because != said:
                     self._journal.write("no_leader", because=because)
@@ -196,6 +205,12 @@ class Attendance:
                                 await call.write(pb.AgentWord(goodbye=pb.Goodbye()))  # whoever said it may be gone
                             self._end(Ended(order.end.exit_code, order.end.because))
                             return "the job is over"
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                    raise NotAdmitted(
+                        f"the leader of {self._spec.name} does not admit the agent of {self._node}: {error.details()}"
+                    ) from error
+                raise
             finally:
                 self._outbox = None
                 if speaking is not None:
@@ -206,7 +221,8 @@ class Attendance:
 
     def _hello(self) -> pb.AgentHello:
         known = [pb.Known(number=number, digest=digest) for number, digest in self._reader.known.items()]
-        return pb.AgentHello(job=self._spec.name, node=self._node, slots=self._slots, known=known)
+        token = read_token(self._job_dir)  # each time: its daemon may have been given another one
+        return pb.AgentHello(job=self._spec.name, node=self._node, slots=self._slots, known=known, token=token)
 
     def _welcome(self, term: int, outbox: asyncio.Queue[pb.AgentWord]) -> None:
         """Tell a leader everything that it may never have heard; from here on it hears as it happens."""

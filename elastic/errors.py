@@ -10,6 +10,7 @@ ElasticError
 ├── GenerationEnded           leave the ring; wait for the next generation
 │   ├── RingBroken            report it; it accuses nobody
 │   └── BuildFailed           report who was unreachable
+├── NotAdmitted               end; the fleet has no place for this job on this node any more
 ├── JoinMissed                exit; the agent starts a new process for the slot
 ├── ColdStart                 start the worker with an interpreter of its own; journal why
 ├── StateLost                 stop the job; restart it from a checkpoint by hand
@@ -110,6 +111,10 @@ class BuildFailed(GenerationEnded):
     def __init__(self, message: str = "", *, unreachable: Sequence[str] = ()) -> None:
         super().__init__(message or f"could not build the ring: no connection to {', '.join(unreachable)}")
         self.unreachable = tuple(unreachable)
+
+
+class NotAdmitted(ElasticError):
+    """End: the job's leader does not admit this agent, as the fleet has not placed the job on its node."""
 
 
 class JoinMissed(ElasticError):

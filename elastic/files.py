@@ -13,10 +13,13 @@ from elastic import codec
 from elastic.config import JobSpec
 from elastic.errors import ConfigError
 
+TOKEN = "token"
+"""In a job directory: by which the job's agent is admitted (elastic/fleet/grants.py). Mode 0600."""
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Readers see the old content or the new one, also after a crash of the machine."""
-    with _temporary(path, content) as temporary:
+
+def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Readers see the old content or the new one, also after a crash of the machine. mode: before the umask."""
+    with _temporary(path, content, mode) as temporary:
         temporary.replace(path)
 
 
@@ -41,16 +44,25 @@ def is_temporary(path: Path, name: str) -> bool:
 
 
 @contextmanager
-def _temporary(path: Path, content: bytes) -> Iterator[Path]:
+def _temporary(path: Path, content: bytes, mode: int = 0o666) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)  # its mode would stay
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_token(job_dir: Path) -> str:
+    """Empty for an agent that needs none."""
+    try:
+        return (job_dir / TOKEN).read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def read_job(job_dir: Path) -> JobSpec:

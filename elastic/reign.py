@@ -64,10 +64,12 @@ class Deposed:
 
 @dataclass(eq=False, slots=True)
 class AgentSession:
-    """One agent's stream. known: number -> digest of the generations that the agent has."""
+    """One agent's stream. known: number -> digest of the generations that the agent has. token: by which it was
+    admitted."""
 
     node: str
     known: dict[int, str] = field(default_factory=dict)
+    token: str = field(default="", repr=False)
     outbox: asyncio.Queue[pb.LeaderOrder] = field(default_factory=lambda: asyncio.Queue(OUTBOX_LIMIT))
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -285,12 +287,12 @@ class Reign:
 
     # ---------------------------------------------------------------------------------------------- agents
 
-    def attach(self, node: str, known: dict[int, str] | None = None) -> AgentSession:
-        """A new stream of that node's agent; an older one is ended, because the agent has given it up. known: as in
-        AgentSession."""
+    def attach(self, node: str, known: dict[int, str] | None = None, token: str = "") -> AgentSession:
+        """A new stream of that node's agent; an older one is ended, because the agent has given it up. known, token: as
+        in AgentSession."""
         if node in self._agents:
             self._agents[node].ended.set()
-        session = self._agents[node] = AgentSession(node, known or {})
+        session = self._agents[node] = AgentSession(node, known or {}, token)
         self._vigil.watch(node, time.monotonic())
         session.post(self._welcome())
         return session
@@ -308,6 +310,14 @@ class Reign:
         if node in self._agents:
             self._journal.write("drain_asked", node=node, over=wish.over, because=wish.because)
             self._agents[node].post(pb.LeaderOrder(drain_node=wish))
+
+    def keep(self, stands: Callable[[str, str], bool]) -> None:
+        """End the streams of those who may not attend any more. stands: (node, token) -> whether it may."""
+        for session in self._agents.values():
+            if not session.ended.is_set() and not stands(session.node, session.token):
+                because = "its node has no place in this job any more"
+                self._journal.write("agent_dismissed", node=session.node, because=because)
+                session.ended.set()
 
     def is_current(self, session: AgentSession) -> bool:
         return self._agents.get(session.node) is session

@@ -7,12 +7,13 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
 from elastic import codec, membership
+from elastic.errors import ElasticError
 from elastic.journal import Journal
 from elastic.membership import AgentUp
 from elastic.messages import Word, node_of
@@ -54,10 +55,24 @@ class Lead:
     result: dict[str, object] | None = None
 
 
-class Service(RendezvousServicer):
-    """What a replica answers about its jobs. leads: by name; whoever takes part in a job keeps its entry."""
+class NotKnown(ElasticError):
+    """Try again: whether an agent may attend cannot be told now."""
 
-    def __init__(self) -> None:
+
+class Admission(Protocol):
+    """Of a fleet: who may attend its jobs (elastic/fleet/admission.py)."""
+
+    async def objection(self, job: str, node: str, token: str, peer: str) -> str:
+        """Why this agent may not, or nothing. Whoever may not is journalled; peer: his address. Raises NotKnown."""
+        ...
+
+
+class Service(RendezvousServicer):
+    """What a replica answers about its jobs. leads: by name; whoever takes part in a job keeps its entry. admission:
+    None for the job of one machine, whose agents reach its rendezvous from there only."""
+
+    def __init__(self, admission: Admission | None = None) -> None:
+        self._admission = admission
         self.leads: dict[str, Lead] = {}
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
@@ -87,6 +102,19 @@ class Service(RendezvousServicer):
         except codec.WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return
+        if lead.ended is None and lead.reign is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, lead.leader)
+            return
+        if self._admission is not None:
+            try:
+                peer = str(context.peer()).partition(":")[2]
+                objection = await self._admission.objection(hello.job, node, hello.token, peer)
+            except NotKnown as error:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+                return
+            if objection:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, objection)
+                return
         if lead.ended is not None:
             await context.write(pb.LeaderOrder(welcome=pb.Welcome(term=lead.ended.term)))
             await context.write(pb.LeaderOrder(end=lead.ended))
@@ -94,10 +122,10 @@ class Service(RendezvousServicer):
                 await asyncio.wait_for(_goodbye(words), FAREWELL_S)
             return
         reign = lead.reign
-        if reign is None:
+        if reign is None:  # it was deposed meanwhile
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, lead.leader)
             return
-        session = reign.attach(node, {known.number: known.digest for known in hello.known})
+        session = reign.attach(node, {known.number: known.digest for known in hello.known}, hello.token)
         await reign.post(AgentUp(node, hello.slots))
         tasks = [
             asyncio.create_task(self._listen(reign, session, words)),

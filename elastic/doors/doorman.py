@@ -42,13 +42,13 @@ class Doorman:
     def __init__(self, lock: Lock, journal: Journal) -> None:
         self._lock = lock
         self._journal = journal
-        self._refusals = Refusals(journal)
+        self.refusals = Refusals(journal)
         self._stack = ExitStack()
         self.shown = Shown(*lock.keyrings)
 
     def __enter__(self) -> Self:
         if self._lock.keyring is not None:
-            self._stack.enter_context(handshakes.told(self._refusals))
+            self._stack.enter_context(handshakes.told(self.refusals))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -56,7 +56,7 @@ class Doorman:
 
     def server(self, options: Options) -> grpc.aio.Server:
         """One whose callers all pass the guard."""
-        guard = Guard(self._refusals, asks_roles=self._lock.keyring is not None, seen=self._saw)
+        guard = Guard(self.refusals, asks_roles=self._lock.keyring is not None, seen=self._saw)
         return grpc.aio.server(options=(*options, *limits()), interceptors=(guard,))
 
     def bind(self, server: grpc.aio.Server, listen: str) -> str:

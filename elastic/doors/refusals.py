@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from elastic.doors.callers import Pace
 from elastic.journal import Journal
@@ -37,9 +38,12 @@ class Refusals:
         self._kinds: OrderedDict[tuple[str, ...], _Kind] = OrderedDict()
         self._pace = Pace(LINES_A_SECOND, LINES_AT_ONCE, clock)
 
-    def say(self, because: str, *, at: str, caller: str = "", peer: str = "", event: str = "refused") -> None:
-        """A line `event`. at: what he came for. caller: as his certificate says; peer: his address, where known."""
-        now_s, key = self._clock(), (event, because, at, caller, peer.rpartition(":")[0])
+    def say(
+        self, because: str, *, at: str, caller: str = "", peer: str = "", event: str = "refused", job: str = ""
+    ) -> None:
+        """A line `event`. at: what he came for. caller: as his certificate says; peer: his address, where known. job:
+        where he came for one."""
+        now_s, key = self._clock(), (event, because, at, caller, peer.rpartition(":")[0], job)
         with self._lock:
             kind = self._kinds.setdefault(key, _Kind(now_s))
             self._kinds.move_to_end(key)
@@ -49,4 +53,5 @@ class Refusals:
                 kind.unsaid += 1
                 return
             times, kind.next_s, kind.unsaid = kind.unsaid + 1, now_s + AGAIN_S, 0
-        self._journal.write(event, because=because, at=at, caller=caller, peer=peer, times=times)
+        about: dict[str, Any] = {"job": job} if job else {}  # a worker's journal names its own
+        self._journal.write(event, because=because, at=at, caller=caller, peer=peer, times=times, **about)

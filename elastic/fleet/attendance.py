@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from elastic import codec, process
 from elastic.doors.channels import Door
 from elastic.fleet import archive
-from elastic.fleet.charge import Site
+from elastic.fleet.charge import SLACK_S, STOP_S, Site
 from elastic.fleet.lookout import Lookout
 from elastic.journal import Journal
 from elastic.seeking import FIRST_RETRY_S, LONGEST_RETRY_S, Seeker, leader_options
@@ -23,6 +23,8 @@ from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import FleetStub
 
 GOODBYE_S = 1.0
+
+DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,7 @@ class Attendance:
             labels=offer.labels,
             address=site.reach.address,
             process=f"{os.getpid()} {process.started(os.getpid())}",
+            leave_ms=round(1000 * min(site.grace_s + SLACK_S + STOP_S, DAY_S)),
         )
 
     def _welcome(self, term: int, address: str) -> None:

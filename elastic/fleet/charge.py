@@ -24,7 +24,7 @@ from elastic import codec, hostmemory
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError
-from elastic.files import create_atomically, write_atomically
+from elastic.files import TOKEN, create_atomically, write_atomically
 from elastic.fleet.board import Board
 from elastic.fleet.devices import VARIABLE
 from elastic.fleet.documents import Submission
@@ -66,7 +66,8 @@ class Site:
 class Charge:
     """Used on the event loop, by the main thread. devices: accelerators for its workers, maybe none of them; None: on a
     node without any.
-    changed: called when `trouble` is another one, or it has ended. handed: by the program before this one."""
+    changed: called when `trouble` is another one, or it has ended. handed: by the program before this one.
+    token: by which the job's leader admits its agent."""
 
     def __init__(
         self,
@@ -78,8 +79,10 @@ class Charge:
         journal: Journal,
         changed: Callable[[], None],
         handed: Holding | None = None,
+        token: str = "",
     ) -> None:
         self._site = site
+        self._token = token
         self._board = board
         self._submission = submission
         self._slots = slots
@@ -144,6 +147,15 @@ class Charge:
     def directory(self) -> Path:
         return self._dir
 
+    def grant(self, token: str) -> None:
+        """Its agent is admitted by another token from now on. Empty: by the one it has."""
+        if token and token != self._token:
+            self._token = token
+            try:
+                self._write_token()
+            except OSError as error:
+                self._journal.write("token_unwritten", job=self.job, because=str(error))
+
     def notify(self) -> None:
         """Its agent is shown what notices stand on this node."""
         try:
@@ -194,6 +206,8 @@ class Charge:
             await _first(self._leave, self._finish, within_s=wait_s)
         if self._memory is not None:
             self._memory.remove()
+        with suppress(OSError):  # it has lost its worth by now
+            (self._dir / TOKEN).unlink()
         self._say("")
 
     @property
@@ -216,7 +230,7 @@ class Charge:
         if inherited:
             keeper = keeper_of(self._keeper) if self._keeper is not None else None
             memory = self._memory.hand_over() if self._memory is not None else None
-        return Holding(self._submission, self._slots, self.devices, keeper, memory, self.finishing)
+        return Holding(self._submission, self._slots, self.devices, keeper, memory, self.finishing, self._token)
 
     async def _one_life(self, keeper: Keeper) -> int:
         """Of an agent. Returns its exit code, or minus the signal."""
@@ -257,6 +271,7 @@ class Charge:
                 f"{self._dir.absolute()} belongs to another job of that name, {found:.64}; move that directory aside"
             )
         write_atomically(self._dir / "job.json", codec.job_to_json(spec))
+        self._write_token()
         storage = storage_at(self._submission.checkpoints)
         own(storage, spec.name, identity)
         settings = Settings(
@@ -271,6 +286,9 @@ class Charge:
             interruptions=self._submission.interruptions,
         )
         write_atomically(self._dir / "checkpoints.json", json.dumps(asdict(settings)).encode())
+
+    def _write_token(self) -> None:
+        write_atomically(self._dir / TOKEN, self._token.encode(), 0o600)
 
     def _start(self) -> subprocess.Popen[bytes]:
         site, spec = self._site, self._submission.spec

@@ -179,7 +179,15 @@ class Daemon:
         self._over = dict(estate.over)
         for left in estate.holdings:
             charge = Charge(
-                self._site, left.submission, left.slots, left.devices, self._board, self._journal, self._told, left
+                self._site,
+                left.submission,
+                left.slots,
+                left.devices,
+                self._board,
+                self._journal,
+                self._told,
+                handed=left,
+                token=left.token,
             )
             self._charges[charge.job] = charge
             charge.notify()  # what stood for the program before this one is asked for anew
@@ -198,6 +206,8 @@ class Daemon:
             duty = self._duties.get(job)
             if job in self._over:
                 charge.finish(self._over[job])
+            if duty is not None:
+                charge.grant(duty.token)
             other = duty is None or duty.leave or duty.slots != charge.slots
             if self._status is not None or (other and not charge.finishing):
                 charge.leave()
@@ -228,8 +238,9 @@ class Daemon:
                 return f"the job waits for the GPUs of {', '.join(ending)}, which has not ended here yet"
         given = own if self._devices else None
         self._charges[duty.job] = Charge(
-            self._site, submission, duty.slots, given, self._board, self._journal, self._told
+            self._site, submission, duty.slots, given, self._board, self._journal, self._told, token=duty.token
         )
+        self._told()
         return ""
 
     def _noticed(self) -> None:
@@ -243,11 +254,11 @@ class Daemon:
         return pb.NodeWord(leaves=pb.NodeLeaves(because=self._board.because, notice=True))
 
     def _told(self) -> None:
-        """Tell the leader of what does not run as it should."""
+        """Tell the leader of what runs here, and of what does not run as it should."""
         because = {job: charge.trouble for job, charge in self._charges.items()} | self._unstarted
         troubles = [pb.Trouble(job=job, because=text) for job, text in because.items()]
         troubles = [trouble for trouble in troubles if trouble.because]
-        self._attendance.say(pb.NodeWord(troubles=pb.NodeTroubles(troubles=troubles)))
+        self._attendance.say(pb.NodeWord(troubles=pb.NodeTroubles(troubles=troubles, holds=sorted(self._charges))))
 
     # -------------------------------------------------------------------------------------------------- leader
 

@@ -4,6 +4,7 @@
 /elastic/.fleet/count              how many jobs were ever submitted
 /elastic/.fleet/jobs/<job>         Submission, written once
 /elastic/.fleet/placements/<job>   Placement, from when the job starts; may change while it runs
+/elastic/.fleet/grants/<job>       Grants: who may attend the job; a document of its own, as older versions know none
 /elastic/.fleet/sizes/<job>        Size: somebody wants it to have so many workers
 /elastic/.fleet/stops/<job>        Wish: somebody wants the job to end
 /elastic/.fleet/cordons/<node>     Wish: somebody wants no job on this node
@@ -67,6 +68,22 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class Grant:
+    """The agent of the job on that node may attend it (elastic/fleet/grants.py). token: a secret of replicas and of the
+    node's daemon; empty: it needs none."""
+
+    node: str
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """Of one job."""
+
+    grants: tuple[Grant, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Wish:
     """Of an operator."""
 
@@ -100,6 +117,7 @@ class Job:
     result: Result | None = None
     ended: int = 0
     size: Size | None = None
+    grants: tuple[Grant, ...] = ()
 
     @property
     def workers(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,8 +18,8 @@ from typing import Any, TypeVar
 from elastic import codec
 from elastic.election import LeadershipLost
 from elastic.errors import CompareFailed, ExitCode, StoreError, StoreUnavailable
-from elastic.fleet import registry
-from elastic.fleet.documents import Book, Job, Placement, Result
+from elastic.fleet import grants, registry
+from elastic.fleet.documents import Book, Grant, Job, Placement, Result
 from elastic.fleet.registry import Registry
 from elastic.fleet.schedule import Node, Schedule, schedule
 from elastic.journal import Journal
@@ -29,6 +30,12 @@ from elastic.wire import elastic_pb2 as pb
 
 ABSENT_S = 30.0
 """After this long the slots of a node that does not attend are looked for elsewhere, and it is no part of the fleet."""
+
+AWAY_S = 120.0
+"""How long the agent of a job may go on where the job has no share any more and the node's daemon does not attend."""
+
+LEAVE_LIMIT_S = 3600.0
+"""The longest that a daemon may ask for, for an agent that leaves."""
 
 LOOK_S = 1.0
 """How often it looks at absent nodes, where nothing else happens."""
@@ -43,7 +50,8 @@ T = TypeVar("T")
 
 @dataclass(eq=False, slots=True)
 class NodeSession:
-    """One daemon's stream. troubles: job -> why its agent there does not run as it should."""
+    """One daemon's stream. troubles: job -> why its agent there does not run as it should. holds: the jobs whose agents
+    have not left the node; None: it has not said so yet."""
 
     hello: pb.NodeHello
     outbox: asyncio.Queue[pb.NodeOrder] = field(default_factory=lambda: asyncio.Queue(OUTBOX_LIMIT))
@@ -51,6 +59,7 @@ class NodeSession:
     leaves: str = ""
     notice: str = ""
     troubles: dict[str, str] = field(default_factory=dict)
+    holds: frozenset[str] | None = None
     told: pb.Duties | None = None
     queries: dict[int, asyncio.Future[pb.LogPiece | pb.Examined]] = field(default_factory=dict)
     asked: int = 0
@@ -105,6 +114,8 @@ class Office:
         self._changed = asyncio.Event()
         self._left: dict[str, tuple[float, NodeSession]] = {}
         """Node -> when its last stream ended."""
+        self._withdrawn_s: dict[tuple[str, str], float] = {}
+        """(job, node) -> since when the job has no share there, while its agent may attend."""
         self._began_s = time.monotonic()
 
     async def lead(self) -> str:
@@ -163,6 +174,9 @@ class Office:
         match word.WhichOneof("content"):
             case "troubles":
                 session.troubles = {trouble.job: trouble.because for trouble in word.troubles.troubles}
+                if session.hello.leave_ms and session.holds != (holds := frozenset(word.troubles.holds)):
+                    session.holds = holds
+                    self._changed.set()
             case "piece":
                 session.answered(word.piece)
             case "examined":
@@ -239,8 +253,12 @@ class Office:
         written = False
         for job in self.book.jobs:
             placement = plan.placements.get(job.name)
+            granted = self._granted(job, placement)
             if placement is not None and placement != job.placement:
-                await self._place(job, placement)
+                await self._place(job, placement, granted)
+                written = True
+            elif granted != job.grants:
+                await self._store.call(self._registry.grant, job.name, granted)
                 written = True
             elif job.waits and job.stop is not None:
                 stopped = Result(int(ExitCode.TERMINATED), f"stopped before it began: {job.stop.because}")
@@ -263,8 +281,26 @@ class Office:
         self._unforgotten = ""
         return True
 
-    async def _place(self, job: Job, placement: Placement) -> None:
-        await self._store.call(self._registry.place, job.name, placement)
+    def _granted(self, job: Job, placement: Placement | None) -> tuple[Grant, ...]:
+        knowing = {node for node, session in self.sessions.items() if session.hello.leave_ms}
+        placed = placement.slots if placement is not None else {}
+        left = {grant.node for grant in job.grants if grant.node not in placed and self._has_left(job.name, grant.node)}
+        for node in placed:
+            self._withdrawn_s.pop((job.name, node), None)
+        return grants.granted(job, placement, knowing, left, lambda: secrets.token_hex(32))
+
+    def _has_left(self, job: str, node: str) -> bool:
+        """Whether the agent of a job is gone from a node where it has no share, or has had time for that."""
+        now_s, session = time.monotonic(), self.sessions.get(node)
+        since_s = self._withdrawn_s.setdefault((job, node), now_s)
+        leave_s = min(session.hello.leave_ms / 1000, LEAVE_LIMIT_S) if session is not None else 0.0
+        said = session is not None and session.holds is not None and job not in session.holds
+        if gone := said or now_s >= since_s + max(leave_s, AWAY_S):
+            del self._withdrawn_s[job, node]
+        return gone
+
+    async def _place(self, job: Job, placement: Placement, granted: tuple[Grant, ...]) -> None:
+        await self._store.call(self._registry.place, job.name, placement, granted)
         self._journal.write("placed", job=job.name, began=job.waits, slots=placement.slots)
 
     def plan(self) -> Schedule:
@@ -302,6 +338,7 @@ class Office:
                     slots=share.slots,
                     leave=job.stop is not None,
                     document=codec.to_json(job.submission).decode(),
+                    token=grants.token_of(job, node),
                 )
                 for job in self.book.jobs
                 if job.runs

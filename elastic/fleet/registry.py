@@ -12,7 +12,7 @@ from elastic import codec
 from elastic.config import JobSpec, check_name
 from elastic.election import CALL_S, Candidate
 from elastic.errors import CompareFailed, ConfigError
-from elastic.fleet.documents import Book, Job, Placement, Result, Size, Submission, Wish
+from elastic.fleet.documents import Book, Grant, Grants, Job, Placement, Result, Size, Submission, Wish
 from elastic.store import CreateRevision, Item, ModRevision, Prefix, Put, Store
 
 NAME = ".fleet"
@@ -35,9 +35,18 @@ def read(store: Store) -> tuple[Book, int]:
     placements, results = _values(items, "placements/", Placement, unread), _values(items, "results/", Result, unread)
     ended = {name: items[f"results/{name}"].create_revision for name in results}
     sizes = _values(items, "sizes/", Size, unread)
+    grants = _values(items, "grants/", Grants, unread)
     stops, cordons = _wishes(items, "stops/", unread), _wishes(items, "cordons/", unread)
     jobs = [
-        Job(submission, placements.get(name), stops.get(name), results.get(name), ended.get(name, 0), sizes.get(name))
+        Job(
+            submission,
+            placements.get(name),
+            stops.get(name),
+            results.get(name),
+            ended.get(name, 0),
+            sizes.get(name),
+            grants[name].grants if name in grants else (),
+        )
         for name, submission in _values(items, "jobs/", Submission, unread).items()
         if not {f"placements/{name}", f"results/{name}"} & unread.keys()  # neither placed nor run again by mistake
     ]
@@ -136,8 +145,13 @@ class Registry:
         jobs = _values({item.key: item for item in listing.items}, ROOT, Submission, {})
         return next((submission.spec.name for submission in jobs.values() if submission.token == token), "")
 
-    def place(self, job: str, placement: Placement) -> None:
-        self._candidate.write((), (Put(f"{ROOT}placements/{job}", codec.to_json(placement)),))
+    def place(self, job: str, placement: Placement, grants: tuple[Grant, ...]) -> None:
+        """Both at once: nobody is to run what he may not attend."""
+        grant = Put(f"{ROOT}grants/{job}", codec.to_json(Grants(grants)))
+        self._candidate.write((), (Put(f"{ROOT}placements/{job}", codec.to_json(placement)), grant))
+
+    def grant(self, job: str, grants: tuple[Grant, ...]) -> None:
+        self._candidate.write((), (Put(f"{ROOT}grants/{job}", codec.to_json(Grants(grants))),))
 
     def scale(self, job: str, workers: int) -> None:
         self._candidate.write((), (Put(f"{ROOT}sizes/{job}", codec.to_json(Size(workers))),))
@@ -160,7 +174,7 @@ class Registry:
         """Of the ended jobs those beyond ENDED_KEPT, each at once with all that it keeps as a job of its own. Unread:
         the records of a large job are more than etcd says in one answer."""
         for name in book.forgettable(ENDED_KEPT):
-            keys = (f"{ROOT}{kind}/{name}" for kind in ("jobs", "placements", "sizes", "stops", "results"))
+            keys = (f"{ROOT}{kind}/{name}" for kind in ("jobs", "placements", "grants", "sizes", "stops", "results"))
             self._candidate.write((), (), (Prefix(f"/elastic/{name}/"), *keys))
 
 

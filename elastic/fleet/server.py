@@ -24,6 +24,7 @@ from elastic.errors import StoreError, StoreUnavailable
 from elastic.etcd import EtcdStore
 from elastic.files import write_atomically
 from elastic.fleet import registry, surroundings
+from elastic.fleet.admission import Admission
 from elastic.fleet.desk import Desk
 from elastic.fleet.documents import Book, Job, Result
 from elastic.fleet.office import Office
@@ -56,7 +57,10 @@ class Server:
         self._directory = directory
         self._endpoints = list(etcd)
         self._listen = listen
-        self._service = Service()
+        self._changed = asyncio.Event()
+        """The documents are to be read again."""
+        self._admission = Admission(self._refused, self._changed.set)
+        self._service = Service(self._admission)
         self._parts: dict[str, asyncio.Task[None]] = {}
         self._stops: dict[str, asyncio.Task[None]] = {}
         self._sizes: set[asyncio.Task[None]] = set()
@@ -75,6 +79,7 @@ class Server:
             EtcdStore(self._endpoints, tls=self._lock.etcd) as etcd,
         ):
             self._journal, self._etcd = journal, etcd
+            self._refusals = doorman.refusals
             self._desk = Desk(self._service, journal, doorman.shown, self._directory, self._look)
             server = doorman.server(SERVER_OPTIONS)
             add_RendezvousServicer_to_server(self._service, server)
@@ -136,6 +141,9 @@ class Server:
     def _saw(self, leader: str) -> None:
         self._desk.leader = leader
 
+    def _refused(self, because: str, job: str, node: str, peer: str) -> None:
+        self._refusals.say(because, at="Attend", caller=f"agent {node}", peer=peer, job=job)
+
     # ------------------------------------------------------------------------------------------------- documents
 
     async def _follow(self) -> None:
@@ -143,12 +151,13 @@ class Server:
         loop = asyncio.get_running_loop()
         with closing(StoreThread()) as store:
             while True:
-                changed = asyncio.Event()
+                self._changed.clear()
+                self._admission.reads()
                 try:
                     book, revision = await store.call(registry.read, self._etcd)
                     watch = await store.call(
-                        lambda since=revision + 1, happened=changed: self._etcd.watch(
-                            registry.ROOT, since, lambda event: _wake(loop, happened), timeout_s=SILENCE_S
+                        lambda since=revision + 1: self._etcd.watch(
+                            registry.ROOT, since, lambda event: _wake(loop, self._changed), timeout_s=SILENCE_S
                         )
                     )
                 except StoreError as error:
@@ -158,7 +167,7 @@ class Server:
                 self._apply(book, revision)
                 try:
                     async with asyncio.timeout(SILENCE_S):  # wait_for may lose a cancel that comes with the event
-                        await changed.wait()
+                        await self._changed.wait()
                 except TimeoutError:
                     pass
                 finally:
@@ -172,6 +181,10 @@ class Server:
                 self._journal.write("document_unread", key=key, because=because)
         self._unread = dict(book.unread)
         self._running = {job.name for job in book.jobs if job.runs}
+        self._admission.read(book)
+        for name in self._running & self._service.leads.keys():
+            if (reign := self._service.leads[name].reign) is not None:
+                reign.keep(partial(self._admission.stands, name))
         for job in book.jobs:
             if job.runs and job.name not in self._parts:
                 self._parts[job.name] = asyncio.create_task(self._take_part(job))

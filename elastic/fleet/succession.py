@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -58,7 +58,7 @@ class Inherited:
 @dataclass(frozen=True, slots=True)
 class Holding:
     """One job: what it was given here, and what runs. keeper: its pid and the descriptor of its standard input; memory:
-    its directory and the descriptor that holds it; finishing: the job is over."""
+    its directory and the descriptor that holds it; finishing: the job is over; token: admits its agent."""
 
     submission: Submission
     slots: int
@@ -66,6 +66,7 @@ class Holding:
     keeper: tuple[int, int] | None
     memory: tuple[str, int] | None
     finishing: bool
+    token: str = field(default="", repr=False)
 
     def process(self) -> Inherited | None:
         return Inherited(*self.keeper) if self.keeper is not None else None
@@ -85,6 +86,7 @@ class Holding:
             "keeper": self.keeper,
             "memory": self.memory,
             "finishing": self.finishing,
+            "token": self.token,
         }
 
     @classmethod
@@ -97,6 +99,7 @@ class Holding:
             (int(keeper[0]), int(keeper[1])) if keeper is not None else None,
             (str(memory[0]), int(memory[1])) if memory is not None else None,
             bool(state["finishing"]),
+            str(state.get("token", "")),  # older versions hand none on
         )
 
 

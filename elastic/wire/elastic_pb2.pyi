@@ -19,16 +19,18 @@ class AgentWord(_message.Message):
     def __init__(self, hello: _Optional[_Union[AgentHello, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., word: _Optional[_Union[Word, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class AgentHello(_message.Message):
-    __slots__ = ("job", "node", "slots", "known")
+    __slots__ = ("job", "node", "slots", "known", "token")
     JOB_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     job: str
     node: str
     slots: int
     known: _containers.RepeatedCompositeFieldContainer[Known]
-    def __init__(self, job: _Optional[str] = ..., node: _Optional[str] = ..., slots: _Optional[int] = ..., known: _Optional[_Iterable[_Union[Known, _Mapping]]] = ...) -> None: ...
+    token: str
+    def __init__(self, job: _Optional[str] = ..., node: _Optional[str] = ..., slots: _Optional[int] = ..., known: _Optional[_Iterable[_Union[Known, _Mapping]]] = ..., token: _Optional[str] = ...) -> None: ...
 
 class Known(_message.Message):
     __slots__ = ("number", "digest")
@@ -239,18 +241,20 @@ class NodeWord(_message.Message):
     def __init__(self, hello: _Optional[_Union[NodeHello, _Mapping]] = ..., troubles: _Optional[_Union[NodeTroubles, _Mapping]] = ..., piece: _Optional[_Union[LogPiece, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaves: _Optional[_Union[NodeLeaves, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ...) -> None: ...
 
 class NodeHello(_message.Message):
-    __slots__ = ("node", "slots", "labels", "address", "process")
+    __slots__ = ("node", "slots", "labels", "address", "process", "leave_ms")
     NODE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_MS_FIELD_NUMBER: _ClassVar[int]
     node: str
     slots: int
     labels: _containers.RepeatedScalarFieldContainer[str]
     address: str
     process: str
-    def __init__(self, node: _Optional[str] = ..., slots: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., process: _Optional[str] = ...) -> None: ...
+    leave_ms: int
+    def __init__(self, node: _Optional[str] = ..., slots: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., process: _Optional[str] = ..., leave_ms: _Optional[int] = ...) -> None: ...
 
 class NodeLeaves(_message.Message):
     __slots__ = ("because", "notice")
@@ -261,10 +265,12 @@ class NodeLeaves(_message.Message):
     def __init__(self, because: _Optional[str] = ..., notice: bool = ...) -> None: ...
 
 class NodeTroubles(_message.Message):
-    __slots__ = ("troubles",)
+    __slots__ = ("troubles", "holds")
     TROUBLES_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
     troubles: _containers.RepeatedCompositeFieldContainer[Trouble]
-    def __init__(self, troubles: _Optional[_Iterable[_Union[Trouble, _Mapping]]] = ...) -> None: ...
+    holds: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, troubles: _Optional[_Iterable[_Union[Trouble, _Mapping]]] = ..., holds: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Trouble(_message.Message):
     __slots__ = ("job", "because")
@@ -305,16 +311,18 @@ class Over(_message.Message):
     def __init__(self, job: _Optional[str] = ..., result: _Optional[str] = ...) -> None: ...
 
 class Duty(_message.Message):
-    __slots__ = ("job", "slots", "leave", "document")
+    __slots__ = ("job", "slots", "leave", "document", "token")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     job: str
     slots: int
     leave: bool
     document: str
-    def __init__(self, job: _Optional[str] = ..., slots: _Optional[int] = ..., leave: bool = ..., document: _Optional[str] = ...) -> None: ...
+    token: str
+    def __init__(self, job: _Optional[str] = ..., slots: _Optional[int] = ..., leave: bool = ..., document: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
 
 class ExamineNode(_message.Message):
     __slots__ = ("number", "open", "reach")

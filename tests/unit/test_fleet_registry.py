@@ -11,7 +11,7 @@ from elastic.config import JobSpec
 from elastic.election import Candidate, LeadershipLost, Won
 from elastic.errors import ConfigError, StoreRefused, StoreUnavailable
 from elastic.fleet import registry
-from elastic.fleet.documents import Job, Placement, Result, Share, Size, Wish
+from elastic.fleet.documents import Grant, Job, Placement, Result, Share, Size, Wish
 from elastic.fleet.registry import Registry
 from elastic.store import Compare, Delete, Listing, MemoryStore, Put, TxnResult
 
@@ -51,7 +51,8 @@ def test_everything_that_is_written_is_read(store: MemoryStore) -> None:
     before = registry.read(store)[0].jobs[0].submission
     name = to.submit(SPEC, before, "step-7")
     placement = Placement((Share("a", 1), Share("b", 1)))
-    to.place(name, placement)
+    grants = (Grant("a", "secret"), Grant("b", ""))
+    to.place(name, placement, grants)
     to.stop(name, "enough")
     to.scale(name, 7)
     to.cordon("b", "disk")
@@ -62,7 +63,7 @@ def test_everything_that_is_written_is_read(store: MemoryStore) -> None:
     assert (job.submission.series, job.submission.identity) == (first, before.identity)
     assert (job.submission.resume, job.submission.interruptions) == ("step-7", 1)
     assert job.submission.checkpoints == f"{SPEC.checkpoint_dir}/train-1"
-    assert (job.spec.env, job.spec.labels, job.placement) == (SPEC.env, SPEC.labels, placement)
+    assert (job.spec.env, job.spec.labels, job.placement, job.grants) == (SPEC.env, SPEC.labels, placement, grants)
     assert (job.size, job.workers) == (Size(7), 7)
     assert (job.stop, job.result) == (Wish("enough"), Result(6, "drained", "", 4))
     assert dict(book.cordons) == {"b": Wish("disk")}
@@ -74,7 +75,7 @@ def test_a_leader_that_was_replaced_writes_nothing(store: MemoryStore) -> None:
     first, to = elected(store)
     first.resign()
     elected(store, "r2")
-    for write in (lambda: to.submit(SPEC), lambda: to.place("train-1", Placement(())), lambda: to.cordon("a", "")):
+    for write in (lambda: to.submit(SPEC), lambda: to.place("train-1", Placement(()), ()), lambda: to.cordon("a", "")):
         with pytest.raises(LeadershipLost):
             write()
     assert registry.read(store)[0].jobs == ()

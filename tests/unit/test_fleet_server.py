@@ -93,7 +93,7 @@ def test_a_replica_whose_lead_ends_at_once_rests_before_it_stands_again(
         await sleep(0)
 
     monkeypatch.setattr(Office, "lead", lead)
-    monkeypatch.setattr(server_module, "asyncio", SimpleNamespace(sleep=rest))
+    monkeypatch.setattr(server_module, "asyncio", SimpleNamespace(sleep=rest, Event=asyncio.Event))
 
     async def story(server: Server, path: Path) -> None:
         standing = asyncio.create_task(server._stand())
