@@ -1,9 +1,10 @@
-"""A module buffer that every shard may change: how it is merged, and what it was before the pass."""
+"""A value of a module that every shard may change, in most cases a buffer: how it is merged, and what it was before the
+pass."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import torch
 
@@ -15,7 +16,7 @@ Kind: TypeAlias = tuple[torch.dtype, torch.Size]
 
 @dataclass(slots=True, eq=False)
 class Buffer:
-    """BatchNorm's running statistics, or a buffer declared in register(buffers=...).
+    """BatchNorm's running statistics, or what is declared in register(buffers=...): a buffer, or a frozen parameter.
 
     kind: its dtype and shape, for the whole job.
     merge: "mean" weighs the shards' values like their gradients; "first" takes the value of the first shard.
@@ -33,11 +34,13 @@ class Buffer:
     @property
     def live(self) -> torch.Tensor:
         """The tensor the module uses now; `module.to()` replaces buffers, so it is looked up each time."""
-        return self.owner.get_buffer(self.key)
+        return cast(torch.Tensor, getattr(self.owner, self.key))
 
     def check_kind(self) -> None:
-        """Raises NotCarried if dtype or shape are not what they were when the loop began."""
+        """Raises NotCarried if dtype or shape are not what they were when the loop began, or if it is trained now."""
         live = self.live
+        if live.requires_grad:
+            raise NotCarried(f"{self.name} is merged like a buffer, as register(buffers=...) says, and is trained now")
         if (live.dtype, live.shape) != self.kind:
             raise NotCarried(
                 f"buffer {self.name} is {described(live.dtype, live.shape)}, and was {described(*self.kind)} when the "

@@ -134,10 +134,11 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def state_changed(where: str, changed: Sequence[str]) -> UsageError:
+def state_changed(where: str, changed: Sequence[str], fixed: Collection[str] = ()) -> UsageError:
     """Registered state moved between the beginning of a pass and its end.
 
-    changed: what moved, in the words of Carrier.changed. Returns BufferChanged if it is buffers only.
+    changed: what moved, in the words of Carrier.changed. fixed: parameters that are not trained. Returns BufferChanged
+    if it is buffers only.
     """
     names = _first(changed)
     if all(name.startswith("buffer ") for name in changed):
@@ -145,10 +146,17 @@ def state_changed(where: str, changed: Sequence[str]) -> UsageError:
             f"{names} changed in {where}. Each worker runs other shards, so their buffers would part. Say how to merge "
             'it: job.register(buffers={"model.name": "mean"}), or "first" for the value of the first shard.'
         )
+    merged = ""
+    if set(changed) <= {f"parameter {name}" for name in fixed}:
+        merged = (
+            " They are parameters that are not trained. If a layer keeps its running statistics in them, as Keras' "
+            "BatchNormalization does, declare each of them as a buffer: "
+            f'job.register(buffers={{"{changed[0].removeprefix("parameter ")}": "mean"}}), or "first" for integers.'
+        )
     return StateChanged(
         f"{names} changed before {where} was reduced. Workers run different shards and a newcomer copies the state "
         "of this moment, so their models would part. Change weights, learning rates, schedulers and job.state after "
-        "the inner loop, where the gradients are complete."
+        f"the inner loop, where the gradients are complete.{merged}"
     )
 
 

@@ -40,10 +40,10 @@ _current: Job | None = None
 def join(*, seed: int = 0, device: str | torch.device | None = None, threads: int | None = None) -> Job:
     """Become a worker of the job; called once, before models are built.
 
-    seed: seeds torch, numpy and random, so that all workers build equal models. device: where batches go; default
-    is this worker's CUDA device, else the CPU. threads: for torch.set_num_threads; the bits of the result depend on
-    it, so the default is the same on every machine: what `elastic run --threads` says, else 1. Use the job as a
-    context manager, or just use it: it is closed when the script ends.
+    seed: seeds torch, numpy and random, so that all workers build equal models. device: where batches go; "cuda" is
+    this worker's own CUDA device, and the default where there is CUDA, else "cpu". threads: for torch.set_num_threads;
+    the bits of the result depend on it, so the default is the same on every machine: what `elastic run --threads`
+    says, else 1. Use the job as a context manager, or just use it: it is closed when the script ends.
 
     Raises ConfigError for bad arguments and a second join, NotUnderElastic under a launcher of many processes.
     """

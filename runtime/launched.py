@@ -42,15 +42,19 @@ def session(threads: int, device: torch.device) -> Session:
 
 
 def device(given: str | torch.device | None) -> torch.device:
-    """Where batches go; a CUDA device becomes the current one. Raises ConfigError."""
-    if given is None:
-        if not torch.cuda.is_available():
-            return torch.device("cpu")
-        given = f"cuda:{int(os.environ.get(SLOT, '0')) % torch.cuda.device_count()}"
+    """Where batches go. "cuda", or None where there is CUDA, is this worker's own CUDA device. It becomes the current
+    one. Raises ConfigError."""
+    available = torch.cuda.is_available()
     try:
-        chosen = torch.device(given)
+        chosen = torch.device(("cuda" if available else "cpu") if given is None else given)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f'device={given!r} is none of torch\'s: write "cpu" or "cuda:0"') from error
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
+    if chosen.type != "cuda":
+        return chosen
+    count = torch.cuda.device_count() if available else 0
+    if (chosen.index or 0) >= count:
+        raise ConfigError(f'device={given!r}: torch sees {count} CUDA devices here; leave device= out, or write "cpu"')
+    if chosen.index is None:
+        chosen = torch.device("cuda", int(os.environ.get(SLOT, "0")) % count)
+    torch.cuda.set_device(chosen)
     return chosen

@@ -20,6 +20,9 @@ from elastic.data import Plan, Tail, Weights, hash_of
 from elastic.errors import ConfigError
 from runtime.prefetch import Habit, Prefetcher, Wanted
 
+_STREAM = (
+    ", or read it from front to back: job.stream(open, shards=...), open(shard, epoch, skip) -> iterator of batches"
+)
 SAMPLES_LISTED_MAX = 4096
 """A step's record lists its samples up to this number, and hashes of them above."""
 
@@ -45,7 +48,7 @@ class Loader:
         workers: int,
         device: torch.device,
     ) -> None:
-        check_map_style(dataset, "job.loader()")
+        check_map_style(dataset, "job.loader()", _STREAM)
         check_count("batch_size", batch_size)
         check_count("shards", shards)
         check_seed(seed)
@@ -146,8 +149,8 @@ def seed_fetch(seed: int, epoch: int, step: int, shard: int) -> None:
     random.seed(value)
 
 
-def check_map_style(dataset: Any, call: str) -> None:
-    """Raise ConfigError for what has no `dataset[i]` and `len(dataset)`."""
+def check_map_style(dataset: Any, call: str, instead: str = "") -> None:
+    """Raise ConfigError for what has no `dataset[i]` and `len(dataset)`. instead: what else to write."""
     if isinstance(dataset, DataLoader):
         raise ConfigError(
             f"{call} was given a torch DataLoader; give it the dataset (dataloader.dataset), and batch_size, shuffle "
@@ -160,7 +163,7 @@ def check_map_style(dataset: Any, call: str) -> None:
         raise ConfigError(
             f"{call} needs a map-style dataset, and {type(dataset).__name__} has no "
             f"{' and no '.join(missing) or 'random access'}; put the samples into a list or another class with "
-            "__getitem__ and __len__"
+            f"__getitem__ and __len__{instead}"
         )
 
 

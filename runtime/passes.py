@@ -243,7 +243,7 @@ class Pass(Iterator[Any]):
         watched = [snapshot for snapshot in (self._snapshot, self._checksums) if snapshot is not None]
         changed = next((names for snapshot in watched if (names := carrier.changed(snapshot))), [])
         if changed:
-            raise guards.state_changed(self._where, changed)
+            raise guards.state_changed(self._where, changed, carrier.fixed())
 
     def _end(self, result: Partial) -> None:
         training, running = self._training, self._running

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import SyncBatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
+from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.errors import ConfigError, NotCarried, Unregistered
 from runtime.buffers import Buffer, Kind, Merge, described
@@ -31,7 +32,8 @@ FORMAT = 1
 INT_BUFFER_ELEMENTS_MAX = 4096
 FINGERPRINT_PARAMETERS = 4
 FINGERPRINT_ELEMENTS = 1024
-_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+_WRAPPERS = {"DistributedDataParallel"}
+_SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
 _COMPILED = "_orig_mod."
 
 NamedParameter = tuple[str, nn.Parameter]
@@ -67,15 +69,15 @@ class Carrier:
         if self._frozen:
             raise ConfigError(f"register({', '.join(objects)}) came after the first step; register before the loop")
         known = {id(thing): name for name, thing in self._objects.items()}
-        for name, thing in objects.items():
-            thing = getattr(thing, "_orig_mod", thing)
+        things = {name: unwrapped(thing) for name, thing in objects.items()}
+        for name, thing in things.items():
             if name in self._objects:
                 raise ConfigError(f"register({name}=...) was called twice; every name is registered once")
             if id(thing) in known:
                 raise ConfigError(f"{name} and {known[id(thing)]} are the same object; register it under one name")
             known[id(thing)] = name
             _check_carried(name, thing)
-        self._objects |= {name: getattr(thing, "_orig_mod", thing) for name, thing in objects.items()}
+        self._objects |= things
         self._declared |= dict(buffers or {})
 
     def freeze(self) -> None:
@@ -93,8 +95,10 @@ class Carrier:
         for name, parameter in parameters:
             if is_lazy(parameter):
                 raise ConfigError(f"{name} has no shape yet; run one batch through the model before the first step")
-            if type(parameter.data).__name__ == "DTensor" or parameter.is_complex():
-                raise NotCarried(f"{name} is a {type(parameter.data).__name__} of {parameter.dtype}: use a real tensor")
+            if type(parameter.data).__name__ == "DTensor":
+                raise _sharded(f"{name} is a DTensor")
+            if parameter.is_complex():
+                raise NotCarried(f"{name} is of {parameter.dtype}: use a real tensor")
         self._owned = {id(parameter) for _, parameter in parameters}
         self._check_groups()
         self._floats, self._integers = self._find_buffers()
@@ -134,7 +138,7 @@ class Carrier:
 
     @property
     def objects(self) -> Mapping[str, Any]:
-        """Everything registered by name, modules without torch.compile's wrapper."""
+        """Everything registered by name, unwrapped."""
         return self._objects
 
     @property
@@ -160,6 +164,10 @@ class Carrier:
         The script may switch requires_grad between steps; ask again at each step.
         """
         return [(name, parameter) for name, parameter in self._parameters if parameter.requires_grad]
+
+    def fixed(self) -> list[str]:
+        """Names of the parameters that are not trained now."""
+        return [name for name, parameter in self._parameters if not parameter.requires_grad]
 
     def float_buffers(self) -> list[Buffer]:
         """Floating point buffers that a pass changes: BatchNorm's statistics and declared ones."""
@@ -188,7 +196,7 @@ class Carrier:
         integers: list[Buffer] = []
         seen: set[int] = set()
         undeclared = dict(self._declared)
-        for name, owner, key, tensor in self._named_buffers():
+        for name, owner, key, tensor in (*self._named_buffers(), *self._frozen_parameters()):
             rule = undeclared.pop(name, None)
             if rule is None and isinstance(owner, _NormBase):
                 rule = "mean" if tensor.is_floating_point() else "first"
@@ -208,7 +216,10 @@ class Carrier:
                 )
             integers.append(buffer)
         if undeclared:
-            raise ConfigError(f"register(buffers=...) names {', '.join(undeclared)}, but no registered module has it")
+            raise ConfigError(
+                f"register(buffers=...) names {', '.join(undeclared)}, but no registered module has such a buffer, or "
+                "such a parameter that is not trained"
+            )
         return floats, integers
 
     def _named_buffers(self) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
@@ -216,6 +227,14 @@ class Carrier:
             for path, owner in module.named_modules(prefix=name):
                 for key, tensor in owner.named_buffers(recurse=False):
                     yield f"{_plain_name(path)}.{key}", owner, key, tensor
+
+    def _frozen_parameters(self) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
+        """As `_named_buffers`: some libraries keep their running statistics in them."""
+        for name, module in self.modules().items():
+            for path, owner in module.named_modules(prefix=name):
+                for key, parameter in owner.named_parameters(recurse=False):
+                    if not parameter.requires_grad:
+                        yield f"{_plain_name(path)}.{key}", owner, key, parameter
 
     # A copy
 
@@ -251,11 +270,17 @@ class Carrier:
         state = thing.state_dict()
         if not isinstance(thing, nn.Module):
             return {"state": encode(state, name, numbered)}
-        bases = {buffer.name: buffer.base for buffer in (*self._floats, *self._integers) if buffer.base is not None}
+        # By address: what a module has under two names is in its state_dict() twice.
+        bases = {
+            buffer.live.data_ptr(): buffer.base
+            for buffer in (*self._floats, *self._integers)
+            if buffer.base is not None
+        }
         tensors: dict[str, object] = {}
         for path, value in state.items():
-            path = _plain_name(path)
-            tensors[path] = bases.get(f"{name}.{path}", value)
+            strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
+            base = bases.get(value.data_ptr()) if strided else None
+            tensors[_plain_name(path)] = base if base is not None and _kind(base) == _kind(value) else value
         evaluating: list[Json] = [_plain_name(path) for path, module in thing.named_modules() if not module.training]
         fixed: list[Json] = [_plain_name(path) for path, value in thing.named_parameters() if not value.requires_grad]
         return {"state": encode(tensors, name, numbered), "evaluating": evaluating, "fixed": fixed}
@@ -377,6 +402,7 @@ class Carrier:
         marks: dict[str, object] = {
             f"parameter {name}": (parameter.requires_grad, tensor_mark(parameter, full))
             for name, parameter in self._parameters
+            if name not in merged
         }
         for name, _, _, tensor in self._named_buffers():
             if name not in merged:
@@ -416,6 +442,18 @@ def _unique(pairs: Iterator[NamedParameter]) -> Iterator[NamedParameter]:
             yield name, parameter
 
 
+def unwrapped(thing: Any) -> Any:
+    """Without torch.compile's wrapper, and without a library's around an optimizer or a scheduler where it has no state
+    but that of what it wraps, as accelerate's have."""
+    thing = getattr(thing, "_orig_mod", thing)
+    optimizer, scheduler = getattr(thing, "optimizer", None), getattr(thing, "scheduler", None)
+    if isinstance(optimizer, torch.optim.Optimizer) and getattr(thing, "state", None) is optimizer.state:
+        return unwrapped(optimizer)
+    if isinstance(scheduler, LRScheduler) and hasattr(thing, "state_dict"):
+        return unwrapped(scheduler) if thing.state_dict() == scheduler.state_dict() else thing
+    return thing
+
+
 def _check_carried(name: str, thing: object) -> None:
     if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
         raise ConfigError(
@@ -428,15 +466,26 @@ def _check_carried(name: str, thing: object) -> None:
         )
     if isinstance(thing, nn.Module):
         for path, module in thing.named_modules():
-            kind = next((base.__name__ for base in type(module).__mro__ if base.__name__ in _WRAPPERS), None)
+            kinds = {base.__name__ for base in type(module).__mro__}
             where = ".".join(part for part in (name, path) if part)
-            if kind:
-                raise NotCarried(f"{where} is wrapped in {kind}; register the plain module, the job reduces gradients")
+            if kind := kinds & _SHARDED:
+                raise _sharded(f"{where} is sharded by {kind.pop()}")
+            if kind := kinds & _WRAPPERS:
+                raise NotCarried(
+                    f"{where} is wrapped in {kind.pop()}; register the plain module, the job reduces gradients"
+                )
             if isinstance(module, SyncBatchNorm):
                 raise NotCarried(
                     f"{where} is a SyncBatchNorm, whose statistics depend on the world; use BatchNorm, each shard "
                     "normalises by itself and the running statistics are merged"
                 )
+
+
+def _sharded(what: str) -> NotCarried:
+    return NotCarried(
+        f"{what}, and state that is sharded over workers is not carried yet: every worker of a job holds the whole "
+        "model and the whole optimizer. Leave fully_shard(), FullyShardedDataParallel and distribute_module() out"
+    )
 
 
 def _kind(value: object) -> str:

@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.errors import Unregistered
+from runtime.state import unwrapped
 from runtime.watch import tensor_mark, value_sum
 
 _WATCHED = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
@@ -58,7 +59,7 @@ class Strays:
         }
         self._strays = []
         for name, thing in _visible(frame):
-            if id(thing) in carried:
+            if id(thing) in carried or id(unwrapped(thing)) in carried:
                 continue
             carried.add(id(thing))
             mark = _mark_of(weakref.ref(thing), tensors)

@@ -203,6 +203,29 @@ def declared_buffers(job: Job) -> None:
     train(job, model, buffers={"model.mean": "mean", "model.seen": "first"})
 
 
+class StatisticsInParameters(nn.Module):
+    """As Keras on torch: running statistics are parameters that are not trained, and are under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+        kept = {"moving/mean": nn.Parameter(torch.zeros(6), requires_grad=False)}
+        self.layer, self.model = nn.ParameterDict(kept), nn.ParameterDict(kept)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = self.layer["moving/mean"]
+        if self.training:
+            with torch.no_grad():
+                mean.lerp_(x.mean(0), 0.1)
+        scores: torch.Tensor = self.inner(x - mean)
+        return scores
+
+
+@feature
+def statistics_in_parameters(job: Job) -> None:
+    train(job, StatisticsInParameters(), buffers={"model.layer.moving/mean": "mean"})
+
+
 # Parameters that come and go
 
 

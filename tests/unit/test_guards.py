@@ -30,6 +30,7 @@ from runtime import guards
 from runtime.job import Job
 from runtime.session import JoinMeta, Op, OpKind
 from runtime.step import Step
+from tests.unit.features import StatisticsInParameters
 from tests.unit.jobs import SHARDS, Recorded, Setup, cross_entropy, dataset, make_job, one_thread, set_up
 
 
@@ -241,6 +242,17 @@ def test_a_buffer_that_changes_in_a_pass_undeclared_is_named_with_the_declaratio
         for step in job.steps(job.loader(dataset(), 16, shards=SHARDS), total=2):
             for x, y in step:
                 cross_entropy(model(x), y).backward()
+
+
+def test_statistics_in_a_parameter_that_is_not_trained_are_named_with_the_declaration() -> None:
+    with one_thread(), make_job() as job:
+        model = StatisticsInParameters()
+        job.register(model=model)
+        with pytest.raises(StateChanged, match=r'buffers=\{"model\.layer\.moving/mean": "mean"\}'):
+            for step in job.steps(job.loader(dataset(), 16, shards=SHARDS), total=2):
+                for x, y in step:
+                    cross_entropy(model(x), y).backward()
+        job._detach()
 
 
 # LossDivided

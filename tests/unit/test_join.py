@@ -13,6 +13,7 @@ import torch
 
 import elastic
 from elastic.errors import ConfigError, NotUnderElastic
+from runtime import launched
 from tests.unit.jobs import one_thread
 
 
@@ -74,9 +75,11 @@ def test_several_processes_without_an_agent_are_refused(monkeypatch: pytest.Monk
         ({"threads": 0}, "threads=0"),
         ({"device": "tpu:x"}, "device='tpu:x'"),
         ({"device": 1.5}, "device=1.5"),
+        ({"device": "cuda"}, "device='cuda': torch sees 0 CUDA devices"),
     ],
 )
-def test_bad_arguments_are_refused(arguments: dict[str, Any], words: str) -> None:
+def test_bad_arguments_are_refused(arguments: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=words):
         elastic.join(**arguments)
 
@@ -84,3 +87,30 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], words: str) -> Non
 def test_the_device_is_the_one_that_was_asked_for() -> None:
     with elastic.join(device="meta") as job:
         assert job.device == torch.device("meta")
+
+
+@pytest.mark.parametrize(
+    ("given", "slot", "chosen"),
+    [
+        ("cuda", "", 0),
+        ("cuda", "1", 1),
+        ("cuda", "3", 1),
+        (None, "3", 1),
+        ("cuda:0", "1", 0),
+        (torch.device("cuda"), "1", 1),
+    ],
+)
+def test_cuda_without_an_index_is_this_workers_own_device(
+    given: Any, slot: str, chosen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with two; the calls are torch's, which a build without CUDA has too."""
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    if slot:
+        monkeypatch.setenv("ELASTIC_SLOT", slot)
+    assert launched.device(given) == torch.device("cuda", chosen)
+    assert current == [torch.device("cuda", chosen)]
+    with pytest.raises(ConfigError, match="device='cuda:2': torch sees 2 CUDA devices"):
+        launched.device("cuda:2")

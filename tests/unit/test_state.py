@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.errors import ConfigError, ElasticError, NotCarried, StateChanged, Unregistered
 from runtime.encoding import NamedTensor, decode, device_for, encode, from_blob, to_blob
@@ -96,10 +97,23 @@ class DistributedDataParallel(nn.Module):
         self.module = nn.Linear(2, 2)
 
 
+class FSDPModule:
+    """Named like what fully_shard() puts before a module's own class."""
+
+
+class Sharded(FSDPModule, nn.Linear):
+    pass
+
+
+class DTensor(torch.Tensor):
+    """Named like torch's, which needs a process group to be made."""
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (DistributedDataParallel, "wrapped in DistributedDataParallel"),
+        (lambda: nn.Sequential(Sharded(2, 2)), r"thing\.0 is sharded by FSDPModule, .* is not carried yet"),
         (lambda: nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), r"thing\.1 is a SyncBatchNorm"),
         (lambda: torch.optim.LBFGS(network().parameters()), "LBFGS"),
         (lambda: torch.optim.SparseAdam(network().parameters()), "SparseAdam"),
@@ -108,6 +122,81 @@ class DistributedDataParallel(nn.Module):
 def test_what_cannot_be_carried_is_refused_by_name(make: Callable[[], object], words: str) -> None:
     with pytest.raises(NotCarried, match=words):
         Carrier(Values()).register(thing=make())
+
+
+def test_a_parameter_that_is_sharded_is_refused_as_such() -> None:
+    model = nn.Linear(2, 2)
+    model.weight = nn.Parameter(torch.ones(2, 2).as_subclass(DTensor))
+    with pytest.raises(
+        NotCarried, match=r"model\.weight is a DTensor, and state that is sharded .* is not carried yet"
+    ):
+        carried(model=model)
+
+
+class AcceleratedOptimizer(torch.optim.Optimizer):
+    """As accelerate.Accelerator().prepare() returns it: it hands everything on, is an Optimizer by class only."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.optimizer.state
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    def state_dict(self) -> Any:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.optimizer.load_state_dict(state)
+
+
+class AcceleratedScheduler:
+    """Of the same library: no LRScheduler."""
+
+    def __init__(self, scheduler: LRScheduler, optimizer: torch.optim.Optimizer) -> None:
+        self.scheduler = scheduler
+        self.optimizers = [optimizer]
+
+    def state_dict(self) -> Any:
+        return self.scheduler.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.scheduler.load_state_dict(state)
+
+
+class WarmUp:
+    """A wrapper with a state of its own."""
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        self.scheduler = scheduler
+        self.steps = 0
+
+    def state_dict(self) -> Any:
+        return {**self.scheduler.state_dict(), "steps": self.steps}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.steps = state.pop("steps")
+        self.scheduler.load_state_dict(state)
+
+
+def test_a_wrapper_without_a_state_of_its_own_is_what_it_wraps() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    plain = carried(model=model, optimizer=optimizer, scheduler=scheduler)
+    outer = AcceleratedOptimizer(optimizer)
+    carrier = carried(model=model, optimizer=outer, scheduler=AcceleratedScheduler(scheduler, outer))
+    assert carrier.optimizers() == {"optimizer": optimizer}
+    assert carrier.schedulers() == {"scheduler": scheduler}
+    assert carrier.digest() == plain.digest()
+    with pytest.raises(ConfigError, match="outer and optimizer are the same object"):
+        carried(model=model, optimizer=optimizer, outer=outer)
+    warm = WarmUp(scheduler)
+    assert carried(model=model, warm=warm).objects["warm"] is warm
 
 
 def test_a_model_with_nothing_to_train_is_refused() -> None:
@@ -215,7 +304,8 @@ def test_declared_buffers_have_their_rule() -> None:
         ({"model.queue": "last"}, 1, '"mean" or "first"'),
         ({"model.at": "mean"}, 1, r"model\.at .*cannot be merged"),
         ({"model.at": "first"}, 5000, "5000 elements"),
-        ({"model.que": "mean"}, 1, r"names model\.que, but no registered module has it"),
+        ({"model.que": "mean"}, 1, r"names model\.que, but no registered module has such a buffer"),
+        ({"model.weight": "mean"}, 1, r"names model\.weight, but .* that is not trained"),
     ],
 )
 def test_a_wrong_buffer_rule_is_refused(buffers: dict[str, str], places: int, words: str) -> None:
@@ -405,8 +495,12 @@ def test_bytes_at_an_odd_address_are_read_all_the_same() -> None:
     assert source.digest() == target.digest()
 
 
-def test_during_a_pass_the_copy_has_the_buffers_of_its_start() -> None:
+@pytest.mark.parametrize("twice", [False, True])
+def test_during_a_pass_the_copy_has_the_buffers_of_its_start(twice: bool) -> None:
+    """twice: the model has its norm under two names."""
     model, _, carrier = trained()
+    if twice:
+        model[0].add_module("norm", model[1])
     before = carrier.digest()
     for buffer in (*carrier.float_buffers(), *carrier.int_buffers()):
         buffer.base = buffer.live.clone()

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR,
 from elastic.errors import Unregistered
 from runtime.job import Job
 from tests.unit.jobs import cross_entropy, dataset, make_job, one_thread
+from tests.unit.test_state import AcceleratedOptimizer
 
 
 @pytest.fixture
@@ -205,6 +206,14 @@ def test_what_does_not_change_or_is_a_part_of_something_registered_is_left_alone
 
     loop(job, model, optimizer, after, total=3)
     assert (compiled, half, idle, lazy) is not None
+
+
+def test_a_wrapper_of_a_registered_optimizer_is_left_alone(job: Job) -> None:
+    model, optimizer = made()
+    prepared = AcceleratedOptimizer(optimizer)
+    job.register(model=model, optimizer=prepared.optimizer)
+    loop(job, model, prepared.optimizer)
+    assert prepared.state
 
 
 def test_it_can_be_allowed_by_name(job: Job) -> None:
