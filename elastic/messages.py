@@ -88,6 +88,9 @@ class Plan:
         return next((lag.source for lag in self.laggards if lag.worker_id == worker_id), None)
 
 
+ANEW = "anew."
+
+
 @dataclass(frozen=True)
 class Generation:
     """One committed member list with its whole plan; immutable. members are in rank order.
@@ -98,7 +101,8 @@ class Generation:
     what the job is to be (position/joins.py).
     token: proof for ring and copy connections of this generation.
     began: the snapshot or checkpoint from which the last form generation went on, if that was not the job's first: its
-    members become that state, and whoever joins later copies it from them. "": there was none.
+    members become that state, and whoever joins later copies it from them. "": there was none. Of a run that begins
+    once more, because all members died before a step was applied: ANEW and the number of that form generation.
     """
 
     number: int
@@ -111,6 +115,11 @@ class Generation:
     token: str = ""
     early: bool = False
     began: str = ""
+
+    @property
+    def entry(self) -> str:
+        """The snapshot or checkpoint of `began`; "": what the run began with."""
+        return "" if self.began.startswith(ANEW) else self.began
 
     # Kept, because a leader of thousands asks with every word that it hears.
 

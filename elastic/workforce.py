@@ -91,6 +91,8 @@ class Workforce:
         self._slot_file = slot_file
         self._slots_refused = False
         self._accounts = Accounts(ledger, job_dir, journal, head.say)
+        self._begun_with = 0 if inherited.workers else self._accounts.next_step
+        """Steps that were on file before this agent had workers; 0 also if a program before it had them."""
         self._checkpoints = read_settings(job_dir)
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._detector = Detector(spec.timing, time.monotonic())
@@ -242,8 +244,9 @@ class Workforce:
         self._crew.signal(worker_id, signal.SIGKILL)
 
     def _say_how_far(self, worker_id: str) -> None:
-        """Its last beat may be old, and nobody else may be left to say how far the job had come."""
-        self._head.say(Progress(worker_id, 0, 0, self._accounts.next_step, "gone"))
+        """Its last beat may be old, and nobody else may be left to say how far this run has come."""
+        steps = self._accounts.next_step
+        self._head.say(Progress(worker_id, 0, 0, steps if steps > self._begun_with else 0, "gone"))
 
     def on_exit(self, number: int, worker_id: str, status: int, last_words: Callable[[], str]) -> None:
         if cause := self._mpirun.left(worker_id):

@@ -183,7 +183,7 @@ class Member:
 
     @property
     def began(self) -> str:
-        return self._record.began
+        return self._record.entry
 
     @property
     def pauses(self) -> bool:

@@ -142,8 +142,8 @@ def add(verbs: Any) -> None:
         type=int,
         default=3,
         metavar="R",
-        help="exits by the script's own fault that are forgiven, per worker slot; kills from outside are never "
-        "counted (default %(default)s)",
+        help="exits by the script's own fault that are forgiven, per worker slot; kills from outside are not counted. "
+        "Also how often a job begins again whose members all died before a step was applied (default %(default)s)",
     )
     run.add_argument(
         "--cold-start",

@@ -250,6 +250,8 @@ def progressed(g: Group, word: Progress, now_s: float, do: list[Action]) -> None
         heard_from_s=seen.heard_from_s if now_s - seen.heard_s <= g.spec.timing.suspect_s else now_s,
     )
     g.shards = word.shards or g.shards
+    if g.applied >= 0:
+        g.applied = max(g.applied, word.applied)
     if word.generation and not seen.entered:
         g.in_vain.discard(slot_of(word.worker_id))
         stop_waiting(g, slot_of(word.worker_id), now_s, do)

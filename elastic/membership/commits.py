@@ -32,6 +32,8 @@ def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
             publish(g, record, do)
             plan_change(g, now_s, do)
         return
+    if record.kind is Kind.FORM:
+        g.applied = 0
     take_back_demotions(g, record)
     before, members = g.listed, set(record.ids)
     g.chain = (record,)

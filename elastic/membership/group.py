@@ -140,6 +140,13 @@ class Group:
     """Node -> the newest whole snapshot in its memory when the last of its workers that died was gone, or ""."""
     unreadable: dict[str, Unreadable] = field(default_factory=dict)
     """What the job was to go on from, and what was said of it."""
+    applied: int = -1
+    """The most steps that a member has said it applied since this leader formed the job; -1: another leader formed it,
+    or a member died of which too little had been heard."""
+    anew: int = 0
+    """How often the run has begun once more, because all members died before a step was applied."""
+    begins_anew: bool = False
+    """While FORMING with `lost`: it may do so."""
     lost: str = ""
     """While FORMING: how every copy of the state was lost, in a sentence; "": the job has not begun."""
     outdated: set[str] = field(default_factory=set)
@@ -157,7 +164,7 @@ class Group:
     @property
     def began(self) -> str:
         """The snapshot or checkpoint from which the job began the last time, or "": with its first step."""
-        return self.top.began if self.top is not None and self.top.began else self.resumed
+        return self.top.entry if self.top is not None and self.top.entry else self.resumed
 
     @property
     def base(self) -> Generation | None:

@@ -31,6 +31,8 @@ def lost(
         event = "worker_gone" if seen.left else "member_lost" if g.lists(worker) else "worker_lost"
         do.append(Note(event, {"worker_id": worker, "because": because}))
     if dead:
+        if seen.entered and now_s - seen.heard_s > g.timing.evict_s:
+            g.applied = -1  # what it has done since is not known
         if seen.ready and not seen.entered:
             g.missed[slot_of(worker)] = g.missed.get(slot_of(worker), 0) + 1
         g.expelled.pop(worker, None)
@@ -123,6 +125,7 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
                 do.append(Note("state", {"state": str(g.state), "because": because}))
         case AllLost(because=because):
             applied = max((seen.applied for seen in g.workers.values()), default=0)
+            applied = max(applied, g.applied)
             said = f"every copy of the state is lost after {applied} applied steps: {_gone(g) or because}{copies}"
             said += f"; {kept_badly(damaged)}" if (damaged := g.unreadable.get(g.began)) else ""
             if not go_back(g, said, now_s, do):

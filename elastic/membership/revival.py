@@ -9,6 +9,10 @@ A copy of the state that a newcomer has is taken before anything that is kept, u
 
 Each time the job must have got further than where it began before, so that what kills it ends it. Where it could not
 begin, because what it was to go on from cannot be read, the next best is taken, though it is older.
+
+Before the first applied step nothing is lost with the members: what the run began with is what every new process begins
+with. So it begins once more, as often as max_restarts says. Only a leader that has formed the job itself, and has heard
+of every member until it died, can know that it was so early.
 """
 
 from __future__ import annotations
@@ -24,13 +28,20 @@ from elastic.membership.group import Group
 from elastic.membership.records import commit
 from elastic.membership.seen import Seen
 from elastic.membership.transitions import become_closed, become_forming
-from elastic.messages import Fence, Kind, Member, Plan, Unreadable
-from elastic.plan import newest_kept
+from elastic.messages import ANEW, Fence, Kind, Member, Plan, Unreadable
+from elastic.plan import Kept, newest_kept
 
 
 def can_go_back(g: Group) -> bool:
     """Not where nobody is replaced, or the script is at fault, or somebody wants the job to end."""
     return g.revives and g.spec.replace and not g.errors and not g.stopping
+
+
+def _loses_nothing(g: Group) -> bool:
+    """Whether new processes can begin where this run began. Not for members that got stuck: others would too."""
+    may = g.spec.replace and not g.stopping and not g.hung and g.anew < g.spec.max_restarts
+    dead = g.listed <= g.dead.keys()
+    return may and dead and g.applied == 0 and g.began == g.resumed and g.began not in g.unreadable
 
 
 def newer_than_copies(g: Group, step: int) -> str:
@@ -59,7 +70,8 @@ def unreadable(g: Group, word: Unreadable, do: list[Action]) -> None:
 
 def go_back(g: Group, lost: str, now_s: float, do: list[Action]) -> bool:
     """Whether the job goes on. lost: what has happened, in a sentence."""
-    if not can_go_back(g):
+    g.begins_anew = _loses_nothing(g)
+    if not (g.begins_anew or can_go_back(g)):
         return False
     do.append(Note("state_lost", {"because": lost}))
     for worker in [worker for worker in g.workers if worker in g.dead]:
@@ -71,7 +83,8 @@ def go_back(g: Group, lost: str, now_s: float, do: list[Action]) -> bool:
     g.reports = {}  # who is dead stays so: one that holds the state after all does not wait for them
     for worker in sorted(g.outdated):
         turn_out(g, worker, now_s, do)
-    become_forming(g, f"{lost}; waiting for new processes, to go on from what is kept", now_s, do)
+    begins = "begin again" if g.begins_anew else "go on from what is kept"
+    become_forming(g, f"{lost}; waiting for new processes, to {begins}", now_s, do)
     return True
 
 
@@ -92,22 +105,29 @@ def revive(g: Group, now_s: float, do: list[Action]) -> None:
     damaged = g.unreadable.get(g.began)
     began = "" if damaged else g.began
     newest = newest_kept({worker: seen.snapshot for worker, seen in present.items()}, g.checkpoint, began)
+    if newest is None and g.begins_anew and not damaged and g.top is not None:
+        newest = Kept(f"{ANEW}{g.top.number + 1}", tuple(sorted(present)), memory=False)
     if newest is None or not newest.holders:
         kept = f"nothing newer than {began}" if began else "nothing else" if damaged else "nothing"
         kept += " is kept on the nodes that are here"
         if newest is not None:
-            kept = f"no new process is here to go on from checkpoint {g.checkpoint}"
+            wanted = "begin again" if newest.entry.startswith(ANEW) else f"go on from checkpoint {g.checkpoint}"
+            kept = f"no new process is here to {wanted}"
         if not waits_for_starting(g, f"{g.lost}; {kept}", now_s, do):
             become_closed(g, int(ExitCode.STATE_LOST), f"{g.lost}; {kept}", now_s, do)
         return
     members = founders(g, (present[worker] for worker in newest.holders))
     kind = "snapshot in memory" if newest.memory else "checkpoint"
-    name = EntryName.parse(newest.entry)
-    assert name is not None
-    because = f"every copy of the state was lost; goes on from step {name.step}, {kind} {newest.entry}"
-    if damaged:
+    if (name := EntryName.parse(newest.entry)) is None:
+        g.anew += 1
+        where = f"from checkpoint {g.began}" if g.began else "from its first step"
+        where += f" ({g.anew} of {g.spec.max_restarts})"
+        because = f"all members died before a step was applied; begins again {where}"
+    elif damaged:
         because = f"{kept_badly(damaged)}; goes on from step {name.step}, {kind} {newest.entry}"
         del g.unreadable[damaged.entry]  # one way back each, so that what kills the job ends it after all
+    else:
+        because = f"every copy of the state was lost; goes on from step {name.step}, {kind} {newest.entry}"
     hold = len(members) < g.spec.min_workers
     commit(g, Kind.FORM, members, Plan(), because, do, hold=hold, began=newest.entry)
 

@@ -12,6 +12,7 @@ from chaos_tests.harness import blows
 from elastic import ledger
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import storage_at
+from elastic.errors import ExitCode
 from tests.live.conftest import Quiet
 from tests.live.jobs import SCRIPTS, TRAINER, Job
 
@@ -108,3 +109,27 @@ def test_a_snapshot_that_turns_out_to_be_damaged_while_it_is_loaded_costs_steps_
     assert f"goes on from step 60, checkpoint {second['checkpoint']}" in said
     assert job.result["digest"] == quiet.digest
     assert ledger.compare(ledger.read(job.dir / "steps.jsonl"), quiet.steps) is None
+
+
+@pytest.mark.long
+def test_a_resumed_job_whose_only_member_dies_before_its_first_step_begins_there_again(
+    tmp_path: Path, quiet: Quiet
+) -> None:
+    words = ("--workers", "1", "--checkpoint-every", "5 steps", "--snapshot-every", "off", "--quiet", str(TRAINER))
+    with Job(tmp_path, *words) as job:
+        job.pace(0.02)
+        job.await_event("checkpoint_complete")
+        job.command.process.terminate()
+        assert job.wait() == ExitCode.DRAINED
+    with Job(tmp_path, *words) as job:
+        job.pace(0.0)
+        job.shut("shard")
+        (member,) = job.await_held("shard")
+        job.send(member)
+        job.until("the next one", lambda: job.held_at("shard") - {member})
+        job.open("shard")
+        assert job.wait() == 0
+        (again,) = [line for line in job.events("committed", kind="form") if line["generation"] > 1]
+        assert "before a step was applied; begins again from checkpoint step-" in again["because"]
+        assert job.result["digest"] == quiet.digest
+        assert len(job.steps()) == len(quiet.steps)

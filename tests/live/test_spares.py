@@ -33,3 +33,20 @@ def test_a_spare_takes_the_place_of_a_killed_member(quiet: Quiet, tmp_path: Path
         assert job.result["digest"] == quiet.digest
         assert job.left_behind() == {}
         assert {line["because"] for line in job.events("worker_exited", worker_id=successor)} == {"exited with 0"}
+
+
+def test_a_job_whose_only_member_dies_in_its_first_step_begins_again(quiet: Quiet, tmp_path: Path) -> None:
+    """Nothing was applied, so nothing is lost: what that member held every new process holds."""
+    with Job(tmp_path, "--workers", "1", "--spares", "1", "--quiet", str(TRAINER)) as job:
+        job.shut("shard")
+        (member,) = job.await_held("shard")
+        job.until("a spare", lambda: job.status().get("spares"))
+        job.send(member)
+        job.until("the next one", lambda: job.held_at("shard") - {member})
+        job.open("shard")
+        assert job.wait() == 0
+        (again,) = [line for line in job.events("committed", kind="form") if line["generation"] > 1]
+        assert again["because"].endswith("before a step was applied; begins again from its first step (1 of 3)")
+        assert job.result["digest"] == quiet.digest
+        assert len(job.steps()) == len(quiet.steps)
+        assert job.left_behind() == {}

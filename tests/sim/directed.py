@@ -341,6 +341,25 @@ def _all_die(random: Random, name: str) -> Scene:
     )  # fmt: skip
 
 
+def _all_die_in_the_first_step(random: Random, name: str) -> Scene:
+    """Perhaps again and again, perhaps when there is a newcomer, or as the first of them have applied it."""
+    nodes, slots = random.choice([(1, 1), (2, 1), (2, 2)])
+    members = nodes * slots
+    faults = [Fault("crash_all", hook="begin", nth=random.randint(1, members + 1), delay_s=random.uniform(0.0, 0.2))]
+    again = random.choice([0, 0, 1, 5])
+    faults += [Fault("crash_all", hook="anew", nth=nth + 1, delay_s=random.uniform(0.0, 0.1)) for nth in range(again)]
+    if random.random() < 0.3:
+        faults.append(Fault("add_node", at_s=random.uniform(0.2, 1.0)))
+    if random.random() < 0.2:
+        hook = random.choice(["leader_quiescing", "leader_forming"])
+        faults.append(Fault("crash_leader", hook=hook, nth=1, delay_s=random.uniform(0.0, 0.5)))
+    return _scene(
+        random, name, *faults, nodes=nodes, slots=slots, spares=random.choice([0, 0, 1]), max_workers=members + 1,
+        min_workers=random.choice([1, members]), import_s=random.choice([0.0, 0.5, 20.0]), checkpoints=0.0, heal_s=30.0,
+        max_restarts=random.choice([0, 1, 3]),
+    )  # fmt: skip
+
+
 def _held_after_all(random: Random, name: str) -> Scene:
     """All die but those of a node that nobody reaches, for as long as it takes until it is given up."""
     nodes, whom = random.choice([2, 3]), random.randrange(6)
@@ -369,7 +388,8 @@ STORIES: dict[str, Callable[[Random, str], Scene]] = {
         _drained_while_one_copies, _dead_as_its_generation_begins, _stuck_as_its_generation_begins,
         _newcomer_alone_is_past_k, _waited_for_in_vain, _copied_result_comes_too_late, _computed_alone_in_vain,
         _pending_ring_not_built, _unreachable_member, _loss_as_a_change_takes_effect, _untold_change,
-        _uneven_and_struck, _demoted_and_struck, _all_die, _held_after_all, _slot_fails_after_all_died,
+        _uneven_and_struck, _demoted_and_struck, _all_die, _all_die_in_the_first_step, _held_after_all,
+        _slot_fails_after_all_died,
     )
 }  # fmt: skip
 

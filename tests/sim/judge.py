@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from elastic.checkpoints.naming import EntryName
 from elastic.errors import ExitCode
 from elastic.membership import End, Group, deadline_s
-from elastic.messages import Generation, Kind, RingState
+from elastic.messages import ANEW, Generation, Kind, RingState
 from elastic.position import Position
 from elastic.tree import Node, leaves
 from tests.sim.script import Sum
@@ -31,6 +31,10 @@ class Judge:
         self.world = world
         self._effect_after: dict[int, int] = {}
         self._promised: dict[str, int] = {}
+        self._first_applied_s: dict[str, float] = {}
+        """Run of the job, as Generation.began -> when a member first applied an operation."""
+        self._last_died_s: dict[str, float] = {}
+        """And when a member died last."""
         self._positions: dict[int, dict[str, int]] = {}
         """Generation -> its living members -> operations that they have completed."""
 
@@ -56,11 +60,15 @@ class Judge:
         further each time, and from nothing older than what a process that the leader knows has."""
         world, step = self.world, step_of(record.began)
         before = world.records.all[record.number - 1]
-        require(step > step_of(before.began), f"the job goes on from {record.began}, as before: {before.began}")
+        again = record.began.startswith(ANEW)
+        if again:
+            self._begins_again(record, before)
+        else:
+            require(step > step_of(before.began), f"the job goes on from {record.began}, as before: {before.began}")
         for worker in world.workers.values():
             steps = worker.alive and worker.p.entered >= before.base and worker.p.ring is not RingState.ABORTED
             require(not steps or world.waited_out, f"{worker.me} is in a ring while {record} is written")
-        for founder in record.ids:
+        for founder in record.ids if not again else ():
             kept = world.workers[founder].keeping.find(record.began)
             require(kept is not None, f"{founder} is to go on from {record.began}, and does not have it")
         if world.leader is None or not world.leader.leads:
@@ -69,6 +77,21 @@ class Judge:
         for name, seen in group.workers.items():
             here = not (seen.entered or seen.refused) and name not in {*group.outdated, *group.dead, *group.given_up}
             require(not here or step_of(seen.snapshot) <= step, f"{seen} has kept what is newer than {record.began}")
+
+    def _begins_again(self, record: Generation, before: Generation) -> None:
+        """Within max_restarts, from where the first members began; and if one of them has applied anything, its leader
+        cannot know that yet."""
+        world, timing = self.world, self.world.spec.timing
+        runs = {past.began for past in world.records.all.values()}
+        require(len(runs) <= 1 + world.spec.max_restarts, f"the job begins again and again: {sorted(runs)}")
+        require(step_of(before.began) == 0, f"{record.began} comes after {before.began}")
+        died_s = self._last_died_s.get(before.began, 0.0)  # before it had entered anything, it applied nothing
+        applied_s = died_s - self._first_applied_s.get(before.began, died_s)
+        require(applied_s < timing.evict_s + timing.suspect_s, f"{applied_s:.2f} s of training are gone in silence")
+
+    def applied(self, worker: Worker) -> None:
+        assert worker.p.record is not None
+        self._first_applied_s.setdefault(worker.p.record.began, self.world.clock.now_s)
 
     def grouped(self, group: Group) -> None:
         """Whoever is in a record is known, or known dead; and only of who is known there is any silence."""
@@ -131,6 +154,8 @@ class Judge:
     def died(self, worker: Worker) -> None:
         if worker.p.entered:
             self._positions[worker.p.entered].pop(worker.me, None)
+            assert worker.p.record is not None
+            self._last_died_s[worker.p.record.began] = self.world.clock.now_s
 
     # --------------------------------------------------------------------------------------------- results
 

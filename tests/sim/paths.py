@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from elastic.membership import Group, State
 from elastic.membership.invitations import OUTDATED
-from elastic.messages import Generation, Kind
+from elastic.messages import ANEW, Generation, Kind
 from elastic.position import Phase, Position
 from tests.sim.worker import Worker
 
@@ -67,6 +67,9 @@ class Paths:
     def _went_on(self, record: Generation, before: Generation) -> None:
         """Every copy of the state was lost."""
         reach, workers = self.world.reach, self.world.workers
+        if record.began.startswith(ANEW):
+            reach(f"a job began again {'twice' if before.began else 'before its first step'}")
+            return
         newest = {workers[worker].agent.memory.newest for worker in record.ids}
         reach(f"a job went on from a {'snapshot' if record.began in newest else 'checkpoint'}")
         if before.began:

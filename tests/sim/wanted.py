@@ -16,6 +16,8 @@ RARE = (
     "a donor lost in mid-copy",
     "a double loss during SYNC",
     "a drain was taken back",
+    "a job began again before its first step",
+    "a job began again twice",
     "a job to be revived had nothing to go on from",
     "a job was made larger",
     "a job was made smaller",

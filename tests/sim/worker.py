@@ -14,6 +14,7 @@ from elastic import position
 from elastic.detector import Facts
 from elastic.errors import ExitCode
 from elastic.messages import (
+    ANEW,
     Announce,
     Close,
     Doing,
@@ -267,9 +268,11 @@ class Worker:
         """A record says which run of the job it belongs to; the first members of a revived one become what is kept."""
         record = self.p.record
         assert record is not None
-        self.script = self.world.run_from(record.began)
-        if record.kind is Kind.FORM and record.began and self.p.entered != before.entered:
-            self.state = self.keeping.restore(record.began).state
+        self.script = self.world.run_from(record.entry)
+        if record.began.startswith(ANEW) and record.kind is Kind.FORM and self.p.entered != before.entered:
+            self.world.hook("anew", self)
+        if record.kind is Kind.FORM and record.entry and self.p.entered != before.entered:
+            self.state = self.keeping.restore(record.entry).state
             self.world.hook("revived", self)
 
     def _beat(self) -> None:
@@ -451,6 +454,7 @@ class Worker:
         if self.applied < self.script.last:
             self.state = self.script.next_state(self.applied, self.state, result)
         self.applied += 1
+        self.world.judge.applied(self)
 
     def _computed(self, unit: int, value: Value) -> None:
         """The fold happens outside the lock, so a plan may take its inputs meanwhile."""

@@ -92,12 +92,14 @@ class Job:
                 reduction=Reduction.ALLREDUCE if numbers.get("native") else Reduction.EXACT,
                 timing=Timing(join_window_s=20.0),
             )
-            self.group = membership.new(spec, seed="seed", revives=bool(numbers.get("revives")))
+            resumed = f"step-{numbers['resumed']:012d}.0.g1-01234567" if "resumed" in numbers else ""
+            self.group = membership.new(spec, seed="seed", revives=bool(numbers.get("revives")), resumed=resumed)
             return []
         if name == "announce" and node_of(words[0]) not in self.group.slots:
             self.group, _ = membership.step(self.group, AgentUp(node_of(words[0]), 1), float(now_s))
         if name == "elected":
-            self.group = membership.new(self.group.spec, seed="seed", revives=self.group.revives)
+            before = self.group
+            self.group = membership.new(before.spec, seed="seed", revives=before.revives, resumed=before.resumed)
         if name == "committed":
             assert self.group.committing is not None
             self.store = [*(self.store if self.group.committing.kind is Kind.PLANNED else []), self.group.committing]
