@@ -1,7 +1,7 @@
 """State as typed JSON and raw bytes: no pickle, so a peer or a file can only ever deliver data.
 
 A tensor in a nested value becomes {"__tensor__": i} and its bytes travel as blob i. What JSON cannot say has a
-marker too: tuples, counters, dicts with keys other than strings, infinities and NaN.
+marker too: tuples, counters, ordered and default dicts, dicts with keys other than strings, infinities and NaN.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,7 +23,10 @@ Plain: TypeAlias = "bool | int | float | str | None"
 NamedTensor: TypeAlias = tuple[str, torch.Tensor]
 
 DEPTH_MAX = 64
-_DICTS = (dict, OrderedDict, defaultdict)
+_DICTS = (dict, OrderedDict, defaultdict, Counter)
+_FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, tuple, dict, OrderedDict, Counter)}
+"""Of a defaultdict: what gives values that can be carried, by name."""
+_INSTEAD = {"set": "sorted(x)", "frozenset": "sorted(x)", "ndarray": "torch.from_numpy(x)", "deque": "list(x)"}
 _FIX = "only numbers, strings, bools, None, lists, tuples, dicts and dense tensors can be copied to a newcomer"
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -82,7 +86,27 @@ def device_for(kind: str, own: torch.device) -> torch.device:
 
 def _reject(path: str, value: object) -> NotCarried:
     kind = type(value)
-    return NotCarried(f"{path} is a {kind.__module__}.{kind.__qualname__}: {_FIX}")
+    name = f"{path} is a {kind.__module__}.{kind.__qualname__}"
+    if isinstance(value, np.generic | Enum):
+        write = "x.item()" if isinstance(value, np.generic) else "x.value"
+        return NotCarried(f"{name}: {_FIX}; write {write} in the place of x")
+    base = next((base for base in kind.__mro__ if base in (*_DICTS, bool, int, float, str, list, tuple)), None)
+    if base is not None:
+        plain = base.__name__
+        return NotCarried(f"{name}, and would come back as a plain {plain}; write {plain}(x) in the place of x")
+    write = f"; write {_INSTEAD[kind.__name__]} in the place of x" if kind.__name__ in _INSTEAD else ""
+    return NotCarried(f"{name}: {_FIX}{write}")
+
+
+def _factory_name(value: defaultdict[Any, Any], path: str) -> str | None:
+    factory = value.default_factory
+    if factory is None or _FACTORIES.get(getattr(factory, "__name__", "")) is factory:
+        return None if factory is None else factory.__name__
+    called = getattr(factory, "__qualname__", repr(factory))
+    raise NotCarried(
+        f"{path} is a defaultdict whose default_factory is {called}, which cannot be carried; carried are "
+        f"{', '.join(_FACTORIES)} and None. Write a plain dict, and x.setdefault(key, default) where x[key] was"
+    )
 
 
 def _plain(value: object) -> bool:
@@ -124,16 +148,21 @@ def _encode(value: Any, path: str, tensors: list[NamedTensor], depth: int) -> Js
     if type(value) in (list, tuple):
         items: list[Json] = [_encode(item, f"{path}.{i}", tensors, depth - 1) for i, item in enumerate(value)]
         return items if type(value) is list else {"__tuple__": items}
-    if type(value) not in (*_DICTS, Counter):
+    if type(value) not in _DICTS:
         raise _reject(path, value)
     pairs: list[tuple[str | int, Json]] = [
         (_checked_key(key, path), _encode(item, f"{path}.{key}", tensors, depth - 1)) for key, item in value.items()
     ]
+    listed: list[Json] = [[key, item] for key, item in pairs]
     if type(value) is Counter:
-        return {"__counter__": [[key, item] for key, item in pairs]}
+        return {"__counter__": listed}
+    if type(value) is OrderedDict:
+        return {"__ordered__": listed}
+    if type(value) is defaultdict:
+        return {"__default__": [_factory_name(value, path), listed]}
     if all(isinstance(key, str) and not key.startswith("__") for key, _ in pairs):
         return {str(key): item for key, item in pairs}
-    return {"__dict__": [[key, item] for key, item in pairs]}
+    return {"__dict__": listed}
 
 
 def decode(value: Json, tensor: Callable[[int], torch.Tensor]) -> Any:
@@ -156,6 +185,11 @@ def decode(value: Json, tensor: Callable[[int], torch.Tensor]) -> Any:
             return dict(_decoded_pair(pair, tensor) for pair in body)
         case "__counter__", list():
             return Counter(dict(_decoded_pair(pair, tensor) for pair in body))
+        case "__ordered__", list():
+            return OrderedDict(_decoded_pair(pair, tensor) for pair in body)
+        case "__default__", [str() | None as name, list() as pairs] if name is None or name in _FACTORIES:
+            factory = None if name is None else _FACTORIES[name]
+            return defaultdict(factory, (_decoded_pair(pair, tensor) for pair in pairs))
     raise ValueError(f"unknown marker {marker!r}")
 
 
@@ -167,7 +201,8 @@ def _decoded_pair(pair: Json, tensor: Callable[[int], torch.Tensor]) -> tuple[st
 
 
 def plain_leaves(value: Json, path: str) -> Iterator[tuple[str, Plain]]:
-    """(path, plain value) in what `encode` wrote, tensors left out; an empty container is a string that says so."""
+    """(path, plain value) in what `encode` wrote, tensors left out; an empty container is a string that says so, and so
+    is what an ordered or default dict has beside its items."""
     if isinstance(value, dict) and value:
         marker, body = next(iter(value.items()))
         if marker == "__tensor__":
@@ -178,7 +213,12 @@ def plain_leaves(value: Json, path: str) -> Iterator[tuple[str, Plain]]:
         if marker == "__tuple__":
             yield from plain_leaves(body, path)
             return
-        if marker in ("__dict__", "__counter__") and isinstance(body, list):
+        if marker == "__default__" and isinstance(body, list):
+            yield path, f"defaultdict of {body[0]}"
+            body = body[1]
+        if marker == "__ordered__" and isinstance(body, list):
+            yield path, f"in order: {', '.join(str(pair[0]) for pair in body if isinstance(pair, list))}"
+        if marker in ("__dict__", "__counter__", "__ordered__", "__default__") and isinstance(body, list):
             value = {str(pair[0]): pair[1] for pair in body if isinstance(pair, list)}
     if isinstance(value, list):
         value = {str(i): item for i, item in enumerate(value)}

@@ -230,7 +230,8 @@ class Job(Together):
 
     def on_restore(self, hook: Callable[[dict[str, Any]], None]) -> None:
         """`hook({"step", "epoch", "state"})` on a newcomer and in a resumed run, before tensors are copied: rebuild
-        here what the script changes while it trains (unfreeze layers, add parameter groups)."""
+        here what the script changes while it trains (unfreeze layers, add parameter groups). state: the values of
+        job.state that hold no tensors, by name."""
         self._training.checkpoints.restore_hooks.append(hook)
 
     def log_to(self, sink: Sink) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import torch
@@ -24,31 +24,48 @@ def pack(value: object, call: str) -> dict[str, Json]:
     """The value as JSON. Raises NotCarried for what job.state would not take, ConfigError for too much."""
     tensors: list[NamedTensor] = []
     plain = encode(value, call, tensors)
-    total = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
-    if total > BYTES_MAX:
+    if not fits(tensors):
         raise ConfigError(
-            f"{call} was given tensors of {total} bytes; it carries up to {BYTES_MAX}. What is larger belongs into a "
-            "registered module or job.state, or into the gradients of a pass"
+            f"{call} was given tensors of {_bytes(tensors)} bytes; it carries up to {BYTES_MAX}. What is larger "
+            "belongs into a registered module or job.state, or into the gradients of a pass"
         )
-    packed: list[Json] = [
+    return packed(plain, tensors)
+
+
+def fits(tensors: Sequence[NamedTensor]) -> bool:
+    """Whether these are few enough to travel so."""
+    return _bytes(tensors) <= BYTES_MAX
+
+
+def _bytes(tensors: Sequence[NamedTensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
+
+
+def packed(plain: Json, tensors: Sequence[NamedTensor]) -> dict[str, Json]:
+    """As `pack`, of what `encode` gave."""
+    found: list[Json] = [
         {
             "dtype": dtype_name(tensor),
             "shape": list[Json](tensor.shape),
+            "device": tensor.device.type,
             "bytes": base64.b64encode(to_blob(tensor).numpy().tobytes()).decode("ascii"),
         }
         for _, tensor in tensors
     ]
-    return {"value": plain, "tensors": packed}
+    return {"value": plain, "tensors": found}
 
 
-def unpack(packed: Json, device: torch.device) -> Any:
-    """What `pack` was given, tensors on this device. Raises ValueError for what it never wrote."""
+def unpack(packed: Json, place: Callable[[str], torch.device]) -> Any:
+    """What `pack` was given. place: the type of the device where a tensor was -> where it comes to.
+
+    Raises ValueError for what it never wrote.
+    """
     document = cast(dict[str, Any], packed)
 
     def tensor(number: int) -> torch.Tensor:
         entry = document["tensors"][number]
         blob = torch.frombuffer(bytearray(base64.b64decode(entry["bytes"])), dtype=torch.uint8)
-        return from_blob(blob, entry["dtype"], entry["shape"]).to(device)
+        return from_blob(blob, entry["dtype"], entry["shape"]).to(place(entry["device"]))
 
     return decode(document["value"], tensor)
 

@@ -23,7 +23,7 @@ from runtime.buffers import Buffer, Kind, Merge, described
 from runtime.encoding import NamedTensor, decode, device_for, dtype_name, encode, from_blob, plain_leaves, to_blob
 from runtime.flats import CPU
 from runtime.partial import Json
-from runtime.values import Values
+from runtime.values import Values, encode_value
 from runtime.watch import Snapshot, differences, tensor_mark
 
 __all__ = ["Carrier", "Snapshot", "Values"]
@@ -57,6 +57,7 @@ class Carrier:
         self._owned: set[int] = set()
         self._floats: list[Buffer] = []
         self._integers: list[Buffer] = []
+        self._buffers: list[tuple[nn.Module, str]] = []
 
     # What is registered
 
@@ -102,6 +103,7 @@ class Carrier:
         self._owned = {id(parameter) for _, parameter in parameters}
         self._check_groups()
         self._floats, self._integers = self._find_buffers()
+        self._buffers = [(owner, key) for _, owner, key, _ in self._named_buffers()]
         self._parameters = parameters
         self._kinds = [(parameter.dtype, parameter.shape) for _, parameter in parameters]
         self._frozen = True
@@ -222,6 +224,10 @@ class Carrier:
             )
         return floats, integers
 
+    def place(self, kind: str) -> torch.device:
+        """Where what was on a device of this type at its donor comes to."""
+        return device_for(kind, self._device)
+
     def _named_buffers(self) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
         for name, module in self.modules().items():
             for path, owner in module.named_modules(prefix=name):
@@ -261,7 +267,7 @@ class Carrier:
         """(header, the tensors themselves, in its order). Raises NotCarried naming what cannot be copied."""
         tensors: list[NamedTensor] = []
         objects: dict[str, Json] = {name: self._encode(name, thing, tensors) for name, thing in self._objects.items()}
-        state: dict[str, Json] = {key: encode(value, f"job.state.{key}", tensors) for key, value in self.values.items()}
+        state: dict[str, Json] = {key: encode_value(key, value, tensors) for key, value in self.values.items()}
         entries: list[Json] = [_entry(path, tensor) for path, tensor in tensors]
         header: dict[str, Json] = {"format": FORMAT, "tensors": entries, "objects": objects, "state": state}
         return header, tensors
@@ -276,14 +282,23 @@ class Carrier:
             for buffer in (*self._floats, *self._integers)
             if buffer.base is not None
         }
-        tensors: dict[str, object] = {}
-        for path, value in state.items():
-            strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
-            base = bases.get(value.data_ptr()) if strided else None
-            tensors[_plain_name(path)] = base if base is not None and _kind(base) == _kind(value) else value
+
+        def at_start(value: object) -> object:
+            if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+                return value
+            base = bases.get(value.data_ptr())
+            return base if base is not None and _kind(base) == _kind(value) else value
+
+        tensors: dict[str, object] = {_plain_name(path): at_start(value) for path, value in state.items()}
+        left_out: dict[str, object] = {path: at_start(value) for path, _, _, value in _nonpersistent(thing)}
         evaluating: list[Json] = [_plain_name(path) for path, module in thing.named_modules() if not module.training]
         fixed: list[Json] = [_plain_name(path) for path, value in thing.named_parameters() if not value.requires_grad]
-        return {"state": encode(tensors, name, numbered), "evaluating": evaluating, "fixed": fixed}
+        entry: dict[str, Json] = {
+            "state": encode(tensors, name, numbered),
+            "evaluating": evaluating,
+            "fixed": fixed,
+        }
+        return {**entry, "nonpersistent": encode(left_out, name, numbered)} if left_out else entry
 
     def load(self, header: dict[str, Json], blobs: Sequence[torch.Tensor]) -> None:
         """Become the copy that `header` and `blobs` describe, in place: parameters and modules keep their identity.
@@ -299,15 +314,17 @@ class Carrier:
             return tensors[i].to(devices[i], copy=True)
 
         try:
-            devices = [device_for(entry.get("device", "cpu"), self._device) for entry in entries]
+            devices = [self.place(entry.get("device", "cpu")) for entry in entries]
             decoded = {name: decode(entry["state"], tensors.__getitem__) for name, entry in objects.items()}
+            buffers = {name: decode(objects[name].get("nonpersistent"), tensors.__getitem__) for name in self.modules()}
             values = decode(header["state"], tensor)
-            self._check_fit(decoded)
+            self._check_fit(decoded, buffers)
         except (ValueError, IndexError, KeyError, TypeError) as error:
             raise ConfigError(f"a copy of the state does not fit this script: {error}") from error
         for name, thing in self._objects.items():
             if isinstance(thing, nn.Module):
                 _load_module(thing, decoded[name], objects[name])
+                _load_nonpersistent(thing, buffers[name])
             elif isinstance(thing, torch.optim.Optimizer):
                 _load_optimizer(thing, decode(objects[name]["state"], tensor))
             else:
@@ -331,12 +348,15 @@ class Carrier:
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"a copy of the state does not fit this script: {error}") from error
 
-    def _check_fit(self, decoded: dict[str, Any]) -> None:
+    def _check_fit(self, decoded: dict[str, Any], buffers: dict[str, Any]) -> None:
         for name, module in self.modules().items():
             there = decoded[name]
             here = {_plain_name(path): value for path, value in module.state_dict().items()}
             if there.keys() != here.keys():
                 raise ValueError(f"{name} differs in {', '.join(sorted(there.keys() ^ here.keys()))}")
+            left_out = {path for path, *_ in _nonpersistent(module)}
+            if buffers[name] is not None and buffers[name].keys() != left_out:
+                raise ValueError(f"{name} differs in {', '.join(sorted(buffers[name].keys() ^ left_out))}")
             for path, value in here.items():
                 if _kind(value) != _kind(there[path]):
                     raise ValueError(f"{name}.{path} is {_kind(value)} here and {_kind(there[path])} in the copy")
@@ -382,18 +402,24 @@ class Carrier:
         return found
 
     def fingerprint(self, step: int) -> str:
-        """A short hash, in hex, of a part of the parameters that rotates with the step, the rates and job.state.
+        """A short hash, in hex, of a part of the parameters that rotates with the step, the rates and job.state, and of
+        its tensors such a part too.
 
         Workers which drifted apart differ in it soon; it reads some kilobytes whatever the model's size.
         """
         hashed = hashlib.blake2b(digest_size=8)
-        count = len(self._parameters)
-        share = min(FINGERPRINT_PARAMETERS, count)
-        for place in range(step * share, (step + 1) * share):
-            turn, at = divmod(place, count)
-            hashed.update(to_blob(_window(self._parameters[at][1], turn)).numpy().data)
-        state = {key: encode(value, key, []) for key, value in self.values.items()}
+        _hash_some(hashed, [parameter for _, parameter in self._parameters], step)
+        tensors: list[NamedTensor] = []
+        state = {key: encode_value(key, value, tensors) for key, value in self.values.items()}
         hashed.update(json.dumps([self.learning_rates(), state], sort_keys=True).encode())
+        _hash_some(hashed, [_rows(tensor) for _, tensor in tensors], step)
+        return hashed.hexdigest()
+
+    def buffer_fingerprint(self, step: int) -> str:
+        """The same of the buffers of the registered modules, also of those that state_dict() leaves out."""
+        hashed = hashlib.blake2b(digest_size=8)
+        live = [owner._buffers.get(key) for owner, key in self._buffers]
+        _hash_some(hashed, [_rows(tensor) for tensor in live if tensor is not None], step)
         return hashed.hexdigest()
 
     def watch(self, *, full: bool = False) -> Snapshot:
@@ -414,7 +440,7 @@ class Carrier:
             marks[f"scheduler {name}"] = scheduler.last_epoch
         for key, value in self.values.items():
             tensors: list[NamedTensor] = []
-            plain = encode(value, key, tensors)
+            plain = encode_value(key, value, tensors)
             marks[f"job.state.{key}"] = (json.dumps(plain), [tensor_mark(tensor, full) for _, tensor in tensors])
         return Snapshot(marks, full)
 
@@ -510,6 +536,27 @@ def _load_module(module: nn.Module, state: dict[str, Any], entry: dict[str, Json
         parameter.requires_grad_(_plain_name(path) not in fixed)
 
 
+def _nonpersistent(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor | None]]:
+    """(path, owner, key, value) of the buffers that state_dict() leaves out."""
+    for path, owner in module.named_modules():
+        for key in [key for key in owner._buffers if key in owner._non_persistent_buffers_set]:
+            yield _plain_name(f"{path}.{key}".lstrip(".")), owner, key, owner._buffers[key]
+
+
+def _load_nonpersistent(module: nn.Module, values: dict[str, Any] | None) -> None:
+    """In place where it can be. None: a checkpoint from before they were carried; they stay as the script made them."""
+    if values is None:
+        return
+    for path, owner, key, live in _nonpersistent(module):
+        value = values[path]
+        if value is None or live is None or _kind(live) != _kind(value) or torch._debug_has_internal_overlap(live) == 1:
+            near = live if live is not None else next(module.parameters(), value)
+            owner._buffers[key] = None if value is None else value.to(near.device, copy=True)
+            continue
+        with torch.no_grad():
+            live.copy_(value)
+
+
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """`load_state_dict` casts state to its parameter's dtype; where the donor had another one, that comes back."""
     optimizer.load_state_dict(state)
@@ -521,6 +568,20 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
         for key, value in saved.items():
             if isinstance(value, torch.Tensor) and loaded[key].dtype != value.dtype:
                 loaded[key] = value.to(loaded[key].device)
+
+
+def _hash_some(hashed: hashlib.blake2b, tensors: Sequence[torch.Tensor], step: int) -> None:
+    """Elements of a few of them, of others in each step. tensors: whose elements lie without gaps."""
+    count = len(tensors)
+    share = min(FINGERPRINT_PARAMETERS, count)
+    for place in range(step * share, (step + 1) * share):
+        turn, at = divmod(place, count)
+        hashed.update(to_blob(_window(tensors[at], turn)).numpy().data)
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Without gaps, in row-major order."""
+    return tensor.detach().contiguous()
 
 
 def _window(parameter: torch.Tensor, turn: int) -> torch.Tensor:

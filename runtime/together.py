@@ -136,7 +136,7 @@ class Together:
         document = self._training.collective(
             OpKind.ONCE, "agree(x)", 1, lambda unit: Partial(unit, unit + 1, note=packed), lambda result: result.note
         )
-        return cast(T, small.unpack(document, self.device))
+        return cast(T, small.unpack(document, lambda _: self.device))
 
     @overload
     def allreduce(self, x: torch.Tensor, op: small.Op = "mean") -> torch.Tensor: ...
@@ -161,7 +161,8 @@ class Together:
             own,
         )
         device = x.device if isinstance(x, torch.Tensor) else self.device
-        values = {worker: small.unpack(other, device) for worker, other in cast(dict[str, Json], document).items()}
+        found = cast(dict[str, Json], document)
+        values = {worker: small.unpack(other, lambda _: device) for worker, other in found.items()}
         return small.reduce(values, op)
 
     def _once(self, label: str, fn: Callable[[], Any]) -> Json:

@@ -153,12 +153,12 @@ class Training:
         meta = self.session.meta() if self.session.joining else None
         manifest = self.checkpoints.resume() if meta is None else None
         if meta is not None:
-            self.checkpoints.restored({"step": meta.step, "epoch": meta.epoch, "state": meta.state})
+            self.checkpoints.restored(meta.step, meta.epoch, meta.state)
         self.carrier.freeze()
         self._guard.attach(self.carrier.optimizers())
         self.session.attach(self.carrier)
         if meta is not None:
-            self.values.update_from_json(meta.state)
+            self.values.update_from_json(meta.state, self.carrier.place)
             self._replies, self._shared = dict(meta.once), dict(meta.shared)
             self._data_elsewhere = meta.data
             self._entry = Entry(meta.epoch, meta.step, meta.epoch_start)
@@ -208,6 +208,7 @@ class Training:
         """An epoch is handed out."""
         self.epoch, self.looped, self._calls = epoch, False, 0
         seed_all(self.seed, epoch, "epoch")
+        self.values.begin_early()
 
     def begin_steps(self, data: dict[str, Json] | None) -> int:
         """The steps() loop of this epoch begins; returns the job index of its first step.
@@ -232,6 +233,7 @@ class Training:
     def end_loop(self) -> None:
         """The script's loop is over; evaluating and saving are still possible."""
         self.leave_step()
+        self.values.end_early()
         self.session.loop_over()
         if self.examiner is not None:
             self.examiner.note(self.next_step, self.shards, caller())
@@ -337,18 +339,20 @@ class Training:
         return deepcopy(self._replies[key])
 
     def fingerprint(self) -> dict[str, str]:
-        """What all workers must have in common now: three readable parts, and a hash over some weights."""
+        """What all workers must have in common now: three readable parts, and hashes over some weights and buffers."""
         return {
             "data": json.dumps(self.data, sort_keys=True),
             "learning rates": ", ".join(map(repr, self.carrier.learning_rates())),
             "job.state": _shown(json.dumps(self.values.to_json(), sort_keys=True)),
             "weights, rates and job.state": self.carrier.fingerprint(self.next_step),
+            "buffers": self.carrier.buffer_fingerprint(self.next_step),
         }
 
     # Steps and passes
 
     def hand_out(self, step: OpenStep, index: int, epoch: int) -> None:
         """A step begins: a newcomer may enter its first pass, and learns here where it will be."""
+        self.values.end_early()
         if self.examiner is not None:
             self.examiner.note(index, self.shards, caller())
         self.open_step = step
@@ -365,7 +369,7 @@ class Training:
                 self.checkpoints.wish()
             self.session.may_part = may_part
         once = dict(self._replies)
-        state, shared = self.values.to_json(), dict(self._shared)
+        state, shared = self.values.to_json(packed=True), dict(self._shared)
         meta = JoinMeta(self.epoch_of_op, index, self.epoch_start, state, once, shared, self.data)
         self.session.publish(meta)
         seed_all(self.seed, index, "step")  # behind the hooks: what they draw is not the same on all workers

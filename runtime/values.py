@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from elastic.errors import ConfigError, StateChanged
+from elastic.errors import ConfigError, NotCarried, StateChanged
+from runtime import small
 from runtime.encoding import NamedTensor, decode, encode
 from runtime.partial import Json
 
+_PACKED = "__packed__"
+
 
 class Values:
-    """Values by attribute: ``job.state.best = 0.9``. Numbers, strings, bools, None, lists, tuples, dicts, tensors.
+    """Values by attribute: ``job.state.best = 0.9``. Numbers, strings, bools, None, lists, tuples, dicts (also
+    OrderedDict, Counter, and defaultdict of a builtin type), tensors.
 
-    Raises NotCarried for any other type, StateChanged when assigned inside a pass, AttributeError when read
-    before it was set.
+    Raises NotCarried for any other type, and for large tensors that are read where a newcomer cannot have them yet;
+    StateChanged when assigned inside a pass, AttributeError when read before it was set.
     """
 
-    __slots__ = ("_locked", "_values")
+    __slots__ = ("_early", "_locked", "_values")
+    _early: set[str] | None
+    """Before an epoch's first step: what was assigned there. None elsewhere."""
     _locked: bool
     _values: dict[str, Any]
 
     def __init__(self) -> None:
+        object.__setattr__(self, "_early", None)
         object.__setattr__(self, "_locked", False)
         object.__setattr__(self, "_values", {})
 
@@ -31,18 +39,23 @@ class Values:
         try:
             if key.startswith("_"):
                 raise KeyError(key)
-            return self._values[key]
+            value = self._values[key]
         except KeyError:
             raise AttributeError(
                 f"job.state has no value {key!r}; set its start value with job.state.setdefault({key}=...)"
             ) from None
+        if self._early is not None and key not in self._early:
+            _check_early(key, value)
+        return value
 
     def __setattr__(self, key: str, value: object) -> None:
         self._check_writable(key)
         if key.startswith("_") or hasattr(type(self), key):
             raise ConfigError(f"job.state.{key} cannot be used as a name; choose another one")
-        encode(value, f"job.state.{key}", [])
+        encode_value(key, value, [])
         self._values[key] = value
+        if self._early is not None:
+            self._early.add(key)
 
     def __delattr__(self, key: str) -> None:
         self._check_writable(key)
@@ -85,20 +98,36 @@ class Values:
         """The pass is over."""
         object.__setattr__(self, "_locked", False)
 
-    def to_json(self) -> dict[str, Json]:
-        """The values without tensors, for a newcomer that has not copied the state yet."""
+    def begin_early(self) -> None:
+        """An epoch begins. Until `end_early` a newcomer has only what `told` gives, so reading more is refused."""
+        object.__setattr__(self, "_early", set())
+
+    def end_early(self) -> None:
+        """The first step of the epoch is handed out."""
+        object.__setattr__(self, "_early", None)
+
+    def to_json(self, *, packed: bool = False) -> dict[str, Json]:
+        """The values without tensors. packed: also those with a few, for a newcomer that has not copied the state."""
         found: dict[str, Json] = {}
         for key, value in self._values.items():
             tensors: list[NamedTensor] = []
-            plain = encode(value, f"job.state.{key}", tensors)
+            plain = encode_value(key, value, tensors)
             if not tensors:
                 found[key] = plain
+            elif packed and small.fits(tensors):
+                found[key] = {_PACKED: small.packed(plain, tensors)}
         return found
 
-    def update_from_json(self, values: dict[str, Json]) -> None:
-        """Take over what `to_json` of another worker gave; values it does not name stay. Raises ValueError."""
+    def update_from_json(self, values: dict[str, Json], place: Callable[[str], torch.device]) -> None:
+        """Take over what `to_json` of another worker gave; values it does not name stay. Raises ValueError.
+
+        place: the type of the device where a tensor was -> where it comes to.
+        """
         for key, value in values.items():
-            setattr(self, key, decode(value, _no_tensor_number))
+            if isinstance(value, dict) and _PACKED in value:
+                setattr(self, key, small.unpack(value[_PACKED], place))
+            else:
+                setattr(self, key, decode(value, _no_tensor_number))
 
     def replace(self, values: dict[str, Any]) -> None:
         """Become exactly these values, also inside a pass: a copy of the state has arrived."""
@@ -106,5 +135,44 @@ class Values:
         self._values.update(values)
 
 
+def encode_value(key: str, value: object, tensors: list[NamedTensor]) -> Json:
+    """As encoding.encode. Raises NotCarried, also for a tensor that would come back as another kind of tensor."""
+    first = len(tensors)
+    plain = encode(value, f"job.state.{key}", tensors)
+    for path, tensor in tensors[first:]:
+        if tensor.requires_grad or type(tensor) is not torch.Tensor:
+            kind = "a tensor that requires a gradient" if type(tensor) is torch.Tensor else f"a {type(tensor).__name__}"
+            raise NotCarried(
+                f"{path} is {kind}, and would come back as a plain tensor; write x.detach(), or keep what is trained "
+                "in a registered module"
+            )
+    return plain
+
+
+def without_tensors(values: dict[str, Json]) -> dict[str, Any]:
+    """Those values that `encode` gave which consist of no tensors, as they were."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if not (isinstance(value, dict) and _PACKED in value):
+            with contextlib.suppress(_HasTensor):
+                found[key] = decode(value, _no_tensor_number)
+    return found
+
+
+def _check_early(key: str, value: object) -> None:
+    tensors: list[NamedTensor] = []
+    encode_value(key, value, tensors)
+    if not small.fits(tensors):
+        raise NotCarried(
+            f"job.state.{key} was read before the steps of an epoch, where a newcomer does not have it yet: it holds "
+            f"tensors of more than {small.BYTES_MAX} bytes, which come with the copy of the whole state. Read it "
+            "inside `for step in job.steps(...)`, behind the inner loop or in it"
+        )
+
+
+class _HasTensor(ValueError):
+    pass
+
+
 def _no_tensor_number(number: int) -> torch.Tensor:
-    raise ValueError(f"tensor {number} in a plain JSON value")
+    raise _HasTensor(f"tensor {number} in a plain JSON value")

@@ -1,6 +1,7 @@
 """A checkpoint as plain files that need nothing of this project: safetensors, and one JSON document.
 
 <name>.safetensors   the tensors of a registered object under the keys of its state_dict()
+<name>-nonpersistent.safetensors  the buffers of a module that its state_dict() leaves out, if it has any
 job-state.safetensors  those of job.state, if it has any
 checkpoint.json      where the job stood, job.state, and the rest of every state_dict(); {"__tensor__": [file, key]}
                      stands where a tensor was
@@ -58,7 +59,11 @@ def export(series: Series, manifest: Manifest, directory: Path) -> list[Path]:
         raise ConfigError(f"cannot write to {directory}: {error.strerror}") from error
     pieces = _pieces(series, manifest)
     entries: list[dict[str, Any]] = manifest.header["tensors"]
-    targets = [_target(entry["name"], list(manifest.header["objects"])) for entry in entries]
+    objects: dict[str, Any] = manifest.header["objects"]
+    left_out = {
+        value["__tensor__"] for entry in objects.values() for value in entry.get("nonpersistent", {}).values() if value
+    }
+    targets = [_target(entry["name"], list(objects), number in left_out) for number, entry in enumerate(entries)]
     by_file: dict[str, list[tuple[str, list[Piece]]]] = {}
     seen: dict[str, int] = {}
     for entry, target in zip(entries, targets, strict=True):
@@ -73,15 +78,16 @@ def export(series: Series, manifest: Manifest, directory: Path) -> list[Path]:
         "taken": manifest.taken,
         **asdict(manifest.moment),
         "state": _told(manifest.header["state"], targets),
-        "objects": {name: _told(tree, targets) for name, tree in manifest.header["objects"].items()},
+        "objects": {name: _told(tree, targets) for name, tree in objects.items()},
     }
     (directory / "checkpoint.json").write_text(json.dumps(document, indent=1))
     return [*written, directory / "checkpoint.json"]
 
 
-def _target(name: str, objects: list[str]) -> Target:
+def _target(name: str, objects: list[str], left_out: bool) -> Target:
     owner = max((one for one in (*objects, _STATE) if name.startswith(f"{one}.")), key=len)
-    return Target(f"{'job-state' if owner == _STATE else owner}.safetensors", name.removeprefix(f"{owner}."))
+    file = ("job-state" if owner == _STATE else owner) + ("-nonpersistent" if left_out else "")
+    return Target(f"{file}.safetensors", name.removeprefix(f"{owner}."))
 
 
 def _told(tree: Any, targets: list[Target]) -> Any:

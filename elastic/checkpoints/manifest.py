@@ -78,8 +78,9 @@ class Manifest:
         return sum(file.size for file in self.files)
 
     def to_json(self) -> bytes:
+        """In the order in which its dicts are: that of those in job.state comes back."""
         body = {"format": FORMAT, **asdict(self)}
-        return json.dumps({"sha256": _digest(body), **body}, separators=(",", ":"), sort_keys=True).encode() + b"\n"
+        return json.dumps({"sha256": _digest(body), **body}, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
     def from_json(cls, content: bytes) -> Self:

@@ -23,8 +23,10 @@ from runtime.checkpoint.content import Content, now
 from runtime.checkpoint.saver import Saver, Task
 from runtime.checkpoint.source import Source
 from runtime.checkpoint.stager import Stager
+from runtime.partial import Json
 from runtime.randomness import randomness_kept
 from runtime.session import Place, Session
+from runtime.values import without_tensors
 
 if TYPE_CHECKING:
     from runtime.state import Carrier
@@ -181,7 +183,7 @@ class Taking:
         """
         if (manifest := self.found) is not None:
             moment = manifest.moment
-            self.restored({"step": moment.step, "epoch": moment.epoch, "state": manifest.header["state"]})
+            self.restored(moment.step, moment.epoch, manifest.header["state"])
         return manifest
 
     @property
@@ -189,10 +191,10 @@ class Taking:
         """The same, and no hook is called."""
         return self._source.manifest
 
-    def restored(self, header: dict[str, Any]) -> None:
+    def restored(self, step: int, epoch: int, state: dict[str, Json]) -> None:
         """The script rebuilds its structure before tensors are copied."""
         for hook in self.restore_hooks:
-            hook(header)
+            hook({"step": step, "epoch": epoch, "state": without_tensors(state)})
 
     def load(self, manifest: Manifest) -> None:
         """Become the state of that checkpoint. Ends the process if it cannot be read; raises ConfigError where it does

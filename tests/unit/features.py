@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -61,7 +62,7 @@ def train(
     *,
     data: Loader | None = None,
     loss_of: Loss | None = None,
-    after: Callable[[int, dict[str, float]], None] = lambda step, metrics: None,
+    after: Callable[[int, dict[str, float]], object] = lambda step, metrics: None,
     **registered: Any,
 ) -> None:
     """The plain loop. after: called behind optimizer.step() with the step's number and metrics."""
@@ -224,6 +225,62 @@ class StatisticsInParameters(nn.Module):
 @feature
 def statistics_in_parameters(job: Job) -> None:
     train(job, StatisticsInParameters(), buffers={"model.layer.moving/mean": "mean"})
+
+
+@feature
+def nonpersistent_buffers(job: Job) -> None:
+    """One that the script changes between passes, and one that each shard changes."""
+
+    class Scaled(nn.Module):
+        scale: torch.Tensor
+        mean: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+            self.register_buffer("scale", torch.ones(1), persistent=False)
+            self.register_buffer("mean", torch.zeros(6), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.mean.lerp_(x.mean(0), 0.1)
+            scores: torch.Tensor = self.inner((x - self.mean) * self.scale)
+            return scores
+
+    model = Scaled()
+    train(job, model, after=lambda step, metrics: model.scale.mul_(1.1), buffers={"model.mean": "mean"})
+
+
+# The script's own values
+
+
+@feature
+def dictionaries_in_job_state(job: Job) -> None:
+    model = mlp()
+    job.state.setdefault(seen=defaultdict(int), ranking=OrderedDict(b=0.5, a=0.1), order={"b": 1})
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return F.cross_entropy(model(x), y) * job.state.ranking["a"] * (1 + job.state.seen.get("b", 0))
+
+    def after(step: int, metrics: dict[str, float]) -> None:
+        job.state.seen["ab"[step % 2]] += 1
+        job.state.ranking.move_to_end("b")
+        job.state.ranking["a"] += 0.1
+        job.state.order = {str(-step): step} | job.state.order
+
+    train(job, model, loss_of=loss_of, after=after)
+    assert list(job.state.order) == [str(-step) for step in reversed(range(STEPS))] + ["b"]
+
+
+@feature
+def tensors_in_job_state(job: Job) -> None:
+    model = mlp()
+    job.state.setdefault(means=[torch.zeros(6)])
+
+    def after(step: int, metrics: dict[str, float]) -> None:
+        weight: torch.Tensor = model.get_parameter("0.weight").detach()
+        job.state.means = [job.state.means[0].lerp(weight.mean(0), 0.5), *job.state.means]
+
+    train(job, model, loss_of=lambda x, y: cross_entropy(model(x - job.state.means[0]), y), after=after)
 
 
 # Parameters that come and go

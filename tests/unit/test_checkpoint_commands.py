@@ -26,6 +26,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pat
         monkeypatch.setenv(name, value)
     with one_thread():
         setup = set_up(make_job())
+        setup.model.register_buffer("scale", torch.ones(2), persistent=False)
 
         def keep_notes(directory: Path, step: int) -> None:
             (directory / "notes.txt").write_text(f"step {step}")
@@ -88,7 +89,9 @@ def test_an_export_needs_nothing_of_this_project(
     written = said(capsys, "export", "best", "--dir", str(directory), "--output", str(out)).split()
     assert {Path(path).name for path in written} == {
         *("model.safetensors", "optimizer.safetensors", "job-state.safetensors", "notes.txt", "checkpoint.json"),
+        "model-nonpersistent.safetensors",
     }
+    assert load_file(out / "model-nonpersistent.safetensors")["scale"].tolist() == [1, 1]
     weights = load_file(out / "model.safetensors")
     model = setup.model.state_dict()
     assert weights.keys() == model.keys()

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import threading
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -267,6 +268,34 @@ def test_what_the_script_rebuilds_is_rebuilt_before_tensors_are_copied(configure
     next(iter(setup.job.epochs(4)))
     setup.job._detach()
     assert seen == [{"step": 8, "epoch": 2, "state": {"seen": 128}}]
+
+
+def test_what_job_state_and_buffers_are_is_that_of_the_run_before(configure: Configure) -> None:
+    """Dicts come back of their kind and in their order, and so do buffers that state_dict() leaves out."""
+    series = configure(every="4 steps")
+
+    def script(job: Job) -> Setup:
+        setup = set_up(job)
+        setup.model.register_buffer("scale", torch.ones(2), persistent=False)
+        job.state.setdefault(counts=defaultdict(list), order={}, ranking=OrderedDict(a=1, b=2))
+        return setup
+
+    def body(setup: Setup) -> None:
+        setup.model.get_buffer("scale").mul_(2)
+        setup.job.state.counts["z"].append(1)
+        setup.job.state.order = {str(9 - len(setup.job.state.order)): 0} | setup.job.state.order
+        setup.job.state.ranking.move_to_end("a")
+        settle(setup)
+
+    train(script(make_job()), epochs=4, body=body)
+    configure(resume=str(series.names()[-1]))
+    setup = script(make_job())
+    assert next(iter(setup.job.epochs(4))) == 2
+    state = setup.job.state
+    assert setup.model.get_buffer("scale").tolist() == [4.0, 4.0]
+    assert repr(state.counts) == "defaultdict(<class 'list'>, {'z': [1, 1]})"
+    assert list(state.order) == ["8", "9"] and list(state.ranking) == ["b", "a"]
+    setup.job._detach()
 
 
 def test_only_the_last_ones_stay(configure: Configure) -> None:

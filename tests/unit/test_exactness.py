@@ -101,6 +101,30 @@ def test_a_compiled_model_has_the_bits_of_the_quiet_run() -> None:
     assert world.digests == {"w1": quiet, "n0": quiet}
 
 
+def test_a_newcomer_reads_tensors_of_job_state_at_the_start_of_its_epoch() -> None:
+    """Four steps are an epoch's three and one more: there the newcomer enters, with what the first has left."""
+
+    def centred(job: Job) -> None:
+        model = mlp()
+        optimizer = torch.optim.Adam(model.parameters(), 0.05)
+        job.register(model=model, optimizer=optimizer)
+        job.state.setdefault(mean=torch.zeros(6))
+        data = loader(job)
+        for _ in job.epochs(2):
+            mean = job.state.mean.clone()
+            for step in job.steps(data):
+                for x, y in step:
+                    cross_entropy(model(x - mean), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            job.state.mean = model.get_parameter("0.weight").detach().mean(0)
+
+    quiet = run(centred, Recorded())
+    world = World(2)
+    world.run(lambda session: run(centred, session), newcomers=1, asked_at=3, admit_at=4)
+    assert world.digests == {"w0": quiet, "w1": quiet, "n0": quiet}
+
+
 def test_a_generator_of_the_scripts_own_is_not_exact() -> None:
     """The counter-example: such a generator goes on from shard to shard, and no two workers have the same shards."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, UserString, defaultdict
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from elastic.errors import ConfigError, ElasticError, NotCarried, StateChanged, 
 from runtime.encoding import NamedTensor, decode, device_for, encode, from_blob, to_blob
 from runtime.partial import Json
 from runtime.state import Carrier, Values
+from runtime.values import without_tensors
 from runtime.watch import value_sum
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -495,6 +497,72 @@ def test_bytes_at_an_odd_address_are_read_all_the_same() -> None:
     assert source.digest() == target.digest()
 
 
+class Loose(nn.Module):
+    """With buffers that state_dict() leaves out."""
+
+    scale: torch.Tensor
+    cache: torch.Tensor | None
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.register_buffer("scale", torch.full((2,), scale), persistent=False)
+        self.register_buffer("cache", None, persistent=False)
+        self.register_buffer("positions", torch.arange(1.0).expand(3), persistent=False)
+
+
+def test_buffers_that_state_dict_leaves_out_are_copied() -> None:
+    torch.manual_seed(0)
+    donor, newcomer = Loose(3.0), Loose()
+    donor.cache, donor.positions = torch.arange(4), torch.arange(3.0)
+    there, ours, scale = carried(model=newcomer), carried(model=donor), newcomer.scale
+    there.load(*sent(ours))
+    assert newcomer.scale is scale and newcomer.scale.tolist() == [3.0, 3.0]
+    assert newcomer.cache is not None and newcomer.cache.tolist() == [0, 1, 2, 3]
+    assert there.digest() == ours.digest() and there.header() == ours.header()
+    donor.cache = None
+    there.load(*sent(ours))
+    assert newcomer.cache is None
+    assert all("scale" not in key for key in newcomer.state_dict())
+
+
+def test_buffers_that_state_dict_leaves_out_count_in_the_digest_and_the_fingerprint() -> None:
+    model = Loose()
+    carrier = carried(model=model)
+    digest, marks = carrier.digest(), [carrier.buffer_fingerprint(step) for step in range(8)]
+    model.scale.mul_(2)
+    assert carrier.digest() != digest
+    assert [carrier.buffer_fingerprint(step) for step in range(8)] != marks
+
+
+def test_a_checkpoint_from_before_they_were_carried_leaves_them_as_the_script_made_them() -> None:
+    donor, newcomer = Loose(3.0), Loose(5.0)
+    header, blobs = sent(carried(model=donor))
+    objects: Any = header["objects"]
+    tensors: Any = header["tensors"]
+    count = len(objects["model"].pop("nonpersistent")) - 1  # of the cache there was none
+    header["tensors"] = tensors[:-count]
+    carried(model=newcomer).load(header, blobs[:-count])
+    assert torch.equal(newcomer.inner.weight, donor.inner.weight)
+    assert newcomer.scale.tolist() == [5.0, 5.0]
+
+
+def test_a_copy_with_other_buffers_does_not_fit() -> None:
+    other = Loose()
+    other.register_buffer("more", torch.ones(1), persistent=False)
+    with pytest.raises(ConfigError, match="model differs in more"):
+        carried(model=Loose()).load(*sent(carried(model=other)))
+
+
+def test_a_tensor_of_job_state_that_drifted_is_in_the_fingerprint_within_a_turn() -> None:
+    values = Values()
+    values.setdefault(queue=torch.zeros(5000))
+    carrier = carried(values, model=network())
+    marks = [carrier.fingerprint(step) for step in range(8)]
+    values.queue[4321] = 1e-6
+    assert [carrier.fingerprint(step) for step in range(8)] != marks
+
+
 @pytest.mark.parametrize("twice", [False, True])
 def test_during_a_pass_the_copy_has_the_buffers_of_its_start(twice: bool) -> None:
     """twice: the model has its norm under two names."""
@@ -611,7 +679,15 @@ KEYS = st.text(max_size=4) | st.integers() | st.sampled_from(["__tensor__", "__f
 NESTED = st.recursive(
     SCALARS,
     lambda inner: (
-        st.lists(inner, max_size=4) | st.lists(inner, max_size=4).map(tuple) | st.dictionaries(KEYS, inner, max_size=4)
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(KEYS, inner, max_size=4)
+        | st.dictionaries(KEYS, inner, max_size=4).map(OrderedDict)
+        | st.builds(
+            defaultdict,
+            st.sampled_from([None, bool, int, float, str, list, tuple, dict, OrderedDict, Counter]),
+            st.dictionaries(KEYS, inner, max_size=4),
+        )
     ),
     max_leaves=12,
 )
@@ -641,9 +717,29 @@ def test_tensors_counters_and_special_floats_come_back() -> None:
     assert isinstance(back["nested"][0], tuple)
     assert type(back["counts"]) is Counter and back["counts"] == value["counts"]
     assert repr(back["rates"]) == "[inf, -inf, -0.0, 0.1]"
-    assert list(back["ordered"]) == ["b", "a"]
+    assert type(back["ordered"]) is OrderedDict and list(back["ordered"]) == ["b", "a"]
     nan = decode(encode(float("nan"), "x", []), lambda i: torch.empty(0))
     assert nan != nan
+
+
+class Color(IntEnum):
+    RED = 1
+
+
+class Ranking(list[int]):
+    pass
+
+
+class Table(dict[str, int]):
+    pass
+
+
+class Ordered(OrderedDict[str, int]):
+    pass
+
+
+class Name(str):
+    pass
 
 
 @pytest.mark.parametrize(
@@ -655,6 +751,20 @@ def test_tensors_counters_and_special_floats_come_back() -> None:
         (torch.eye(2).to_sparse(), "x is a tensor"),
         (b"raw", r"builtins\.bytes"),
         (lambda: 0, r"builtins\.function"),
+        (np.ones(2), r"x is a numpy\.ndarray.*; write torch\.from_numpy\(x\)"),
+        (np.int64(2), r"x is a numpy\.int64.*; write x\.item\(\)"),
+        (Color.RED, r"x is a .*Color.*; write x\.value"),
+        ({"a": Ranking([2, 1])}, r"x\.a is a .*Ranking, and would come back as a plain list; write list\(x\)"),
+        (Table(a=1), r"x is a .*Table, and would come back as a plain dict"),
+        (Ordered(a=1), r"x is a .*Ordered, and would come back as a plain OrderedDict"),
+        (Name("a"), r"x is a .*Name, and would come back as a plain str"),
+        (UserString("a"), "x is a collections.UserString"),
+        (
+            defaultdict(lambda: 0),
+            r"x is a defaultdict whose default_factory is .*<lambda>.*x\.setdefault\(key, default\)",
+        ),
+        ({"a": defaultdict(set)}, r"x\.a is a defaultdict whose default_factory is set"),
+        (defaultdict(Table), r"default_factory is Table"),
     ],
 )
 def test_other_types_are_refused_with_their_path(value: object, words: str) -> None:
@@ -867,6 +977,9 @@ def test_values_are_attributes_with_defaults() -> None:
     [
         ("fn", print, NotCarried, r"job\.state\.fn is a builtins\.builtin_function"),
         ("nested", {"a": {1}}, NotCarried, r"job\.state\.nested\.a is a builtins\.set"),
+        ("counts", defaultdict(lambda: 1), NotCarried, r"job\.state\.counts is a defaultdict whose default_factory is"),
+        ("w", nn.Parameter(torch.ones(1)), NotCarried, r"job\.state\.w is a Parameter.*x\.detach\(\)"),
+        ("w", {"a": torch.ones(1, requires_grad=True)}, NotCarried, r"job\.state\.w\.a is a tensor that requires a"),
         ("keys", 1, ConfigError, r"job\.state\.keys cannot be used"),
         ("_private", 1, ConfigError, "cannot be used"),
     ],
@@ -895,12 +1008,36 @@ def test_values_are_read_only_in_a_pass() -> None:
     assert values.best == 1.0
 
 
-def test_plain_values_reach_a_newcomer_before_the_tensors() -> None:
+def test_values_with_few_tensors_reach_a_newcomer_before_the_copy() -> None:
     values, there = Values(), Values()
-    values.setdefault(best=float("inf"), steps=(1, 2), mean=torch.ones(1))
-    there.setdefault(best=0.0, mean=torch.zeros(1), own=1)
-    there.update_from_json(json.loads(json.dumps(values.to_json(), allow_nan=False)))
-    assert (there.best, there.steps, there.mean.item(), there.own) == (float("inf"), (1, 2), 0.0, 1)
+    values.setdefault(best=float("inf"), steps=(1, 2), mean=[torch.ones(1)], queue=torch.ones(20_000))
+    there.setdefault(best=0.0, mean=[torch.zeros(1)], queue=torch.zeros(20_000), own=1)
+    there.update_from_json(json.loads(json.dumps(values.to_json(packed=True), allow_nan=False)), torch.device)
+    assert (there.best, there.steps, there.mean[0].item(), there.own) == (float("inf"), (1, 2), 1.0, 1)
+    assert there.queue.sum() == 0
+    assert values.to_json() == {"best": {"__float__": "inf"}, "steps": {"__tuple__": [1, 2]}}
+
+
+def test_large_tensors_are_not_read_where_a_newcomer_lacks_them() -> None:
+    values = Values()
+    values.setdefault(mean=torch.ones(1), queue=[torch.ones(20_000)])
+    values.begin_early()
+    assert values.mean.item() == 1.0
+    with pytest.raises(NotCarried, match=r"job\.state\.queue was read before the steps of an epoch.*65536 bytes"):
+        _ = values.queue
+    values.queue = [torch.zeros(20_000)]
+    assert values.queue[0].sum() == 0, "a newcomer does the same"
+    values.begin_early()
+    values.end_early()
+    assert len(values.queue) == 1
+
+
+def test_hooks_get_the_values_without_tensors_as_they_were() -> None:
+    values = Values()
+    values.setdefault(counts=defaultdict(int, a=1), mean=torch.ones(1), steps=(1, 2))
+    of_checkpoint = {key: encode(value, key, []) for key, value in values.items()}
+    for told in (values.to_json(packed=True), of_checkpoint):
+        assert repr(without_tensors(told)) == "{'counts': defaultdict(<class 'int'>, {'a': 1}), 'steps': (1, 2)}"
 
 
 def test_a_loaded_copy_brings_exactly_the_donors_values() -> None:
