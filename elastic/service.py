@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -24,6 +24,11 @@ from elastic.wire.elastic_pb2_grpc import RendezvousServicer
 PENDING_LIMIT = 16_384
 """Calls that have come and are not looked at yet. From 1000 on gRPC by itself turns away some, from 3000 on all: of
 thousands of agents that come at once most, again and again, which takes more time than to answer them."""
+
+HELLO_S = 30.0
+"""A caller who has said nothing by then is sent away: of one certificate so many calls may be open and no more."""
+
+T = TypeVar("T")
 
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", codec.MESSAGE_LIMIT),
@@ -179,11 +184,21 @@ class Service(RendezvousServicer):
 
 
 async def _hello(words: AsyncIterator[pb.AgentWord]) -> pb.AgentHello:
-    async for word in words:
-        if word.WhichOneof("content") != "hello":
-            break
-        return word.hello
-    raise codec.WireError("the first word of an agent must be its hello")
+    word = await first(words)
+    if word.WhichOneof("content") != "hello":
+        raise codec.WireError("the first word of an agent must be its hello")
+    return word.hello
+
+
+async def first(words: AsyncIterator[T]) -> T:
+    """Raises WireError if there is none within HELLO_S."""
+    try:
+        async with asyncio.timeout(HELLO_S):
+            async for word in words:
+                return word
+    except TimeoutError:
+        pass
+    raise codec.WireError(f"no hello within {HELLO_S:g} s")
 
 
 async def _goodbye(words: AsyncIterator[pb.AgentWord]) -> None:

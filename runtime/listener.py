@@ -36,6 +36,10 @@ MAX_PENDING = 512
 MAX_PENDING_OF_A_HOST = 64
 """Callers that have not said their hello yet. Who calls without one takes the places of his own host."""
 MAX_PARKED = 256
+MAX_UNCHECKED_OF_A_HOST = 8
+"""Ring connections for generations of which this worker has not heard, so that it cannot tell whether they are of
+members. Whoever finds no place calls again (dial.py). Within a host, where only processes of its user can call, it is
+MAX_PENDING_OF_A_HOST: all workers of a large machine may call before this one has heard."""
 MAX_COPIES = 256
 """Every newcomer keeps one with the donor until it is a member, and they become members together."""
 _WAKE, _DOOR = "wake", "door"
@@ -48,9 +52,13 @@ Refused = Callable[[str, str], None]
 
 @dataclass(slots=True)
 class _Parked:
+    """checked: it knows the token of its generation. host: as of Caller."""
+
     sock: socket.socket
     hello: Hello
     expires_s: float
+    checked: bool
+    host: str
 
 
 class Arrivals:
@@ -222,7 +230,7 @@ class Listener:
             hello = pending[sock].hear(sock)
             if hello is None:
                 return
-            self._check(hello)
+            checked = self._check(hello)
         except BlockingIOError:
             return
         except HelloRefused as refusal:
@@ -233,9 +241,9 @@ class Listener:
         except (OSError, EOFError):
             refused = None
         else:
-            del pending[sock]
+            host = pending.pop(sock).host
             selector.unregister(sock)
-            self._hand_over(sock, hello)
+            self._hand_over(sock, hello, host, checked)
             return
         del pending[sock]
         selector.unregister(sock)
@@ -250,42 +258,48 @@ class Listener:
             sock.send(encode_refusal(because))
         sock.close()
 
-    def _check(self, hello: Hello) -> None:
+    def _check(self, hello: Hello) -> bool:
+        """Whether the caller knows the token; False: nobody here does yet. Raises HelloRefused."""
         if hello.job != self._job:
             raise HelloRefused(f"this worker belongs to job {self._job!r}")
         if hello.to != self._me:
             raise HelloRefused(f"this is {self._me}, not {hello.to}")
-        if hello.purpose == "copy":
-            token = self._token_of(hello.generation)
-            if token is None:
-                raise HelloRefused(f"{self._me} does not know generation {hello.generation}")
-            if not is_proven(hello, token):
-                raise HelloRefused("the token is not the generation's")
+        token = self._token_of(hello.generation)
+        if token is None and hello.purpose == "copy":
+            raise HelloRefused(f"{self._me} does not know generation {hello.generation}")
+        if token is not None and not is_proven(hello, token):
+            raise HelloRefused("the token is not the generation's")
+        return token is not None
 
-    def _hand_over(self, sock: socket.socket, hello: Hello) -> None:
+    def _hand_over(self, sock: socket.socket, hello: Hello, host: str, checked: bool) -> None:
         tune(sock)
         if hello.purpose == "ring":
-            self._park(sock, hello)
+            self._park(_Parked(sock, hello, time.monotonic() + PARKED_S, checked, host))
         else:
             self._start_copy(sock, hello)
 
-    def _park(self, sock: socket.socket, hello: Hello) -> None:
-        dropped: _Parked | None = None
+    def _park(self, new: _Parked) -> None:
+        """Or turn it away, without a word where it shall call again."""
+        dropped, because = new, ""
+        of_host = MAX_UNCHECKED_OF_A_HOST if new.host else MAX_PENDING_OF_A_HOST
         with self._lock:
-            if hello.generation < self._floor:
-                reason = self._too_old(hello)
-            else:
-                reason = ""
-                if len(self._parked) >= MAX_PARKED:
-                    dropped = self._parked.pop(0)
-                self._parked.append(_Parked(sock, hello, time.monotonic() + PARKED_S))
-                arrivals = self._expecting.get(hello.generation)
+            unchecked = [parked for parked in self._parked if not parked.checked]
+            if new.hello.generation < self._floor:
+                because = self._too_old(new.hello)
+            elif new.checked or sum(parked.host == new.host for parked in unchecked) < of_host:
+                self._parked.append(new)
+                arrivals = self._expecting.get(new.hello.generation)
                 if arrivals is not None:
                     os.eventfd_write(arrivals.wake, 1)
-        if reason:
-            self._refuse(sock, reason)
-        if dropped is not None:
-            dropped.sock.close()
+                if len(self._parked) <= MAX_PARKED:
+                    return
+                dropped = unchecked[0] if unchecked else self._parked[0]
+                self._parked.remove(dropped)
+        if because:
+            self._refuse(new.sock, because)
+            return
+        self.refused(f"too many that wait for generations which {self._me} does not know", dropped.sock)
+        dropped.sock.close()
 
     def _claim(self, generation: int) -> list[tuple[socket.socket, Hello]]:
         with self._lock:

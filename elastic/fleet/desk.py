@@ -22,7 +22,7 @@ from elastic.fleet.documents import Job, Submission, check_for_fleet
 from elastic.fleet.office import NodeSession, Office
 from elastic.journal import Journal
 from elastic.messages import node_of
-from elastic.service import Service
+from elastic.service import Service, first
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import FleetServicer
 
@@ -294,19 +294,18 @@ def _find(office: Office, name: str) -> Job:
 
 
 async def _hello(words: AsyncIterator[pb.NodeWord]) -> pb.NodeHello:
-    async for word in words:
-        if word.WhichOneof("content") != "hello":
-            break
-        hello = word.hello
-        try:
-            check_name("node", hello.node)
-            check_pairs("labels", hello.labels)
-        except ConfigError as error:
-            raise codec.WireError(str(error)) from error
-        if not 1 <= hello.slots <= SLOTS_LIMIT:
-            raise codec.WireError(f"slots={hello.slots} must be 1 to {SLOTS_LIMIT}")
-        return hello
-    raise codec.WireError("the first word of a daemon must be its hello")
+    word = await first(words)
+    if word.WhichOneof("content") != "hello":
+        raise codec.WireError("the first word of a daemon must be its hello")
+    hello = word.hello
+    try:
+        check_name("node", hello.node)
+        check_pairs("labels", hello.labels)
+    except ConfigError as error:
+        raise codec.WireError(str(error)) from error
+    if not 1 <= hello.slots <= SLOTS_LIMIT:
+        raise codec.WireError(f"slots={hello.slots} must be 1 to {SLOTS_LIMIT}")
+    return hello
 
 
 async def _speak(session: NodeSession, context: Any) -> None:

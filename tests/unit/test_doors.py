@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from elastic import service as service_module
 from elastic.doors import authority, expiry, handshakes, keyring, roles
 from elastic.doors.authority import Authority
 from elastic.doors.callers import Pace
@@ -142,6 +143,23 @@ def test_a_role_may_do_what_is_listed_for_it_and_nothing_else(certs: Path, tmp_p
         assert own.startswith("INVALID_ARGUMENT no job 'none' here"), "it got as far as the service"
         assert "certificate is that of node a, not of 'b'" in await at.attend(at.door("a", Role.AGENT), "b")
         assert "role agent" in await at.attend(at.door("ann", Role.OPERATOR), "a")
+
+    play(certs, tmp_path, story)
+
+
+def test_a_stream_that_does_not_begin_is_ended(certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a job which can show its node's certificate does not keep all calls of its node open for good."""
+    monkeypatch.setattr(service_module, "HELLO_S", 0.05)
+
+    async def story(at: At) -> None:
+        async def nothing() -> AsyncIterator[pb.AgentWord]:
+            await asyncio.Event().wait()
+            yield pb.AgentWord()
+
+        async with at.door("a", Role.AGENT).aio_channel(at.address, PATIENT) as channel:
+            with pytest.raises(grpc.aio.AioRpcError, match=r"no hello within 0\.05 s"):
+                await RendezvousStub(channel).Attend(nothing(), timeout=CALL_S).read()
+        await at.refused("its message has not come")
 
     play(certs, tmp_path, story)
 

@@ -20,7 +20,7 @@ from elastic.errors import StoreRefused
 from elastic.fleet import registry
 from elastic.fleet import server as server_module
 from elastic.fleet.desk import Desk
-from elastic.fleet.documents import Book, Job, Placement, Result, Share, Submission, Wish
+from elastic.fleet.documents import Book, Grant, Job, Placement, Result, Share, Submission, Wish
 from elastic.fleet.office import Office
 from elastic.fleet.server import Server
 from elastic.journal import Journal
@@ -105,6 +105,42 @@ def test_a_replica_whose_lead_ends_at_once_rests_before_it_stands_again(
         assert set(rests) == {server_module.REST_S} and leads - 1 <= len(rests) <= leads
 
     play(tmp_path, story)
+
+
+def test_a_replica_admits_by_the_store_and_ends_the_streams_of_those_whose_place_is_over(tmp_path: Path) -> None:
+    store = MemoryStore()
+    kept: list[tuple[str, bool]] = []
+
+    class Reigning:
+        """With agents on two nodes, both admitted by one token."""
+
+        group = SimpleNamespace(size=0)
+
+        def keep(self, stands: Callable[[str, str], bool]) -> None:
+            kept[:] = [(node, stands(node, "t")) for node in "ab"]
+
+    async def story(server: Server, path: Path) -> None:
+        candidate = Candidate(store, registry.NAME, "here:1", lambda: 0.0)
+        candidate.stand()
+        to = registry.Registry(store, candidate)
+        job = to.submit(SPEC)
+        server._parts[job] = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
+        server._service.leads[job] = Lead(None, Reigning())  # type: ignore[arg-type]
+        following = asyncio.create_task(server._follow())
+        try:
+            to.place(job, Placement((Share("a", 1),)), (Grant("a", "t"), Grant("b", "t")))
+            assert await server._admission.objection(job, "a", "t", "") == ""
+            assert kept == [("a", True), ("b", True)]
+            to.grant(job, (Grant("a", "t"),))
+            while kept[1][1]:
+                await asyncio.sleep(0.01)  # the store has a thread of its own
+            assert kept == [("a", True), ("b", False)]
+        finally:
+            server._parts[job].cancel()
+            following.cancel()
+            await asyncio.gather(following, server._parts[job], return_exceptions=True)
+
+    play(tmp_path, story, store)
 
 
 def test_a_stop_reaches_the_part_that_begins_again_after_one_that_failed(

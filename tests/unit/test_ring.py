@@ -9,11 +9,14 @@ import struct
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
 from elastic.errors import BuildFailed, GenerationEnded, RingBroken
+from runtime import listener as listener_module
 from runtime.hello import Hello
+from runtime.listener import MAX_UNCHECKED_OF_A_HOST
 from runtime.partial import Partial
 from runtime.reduce import exchange
 from runtime.ring import Peer, Ring
@@ -144,6 +147,52 @@ def test_a_call_of_an_older_generation_is_refused() -> None:
             ring.close()
         with pytest.raises(BuildFailed, match="generation 1 is over"):
             build_one(opened["b"], "b", peers_of(opened), generation=1)
+
+
+def test_a_stranger_is_refused_before_it_waits_for_a_generation_that_is_known() -> None:
+    with listeners(["a"]) as opened, socket.create_connection(opened["a"].address) as stranger:
+        stranger.settimeout(GENEROUS_S)
+        called(stranger, Hello(JOB, 1, "b", "a", "ring", "plan"), token="guess")
+        assert b"the token is not the generation's" in rest_of(stranger)
+        assert not opened["a"]._parked
+
+
+def test_a_handful_of_each_host_waits_for_a_generation_that_is_not_known_and_members_meet_all_the_same() -> None:
+    with listeners(["a", "b"], ["127.0.0.1", "127.0.0.2"]) as opened, ExitStack() as stack:
+        door, peers = opened["a"], peers_of(opened)
+        crowd = [stack.enter_context(socket.create_connection(door.address)) for _ in range(20)]
+        kept = MAX_UNCHECKED_OF_A_HOST
+        for number, stranger in enumerate(crowd, 1):
+            stranger.settimeout(GENEROUS_S)
+            called(stranger, Hello(JOB, 2, "b", "a", "ring", "plan"), token="guess")
+            wanted = min(number, kept)
+            wait_until(lambda count=wanted: len(door._parked) == count)  # type: ignore[misc]
+        assert [rest_of(stranger) for stranger in crowd[kept:]] == [b""] * (len(crowd) - kept)
+        assert len(door._parked) == kept, "of the host from which the member calls too"
+        younger = in_thread(lambda: build_one(opened["b"], "b", peers, generation=2).close())
+        build_one(door, "a", peers, generation=2).close()
+        younger.result(GENEROUS_S)
+        assert not door._parked
+        for stranger in crowd[:kept]:
+            assert b"the token is not the generation's" in rest_of(stranger)
+
+
+def test_members_keep_their_places_when_strangers_of_many_hosts_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_module, "MAX_PARKED", 3)
+    with listeners(["a", "b"], ["127.0.0.1", "127.0.0.2"]) as opened, ExitStack() as stack:
+        door, peers = opened["a"], peers_of(opened)
+        younger = in_thread(lambda: build_one(opened["b"], "b", peers).close())
+        wait_until(lambda: [parked.checked for parked in door._parked] == [True])
+        crowd = []
+        for number in range(6):
+            place = (f"127.98.0.{number + 1}", 0)
+            crowd.append(stack.enter_context(socket.create_connection(door.address, GENEROUS_S, place)))
+            called(crowd[-1], Hello(JOB, 2, f"b.{number}", "a", "ring", "plan"), token="guess")
+            wait_until(lambda who=f"b.{number}": door._parked[-1].hello.worker_id == who)  # type: ignore[misc]
+        assert [rest_of(stranger) for stranger in crowd[:4]] == [b""] * 4, "the oldest of them go"
+        assert sum(parked.checked for parked in door._parked) == 1
+        build_one(door, "a", peers).close()
+        younger.result(GENEROUS_S)
 
 
 def test_a_port_with_a_new_owner_is_not_taken_for_the_old_one() -> None:
