@@ -98,7 +98,9 @@ class Leading:
         if feed.next_step is None:
             feed.next_step = feed.sink.open(feed.job)
             # A leader that died may have written the one step which this worker has not applied yet.
-            if self._fresh and feed.next_step > newest + (2 if self._recent else 1):
+            # The processes of a job that starts again from its first step are restarted ones: its own steps are there.
+            fresh = self._fresh and not self._session.restarted
+            if fresh and feed.next_step > newest + (2 if self._recent else 1):
                 raise ConfigError(
                     f"{feed.sink} has {feed.next_step} steps of another run, and this one starts at step 0; give it "
                     "another path, or move the old one aside"

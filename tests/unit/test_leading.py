@@ -180,6 +180,17 @@ def test_the_steps_of_another_run_are_not_continued() -> None:
         train(setup)
 
 
+def test_a_job_that_starts_again_from_its_first_step_leaves_out_what_the_sink_has() -> None:
+    """It was interrupted before it had a checkpoint; the steps are those of the run before, and come out alike."""
+    session, sink = Recorded(), Remembering()
+    session.restarted = True
+    sink.records = [record(step) for step in range(3)]
+    setup = set_up(make_job(session))
+    setup.job.log_to(sink)
+    train(setup)
+    assert steps_of(sink) == [line.step for line in session.records]
+
+
 def test_a_resumed_run_leaves_out_what_the_sink_has() -> None:
     leading, sink = leader_from(5, Recorded())
     sink.records = [record(step) for step in range(8)]

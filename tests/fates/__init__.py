@@ -1,0 +1,7 @@
+"""Random trainings and random fates, with real processes: each must end in the bits and the ledger of the quiet run.
+
+draw.py      what is trained and what is done to it, from a seed; pure
+program.py   the script of all trainings; its argument says which
+play.py      one trial: the quiet run, the same under `elastic run` with its strikes, and what must hold afterwards
+__main__.py  many trials: python -m tests.fates --minutes 10, --seed 42 repeats one
+"""

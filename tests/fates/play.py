@@ -1,0 +1,292 @@
+"""One trial: the quiet run, the same training under `elastic run` with its strikes, and what must hold afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos_tests.harness import blows
+from chaos_tests.harness.jsonlines import Journals
+from chaos_tests.harness.processes import services
+from chaos_tests.harness.world import World
+from elastic import ledger
+from elastic.exactly_once import prove
+from tests.fates.draw import Program, Strike, Trial
+from tests.live.jobs import ROOT, Job
+
+PROGRAM = Path(__file__).parent / "program.py"
+POLL_S = 0.002
+"""Files and other processes: there is nothing to wait on."""
+
+QUIET_S = 300.0
+END_S = 400.0
+"""After the last strike, and between two: a job that takes longer has stopped."""
+
+PATIENCE_S = 8.0
+"""What waits for an event is done after this long in any case, and what cannot be done just now is left out then."""
+
+INTERRUPTED = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
+"""Exit code of a command that such a signal has ended, and that the same command takes up again."""
+
+THE_COMMAND = {
+    "kill_command": signal.SIGKILL,
+    "stop_command": signal.SIGTERM,
+    "interrupt_command": signal.SIGINT,
+}
+SERVICES = {
+    "kill_agent": "elastic.agent",
+    "kill_rendezvous": "elastic.rendezvous",
+    "freeze_rendezvous": "elastic.rendezvous",
+}
+
+
+class Broken(Exception):
+    """A promise that does not hold: which, and what was seen."""
+
+
+@dataclass
+class Played:
+    """done: what was done, by its name; skipped: what could not be, and why."""
+
+    done: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    commands: int = 1
+    generations: int = 0
+
+
+def play(trial: Trial, home: Path) -> Played:
+    """Raises Broken."""
+    expected, steps = _quiet(trial.program, home)
+    played = _Faulty(trial, home).run()
+    job_dir = home / "job"
+    lines = ledger.read(job_dir / "steps.jsonl")
+    sunk = [json.loads(line) for line in (home / "sink.jsonl").read_text().splitlines()]
+    for name, found in (("ledger", lines), ("sink", sunk)):
+        if (difference := ledger.compare(_without_samples(found), steps)) is not None:
+            raise Broken(f"the {name} and the quiet run's: {difference}")
+    digest = json.loads((job_dir / "result.json").read_bytes())["digest"]
+    if digest != expected:
+        raise Broken(f"digest {digest[:16]} and not {expected[:16]}, as without faults")
+    if trial.program.source != "drawn":
+        broken = [epoch for epoch in prove(iter(lines)) if not epoch.proved]
+        if broken:
+            raise Broken(f"samples not as planned: {broken[0].findings[:3]}")
+    return played
+
+
+def _without_samples(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A sink is not told of samples; they are compared with their plan."""
+    return [{name: value for name, value in line.items() if name != "samples"} for line in lines]
+
+
+def _quiet(program: Program, home: Path) -> tuple[str, list[dict[str, Any]]]:
+    """(digest, ledger) of a job of one, without an agent."""
+    sink = home / "quiet.jsonl"
+    environment = {
+        **os.environ,
+        "FATES_QUIET": "1",
+        "FATES_SINK": str(sink),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, str(PROGRAM), program.to_json()]
+    done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=QUIET_S)
+    if done.returncode != 0:
+        raise Broken(f"the quiet run ends with {done.returncode}: {done.stderr[-2000:]}")
+    digest = next(line.split()[1] for line in done.stdout.splitlines() if line.startswith("digest "))
+    return digest, [json.loads(line) for line in sink.read_text().splitlines()]
+
+
+class _Faulty:
+    """The commands of one job, one after the other, and what is done to them."""
+
+    def __init__(self, trial: Trial, home: Path) -> None:
+        self._trial, self._home = trial, home
+        self._played = Played()
+        self._thaw: list[tuple[float, blows.End]] = []
+
+    def run(self) -> Played:
+        todo = list(self._trial.strikes)
+        while True:
+            code = self._command(todo)
+            if code == 0:
+                self._played.skipped += [f"{strike}: the job was over" for strike in todo]
+                return self._played
+            self._played.commands += 1
+
+    def _command(self, todo: list[Strike]) -> int:
+        """One command, until it ends; its exit code, which is 0 or that of the signal which it was sent."""
+        os.environ["FATES_SINK"] = str(self._home / "sink.jsonl")
+        words = [f"--workers={self._trial.workers}", "--quiet", "--notices=none", *self._trial.options]
+        words += [str(PROGRAM), self._trial.program.to_json()]
+        with Job(self._home, *words) as job:
+            watch = _Watch(job)
+            sent: signal.Signals | None = None
+            moment = _Moment(watch, todo[0]) if todo else None
+            try:
+                deadline = time.monotonic() + END_S
+                while (code := job.command.process.poll()) is None:
+                    self._thaw_those_due()
+                    watch.look()
+                    if moment is not None and moment.reached():
+                        try:
+                            sent = self._strike(moment.strike, watch) or sent
+                        except blows.Impossible as reason:
+                            if not moment.too_late():
+                                continue
+                            self._played.skipped.append(f"{moment.strike}: {reason}")
+                        deadline = time.monotonic() + END_S
+                        del todo[0]
+                        moment = _Moment(watch, todo[0]) if todo else None
+                    if time.monotonic() > deadline:
+                        raise Broken(f"no end after {END_S:.0f} s")
+                    time.sleep(POLL_S)
+                allowed = {0} | ({INTERRUPTED[sent]} if sent is not None else set())
+                if code not in allowed:
+                    raise Broken(f"exit code {code}")
+                if left := job.left_behind():
+                    raise Broken(f"left behind: {left}")
+            except Broken as broken:
+                raise Broken(f"{broken}\ndone: {self._played.done}\n{job.story()}") from broken
+            finally:
+                for _, thaw in self._thaw:
+                    thaw()
+                self._thaw.clear()
+                self._played.generations += watch.world.generation
+            return code
+
+    def _thaw_those_due(self) -> None:
+        for entry in [entry for entry in self._thaw if time.monotonic() >= entry[0]]:
+            self._thaw.remove(entry)
+            entry[1]()
+
+    def _strike(self, strike: Strike, watch: _Watch) -> signal.Signals | None:
+        """The signal, if the command itself got one. Raises blows.Impossible."""
+        if (number := THE_COMMAND.get(strike.act)) is not None:
+            watch.job.command.process.send_signal(number)
+            self._played.done.append(strike.act)
+            return number
+        pids = watch.victims(strike)
+        if strike.act.startswith("freeze"):
+            self._thaw.append((time.monotonic() + strike.freeze_ms / 1000, blows.freeze(pids)))
+        else:
+            blows.send(pids, _SIGNALS.get(strike.act, signal.SIGKILL))
+        watch.struck()
+        self._played.done.append(f"{strike.act} {strike.victim}".strip())
+        return None
+
+
+_SIGNALS = {"terminate": signal.SIGTERM, "segfault": signal.SIGSEGV}
+
+
+class _Watch:
+    """What the journals and the ledger of a running job say."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.world = job, World()
+        self.events: dict[str, int] = {}
+        self._all_hit = False
+        self._journals = Journals(lambda: (job.dir / "journal").glob("*.jsonl"))
+
+    def look(self) -> None:
+        new = self._journals.new()
+        self.world.feed(new)
+        for line in new:
+            self.events[line["event"]] = self.events.get(line["event"], 0) + 1
+
+    def struck(self) -> None:
+        """What is kept counts from here if nobody is left that holds the state."""
+        if self._all_hit:
+            self.world.lose_all()
+            self._all_hit = False
+
+    def victims(self, strike: Strike) -> list[int]:
+        """Pids. Raises blows.Impossible: nobody is there, or the state would be lost, which has an end of its own."""
+        world = self.world
+        if (service := SERVICES.get(strike.act)) is not None:
+            if service == "elastic.agent":
+                self._must_be_kept()
+            found = services(self.job.command.mark).get(service)
+            if found is None:
+                raise blows.Impossible(f"{service} does not run")
+            return [found]
+        alive = [worker for worker in world.members if worker not in world.ended and worker not in world.lost]
+        if strike.act == "kill_all":
+            chosen = alive
+        elif strike.victim == "nursery":
+            found = services(self.job.command.mark).get("elastic.nursery")
+            if found is None:
+                raise blows.Impossible("no fork server runs")
+            return [found]
+        elif strike.victim == "newest_process":
+            chosen = [worker for worker in world.pids if worker not in world.ended][-1:]
+        else:
+            chosen = _chosen(strike.victim, alive)
+        if not chosen:
+            raise blows.Impossible("nobody is there")
+        if set(chosen) >= set(world.holders):
+            self._must_be_kept()
+        return [world.pids[worker] for worker in chosen if worker in world.pids]
+
+    def _must_be_kept(self) -> None:
+        if self.world.kept_step <= self.world.began_step:
+            raise blows.Impossible("nothing newer is kept than that from which the job began")
+        self._all_hit = True
+
+
+def _chosen(victim: str, alive: list[str]) -> list[str]:
+    match victim:
+        case "oldest":
+            return alive[:1]
+        case "youngest":
+            return alive[-1:]
+        case "middle":
+            return alive[len(alive) // 2 :][:1]
+        case "two":
+            return alive[:2]
+        case _:
+            return alive[1:]
+
+
+class _Moment:
+    """When a strike is due."""
+
+    def __init__(self, watch: _Watch, strike: Strike) -> None:
+        self._watch, self.strike = watch, strike
+        self._since_s = time.monotonic()
+        self._wanted = watch.events.get(strike.event, 0) + strike.number
+        self._due_s: float | None = None
+        """None: what it waits for has not come."""
+
+    def reached(self) -> bool:
+        if self._due_s is None and self._come():
+            self._due_s = time.monotonic() + self.strike.delay_ms / 1000
+        return self._due_s is not None and time.monotonic() >= self._due_s
+
+    def too_late(self) -> bool:
+        return self._due_s is not None and time.monotonic() > self._due_s + PATIENCE_S
+
+    def _come(self) -> bool:
+        match self.strike.when:
+            case "step":
+                return bool(self._watch.events) and len(self._watch.job.steps()) >= self.strike.number
+            case "event":
+                return (
+                    time.monotonic() > self._since_s + PATIENCE_S
+                    or self._watch.events.get(self.strike.event, 0) >= self._wanted
+                )
+            case _:  # "start" of this command, or "after" the strike before, which may have ended the command before
+                return bool(self._watch.events)
+
+
+def workspace(parent: Path, seed: int) -> Path:
+    home = parent / f"trial-{seed}"
+    home.mkdir(parents=True)
+    return home

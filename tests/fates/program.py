@@ -1,0 +1,350 @@
+"""The script of all trainings: program.py PROGRAM, which is draw.Program as JSON. Prints its digest.
+
+FATES_SINK: a file for the lines of elastic.JsonLines. FATES_QUIET: no pauses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlateau
+from torch.utils.checkpoint import checkpoint
+
+import elastic
+from runtime.job import Job
+from tests.fates.draw import Program
+from tests.unit.features import Lion, jitter
+from tests.unit.jobs import dataset
+
+INPUTS, CLASSES, TOKENS = 6, 2, 11
+
+
+class OfTokens(nn.Module):
+    """A model of tokens, which are made of the inputs that the other models take."""
+
+    def __init__(self, body: nn.Module, width: int) -> None:
+        super().__init__()
+        self.embed, self.body, self.head = nn.Embedding(TOKENS, width), body, nn.Linear(width, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.body(self.embed((x.abs() * 3).long() % TOKENS))
+        hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+        scores: torch.Tensor = self.head(hidden.mean(1))
+        return scores
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inward, self.outward = nn.Linear(INPUTS, 8, bias=False), nn.Linear(8, INPUTS, bias=False)
+        self.outward.weight = nn.Parameter(self.inward.weight.detach().t().clone())
+        self.back = nn.Linear(INPUTS, 8, bias=False)
+        self.back.weight = self.inward.weight
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(self.back(self.outward(self.inward(x).tanh())))
+        return scores
+
+
+def mlp(*middle: nn.Module, width: int = 8) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(INPUTS, width), *(middle or [nn.ReLU()]), nn.Linear(width, CLASSES))
+
+
+def model_of(name: str) -> nn.Module:
+    match name:
+        case "norms":
+            return mlp(nn.LayerNorm(8), nn.GroupNorm(2, 8), nn.BatchNorm1d(8, momentum=None), nn.BatchNorm1d(8))
+        case "dropout":
+            return mlp(nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(0.2))
+        case "transformer":
+            return OfTokens(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True), 8)
+        case "lstm":
+            return OfTokens(nn.LSTM(4, 4, batch_first=True), 4)
+        case "embedding":
+            return OfTokens(nn.Identity(), 8)
+        case "tied":
+            return Tied()
+        case "many":
+            return mlp(*(layer for _ in range(60) for layer in (nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh())))
+        case "large":
+            return mlp(nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 600), nn.Dropout(0.1), width=600)
+        case "partly_frozen":
+            return nn.Sequential(nn.Linear(INPUTS, INPUTS).requires_grad_(False), mlp(nn.BatchNorm1d(8), nn.ReLU()))
+        case _:
+            return mlp()
+
+
+def optimizer_of(name: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    p = [parameter for parameter in parameters if parameter.requires_grad]
+    match name:
+        case "momentum":
+            return torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True, weight_decay=0.01)
+        case "adam":
+            return torch.optim.Adam(p, 0.01, amsgrad=True)
+        case "adamw_fused":
+            return torch.optim.AdamW(p, 0.01, fused=True)
+        case "adamw_foreach":
+            return torch.optim.AdamW(p, 0.01, foreach=True)
+        case "rmsprop":
+            return torch.optim.RMSprop(p, 0.01, momentum=0.5, centered=True)
+        case "adagrad":
+            return torch.optim.Adagrad(p, 0.05)
+        case "radam":
+            return torch.optim.RAdam(p, 0.01)
+        case "adafactor":
+            return torch.optim.Adafactor(p, 0.01)
+        case "lion":
+            return Lion(p, 0.003)
+        case _:
+            return torch.optim.SGD(p, 0.05)
+
+
+class Training:
+    def __init__(self, job: Job, program: Program) -> None:
+        self.job, self.program, self.extras = job, program, frozenset(program.extras)
+        self.pause_s = 0.0 if "FATES_QUIET" in os.environ else program.pause_ms / 1000
+        self.own = torch.Generator().manual_seed(1)
+        """What it draws depends on how many shards this worker has had: the one thing here that is not exact."""
+        self.data = dataset(program.samples, INPUTS)
+        self.model = model_of(program.model)
+        if "unsaved_buffer" in self.extras:
+            self.model.register_buffer("scale", torch.ones(1), persistent=False)
+        self.optimizer = optimizer_of(program.optimizer, self.model.parameters())
+        registered: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
+        self.scheduler = self._scheduler()
+        if self.scheduler is not None:
+            registered["scheduler"] = self.scheduler
+        self.average = copy.deepcopy(self.model).requires_grad_(False) if "ema" in self.extras else None
+        if self.average is not None:
+            registered["average"] = self.average
+        self.scaler = (
+            torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3) if "scaler" in self.extras else None
+        )
+        if self.scaler is not None:
+            registered["scaler"] = self.scaler
+        if "gan" in self.extras:
+            self.critic = nn.Linear(CLASSES, 1)
+            self.of_critic = torch.optim.Adam(self.critic.parameters(), 0.01)
+            registered |= {"critic": self.critic, "of_critic": self.of_critic}
+        job.register(**registered)
+        if "state" in self.extras:
+            job.state.setdefault(best=float("inf"), seen=(0, None), by_name={1: "one"})
+        if "default_dict" in self.extras:
+            job.state.setdefault(counts=defaultdict(int))
+        if "tensor_state" in self.extras:
+            job.state.setdefault(trace=torch.zeros(3))
+        self.lr = self.optimizer.param_groups[0]["lr"]
+
+    def _scheduler(self) -> Any:
+        match self.program.schedule:
+            case "cosine":
+                return CosineAnnealingLR(self.optimizer, 40)
+            case "plateau":
+                return ReduceLROnPlateau(self.optimizer, patience=1, threshold=0.1)
+            case "warmup":
+                return LinearLR(self.optimizer, 0.1, total_iters=20)
+        return None
+
+    # ------------------------------------------------------------------------------------------- the loops
+
+    def run(self) -> None:
+        arguments: dict[str, Any] = {"nonfinite": "skip"} if "nonfinite" in self.extras else {}
+        source = self._source()
+        if source is None:
+            arguments["shards"] = self.program.shards
+        else:
+            arguments["data"] = source
+        if not self.program.epochs:
+            for step in self.job.steps(**arguments, total=self.program.steps):
+                self._step(step, torch.zeros(INPUTS))
+            return
+        if source is None:
+            arguments["total"] = self.program.steps
+        for _ in self.job.epochs(self.program.epochs):
+            noise = torch.randn(INPUTS) if "draw_in_epoch" in self.extras else torch.zeros(INPUTS)
+            for step in self.job.steps(**arguments):
+                self._step(step, noise)
+            if "draw_in_epoch" in self.extras:
+                with torch.no_grad():
+                    for parameter in self.model.parameters():
+                        parameter.add_(torch.randn_like(parameter) * 1e-3)
+
+    def _source(self) -> Any:
+        p, arguments = self.program, dict[str, Any]()
+        match p.source:
+            case "drawn":
+                return None
+            case "stream":
+                return self.job.stream(self._open, shards=p.shards)
+            case "workers":
+                arguments["workers"] = 2
+            case "weighted":
+                arguments["weights"] = [1 + i % 3 for i in range(p.samples)]
+            case "transform":
+                arguments["transform"] = jitter
+        shuffle = p.source != "weighted"
+        return self.job.loader(self.data, p.batch_size, shards=p.shards, tail="pad", shuffle=shuffle, **arguments)
+
+    def _open(self, shard: int, epoch: int, skip: int) -> Iterator[Any]:
+        generator = torch.Generator().manual_seed(1000 * epoch + shard)
+        for number in range(self.program.steps if self.program.epochs else self.program.steps + 3):
+            order = torch.randint(0, len(self.data), (3,), generator=generator)
+            if number >= skip:
+                yield self.data[order]
+
+    def _step(self, step: Any, noise: torch.Tensor) -> None:
+        if "draw_before_pass" in self.extras:
+            noise = noise + torch.randn(INPUTS) * 0.1
+        gain = random.uniform(0.9, 1.1) if "draw_after_pass" in self.extras else 1.0
+        if "gan" in self.extras:
+            self._critic(step)
+        if "sam" in self.extras:
+            self._pass(step, noise)
+            climbed = self._climb()
+            self.optimizer.zero_grad()
+            self._pass(step, noise)
+            with torch.no_grad():
+                for parameter, amount in climbed:
+                    parameter.sub_(amount)
+        else:
+            self._pass(step, noise)
+        if gain != 1.0:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(gain)
+        if "clip" in self.extras:
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad()
+        self._behind(step)
+
+    def _pass(self, step: Any, noise: torch.Tensor) -> None:
+        for batch in step:
+            time.sleep(self.pause_s)
+            x, y = self._batch(batch)
+            if (
+                "skip" in self.extras
+                and self.program.shards > 1
+                and step.shard.index == step.index % self.program.shards
+            ):
+                step.skip()
+                continue
+            loss: Any = self._loss(x + noise, y)
+            if "nonfinite" in self.extras and step.index % 7 == 3 and step.shard.index == 0:
+                loss = loss * float("nan")
+            if self.scaler is not None:
+                if step.index % 9 == 5 and step.shard.index == self.program.shards - 1:
+                    loss = loss * float("inf")
+                self.scaler.scale(loss).backward()
+            else:
+                loss.backward()
+            if "accumulate" in self.extras:
+                (self.model(x).square().mean() * 0.1).backward()
+            if "weigh" in self.extras:
+                step.weigh(1 + step.shard.index % 3)
+            step.log(loss=loss.detach(), sum={"samples": len(x)})
+
+    def _batch(self, batch: Any) -> Any:
+        if self.program.source != "drawn":
+            return batch
+        x = torch.randn(3, INPUTS)
+        if "draw_numpy" in self.extras:
+            x = x * float(np.random.rand()) + batch.numpy.random()
+        return x, (x.sum(1) > 0).long()
+
+    def _inputs(self, x: torch.Tensor) -> torch.Tensor:
+        if "own_generator" in self.extras:
+            x = x + torch.rand(INPUTS, generator=self.own)
+        return x * self.model.get_buffer("scale") if "unsaved_buffer" in self.extras else x
+
+    def _loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = self._inputs(x)
+        if "checkpointing" in self.extras:
+            return F.cross_entropy(checkpoint(self.model, x, use_reentrant=False), y)
+        mixed = torch.autocast("cpu", torch.bfloat16) if "autocast" in self.extras else contextlib.nullcontext()
+        with mixed:
+            return F.cross_entropy(self.model(x), y)
+
+    def _critic(self, step: Any) -> None:
+        for batch in step:
+            x, _ = self._batch(batch)
+            with torch.no_grad():
+                scores = self.model.eval()(x)
+            self.model.train()
+            loss: Any = F.softplus(-self.critic(scores + torch.randn_like(scores))).mean()
+            loss.backward()
+            step.log(critic=loss)
+        self.of_critic.step()
+        self.of_critic.zero_grad()
+
+    def _climb(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        climbed: list[tuple[torch.Tensor, torch.Tensor]] = []
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    climbed.append((parameter, parameter.grad * 0.05))
+                    parameter.add_(climbed[-1][1])
+        return climbed
+
+    def _behind(self, step: Any) -> None:
+        """What comes between optimizer.step() and the next step."""
+        job, metrics = self.job, step.metrics
+        loss = metrics.get("loss", 0.0)
+        if self.scheduler is not None:
+            self.scheduler.step(*([loss] if self.program.schedule == "plateau" else []))
+        elif self.program.schedule == "by_hand":
+            self.optimizer.param_groups[0]["lr"] = self.lr / (1 + 0.1 * (step.index % 5))
+        if self.average is not None:
+            with torch.no_grad():
+                for mean, parameter in zip(self.average.parameters(), self.model.parameters(), strict=True):
+                    mean.mul_(0.9).add_(parameter, alpha=0.1)
+        if "unsaved_buffer" in self.extras:
+            self.model.get_buffer("scale").mul_(1.01)
+        if "state" in self.extras:
+            job.state.best = min(job.state.best, loss)
+            job.state.seen = (step.index, loss)
+            job.state.by_name[step.index % 3] = loss
+        if "default_dict" in self.extras:
+            job.state.counts[f"k{step.index % 4}"] += 1
+        if "tensor_state" in self.extras:
+            job.state.trace = job.state.trace * 0.9 + step.index
+        if "evaluate" in self.extras and step.index % 6 == 4:
+            found = job.evaluate(lambda x, y: {"loss": F.cross_entropy(self.model(x), y)}, self.data, batch_size=8)
+            self.optimizer.param_groups[0]["lr"] *= 0.99 if found["loss"] > 0.5 else 0.98
+        if "once" in self.extras and step.index % 8 == 2:
+            assert job.once(lambda: step.index) == step.index
+        if "agree" in self.extras and step.index % 8 == 6:
+            assert job.agree(step.index) == step.index
+        if "save" in self.extras and step.index % 25 == 24:
+            job.save(f"at-{step.index}")
+
+
+def main() -> None:
+    program = Program.from_json(sys.argv[1])
+    job = elastic.join(seed=11)
+    if sink := os.environ.get("FATES_SINK"):
+        job.log_to(elastic.JsonLines(sink))
+    torch.manual_seed(5)
+    Training(job, program).run()
+    job.print("digest", job.digest())
+
+
+if __name__ == "__main__":
+    main()

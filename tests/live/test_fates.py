@@ -1,0 +1,45 @@
+"""Random trainings under random fates: ten minutes of other ones each time. FATES_SEED=n begins with that trial."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fates import draw
+from tests.fates.many import many
+from tests.fates.play import Broken, play
+
+pytestmark = pytest.mark.long
+MINUTES = float(os.environ.get("FATES_MINUTES", "10"))
+
+
+def test_every_fate_ends_in_the_bits_and_the_ledger_of_the_quiet_run(tmp_path: Path) -> None:
+    first = int(os.environ.get("FATES_SEED", secrets.randbelow(10**9)))
+    failed = many(first, trials=0, minutes=MINUTES, processes=2, home=tmp_path)
+    assert failed == [], f"python -m tests.fates --seed {failed[0]} --trials 1"
+
+
+def test_a_script_whose_bits_depend_on_the_world_is_noticed(tmp_path: Path) -> None:
+    program = draw.Program(
+        model="mlp",
+        optimizer="sgd",
+        schedule="none",
+        source="loader",
+        shards=4,
+        batch_size=8,
+        samples=64,
+        epochs=0,
+        steps=40,
+        extras=(draw.INEXACT,),
+        pause_ms=2,
+    )
+    quiet = draw.Trial(0, program, workers=2, options=(), strikes=())
+    with pytest.raises(Broken, match="differs in scalars"):
+        play(quiet, tmp_path)
+    exact = tmp_path / "exact"
+    exact.mkdir()
+    assert play(replace(quiet, program=replace(program, extras=())), exact).generations == 1
