@@ -20,6 +20,7 @@ ElasticError
 │   ├── CheckpointCorrupt     use the one before
 │   └── NoCheckpoint          start from step 0
 └── UsageError                change the training script as the message says
+    ├── NoSteps               write the loop with job.steps(), or start one worker
     ├── NoGradient            call backward() in every shard, or step.skip()
     ├── TooEarly              move optimizer.step() behind the inner loop
     ├── StateChanged          change registered state only between passes
@@ -151,6 +152,10 @@ class NoCheckpoint(CheckpointError):
 
 class UsageError(ElasticError):
     """Change the training script as the message says."""
+
+
+class NoSteps(UsageError):
+    """Write the training loop with job.steps(), or start one worker: several have trained, each for itself."""
 
 
 class NoGradient(UsageError):

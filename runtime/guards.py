@@ -23,6 +23,7 @@ from elastic.errors import (
     LossDivided,
     NoGradient,
     NonFinite,
+    NoSteps,
     NotCarried,
     NotUnderElastic,
     SecondLoop,
@@ -95,6 +96,16 @@ def no_pass(step: int) -> NoGradient:
     return NoGradient(
         f"step {step} ended without a pass over its shards. Write `for batch in step:` inside `for step in "
         "job.steps(...)`, also in steps that only accumulate."
+    )
+
+
+def no_steps() -> NoSteps:
+    """One of several workers has come to the end of the script, and they have done nothing together."""
+    return NoSteps(
+        "the script has ended without one step of job.steps(), and this is one of several workers: each has done the "
+        "whole of it for itself, and nothing was put together. A library's own loop (Trainer.fit, model.fit) does not "
+        "know of the job. Write the loop yourself, `for step in job.steps(train, total=1000):` and in it `for batch in "
+        "step:`, or start the script with --workers 1."
     )
 
 

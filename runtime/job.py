@@ -72,6 +72,8 @@ class Job(Together):
         self._sources: list[Source] = []
         self._epochs = 0
         self._closed = False
+        self._several = session.joining or session.world_size > 1
+        """When it came; the others may have ended, or failed, before it does."""
         self._script_end: ScriptEnd | None = None
 
     # What is copied to newcomers
@@ -267,13 +269,16 @@ class Job(Together):
     def close(self) -> None:
         """Leave the job together with all workers; called by itself when the script or the `with` block ends.
 
-        Raises NoGradient if the last pass was left before its end, CheckpointError if a save() was not written.
+        Raises NoGradient if the last pass was left before its end, NoSteps if there are several workers and they have
+        done nothing together, CheckpointError if a save() was not written.
         """
         if self._closed:
             return
         try:
             self._training.leave_step()
             self._training.check_outside_pass("close()")
+            if self._several and self._training.idle:
+                raise guards.no_steps()
             self._training.checkpoints.finish()
             if not self._session.joining:
                 op = Op(OpKind.LEAVE, 1, self._training.epoch, self._training.next_step)

@@ -116,6 +116,8 @@ class Training:
         self._replies: dict[str, Json] = {}
         """What collective calls of this epoch gave before its steps, for newcomers which come later."""
         self._calls = 0
+        self._called = False
+        """Something was done together between passes."""
         self._shared: dict[str, Json] = {}
         self.bound = False
         """Of a newcomer: it has drawn random numbers before the inner loop, so that is of this step and no other."""
@@ -290,10 +292,15 @@ class Training:
         self._leaders = "job.once()" if kind is OpKind.ONCE else None
         op = Op(kind, units, self.epoch, self.next_step, label=label)
         value = reply(self.run(op, self.fingerprint(), compute, own))
-        self._leaders = None
+        self._leaders, self._called = None, True
         if before_steps:
             self._replies[key] = deepcopy(value)  # the script may change its own
         return value
+
+    @property
+    def idle(self) -> bool:
+        """Nothing was done together: no step in this run or one before, no evaluation and the like, no stop()."""
+        return self.next_step == 0 and not self._called and self.riders.stopped is None
 
     def shared(self, name: str, compute: Callable[[int], Partial], reply: Callable[[Partial], Json]) -> Json:
         """Something that all workers have in common from before the loop; a newcomer gets it from a member, and a

@@ -65,6 +65,16 @@ def test_a_script_that_fails_before_join_is_tried_once_more(tmp_path: Path) -> N
         assert job.left_behind() == {}
 
 
+def test_several_workers_that_train_each_for_itself_end_the_job(tmp_path: Path) -> None:
+    """As the loop of a library does, which knows of no job."""
+    (tmp_path / "fit.py").write_text("import elastic\njob = elastic.join()\nrun = job.shared('run', lambda: 'a')\n")
+    with Job(tmp_path, "--quiet", "--workers", "2", "fit.py") as job:
+        assert job.wait() == ExitCode.SCRIPT_FAILED
+        assert "NoSteps: the script has ended without one step of job.steps()" in job.output
+        assert "`for step in job.steps(train, total=1000):`" in job.output
+        assert job.left_behind() == {}
+
+
 def test_exits_by_the_script_are_counted_and_end_the_slot_while_the_others_go_on(tmp_path: Path) -> None:
     with run(tmp_path, "each time another mistake", "--max-restarts", "0") as job:
         job.shut("end")

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from elastic.errors import ConfigError, UsageError
+from elastic.errors import ConfigError, NoSteps, UsageError
 from runtime.job import Job
 from runtime.passes import Place, Work
+from runtime.session import Session
 from runtime.step import Step
 from tests.unit.jobs import BATCH, SHARDS, Recorded, cross_entropy, dataset, make_job, one_thread, set_up, train
+from tests.unit.worlds import FakeMember, World
 
 
 @pytest.fixture(autouse=True)
@@ -565,6 +568,41 @@ def test_once_gives_the_value_and_runs_it_once_with_the_rngs_put_back(job: Job) 
     torch.manual_seed(5)
     assert torch.equal(after, torch.rand(1))
     assert len(calls) == 1
+
+
+def closed(session: Session, *, epochs: int, evaluates: bool = False) -> str:
+    """A script that trains without job.steps()."""
+    job = make_job(session)
+    model = nn.Linear(6, 2)
+    job.register(model=model)
+    for _ in job.epochs(epochs):
+        if evaluates:
+            job.evaluate(lambda x, y: {"loss": F.cross_entropy(model(x), y)}, dataset())
+    job.close()
+    return job.digest()
+
+
+def test_several_workers_that_have_done_nothing_together_are_told() -> None:
+    world = World(2)
+    world.run(lambda session: closed(session, epochs=2))
+    assert {worker: type(error) for worker, error in world.errors.items()} == {"w0": NoSteps, "w1": NoSteps}
+    assert [len(session.failures) for session in world.sessions.values()] == [1, 1]
+
+
+def test_a_worker_is_told_also_if_the_others_have_failed_before_it() -> None:
+    world = World(2)
+    jobs = {name: make_job(FakeMember(world, name, joining=False)) for name in world.members}
+    for name, job in jobs.items():
+        with pytest.raises(NoSteps, match=r"without one step of job\.steps\(\).*--workers 1"):
+            job.close()
+        world.members.remove(name)
+
+
+def test_several_workers_may_evaluate_only_and_one_may_train_as_it_likes() -> None:
+    world = World(2)
+    world.run(lambda session: closed(session, epochs=1, evaluates=True))
+    assert not world.errors and len(world.digests) == 2
+    assert closed(Recorded(), epochs=2)
 
 
 def test_print_prints_on_the_leader(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
