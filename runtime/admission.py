@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
-from typing import NoReturn, cast
+from typing import NoReturn
 
 from elastic import position
 from elastic.errors import JoinMissed
@@ -22,7 +22,7 @@ from elastic.position import AskOutcome, CopyState, Phase, Position
 from runtime import guards
 from runtime.copy import CopyConnection, CopyFailed
 from runtime.gather import Gathering, Open
-from runtime.newcomer import ANSWER_S, Asker, parse_op, parse_result, parse_results
+from runtime.newcomer import ANSWER_S, Asker, parse_result, parse_results, parse_state
 from runtime.orders import Orders
 from runtime.partial import Json, Partial
 from runtime.resultlog import Entry
@@ -229,7 +229,7 @@ class Admission:
     def _copy_state(self, p: Position, of: Sequence[str], carrier: Carrier) -> bool:
         """Inside the donor's window, or one that it holds. False: not now, or not from this one. Raises CopyFailed."""
         here = self._op
-        copy = self._fetch_state(p, of)
+        copy = self._fetch_state(p, of, carrier)
         if copy is None:
             return False
         carrier.load(copy.header, copy.blobs)
@@ -246,19 +246,21 @@ class Admission:
         self._counted_in = p.record if promised else None
         return True
 
-    def _fetch_state(self, p: Position, of: Sequence[str]) -> Copy | None:
+    def _fetch_state(self, p: Position, of: Sequence[str], carrier: Carrier | None = None) -> Copy | None:
         """The state of an operation that is in progress or, if its results follow, was. The caller has to say what it
-        makes of it, `_say_complete`. None: not now, or not from this one. Raises CopyFailed."""
+        makes of it, `_say_complete`. carrier: it has to fit into this. None: not now, or not from this one. Raises
+        CopyFailed, and ConfigError before any of it has come."""
         connection = self._follow(p, of)
         connection.send({"want": "state", "follow": self._bound})
         answer, _ = connection.receive(within_s=ANSWER_S)
         if "op" not in answer:
             self._asker.unfollow()
             return None
-        number, op = cast(int, answer["op"]), parse_op(answer["about"])
+        number, op, header = parse_state(answer)
         if op.epoch != self._epoch:
             raise JoinMissed(f"epoch {self._epoch} ended before this newcomer had copied the state")
-        header = cast(dict[str, Json], answer["state"])
+        if carrier is not None:
+            carrier.check(header)
         self._follows, self._waited_for = answer.get("follows") is True, answer.get("waits") is True
         blobs = self._gathered(number, header).run(connection, self._helpers(p, of))
         self._gathering = None
@@ -371,7 +373,8 @@ class Admission:
             answer, blobs = connection.receive(within_s=ANSWER_S)
         if "outcome" not in answer:
             return False, None
-        number = cast(int, answer["outcome"])
+        if type(number := answer["outcome"]) is not int:
+            raise CopyFailed("malformed answer about an outcome")
         if "result" not in answer:
             self._counted_in = None
             return True, None

@@ -14,6 +14,7 @@ from typing import cast
 
 import torch
 
+from elastic.checkpoints.description import described_tensors
 from runtime.copy import MAX_TOTAL_BYTES, CopyConnection, CopyFailed
 from runtime.memory import room_for
 from runtime.newcomer import ANSWER_S
@@ -129,10 +130,10 @@ class Gathering:
 
 def _sizes(header: dict[str, Json]) -> list[int]:
     try:
-        sizes = [cast(dict[str, int], entry)["nbytes"] for entry in cast(list[Json], header["tensors"])]
-    except (KeyError, TypeError) as error:
-        raise CopyFailed(f"malformed description of a state: {error!r}") from error
-    if not all(type(size) is int and size >= 0 for size in sizes) or sum(sizes) > MAX_TOTAL_BYTES:
+        sizes = [tensor.nbytes for tensor in described_tensors(header)]
+    except ValueError as error:
+        raise CopyFailed(f"malformed description of a state: {error}") from error
+    if sum(sizes) > MAX_TOTAL_BYTES:
         raise CopyFailed(f"tensors of {str(sizes)[:80]} bytes in the description of a state")
     return sizes
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import cast
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 
 from elastic.messages import Generation, Member
 from runtime.copy import CopyConnection, CopyFailed, open_copy
-from runtime.partial import Json, Partial, Scalars
+from runtime.folding import parse_term
+from runtime.partial import Json, Partial
 from runtime.resultlog import Entry
 from runtime.ring import Peer
 from runtime.seal import PLAIN, Seal
@@ -108,12 +111,12 @@ class Asker:
             try:
                 connection.send({"want": "meta"})
                 answer, _ = connection.receive()
+                if "meta" in answer:
+                    return parse_meta(answer["meta"])
             except CopyFailed:
                 continue
             finally:
                 connection.close()
-            if isinstance(meta := answer.get("meta"), dict):
-                return JoinMeta(**cast(dict[str, object], meta))  # type: ignore[arg-type]
         return None
 
     def initial(self, generation: Generation, digest: str, carrier: Carrier) -> str | None:
@@ -148,6 +151,36 @@ class Asker:
         return parse_result(answer, blobs)
 
 
+@contextmanager
+def _well_formed(what: str) -> Iterator[None]:
+    """What a member sends is read within. Raises CopyFailed for what no member would have sent."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise CopyFailed(f"malformed {what}: {error!r:.200}") from error
+
+
+def parse_meta(meta: Json) -> JoinMeta:
+    """Raises CopyFailed."""
+    with _well_formed("answer about where the job stands"):
+        found = JoinMeta(**cast(dict[str, Any], meta))
+        numbers = (found.epoch, found.step, found.epoch_start)
+        tables = (found.state, found.once, found.shared, found.data or {})
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError(f"{numbers} are no places in a job")
+        if not all(isinstance(table, dict) for table in tables):
+            raise TypeError("a table is none")
+        return found
+
+
+def parse_state(answer: dict[str, Json]) -> tuple[int, Op, dict[str, Json]]:
+    """(number of the operation whose state is sent, the operation, description of the state). Raises CopyFailed."""
+    number, header = answer.get("op"), answer.get("state")
+    if type(number) is not int or not isinstance(header, dict):
+        raise CopyFailed("malformed answer about a state")
+    return number, parse_op(answer.get("about")), header
+
+
 def parse_result(answer: dict[str, Json], blobs: Sequence[torch.Tensor]) -> Partial:
     """Raises CopyFailed if the answer is a refusal or does not fit its tensors."""
     meta, groups = answer.get("result"), answer.get("groups")
@@ -155,38 +188,34 @@ def parse_result(answer: dict[str, Json], blobs: Sequence[torch.Tensor]) -> Part
         raise CopyFailed(f"no result came: {answer.get('refused', 'malformed answer')}")
     flats: dict[str, torch.Tensor] = {}
     for (name, size), blob in zip(sorted(groups.items()), blobs, strict=True):
-        if name not in ("float32", "float64") or blob.numel() != cast(int, size) * int(name[-2:]) // 8:
-            raise CopyFailed(f"group {name!r} of a result has {blob.numel()} bytes for {size} elements")
+        if name not in ("float32", "float64") or type(size) is not int or blob.numel() != size * int(name[-2:]) // 8:
+            raise CopyFailed(f"group {name!r} of a result has {blob.numel()} bytes for {str(size)[:40]} elements")
         flats[name] = blob.view(getattr(torch, name))
-    lo, hi = cast(list[int], meta["node"])
-    scalars: Scalars = {
-        name: (str(kind), float(total), float(weight))
-        for name, (kind, total, weight) in cast(dict[str, tuple[str, float, float]], meta["scalars"]).items()
-    }
-    has_grad, weight = int(cast(str, meta["has_grad"]), 16), float(cast(float, meta["weight"]))
-    return Partial(lo, hi, flats, has_grad, weight, scalars, meta["note"])
+    with _well_formed("result"):
+        return replace(parse_term(meta).meta, flats=flats)
 
 
 def parse_results(first: int, answer: dict[str, Json], blobs: Sequence[torch.Tensor]) -> list[Entry]:
     """The results of operations ``first``, ``first + 1``, ... Raises CopyFailed as parse_result does."""
     entries: list[Entry] = []
     at = 0
-    for part in cast(list[dict[str, Json]], answer["results"]):
-        count = len(cast(dict[str, Json], part["groups"]))
-        result = parse_result(part, blobs[at : at + count])
-        fingerprint = cast(dict[str, str], part["fingerprint"])
-        entries.append(Entry(first + len(entries), parse_op(part["about"]), fingerprint, result))
-        at += count
+    with _well_formed("list of results"):
+        for part in cast(list[dict[str, Json]], answer["results"]):
+            count = len(cast(dict[str, Json], part["groups"]))
+            result = parse_result(part, blobs[at : at + count])
+            fingerprint = cast(dict[str, str], part["fingerprint"])
+            if not isinstance(fingerprint, dict):
+                raise TypeError("a fingerprint is no object")
+            entries.append(Entry(first + len(entries), parse_op(part["about"]), fingerprint, result))
+            at += count
     return entries
 
 
 def parse_op(about: Json) -> Op:
-    fields = cast(dict[str, Json], about)
-    return Op(
-        kind=OpKind(cast(str, fields["kind"])),
-        units=cast(int, fields["units"]),
-        epoch=cast(int, fields["epoch"]),
-        step=cast(int, fields["step"]),
-        pass_no=cast(int, fields["pass_no"]),
-        label=cast(str, fields["label"]),
-    )
+    """Raises CopyFailed."""
+    with _well_formed("operation"):
+        fields = cast(dict[str, Json], about)
+        numbers = {name: fields[name] for name in ("units", "epoch", "step", "pass_no")}
+        if not all(type(number) is int for number in numbers.values()) or not isinstance(fields["label"], str):
+            raise TypeError(f"{about!r:.100} is no operation")
+        return Op(kind=OpKind(cast(str, fields["kind"])), label=fields["label"], **cast(dict[str, int], numbers))

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import SyncBatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
+from elastic.checkpoints.description import FORMAT, described_tensors
 from elastic.errors import ConfigError, NotCarried, Unregistered
 from runtime.buffers import Buffer, Kind, Merge, described
 from runtime.encoding import NamedTensor, decode, device_for, dtype_name, encode, from_blob, plain_leaves, to_blob
@@ -28,7 +29,6 @@ from runtime.watch import Snapshot, differences, tensor_mark
 
 __all__ = ["Carrier", "Snapshot", "Values"]
 
-FORMAT = 1
 INT_BUFFER_ELEMENTS_MAX = 4096
 FINGERPRINT_PARAMETERS = 4
 FINGERPRINT_ELEMENTS = 1024
@@ -304,52 +304,65 @@ class Carrier:
         """Become the copy that `header` and `blobs` describe, in place: parameters and modules keep their identity.
 
         During a pass, buffers become the base of that pass too, because that is what the donor's copy holds.
-        Raises ConfigError, before anything is changed, when the copy does not fit what is registered here.
+        Raises ConfigError when the copy does not fit what is registered here; before anything is changed, unless only
+        the load_state_dict of an object can tell.
         """
-        tensors = self._checked_tensors(header, blobs)
+        self.check(header)
+        tensors = self._tensors(header, blobs)
         objects = cast(dict[str, dict[str, Json]], header["objects"])
         entries = cast(list[dict[str, Any]], header["tensors"])
 
         def tensor(i: int) -> torch.Tensor:
             return tensors[i].to(devices[i], copy=True)
 
+        devices = [self.place(entry["device"]) for entry in entries]
+        decoded = {name: decode(entry["state"], tensors.__getitem__) for name, entry in objects.items()}
+        values = decode(header["state"], tensor)
         try:
-            devices = [self.place(entry.get("device", "cpu")) for entry in entries]
-            decoded = {name: decode(entry["state"], tensors.__getitem__) for name, entry in objects.items()}
-            buffers = {name: decode(objects[name].get("nonpersistent"), tensors.__getitem__) for name in self.modules()}
-            values = decode(header["state"], tensor)
-            self._check_fit(decoded, buffers)
-        except (ValueError, IndexError, KeyError, TypeError) as error:
-            raise ConfigError(f"a copy of the state does not fit this script: {error}") from error
-        for name, thing in self._objects.items():
-            if isinstance(thing, nn.Module):
-                _load_module(thing, decoded[name], objects[name])
-                _load_nonpersistent(thing, buffers[name])
-            elif isinstance(thing, torch.optim.Optimizer):
-                _load_optimizer(thing, decode(objects[name]["state"], tensor))
-            else:
-                thing.load_state_dict(decode(objects[name]["state"], tensor))
+            for name, thing in self._objects.items():
+                if isinstance(thing, nn.Module):
+                    _load_module(thing, decoded[name], objects[name])
+                    _load_nonpersistent(thing, decode(objects[name].get("nonpersistent"), tensors.__getitem__))
+                elif isinstance(thing, torch.optim.Optimizer):
+                    _load_optimizer(thing, decode(objects[name]["state"], tensor))
+                else:
+                    thing.load_state_dict(decode(objects[name]["state"], tensor))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{name} refuses the state that is to be loaded: {error!r}") from error
         for buffer in (*self._floats, *self._integers):
             if buffer.base is not None:
                 buffer.base = buffer.live.detach().clone()
         self.values.replace(values)
 
-    def _checked_tensors(self, header: dict[str, Json], blobs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def check(self, header: dict[str, Json]) -> None:
+        """Whether a copy that this describes can fit what is registered here. Raises ConfigError.
+
+        Nothing of it has to be there yet, and nothing is allocated.
+        """
         try:
-            if header["format"] != FORMAT:
-                raise ValueError(f"format {header['format']!r} instead of {FORMAT}")
-            names = sorted(cast(dict[str, Json], header["objects"]))
-            if names != sorted(self._objects):
-                raise ValueError(f"it has {names}, registered are {sorted(self._objects)}")
-            entries = cast(list[dict[str, Any]], header["tensors"])
-            if len(entries) != len(blobs):
-                raise ValueError(f"{len(blobs)} blobs for {len(entries)} tensors")
-            return [from_blob(blob, entry["dtype"], entry["shape"]) for entry, blob in zip(entries, blobs, strict=True)]
-        except (ValueError, KeyError, TypeError) as error:
+            described = described_tensors(header)
+            objects = cast(dict[str, dict[str, Json]], header["objects"])
+            if sorted(objects) != sorted(self._objects):
+                raise ValueError(f"it has {sorted(objects)}, registered are {sorted(self._objects)}")
+            tensors = [from_blob(_nothing(tensor.nbytes), tensor.dtype, tensor.shape) for tensor in described]
+            decode(header["state"], tensors.__getitem__)
+            decoded = {name: decode(entry["state"], tensors.__getitem__) for name, entry in objects.items()}
+            buffers = {name: decode(objects[name].get("nonpersistent"), tensors.__getitem__) for name in self.modules()}
+            self._check_fit(objects, decoded, buffers)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ConfigError(f"a copy of the state does not fit this script: {error}") from error
 
-    def _check_fit(self, decoded: dict[str, Any], buffers: dict[str, Any]) -> None:
+    def _tensors(self, header: dict[str, Json], blobs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        try:
+            pairs = zip(described_tensors(header), blobs, strict=True)
+            return [from_blob(blob, tensor.dtype, tensor.shape) for tensor, blob in pairs]
+        except ValueError as error:
+            raise ConfigError(f"a copy of the state does not fit this script: {error}") from error
+
+    def _check_fit(self, objects: dict[str, dict[str, Json]], decoded: dict[str, Any], buffers: dict[str, Any]) -> None:
         for name, module in self.modules().items():
+            if "evaluating" not in objects[name]:
+                raise ValueError(f"{name} is no module in it")
             there = decoded[name]
             here = {_plain_name(path): value for path, value in module.state_dict().items()}
             if there.keys() != here.keys():
@@ -454,6 +467,10 @@ def _update(sha: hashlib._Hash, path: str, description: str, payload: torch.Tens
     sha.update(f"{path}\0{description}\0".encode())
     if payload is not None:
         sha.update(payload.numpy().data)
+
+
+def _nothing(nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, device="meta")
 
 
 def _plain_name(path: str) -> str:

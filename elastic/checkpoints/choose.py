@@ -42,12 +42,17 @@ def assess(name: EntryName, job_id: str, content: bytes | None, sizes: Mapping[s
         return Found(name, manifest, f"it is of another job, {manifest.job} ({manifest.job_id})")
     if manifest.entry != str(name):
         return Found(name, manifest, f"its manifest is that of {manifest.entry}")
+    return Found(name, manifest, problem_of_sizes(manifest, sizes))
+
+
+def problem_of_sizes(manifest: Manifest, sizes: Mapping[str, int]) -> str:
+    """Why these files cannot be those of the manifest; "" if they can."""
     for file in manifest.files:
         if file.name not in sizes:
-            return Found(name, manifest, f"its file {file.name} is missing")
+            return f"its file {file.name} is missing"
         if sizes[file.name] != file.size:
-            return Found(name, manifest, f"its file {file.name} has {sizes[file.name]} bytes instead of {file.size}")
-    return Found(name, manifest)
+            return f"its file {file.name} has {sizes[file.name]} bytes instead of {file.size}"
+    return ""
 
 
 def newest_first(found: Iterable[Found]) -> list[Found]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.checkpoints.choose import Found
+from elastic.checkpoints.description import described_tensors
 from elastic.checkpoints.export import export
 from elastic.checkpoints.keep import Keep
 from elastic.checkpoints.naming import PERIODIC, EntryName
@@ -173,7 +174,7 @@ def _show(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
     series, found = _find(storage, job_id, options.name)
     manifest = found.manifest
     assert manifest is not None
-    tensors: list[dict[str, Any]] = manifest.header["tensors"]
+    tensors = described_tensors(manifest.header)
     document = {
         **_facts(series, found),
         "job": manifest.job,
@@ -181,7 +182,7 @@ def _show(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
         "generation": manifest.generation,
         "files": [asdict(file) for file in manifest.files],
         "state": manifest.header["state"],
-        "tensors": {entry["name"]: f"{entry['dtype']} {entry['shape']}" for entry in tensors},
+        "tensors": {tensor.name: f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors},
     }
     if options.json:
         print(json.dumps(document))
@@ -192,8 +193,8 @@ def _show(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
     print(f"job.state {json.dumps(document['state'])}")
     for file in manifest.files:
         print(f"  {file.size:>12} bytes  {file.sha256[:16]}  {file.name}")
-    for entry in tensors:
-        print(f"  {entry['dtype']:<10} {entry['shape']!s:<20} {entry['name']}")
+    for tensor in tensors:
+        print(f"  {tensor.dtype:<10} {list(tensor.shape)!s:<20} {tensor.name}")
     return ExitCode.DONE
 
 

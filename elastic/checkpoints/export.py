@@ -11,31 +11,16 @@ files/               what on_checkpoint hooks have left
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from elastic.checkpoints.description import STATE, described_tensors, unique_names
+from elastic.checkpoints.layout import LENGTH, Piece
 from elastic.checkpoints.manifest import Manifest
-from elastic.checkpoints.naming import FILES
+from elastic.checkpoints.naming import FILES, is_inside
 from elastic.checkpoints.series import CHUNK_BYTES, Series
 from elastic.errors import CheckpointCorrupt, ConfigError
-
-_LENGTH = struct.Struct("<Q")
-_STATE = "job.state"
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Consecutive rows of a tensor, bytes begin..end-1 of a file."""
-
-    file: str
-    first: int
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +43,17 @@ def export(series: Series, manifest: Manifest, directory: Path) -> list[Path]:
     except OSError as error:
         raise ConfigError(f"cannot write to {directory}: {error.strerror}") from error
     pieces = _pieces(series, manifest)
-    entries: list[dict[str, Any]] = manifest.header["tensors"]
     objects: dict[str, Any] = manifest.header["objects"]
     left_out = {
-        value["__tensor__"] for entry in objects.values() for value in entry.get("nonpersistent", {}).values() if value
+        value["__tensor__"]
+        for entry in objects.values()
+        for value in entry.get("nonpersistent", {}).values()
+        if isinstance(value, dict)
     }
-    targets = [_target(entry["name"], list(objects), number in left_out) for number, entry in enumerate(entries)]
+    names = [tensor.name for tensor in described_tensors(manifest.header)]
+    targets = [_target(name, list(objects), number in left_out) for number, name in enumerate(names)]
     by_file: dict[str, list[tuple[str, list[Piece]]]] = {}
-    seen: dict[str, int] = {}
-    for entry, target in zip(entries, targets, strict=True):
-        name = entry["name"]
-        count = seen[name] = seen.get(name, 0) + 1
-        stored = name if count == 1 else f"{name}#{count - 1}"
+    for stored, target in zip(unique_names(names), targets, strict=True):
         by_file.setdefault(target.file, []).append((target.key, pieces[stored]))
     written = [_write(series, manifest, directory / name, tensors) for name, tensors in sorted(by_file.items())]
     written += [_copy(series, manifest, directory, file.name) for file in manifest.files if "/" in file.name]
@@ -85,9 +69,11 @@ def export(series: Series, manifest: Manifest, directory: Path) -> list[Path]:
 
 
 def _target(name: str, objects: list[str], left_out: bool) -> Target:
-    owner = max((one for one in (*objects, _STATE) if name.startswith(f"{one}.")), key=len)
-    file = ("job-state" if owner == _STATE else owner) + ("-nonpersistent" if left_out else "")
-    return Target(f"{file}.safetensors", name.removeprefix(f"{owner}."))
+    owner = max((one for one in (*objects, STATE) if f"{name}.".startswith(f"{one}.")), key=len)
+    file = ("job-state" if owner == STATE else owner) + ("-nonpersistent" if left_out else "") + ".safetensors"
+    if not is_inside(file):
+        raise CheckpointCorrupt(f"{owner[:100]!r} cannot be the name of a file, and so not be exported")
+    return Target(file, name.removeprefix(f"{owner}."))
 
 
 def _told(tree: Any, targets: list[Target]) -> Any:
@@ -104,29 +90,9 @@ def _told(tree: Any, targets: list[Target]) -> Any:
 def _pieces(series: Series, manifest: Manifest) -> dict[str, list[Piece]]:
     """By tensor, in the order of their rows."""
     found: dict[str, list[Piece]] = {}
-    for file in manifest.files:
-        if "/" in file.name:
-            continue
-        for name, piece in _pieces_of(series, manifest, file.name):
-            found.setdefault(name, []).append(piece)
-    for pieces in found.values():
-        pieces.sort(key=lambda piece: piece.first)
+    for piece in sorted(series.pieces(manifest), key=lambda piece: piece.offsets):
+        found.setdefault(piece.name, []).append(piece)
     return found
-
-
-def _pieces_of(series: Series, manifest: Manifest, file: str) -> Iterator[tuple[str, Piece]]:
-    with series.storage.open(series.path(manifest.entry, file)) as source:
-        try:
-            (length,) = _LENGTH.unpack(source.read(_LENGTH.size))
-            header: dict[str, Any] = json.loads(source.read(length))
-            places = json.loads(header.pop("__metadata__")["DCP_SHARDING_INFO"])
-            start = _LENGTH.size + length
-            for name, said in header.items():
-                begin, end = said["data_offsets"]
-                first = (places[name]["saved_offsets"] or [0])[0]
-                yield name, Piece(file, first, said["dtype"], tuple(said["shape"]), start + begin, start + end)
-        except (ValueError, KeyError, TypeError, struct.error) as error:
-            raise CheckpointCorrupt(f"{file} is damaged: {error}") from error
 
 
 def _write(series: Series, manifest: Manifest, path: Path, tensors: list[tuple[str, list[Piece]]]) -> Path:
@@ -140,7 +106,7 @@ def _write(series: Series, manifest: Manifest, path: Path, tensors: list[tuple[s
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     with path.open("xb") as out:
-        out.write(_LENGTH.pack(len(encoded)) + encoded)
+        out.write(LENGTH.pack(len(encoded)) + encoded)
         for _, pieces in tensors:
             for piece in pieces:
                 with series.storage.open(series.path(manifest.entry, piece.file)) as source:

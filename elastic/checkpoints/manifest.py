@@ -12,7 +12,8 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from elastic.checkpoints.naming import EntryName, is_inside
+from elastic.checkpoints.description import BYTES_MAX, described_tensors
+from elastic.checkpoints.naming import EntryName, is_inside, is_series
 from elastic.errors import CheckpointCorrupt
 
 FORMAT = 1
@@ -50,7 +51,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A complete checkpoint. header: what runtime/state.py says about the tensors."""
+    """A complete checkpoint. header: see description.py."""
 
     job: str
     job_id: str
@@ -76,6 +77,11 @@ class Manifest:
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
+
+    @property
+    def data(self) -> tuple[FileEntry, ...]:
+        """The files that hold tensors; the others are the script's."""
+        return tuple(file for file in self.files if file.name.endswith(".safetensors") and "/" not in file.name)
 
     def to_json(self) -> bytes:
         """In the order in which its dicts are: that of those in job.state comes back."""
@@ -110,9 +116,14 @@ class Manifest:
             raise CheckpointCorrupt("its manifest is damaged: a number is out of bounds")
         texts = (self.job, self.job_id, self.series, self.taken)
         tables = (self.header, moment.once, moment.shared, *([] if moment.data is None else [moment.data]))
-        if not all(isinstance(text, str) for text in texts) or not all(isinstance(table, dict) for table in tables):
+        printable = all(isinstance(text, str) and text.isprintable() for text in texts)
+        if not printable or not is_series(self.series) or not all(isinstance(table, dict) for table in tables):
             raise CheckpointCorrupt("its manifest is damaged: a field is of another type")
         _check_files(self.files, "its manifest")
+        nbytes = sum(tensor.nbytes for tensor in described_tensors(self.header))
+        held = sum(file.size for file in self.data)
+        if nbytes > held:
+            raise CheckpointCorrupt(f"its manifest is damaged: tensors of {nbytes} bytes in files of {held}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +158,10 @@ def _check_files(files: tuple[FileEntry, ...], what: str) -> None:
     """Raises CheckpointCorrupt, and TypeError or AttributeError for fields that are no texts."""
     for file in files:
         good = is_inside(file.name) and _SHA256.fullmatch(file.sha256) and type(file.size) is int
-        if not good or file.size < 0:
+        if not good or not 0 <= file.size <= BYTES_MAX:
             raise CheckpointCorrupt(f"{what} is damaged: {file.name[:100]!r} cannot be one of its files")
+    if len({file.name for file in files}) < len(files):
+        raise CheckpointCorrupt(f"{what} is damaged: it names a file twice")
 
 
 def _digest(body: dict[str, Any]) -> str:

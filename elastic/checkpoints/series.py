@@ -6,12 +6,15 @@ import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from elastic.checkpoints.choose import Found, assess, newest_first
+from elastic.checkpoints.choose import Found, assess, newest_first, problem_of_sizes
+from elastic.checkpoints.description import described_tensors
 from elastic.checkpoints.keep import Keep, superfluous
+from elastic.checkpoints.layout import LENGTH, Piece, check_covered, header_bytes, pieces
 from elastic.checkpoints.manifest import FileEntry, Manifest
 from elastic.checkpoints.naming import MANIFEST, PERIODIC, EntryName
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import MemoryStorage, Storage, put
+from elastic.errors import CheckpointCorrupt
 
 CHUNK_BYTES = 4 << 20
 
@@ -46,13 +49,29 @@ class Series:
         return newest_first(self.look(name, job_id) for name in self.names())
 
     def verify(self, found: Found, steps: int | None = None) -> Found:
-        """With every byte of its files read and compared. steps: how many the ledger has, where that matters."""
+        """With every byte of its files read and compared, and whether they hold what the manifest describes.
+
+        steps: how many the ledger has, where that matters.
+        """
         if found.problem or found.manifest is None:
             return found
         if steps is not None and found.name.step > steps:
             return replace(found, problem=f"the ledger ends after {steps} steps")
         problems = (self._problem_of(found.name, file) for file in found.manifest.files)
-        return replace(found, problem=next((problem for problem in problems if problem), ""))
+        problem = next((problem for problem in problems if problem), "") or self._problem_within(found.manifest)
+        return replace(found, problem=problem)
+
+    def pieces(self, manifest: Manifest) -> list[Piece]:
+        """What its data files hold, and that this is what it describes. Nothing is allocated that the files, as large
+        as they are, do not have. Raises CheckpointCorrupt and OSError."""
+        if problem := problem_of_sizes(manifest, self.storage.files(self.path(manifest.entry))):
+            raise CheckpointCorrupt(problem)
+        found: list[Piece] = []
+        for file in manifest.data:
+            with self.storage.open(self.path(manifest.entry, file.name)) as source:
+                found += pieces(file, source.read(header_bytes(file, source.read(LENGTH.size))))
+        check_covered(described_tensors(manifest.header), found)
+        return found
 
     def newest(self, job_id: str = "", steps: int | None = None) -> tuple[Found | None, list[Found]]:
         """The newest that is complete and undamaged, and what was skipped before it, newest first.
@@ -123,6 +142,15 @@ class Series:
             return f"its file {file.name} has {size} bytes instead of {file.size}"
         if digest.hexdigest() != file.sha256:
             return f"its file {file.name} is damaged: its SHA-256 is not the one in the manifest"
+        return ""
+
+    def _problem_within(self, manifest: Manifest) -> str:
+        try:
+            self.pieces(manifest)
+        except CheckpointCorrupt as error:
+            return str(error)
+        except OSError as error:
+            return f"its files cannot be read: {error}"
         return ""
 
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Self
 
+from elastic.checkpoints.description import unique_names
 from elastic.checkpoints.ranges import share
-from runtime.checkpoint.files import unique_names
 from runtime.checkpoint.stager import Copied, Staged, Stager
 from runtime.encoding import NamedTensor
 from runtime.partial import Json

@@ -8,9 +8,8 @@ It reads any fsspec path, and into any sharding:
 
 from __future__ import annotations
 
-import math
 import os
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -24,14 +23,15 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from elastic.checkpoints.description import described_tensors, unique_names
+from elastic.checkpoints.layout import Piece
 from elastic.checkpoints.manifest import FileEntry, Manifest
 from elastic.checkpoints.naming import EntryName
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import storage_at
-from elastic.errors import CheckpointCorrupt, NoCheckpoint
-from runtime.checkpoint.files import Reading, Stored, plain, unique_names
+from elastic.errors import NoCheckpoint
+from runtime.checkpoint.files import Reading, dtype_of, plain
 from runtime.encoding import from_blob
-from runtime.partial import Json
 
 
 class EntryReader(StorageReader):
@@ -40,7 +40,6 @@ class EntryReader(StorageReader):
     def __init__(self, series: Series, manifest: Manifest) -> None:
         self._series = series
         self.manifest = manifest
-        self._data = [file for file in manifest.files if file.name.endswith(".safetensors") and "/" not in file.name]
         self._wanted: dict[tuple[str, tuple[int, ...]], list[ReadItem]] = {}
 
     @classmethod
@@ -56,13 +55,13 @@ class EntryReader(StorageReader):
         self._wanted = {}
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        stored = [piece for file in self._data for piece in self._header(file)]
+        stored = self._series.pieces(self.manifest)
         tensors: dict[str, Any] = {}
         for name in {piece.name for piece in stored}:
             pieces = [piece for piece in stored if piece.name == name]
             ends = [[o + s for o, s in zip(piece.offsets, piece.shape, strict=True)] for piece in pieces]
             tensors[name] = TensorStorageMetadata(
-                TensorProperties(dtype=pieces[0].dtype),
+                TensorProperties(dtype=dtype_of(pieces[0])),
                 torch.Size([max(column) for column in zip(*ends, strict=True)]),
                 [ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.shape)) for piece in pieces],
             )
@@ -82,7 +81,7 @@ class EntryReader(StorageReader):
         for item in plan.items:
             key = (item.storage_index.fqn, tuple(item.storage_index.offset or ()))
             self._wanted.setdefault(key, []).append(item)
-        for file in self._data:
+        for file in self.manifest.data:
             self._read(file, planner)
         done: Future[None] = Future()
         done.set_result(None)
@@ -92,17 +91,13 @@ class EntryReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False
 
-    def _header(self, file: FileEntry) -> list[Stored]:
-        with self._series.storage.open(self._series.path(self.manifest.entry, file.name)) as source:
-            return Reading(source, file).header()
-
     def _read(self, file: FileEntry, planner: LoadPlanner) -> None:
         with self._series.storage.open(self._series.path(self.manifest.entry, file.name)) as source:
             reading = Reading(source, file)
             for stored in reading.header():
                 items = self._wanted.get((stored.name, stored.offsets), [])
                 whole = _whole_target(items, stored, planner)
-                rows = torch.empty(stored.shape, dtype=stored.dtype) if whole is None else whole
+                rows = torch.empty(stored.shape, dtype=dtype_of(stored)) if whole is None else whole
                 reading.fill(rows)
                 for item in items:
                     if whole is None:
@@ -116,16 +111,15 @@ def read(series: Series, manifest: Manifest) -> list[torch.Tensor]:
 
     Raises CheckpointCorrupt if a byte is not as it was written, or a tensor has no bytes.
     """
-    entries = cast(list[dict[str, Json]], manifest.header["tensors"])
-    names = unique_names([cast(str, entry["name"]) for entry in entries])
-    blobs = [torch.empty(cast(int, entry["nbytes"]), dtype=torch.uint8) for entry in entries]
-    targets = {
-        name: plain(from_blob(blob, cast(str, entry["dtype"]), cast(list[int], entry["shape"])))
-        for name, entry, blob in zip(names, entries, blobs, strict=True)
-    }
+    tensors = described_tensors(manifest.header)
     reader, planner = EntryReader(series, manifest), DefaultLoadPlanner()
-    metadata = reader.read_metadata()
-    _check_covered(targets, metadata)
+    metadata = reader.read_metadata()  # before there is memory for what is claimed
+    blobs = [torch.empty(tensor.nbytes, dtype=torch.uint8) for tensor in tensors]
+    names = unique_names([tensor.name for tensor in tensors])
+    targets = {
+        name: plain(from_blob(blob, tensor.dtype, tensor.shape))
+        for name, tensor, blob in zip(names, tensors, blobs, strict=True)
+    }
     planner.set_up_planner(targets, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
     (plan,) = reader.prepare_global_plan(planner.create_global_plan([planner.create_local_plan()]))
@@ -133,22 +127,12 @@ def read(series: Series, manifest: Manifest) -> list[torch.Tensor]:
     return blobs
 
 
-def _check_covered(targets: dict[str, torch.Tensor], metadata: Metadata) -> None:
-    for name, target in targets.items():
-        stored = metadata.state_dict_metadata.get(name)
-        chunks = stored.chunks if isinstance(stored, TensorStorageMetadata) else []
-        covered = sum(math.prod(chunk.sizes) for chunk in chunks)
-        same = isinstance(stored, TensorStorageMetadata) and stored.size == target.shape
-        if not same or covered != target.numel():
-            raise CheckpointCorrupt(f"{name} has {covered} of {target.numel()} elements in the checkpoint's files")
-
-
-def _whole_target(items: list[ReadItem], stored: Stored, planner: LoadPlanner) -> torch.Tensor | None:
+def _whole_target(items: list[ReadItem], stored: Piece, planner: LoadPlanner) -> torch.Tensor | None:
     """Where the rows can be read to without a detour: one reader wants all of them, in one piece of memory."""
     if len(items) != 1 or tuple(items[0].lengths) != stored.shape:
         return None
     target = planner.resolve_tensor(items[0]).detach()
-    plain_cpu = target.device.type == "cpu" and target.dtype == stored.dtype
+    plain_cpu = target.device.type == "cpu" and target.dtype == dtype_of(stored)
     return target if plain_cpu and target.is_contiguous() and tuple(target.shape) == stored.shape else None
 
 

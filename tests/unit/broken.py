@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import strategies as st
@@ -51,7 +52,7 @@ def mutated(draw: st.DrawFn, whole: st.SearchStrategy[bytes]) -> bytes:
 
 @st.composite
 def documents(draw: st.DrawFn, whole: dict[str, Any]) -> bytes:
-    """The object as JSON, with a value somewhere in it replaced, removed or added."""
+    """The object as JSON, with a value somewhere in it replaced, also by another of its own, removed or added."""
     document = copy.deepcopy(whole)
     place: Any = document
     while True:
@@ -62,12 +63,22 @@ def documents(draw: st.DrawFn, whole: dict[str, Any]) -> bytes:
         if isinstance(place[key], dict | list) and place[key] and draw(st.booleans()):
             place = place[key]
             continue
-        match draw(st.sampled_from(["other", "missing", "added"])):
+        match draw(st.sampled_from(["other", "missing", "added", "own", "twice"])):
             case "missing":
                 del place[key]
             case "added" if isinstance(place, dict):
                 place[draw(st.text(max_size=6))] = draw(json_values())
+            case "own":
+                place[key] = copy.deepcopy(draw(st.sampled_from(list(_within(whole)))))
+            case "twice" if isinstance(place, list):
+                place.append(copy.deepcopy(place[key]))
             case _:
                 place[key] = draw(json_values())
         break
     return json.dumps(document).encode()
+
+
+def _within(value: Any) -> Iterator[Any]:
+    yield value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _within(item)

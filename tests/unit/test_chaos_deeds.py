@@ -41,6 +41,7 @@ from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import LocalStorage, put
 from elastic.config import JobSpec
 from elastic.journal import Journal, journal_path
+from tests.unit.test_checkpoint_rules import NO_STATE
 
 SPEC = JobSpec(name="train", command=("python", "train.py"), workers=2)
 
@@ -181,7 +182,8 @@ def checkpoint(series: Series, step: int, content: bytes) -> EntryName:
     file = FileEntry("part-0", len(content), hashlib.sha256(content).hexdigest())
     moment = Moment(step=step, epoch=0, epoch_start=0, seed=0, shards=1)
     about = {"job": "train", "job_id": "feed", "series": "_periodic", "taken": "2026-01-01T00:00:00Z"}
-    series.publish(Manifest(entry=str(name), moment=moment, generation=1, world=1, files=(file,), header={}, **about))
+    manifest = Manifest(entry=str(name), moment=moment, generation=1, world=1, files=(file,), header=NO_STATE, **about)
+    series.publish(manifest)
     return name
 
 

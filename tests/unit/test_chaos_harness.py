@@ -29,6 +29,7 @@ from elastic.errors import StoreUnavailable
 from elastic.journal import Journal, journal_path
 from elastic.messages import Generation, Kind, Plan
 from elastic.store import Item, MemoryStore
+from tests.unit.test_checkpoint_rules import NO_STATE
 
 
 def noted(job_dir: Path, *events: str) -> list[dict[str, object]]:
@@ -102,8 +103,9 @@ def test_what_was_too_large_to_be_read_is_noted_as_not_read(
     put(series.storage, series.path(name, "part-0"), b"data")
     file = FileEntry("part-0", 4, "0" * 64)
     moment = Moment(step=2, epoch=0, epoch_start=0, seed=0, shards=1)
-    about = {"job": "job", "job_id": "feed", "series": "", "taken": "2026-01-01T00:00:00Z"}
-    series.publish(Manifest(entry=str(name), moment=moment, generation=1, world=1, files=(file,), header={}, **about))
+    about = {"job": "job", "job_id": "feed", "series": "_periodic", "taken": "2026-01-01T00:00:00Z"}
+    manifest = Manifest(entry=str(name), moment=moment, generation=1, world=1, files=(file,), header=NO_STATE, **about)
+    series.publish(manifest)
     with Journal(journal_path(tmp_path, "harness"), "job", "harness", "harness") as lines:
         Auditor({"n": tmp_path}, lines).look_at_all()
     (line,) = noted(tmp_path, "checkpoint_read")

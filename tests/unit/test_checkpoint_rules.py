@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,6 +30,7 @@ from elastic.errors import CheckpointCorrupt, ConfigError
 
 NAME = EntryName(500, 0, 3, "0123abcd")
 FILE = FileEntry("part-00000-of-00001.safetensors", 12, "a" * 64)
+NO_STATE: dict[str, Any] = {"format": 1, "tensors": [], "objects": {}, "state": {}}
 MANIFEST = Manifest(
     job="train",
     job_id="feed",
@@ -39,7 +41,7 @@ MANIFEST = Manifest(
     world=1,
     taken="2026-01-02T03:04:05Z",
     files=(FILE,),
-    header={"format": 1, "tensors": [], "objects": {}, "state": {"best": 0.5}},
+    header={**NO_STATE, "state": {"best": 0.5}},
 )
 
 

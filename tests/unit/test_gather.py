@@ -22,7 +22,15 @@ from runtime.parts import Part, Parts, Slice, parts_of
 from tests.unit.rings import GENEROUS_S
 
 SIZES = [10, 0, 700, 33]
-HEADER: dict[str, Json] = {"tensors": [{"nbytes": size} for size in SIZES]}
+HEADER: dict[str, Json] = {
+    "format": 1,
+    "tensors": [
+        {"name": f"model.{i}", "dtype": "uint8", "shape": [size], "nbytes": size, "device": "cpu"}
+        for i, size in enumerate(SIZES)
+    ],
+    "objects": {"model": {"state": [{"__tensor__": i} for i in range(len(SIZES))]}},
+    "state": {},
+}
 Serve = Callable[[CopyConnection], object]
 
 

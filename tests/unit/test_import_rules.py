@@ -28,8 +28,10 @@ PURE_ROOMS = [
     "chaos_tests/harness/schedule.py",
     "chaos_tests/harness/traces.py",
     "elastic/checkpoints/choose.py",
+    "elastic/checkpoints/description.py",
     "elastic/checkpoints/interval.py",
     "elastic/checkpoints/keep.py",
+    "elastic/checkpoints/layout.py",
     "elastic/checkpoints/manifest.py",
     "elastic/checkpoints/naming.py",
     "elastic/checkpoints/pointer.py",
@@ -88,8 +90,10 @@ IMPURE_BUILTINS = {"open", "input", "print", "breakpoint", "exec", "eval", "__im
 
 RUNTIME_MAY_USE = {
     "elastic.checkpoints.choose",
+    "elastic.checkpoints.description",
     "elastic.checkpoints.interval",
     "elastic.checkpoints.keep",
+    "elastic.checkpoints.layout",
     "elastic.checkpoints.manifest",
     "elastic.checkpoints.naming",
     "elastic.checkpoints.ranges",

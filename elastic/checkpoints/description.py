@@ -1,0 +1,181 @@
+"""What a copy of the state says of itself: which tensors it has, and where each belongs.
+
+So do checkpoints, snapshots, and members to a newcomer. It is checked here before anything is made of what it claims.
+
+    {"format": 1,
+     "tensors": [{"name": "model.weight", "dtype": "float32", "shape": [2, 3], "nbytes": 24, "device": "cpu"}, ...],
+     "objects": {"model": {"state": a value, "evaluating": [names of modules], "fixed": [names of parameters],
+                           "nonpersistent": {"queue": {"__tensor__": 7}, ...}}, ...},
+     "state": {"best": a value, ...}}
+
+A value is one of JSON; {"__tensor__": i} stands where tensor i was, and other markers for what JSON cannot say
+(runtime/encoding.py). Modules alone have more than "state"; "nonpersistent" those with
+buffers that are not in their state_dict().
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+FORMAT = 1
+STATE = "job.state"
+"""What the names of tensors in "state" begin with."""
+DEPTH_MAX = 400
+"""Lists and objects within each other; 64 levels of tuples, or of dicts with numbers as keys, have at most 194."""
+DIMENSIONS_MAX = 64
+BYTES_MAX = 1 << 62
+
+_FLOATS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+_INTEGERS = {f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)}
+ITEM_BYTES = {**_FLOATS, **_INTEGERS, "bool": 1, "complex64": 8, "complex128": 16}
+"""Bytes of an element, by dtype."""
+FACTORIES = ("bool", "int", "float", "str", "list", "tuple", "dict", "OrderedDict", "Counter")
+"""What makes the values of a defaultdict."""
+
+_KEYS = {"name", "dtype", "shape", "nbytes", "device"}
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A tensor. nbytes is that of its shape and dtype."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def described_tensors(header: Any) -> list[Described]:
+    """The tensors of a description, in its order. Raises ValueError for what is none, saying what is wrong."""
+    header = _object(header, "it", {"format", "tensors", "objects", "state"})
+    if type(header["format"]) is not int or header["format"] != FORMAT:
+        raise ValueError(f"format {str(header['format'])[:40]!r} instead of {FORMAT}")
+    tensors = [_tensor(entry) for entry in _list(header["tensors"], "tensors")]
+    if sum(tensor.nbytes for tensor in tensors) > BYTES_MAX:
+        raise ValueError("its tensors are larger than any memory")
+    objects = _object(header["objects"], "objects")
+    referred: list[int] = []
+    for name, entry in objects.items():
+        _text(name, "the name of an object")
+        keys = {"state", "evaluating", "fixed"} if "evaluating" in _object(entry, name) else {"state"}
+        _object(entry, name, keys | (entry.keys() & {"nonpersistent"} if len(keys) > 1 else set()))
+        for key in keys - {"state"}:
+            for path in _list(entry[key], key):
+                _text(path, key)
+        _walk(entry["state"], name, referred, DEPTH_MAX)
+        for value in _object(entry.get("nonpersistent", {}), name).values():
+            if value is not None and (not isinstance(value, dict) or value.keys() != {"__tensor__"}):
+                raise ValueError(f"{name[:100]} has a buffer that is no tensor")
+            _walk(value, name, referred, DEPTH_MAX)
+    for key, value in _object(header["state"], "state").items():
+        _text(key, "the name of a value")
+        _walk(value, f"{STATE}.{key}", referred, DEPTH_MAX)
+    if sorted(referred) != list(range(len(tensors))):
+        raise ValueError("its tensors are not each in one place")
+    for tensor in tensors:
+        if not any(f"{tensor.name}.".startswith(f"{owner}.") for owner in (*objects, STATE)):
+            raise ValueError(f"{tensor.name[:100]!r} belongs to nothing that it names")
+    return tensors
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Names for the files: two entries of one name, such as keys 1 and "1" of one dict, stay apart."""
+    taken = set(names)
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        count = seen.get(name, -1) + 1
+        while count and f"{name}#{count}" in taken:
+            count += 1
+        seen[name] = count
+        found.append(f"{name}#{count}" if count else name)
+    return found
+
+
+def _tensor(entry: Any) -> Described:
+    _object(entry, "a tensor", _KEYS)
+    name = _text(entry["name"], "the name of a tensor")
+    _text(entry["device"], "a device")
+    item_bytes = ITEM_BYTES.get(_text(entry["dtype"], "a dtype"))
+    if item_bytes is None:
+        raise ValueError(f"{name} has the unknown dtype {entry['dtype'][:40]!r}")
+    shape = sizes(entry["shape"], f"the shape of {name}")
+    nbytes = math.prod(shape) * item_bytes
+    if type(entry["nbytes"]) is not int or entry["nbytes"] != nbytes:
+        raise ValueError(f"{name} has {nbytes} bytes by its shape, and {str(entry['nbytes'])[:40]} by what is said")
+    return Described(name, entry["dtype"], shape, nbytes)
+
+
+def sizes(value: Any, what: str) -> tuple[int, ...]:
+    """The dimensions of a tensor, or where in it something begins. Raises ValueError."""
+    found = tuple(_list(value, what))
+    if len(found) > DIMENSIONS_MAX or not all(type(size) is int and 0 <= size <= BYTES_MAX for size in found):
+        raise ValueError(f"{what} cannot be {str(found)[:80]}")
+    if math.prod(max(size, 1) for size in found) > BYTES_MAX:
+        raise ValueError(f"{what} is larger than any memory")
+    return found
+
+
+def _walk(value: Any, path: str, referred: list[int], depth: int) -> None:
+    """Check a value, and collect the numbers of its tensors."""
+    if depth == 0:
+        raise ValueError(f"{path[:100]} is nested too deeply")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{path[:100]} has a bare {value}")
+    if isinstance(value, list):
+        for item in value:
+            _walk(item, path, referred, depth - 1)
+    if not isinstance(value, dict):
+        return
+    marker, body = next(iter(value.items()), ("", None))
+    if not marker.startswith("__"):
+        if any(key.startswith("__") for key in value):
+            raise ValueError(f"{path[:100]} has a marker among other keys")
+        for item in value.values():
+            _walk(item, path, referred, depth - 1)
+        return
+    match marker, body:
+        case "__tensor__", int() if type(body) is int:
+            referred.append(body)
+        case "__float__", "inf" | "-inf" | "nan":
+            pass
+        case "__tuple__", list():
+            _walk(body, path, referred, depth - 1)
+        case "__dict__" | "__counter__" | "__ordered__", list() if all(map(_is_pair, body)):
+            _walk([item for _, item in body], path, referred, depth - 1)
+        case "__default__", [factory, list() as pairs] if all(map(_is_pair, pairs)):
+            if factory is not None and factory not in FACTORIES:
+                raise ValueError(f"{path[:100]} has a default that nobody can make")
+            _walk([item for _, item in pairs], path, referred, depth - 1)
+        case _:
+            raise ValueError(f"{path[:100]} has the marker {marker[:40]!r} with what cannot be marked so")
+    if len(value) != 1:
+        raise ValueError(f"{path[:100]} has a marker among other keys")
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and type(value[0]) in (str, int)
+
+
+def _object(value: Any, what: str, keys: set[str] | None = None) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what[:100]} is no object")
+    if keys is not None and value.keys() != keys:
+        raise ValueError(f"{what[:100]} has {', '.join(sorted(value.keys() ^ keys))[:200]} too much or too little")
+    return value
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{what[:100]} is no list")
+    return value
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{what} is no text")
+    value.encode()  # half of a character raises a ValueError
+    return value
