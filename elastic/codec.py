@@ -22,7 +22,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import DecodeError, Message
 
-from elastic.config import JobSpec
+from elastic.config import JobSpec, is_text
 from elastic.errors import ConfigError, ElasticError
 from elastic.messages import Generation, Order, Publish, Word
 from elastic.wire import elastic_pb2 as pb
@@ -153,15 +153,6 @@ def identifier(what: str, text: str) -> str:
 def cut(text: str) -> str:
     """At most TEXT_LIMIT characters of it. The end of a traceback says what happened, so the end is kept."""
     return text if len(text) <= TEXT_LIMIT else _CUT + text[len(_CUT) - TEXT_LIMIT :]
-
-
-def is_text(value: str) -> bool:
-    """Whether it can leave the process: JSON can spell halves of characters, which are no text."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,6 +273,10 @@ class JobSpec:
         Keep.parse(self.checkpoint_keep)
         if not self.command or not self.command[0]:
             raise ConfigError("command is empty; give the program first, for example ['python', 'train.py']")
+        for what, value in (("checkpoint_dir", self.checkpoint_dir), ("directory", self.directory)):
+            check_text(what, value)
+        for word in self.command:
+            check_text("a word of command", word)
         if any("\0" in word for word in self.command):
             raise ConfigError(f"command={list(self.command)!r} holds a NUL character; remove it")
         if self.min_workers < 1:
@@ -312,6 +316,21 @@ class JobSpec:
     def workers_limit(self) -> int:
         """max_workers, or `workers` where it was left out."""
         return self.workers if self.max_workers is None else self.max_workers
+
+
+def is_text(value: str) -> bool:
+    """Whether it can leave the process: names of files, and JSON, can hold what is no text."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_text(what: str, value: object) -> None:
+    """Raises ConfigError unless it is UTF-8, as everything has to be that one process tells another."""
+    if not is_text(str(value)):
+        raise ConfigError(f"{what}={str(value)!r} is not UTF-8; rename it, or give another")
 
 
 def job_from_toml(text: str, where: str) -> JobSpec:

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+from elastic.config import check_text
 from elastic.errors import ConfigError, StoreUnavailable
 from elastic.etcd import EtcdStore
 
@@ -102,6 +103,7 @@ class EmbeddedEtcd:
 
     def _check_path(self) -> None:
         path = self.endpoint.removeprefix("unix:")
+        check_text("TMPDIR", self.directory.parent)
         if len(os.fsencode(path)) > SOCKET_PATH_MAX:
             raise ConfigError(
                 f"the path of etcd's socket, {path}, exceeds {SOCKET_PATH_MAX} bytes; set TMPDIR to a shorter path"

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic import codec
-from elastic.config import JobSpec
+from elastic.config import JobSpec, check_text
 from elastic.errors import ConfigError
 from elastic.files import create_atomically, is_temporary, read_job, write_atomically
 
@@ -57,6 +57,16 @@ def _is_held(path: Path) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def is_removed(job_dir: Path) -> bool:
+    """Whether somebody has removed or moved the directory of a job that runs; processes of it may have made some of it
+    again."""
+    return not (job_dir / "job.json").exists()
+
+
+def removal(job_dir: Path) -> str:
+    return f"{job_dir} was removed or moved while the job ran, and with it its ledger, logs and checkpoints"
 
 
 @contextmanager
@@ -91,6 +101,7 @@ def claim(spec: JobSpec, job_dir: Path | None, *, fresh: bool) -> Claim:
     one that holds something else, and one that cannot be written.
     """
     try:
+        check_text("job directory", Path.cwd() / DEFAULT_PARENT if job_dir is None else job_dir.absolute())
         chosen = next_free(Path.cwd() / DEFAULT_PARENT, spec.name) if job_dir is None else job_dir.absolute()
         if job_dir is not None and _make_room(chosen, spec.name, fresh):
             write_atomically(chosen / "job.json", codec.job_to_json(spec))

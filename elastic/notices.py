@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from elastic.jobdir import is_removed, removal
 from elastic.journal import Line, parse
 from elastic.troubles import Troubles
 
@@ -21,11 +22,16 @@ class Notices:
         self._offsets: dict[Path, int] = {}
         self._troubles = Troubles()
         self._full = False
+        self._removed = False
 
     def poll(self) -> list[str]:
         """The notices of all lines that were written since the last call, by time; before them, that the disk is full,
-        when it has become so."""
-        before, self._full = self._full, shutil.disk_usage(self._journals.parent).free < ROOM_BYTES
+        when it has become so, or that the job directory is gone."""
+        job_dir = self._journals.parent
+        if is_removed(job_dir):
+            before, self._removed = self._removed, True
+            return [] if before else [f"{removal(job_dir)}: training goes on, and nobody can go on with it later"]
+        before, self._full = self._full, shutil.disk_usage(job_dir).free < ROOM_BYTES
         full = [f"no room in {self._journals.parent}: training goes on, and what it writes waits for room"]
         return [*(full if self._full and not before else ()), *self._told()]
 

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -41,6 +42,26 @@ LAUNCHER_NAMES = frozenset(
     | {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_PROCID", "SLURM_LOCALID"}
 )
 """Names by which launchers of fixed worlds tell a process its rank; here ranks change while it runs."""
+
+
+FILES = 64
+FILES_OF_WORKER = 8
+FILES_OF_ETCD = 192
+"""Descriptors, with room: an agent has been seen with 21 and 5 for each worker, a worker with 13 and 1 for each. etcd
+refuses to start with 150."""
+
+
+def check_descriptors(workers: int, *, etcd: bool) -> None:
+    """Raises ConfigError if this process and those that it starts may open too few files: an agent of so many workers
+    with their spares, each of these, and an etcd."""
+    needed = max(FILES_OF_ETCD if etcd else 0, FILES + FILES_OF_WORKER * workers)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != soft < needed:
+        enough = hard == resource.RLIM_INFINITY or hard >= needed
+        how = f"say `ulimit -n {needed}` first" if enough else (
+            f"the hard limit is {hard}, so have it raised: LimitNOFILE of a systemd service, or limits.conf"
+        )  # fmt: skip
+        raise ConfigError(f"a process may open {soft} files here (`ulimit -n`), and {needed} are needed; {how}")
 
 
 class Outlets:
@@ -141,11 +162,14 @@ class WorkerProcess:
             os.killpg(self.pid, number)
 
     def last_words(self) -> str:
-        """The end of its log, for people: whole lines."""
-        with self._log_path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(0, size - LAST_WORDS_BYTES))
-            text = log.read().decode(errors="replace")
+        """The end of its log, for people: whole lines; nothing if the log is gone."""
+        try:
+            with self._log_path.open("rb") as log:
+                size = log.seek(0, os.SEEK_END)
+                log.seek(max(0, size - LAST_WORDS_BYTES))
+                text = log.read().decode(errors="replace")
+        except OSError:
+            return ""
         return text.partition("\n")[2] if size > LAST_WORDS_BYTES else text
 
     def _read(self) -> bool:

@@ -170,7 +170,10 @@ class Part:
 
     def _keep_result(self, result: dict[str, object], term: int) -> None:
         """The result is in the store: write it down for whoever started the job, and tell agents that come late."""
-        write_atomically(self._job_dir / "result.json", json.dumps(result).encode())
+        try:
+            write_atomically(self._job_dir / "result.json", json.dumps(result).encode())
+        except OSError as error:  # the agents hear it all the same
+            self._journal.write("result_not_written", because=str(error))
         self._lead.result = result
         self._lead.ended = pb.End(
             term=term,

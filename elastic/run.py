@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -27,7 +27,7 @@ from typing import Any, Self
 from elastic.config import JobSpec
 from elastic.embedded import EmbeddedEtcd
 from elastic.errors import ConfigError, ExitCode, StoreUnavailable
-from elastic.jobdir import read_json
+from elastic.jobdir import is_removed, read_json, removal
 from elastic.live import (
     PLAIN_S,
     TABLE_S,
@@ -407,10 +407,18 @@ class _Children:
             self._rendezvous.kill()
 
     def _outcome(self) -> Outcome:
-        result = read_json(self._dir / "result.json")
+        outcome = self._how_it_ended()
+        if is_removed(self._dir):
+            sentence, line_break, more = outcome.because.partition("\n")
+            return replace(outcome, because=f"{sentence}; {removal(self._dir)}{line_break}{more}")
+        return outcome
+
+    def _how_it_ended(self) -> Outcome:
+        result, status = read_json(self._dir / "result.json"), self._agent.returncode
         if result is not None:
             return Outcome(result["exit_code"], result["because"], result["digest"])
-        status = self._agent.returncode
+        if status == 0 and is_removed(self._dir):
+            return Outcome(ExitCode.DONE, "all members have finished")
         if self._short_lives >= SHORT_LIVES:
             tail = _tail(self._log_of("elastic.rendezvous"))
             return Outcome(ExitCode.BELOW_QUORUM, f"the rendezvous service cannot run here\n{tail}")
@@ -425,6 +433,7 @@ class _Children:
         return Outcome(status or 1, f"the agent gave up\n{_tail(self._log_of('elastic.agent'))}")
 
     def _log_of(self, module: str) -> Path:
+        (self._dir / "logs").mkdir(parents=True, exist_ok=True)  # somebody may have removed the directory
         return self._dir / "logs" / f"{module.removeprefix('elastic.')}.log"
 
 
@@ -452,4 +461,5 @@ def _how(status: int | None) -> str:
 
 
 def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic.cli.where import add_certs, add_replicas, certs_of, keyring_of
-from elastic.config import check_name, check_pairs
+from elastic.config import check_name, check_pairs, check_text
 from elastic.doors.roles import ETCD_SERVER_NAME, Role
 from elastic.errors import ConfigError
 from elastic.fleet.addresses import check_plain, check_reachable, own_address, parse
@@ -225,6 +225,7 @@ def _node_of(options: argparse.Namespace) -> str:
 def _checked(options: argparse.Namespace) -> _Checked:
     """Raises ConfigError."""
     from elastic.fleet.charge import Site
+    from elastic.process import check_descriptors
     from elastic.reach import Reach
 
     node = _node_of(options)
@@ -233,6 +234,7 @@ def _checked(options: argparse.Namespace) -> _Checked:
     replicas = parse("--rendezvous", options.rendezvous)
     if options.slots < 1:
         raise ConfigError(f"--slots={options.slots} must be >= 1")
+    check_descriptors(options.slots, etcd=False)
     check_pairs("--label", options.label)
     choose.check_grace(options.grace)
     notices = choose.check(options.notices)
@@ -275,6 +277,7 @@ def _one(option: str, values: tuple[str, ...]) -> tuple[str]:
 
 
 def _make(directory: Path, option: str) -> None:
+    check_text(option, directory.absolute())
     try:
         (directory / "journal").mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -196,7 +196,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _run_here(options: argparse.Namespace, default_workers: int) -> int:
-    from elastic import embedded, hostmemory, jobdir, mpirun, runs, scratch
+    from elastic import embedded, hostmemory, jobdir, mpirun, process, runs, scratch
 
     notices = choose.check(options.notices)
     choose.check_grace(options.grace)
@@ -229,6 +229,7 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
         fork=not options.cold_start,
         timing=Timing(pause_limit_s=options.pause_limit, hang_s=options.hang_limit),
     )
+    process.check_descriptors(spec.workers + spec.spares, etcd=True)
     if spec.ring is RingKind.MPI:
         mpirun.find()
     try:

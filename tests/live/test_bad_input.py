@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -153,6 +154,24 @@ def test_the_loss_of_every_copy_ends_the_job_and_names_the_step(tmp_path: Path) 
         assert job.wait() == ExitCode.STATE_LOST
         assert "every copy of the state is lost after 30 applied steps" in said(job)
         assert len(job.steps()) == 30
+        assert job.left_behind() == {}
+
+
+@pytest.mark.parametrize("how", ["all are killed", "one is killed", "nobody is"])
+def test_a_job_whose_directory_is_removed_ends_and_says_so(how: str, tmp_path: Path) -> None:
+    with run(tmp_path, "nothing", "--snapshot-every", "off") as job:
+        job.shut("end")
+        workers = [job.workers()[worker] for worker in job.await_world(2)]
+        job.await_steps(30)
+        shutil.rmtree(job.dir.rename(tmp_path / "moved"), ignore_errors=True)
+        for pid in {"all are killed": workers, "one is killed": workers[1:], "nobody is": []}[how]:
+            os.kill(pid, signal.SIGKILL)
+        job.until("somebody is told", lambda: f"{job.dir} was removed or moved while the job ran" in said(job))
+        job.open("end")
+        assert job.wait() == (ExitCode.STATE_LOST if how == "all are killed" else ExitCode.DONE)
+        assert "Traceback" not in job.output
+        if how == "all are killed":
+            assert "every copy of the state is lost" in said(job) and str(job.dir) in said(job).rsplit(";", 1)[1]
         assert job.left_behind() == {}
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
+import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +253,56 @@ def test_a_directory_of_something_else_is_never_touched(
     assert cli.main(["run", "--job-dir", "train.py", *fresh, "train.py"]) == ExitCode.BAD_INPUT
     assert [path.name for path in (here / "thesis").iterdir()] == ["chapter.tex"]
     assert started == []
+
+
+@pytest.mark.parametrize("name", ["--job-dir", "--checkpoint-dir", "the working directory", "the script", "TMPDIR"])
+def test_a_name_that_is_not_utf_8_is_refused_before_anything_is_made(
+    name: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = here / os.fsdecode(b"n\xff")
+    odd.mkdir()
+    script, options = "train.py", ["--job-dir", "job"]
+    match name:
+        case "the script":
+            script = str(odd / "train.py")
+        case "the working directory":
+            options = []
+            monkeypatch.chdir(odd)
+        case "TMPDIR":
+            monkeypatch.setattr(tempfile, "tempdir", str(odd))
+        case _:
+            options = [name, str(odd / "job")]
+    for place in (here, odd):
+        (place / "train.py").write_text("")
+    code = code_of(["run", "--quiet", *options, script])
+    assert code == (ExitCode.BELOW_QUORUM if name == "TMPDIR" else ExitCode.BAD_INPUT)
+    said = capsys.readouterr().err
+    assert "n\\udcff" in said and "is not UTF-8; rename it, or give another" in " ".join(said.split())
+    assert [path.name for path in odd.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "said"),
+    [
+        (64, 4096, "a process may open 64 files here (`ulimit -n`), and 192 are needed; say `ulimit -n 192` first"),
+        (64, 64, "192 are needed; the hard limit is 64"),
+        (-1, -1, ""),
+        (192, 192, ""),
+    ],
+)
+def test_too_few_descriptors_are_said_before_anything_is_started(
+    soft: int,
+    hard: int,
+    said: str,
+    here: Path,
+    started: list[tuple[JobSpec, Path]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    assert code_of(["run", "--job-dir", "job", "train.py"]) == (ExitCode.BAD_INPUT if said else ExitCode.DONE)
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert bool(started) == (here / "job").exists() == (not said)
 
 
 def test_no_etcd_is_said_before_anything_is_made(

@@ -11,8 +11,13 @@ from elastic.journal import Journal, journal_path
 from elastic.notices import Notices
 
 
+def notices_of(job_dir: Path) -> Notices:
+    (job_dir / "job.json").touch()
+    return Notices(job_dir)
+
+
 def test_each_notice_is_told_once_in_the_order_of_time_and_torn_lines_are_left_out(tmp_path: Path) -> None:
-    notices = Notices(tmp_path)
+    notices = notices_of(tmp_path)
     assert notices.poll() == []
     with (
         Journal(journal_path(tmp_path, "local.1.0"), "job", "local.1.0", "local", "local.1.0") as worker,
@@ -51,7 +56,7 @@ def test_each_notice_is_told_once_in_the_order_of_time_and_torn_lines_are_left_o
 
 
 def test_what_a_node_makes_of_its_notices_is_told(tmp_path: Path) -> None:
-    notices = Notices(tmp_path)
+    notices = notices_of(tmp_path)
     with Journal(journal_path(tmp_path, "agent-a"), "job", "agent-a", "a") as agent:
         agent.write("node_leaves", seconds_left=119.8, because="EC2 will stop it")
         agent.write("node_late", because="EC2 will stop it")
@@ -71,7 +76,7 @@ def test_what_a_node_makes_of_its_notices_is_told(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_once_and_its_end_by_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notices, free = Notices(tmp_path), 0
+    notices, free = notices_of(tmp_path), 0
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
     assert notices.poll() == [f"no room in {tmp_path}: training goes on, and what it writes waits for room"]
     assert notices.poll() == []
@@ -81,3 +86,15 @@ def test_a_full_disk_is_told_once_and_its_end_by_the_ledger(tmp_path: Path, monk
     assert notices.poll() == [
         "steps.jsonl could not be written for 3.0 s (No space left on device); no line of it is missing"
     ]
+
+
+def test_a_job_directory_that_is_removed_is_told_once(tmp_path: Path) -> None:
+    job_dir = tmp_path / "job"
+    job_dir.mkdir()
+    notices = notices_of(job_dir)
+    assert notices.poll() == []
+    job_dir.rename(tmp_path / "moved")
+    (told,) = notices.poll()
+    assert told.startswith(f"{job_dir} was removed or moved while the job ran, and with it its ledger, logs and")
+    (job_dir / "journal").mkdir(parents=True)
+    assert notices.poll() == []
