@@ -383,6 +383,7 @@ class _Children:
 
     def _stop(self) -> Outcome:
         deadline_s = time.monotonic() + STOP_S
+        before = self._result()
         self._rendezvous.terminate()
         self._agent.send_signal(signal.SIGINT)  # SIGTERM asks it to leave in order
         while self._agent.poll() is None and (left_s := deadline_s - time.monotonic()) > 0:
@@ -395,7 +396,8 @@ class _Children:
             self._rendezvous.wait(RENDEZVOUS_STOP_S)
         except subprocess.TimeoutExpired:
             self._rendezvous.kill()
-        return interrupted(self._signals)
+            self._rendezvous.wait()  # it writes no result any more
+        return how_stopped(self._signals.received[0], before, self._result(), self._agent.returncode)
 
     def _end_rendezvous(self) -> None:
         ended = (self._dir / "result.json").exists()
@@ -413,10 +415,15 @@ class _Children:
             return replace(outcome, because=f"{sentence}; {removal(self._dir)}{line_break}{more}")
         return outcome
 
+    def _result(self) -> Outcome | None:
+        """The end that is kept, if there is one yet."""
+        result = read_json(self._dir / "result.json")
+        return None if result is None else Outcome(result["exit_code"], result["because"], result["digest"])
+
     def _how_it_ended(self) -> Outcome:
-        result, status = read_json(self._dir / "result.json"), self._agent.returncode
+        result, status = self._result(), self._agent.returncode
         if result is not None:
-            return Outcome(result["exit_code"], result["because"], result["digest"])
+            return result
         if status == 0 and is_removed(self._dir):
             return Outcome(ExitCode.DONE, "all members have finished")
         if self._short_lives >= SHORT_LIVES:
@@ -449,8 +456,25 @@ def _display(quiet: bool, as_json: bool) -> Iterator[Display]:
 
 def interrupted(signals: Signals) -> Outcome:
     """How a command ends that was asked to stop."""
-    number = signals.received[0]
+    return how_stopped(signals.received[0], None, None, 1)
+
+
+def how_stopped(
+    number: signal.Signals, before: Outcome | None, result: Outcome | None, agent_status: int | None
+) -> Outcome:
+    """What is told of a stop is what is kept. before, result: what was kept of the job's end when the stop began, and
+    when nobody was left who could write it; what became of workers that were stopped is no end of the job."""
     code = ExitCode.INTERRUPTED if number is signal.SIGINT else ExitCode.TERMINATED
+    if result is not None and result.exit_code == ExitCode.DONE:
+        if agent_status == 0:
+            return result
+        because = (
+            f"stopped by {number.name} when the job was complete: nothing is left to go on with, but what the script "
+            "does after its loop may not have been done"
+        )
+        return replace(result, exit_code=code, because=because)
+    if before is not None and before.exit_code != ExitCode.STATE_LOST:
+        return before
     return Outcome(code, f"stopped by {number.name}; the same command again goes on from the newest checkpoint")
 
 

@@ -37,7 +37,7 @@ def to_the_end(
     again, memory: as resume.begin. notices, grace_s: as run.attempt. Raises ConfigError if it cannot even begin.
     """
     begun_s, told = time.monotonic(), _Told()
-    with Signals() as signals:
+    with Signals() as signals:  # to the last word: one that comes later changes nothing of what is told
         while True:
             outcome = _begun(spec, job_dir, told, signals, again=again, memory=memory)
             if outcome is None:
@@ -50,13 +50,13 @@ def to_the_end(
             with expendable():
                 _say_failure(outcome)
             again = True
-    summary = _summary(spec.name, job_dir, outcome, told, time.monotonic() - begun_s)
-    with expendable():
-        _say_failure(outcome)
-        if as_json:
-            print(json.dumps({"event": "summary", **summary}), flush=True)
-        elif not quiet:
-            print(summary_text(summary), file=sys.stderr, flush=True)
+        summary = _summary(spec.name, job_dir, outcome, told, time.monotonic() - begun_s)
+        with expendable():
+            _say_failure(outcome)
+            if as_json:
+                print(json.dumps({"event": "summary", **summary}), flush=True)
+            elif not quiet:
+                print(summary_text(summary), file=sys.stderr, flush=True)
     return outcome.exit_code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import tempfile
@@ -72,6 +73,70 @@ def test_a_stop_ends_stubborn_and_frozen_workers(
     )
     assert job.left_behind() == {}
     assert list(temporary.iterdir()) == []
+
+
+TAIL = """
+import torch
+import elastic
+from tests.live.scripts import gates
+
+job = elastic.join()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+job.register(model=model, optimizer=optimizer)
+for step in job.steps(shards=4, total=40):
+    for _ in step:
+        gates.pace()
+        model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+job.close()
+gates.hold("tail")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_after_the_completion_says_that_the_job_is_complete(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "tail.py").write_text(TAIL)
+    with Job(tmp_path, "--quiet", "--workers", "2", "tail.py") as job:
+        job.shut("tail")
+        job.until("it is complete", lambda: (job.dir / "result.json").exists())
+        job.until("both are behind their loop", lambda: len(job.held_at("tail")) == 2)
+        job.command.process.send_signal(number)
+        assert job.wait() == 128 + number
+        told = f"elastic: stopped by {number.name} when the job was complete: nothing is left to go on with"
+        assert told in " ".join(job.output.split()) and job.result["exit_code"] == 0
+    with Job(tmp_path, "--quiet", "--workers", "2", "tail.py") as again:
+        assert again.wait() == ExitCode.BAD_INPUT
+        assert "holds a completed job" in " ".join(again.output.split())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_about_the_completion_tells_what_is_kept(number: signal.Signals, tmp_path: Path) -> None:
+    """At random moments from the last steps to the end of the command."""
+    (tmp_path / "tail.py").write_text(TAIL)
+    seed = int(os.environ.get("SEED", time.time_ns() % 10**6))
+    print(f"\nSEED={seed}", flush=True)
+    random_, ends = random.Random(seed), set()
+    for turn in range(12):
+        words = ("--quiet", "--workers", "2", "--checkpoint-every", "5 steps", "tail.py")
+        with Job(tmp_path, *words, name=f"job{turn}") as job:
+            job.pace(0.01)
+            job.await_steps(38)
+            time.sleep(random_.uniform(0.0, 0.4))
+            job.command.process.send_signal(number)
+            code, told = job.wait(), " ".join(job.output.split())
+        with Job(tmp_path, *words, name=f"job{turn}") as again:
+            if complete := (code == 0 or "when the job was complete" in told):
+                assert again.wait() == ExitCode.BAD_INPUT, told
+                assert "holds a completed job" in " ".join(again.output.split())
+            else:
+                assert code in (128 + number, ExitCode.DRAINED), told
+                assert again.wait() == 0, told
+        ends.add((code, complete))
+    print(ends)
+    assert len(ends) > 1, "all signals came before the completion, or all after it"
 
 
 def test_sigterm_leaves_time_for_a_step_and_a_checkpoint(tmp_path: Path) -> None:

@@ -107,6 +107,52 @@ def test_a_signal_between_two_runs_ends_the_command_in_order(
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_the_end_is_told_changes_nothing_of_it(
+    run_all: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+) -> None:
+    told = runs._summary
+
+    def interrupted(*arguments: Any) -> dict[str, Any]:
+        os.kill(os.getpid(), number)
+        return told(*arguments)
+
+    monkeypatch.setattr(runs, "_summary", interrupted)
+    assert run_all(DONE) == 0
+    assert summary(capsys)["because"] == DONE.because
+
+
+FAILED = Outcome(ExitCode.SCRIPT_FAILED, "the script raised")
+AGAIN = "stopped by SIGINT; the same command again goes on from the newest checkpoint"
+COMPLETE = "stopped by SIGINT when the job was complete: nothing is left to go on with"
+
+
+@pytest.mark.parametrize(
+    ("before", "result", "agent_status", "code", "because"),
+    [
+        (None, None, 130, ExitCode.INTERRUPTED, AGAIN),
+        (None, DONE, 130, ExitCode.INTERRUPTED, COMPLETE),  # recorded while it stopped
+        (DONE, DONE, 130, ExitCode.INTERRUPTED, COMPLETE),  # the script did something after its loop
+        (DONE, DONE, -signal.SIGKILL, ExitCode.INTERRUPTED, COMPLETE),
+        (DONE, DONE, 0, ExitCode.DONE, DONE.because),  # all had ended by themselves
+        (None, DONE, 0, ExitCode.DONE, DONE.because),
+        (FAILED, FAILED, 130, ExitCode.SCRIPT_FAILED, FAILED.because),
+        (None, FAILED, 130, ExitCode.INTERRUPTED, AGAIN),  # because it was stopped
+        (LOST, LOST, 130, ExitCode.INTERRUPTED, AGAIN),
+        (None, LOST, 130, ExitCode.INTERRUPTED, AGAIN),
+    ],
+)
+def test_what_is_told_of_a_stop_is_what_is_kept(
+    before: Outcome | None, result: Outcome | None, agent_status: int, code: int, because: str
+) -> None:
+    told = run.how_stopped(signal.SIGINT, before, result, agent_status)
+    assert told.exit_code == code and told.because.startswith(because)
+    assert told.digest == (result.digest if result is DONE else "")
+
+
 def test_a_job_that_cannot_go_on_says_why_in_its_summary_and_one_that_cannot_begin_has_none(
     run_all: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
