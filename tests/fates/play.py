@@ -32,8 +32,8 @@ END_S = 400.0
 PATIENCE_S = 8.0
 """What waits for an event is done after this long in any case, and what cannot be done just now is left out then."""
 
-INTERRUPTED = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
-"""Exit code of a command that such a signal has ended, and that the same command takes up again."""
+INTERRUPTED = {signal.SIGKILL: {-9}, signal.SIGTERM: {143, 6}, signal.SIGINT: {130}}
+"""Exit codes of a command that such a signal has ended, and that the same command takes up again."""
 
 THE_COMMAND = {
     "kill_command": signal.SIGKILL,
@@ -65,6 +65,14 @@ def play(trial: Trial, home: Path) -> Played:
     """Raises Broken."""
     expected, steps = _quiet(trial.program, home)
     played = _Faulty(trial, home).run()
+    try:
+        _judge(trial, home, expected, steps)
+    except Broken as broken:
+        raise Broken(f"{broken}\ndone: {played.done}, in {played.commands} commands") from broken
+    return played
+
+
+def _judge(trial: Trial, home: Path, expected: str, steps: list[dict[str, Any]]) -> None:
     job_dir = home / "job"
     lines = ledger.read(job_dir / "steps.jsonl")
     sunk = [json.loads(line) for line in (home / "sink.jsonl").read_text().splitlines()]
@@ -78,7 +86,6 @@ def play(trial: Trial, home: Path) -> Played:
         broken = [epoch for epoch in prove(iter(lines)) if not epoch.proved]
         if broken:
             raise Broken(f"samples not as planned: {broken[0].findings[:3]}")
-    return played
 
 
 def _without_samples(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -148,7 +155,7 @@ class _Faulty:
                     if time.monotonic() > deadline:
                         raise Broken(f"no end after {END_S:.0f} s")
                     time.sleep(POLL_S)
-                allowed = {0} | ({INTERRUPTED[sent]} if sent is not None else set())
+                allowed = {0} | (INTERRUPTED[sent] if sent is not None else set())
                 if code not in allowed:
                     raise Broken(f"exit code {code}")
                 if left := job.left_behind():
