@@ -1,8 +1,9 @@
-"""A value of a module that every shard may change, in most cases a buffer: how it is merged, and what it was before the
-pass."""
+"""What every shard may change of a module: a value, in most cases a buffer, and how it is merged; the mode, training or
+evaluation; and what both were before the pass."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
@@ -47,6 +48,40 @@ class Buffer:
                 "loop began; buffers are merged, and newcomers copy them, as they were then. Give it its dtype and its "
                 "full shape before the loop, and write into it (copy_, or a slice)"
             )
+
+
+class Modes:
+    """Training or evaluation mode of modules. During a pass newcomers are given the modes with which it began, whatever
+    the shard in progress has set, and each shard begins with them: which shards ran here before decides nothing."""
+
+    def __init__(self, models: Callable[[], Iterable[torch.nn.Module]] = tuple) -> None:
+        """models: those whose modules are meant, with all their parts, as they are when a pass begins."""
+        self._models = models
+        self._before: dict[torch.nn.Module, bool] | None = None
+        """None outside a pass."""
+
+    def begin(self) -> None:
+        """A pass begins with the modes that the modules have now."""
+        self._before = {module: module.training for model in self._models() for module in model.modules()}
+
+    def loaded(self) -> None:
+        """A copy of the state has been loaded: during a pass its modes are those with which that begins."""
+        if self._before is not None:
+            self.begin()
+
+    def restore(self) -> None:
+        """A shard begins, or the pass has ended."""
+        for module, mode in (self._before or {}).items():
+            module.training = mode
+
+    def end(self) -> None:
+        """The pass has ended."""
+        self.restore()
+        self._before = None
+
+    def training(self, module: torch.nn.Module) -> bool:
+        """The mode with which the pass began; outside a pass the mode that the module has."""
+        return (self._before or {}).get(module, module.training)
 
 
 def described(dtype: torch.dtype, shape: torch.Size) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from elastic.errors import NotCarried
-from runtime.buffers import Buffer
+from runtime.buffers import Buffer, Modes
 from runtime.flats import CPU, Flats
 from runtime.groups import Group
 from runtime.loose import Loose
@@ -44,15 +44,18 @@ class Harvest:
         float_buffers: Sequence[Buffer] = (),
         int_buffers: Sequence[Buffer] = (),
         *,
+        modes: Modes | None = None,
         device: torch.device = CPU,
     ) -> None:
-        """parameters: those that get gradients, the same on every worker. device: of leaves and results, which is not
+        """parameters: those that get gradients, the same on every worker. modes: of the
+        modules that a shard may put into another one (default: there are none). device: of leaves and results, which is not
         that of the parameters where a ring of CPUs carries the gradients of GPUs. Raises NotCarried for a complex one.
         """
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
         self._floats = list(float_buffers)
         self._integers = list(int_buffers)
+        self._modes = modes or Modes()
         self._groups: dict[str, Group] = {}
         for i, (name, parameter) in enumerate(parameters):
             self._group(name, parameter.dtype).parameters.append((i, parameter))
@@ -80,8 +83,9 @@ class Harvest:
         return {name: group.elements for name, group in self._groups.items()}
 
     def begin_pass(self, seed: int, step: int, pass_no: int) -> None:
-        """Remember the buffers every shard starts from, drop old gradients, seed the random numbers."""
+        """Remember the buffers and modes every shard starts from, drop old gradients, seed the random numbers."""
         self._at = (seed, step, pass_no)
+        self._modes.begin()
         with torch.no_grad():
             for buffer in (*self._floats, *self._integers):
                 live = buffer.live
@@ -94,14 +98,14 @@ class Harvest:
 
     def before(self, shard: int) -> ShardRandom:
         """Everything a shard may read is put back to the pass's start, and its random numbers are seeded."""
-        self._restore_buffers()
+        self._restore()
         self._clear_gradients()
         seed = seed_all(*self._at, f"shard {shard}")
         return own_random(seed)
 
     def drop_shard(self) -> None:
         """Undo a shard that does not count: a rehearsal, or one whose script raised."""
-        self._restore_buffers()
+        self._restore()
         self._clear_gradients()
         seed_all(*self._at, "begin")
 
@@ -148,17 +152,13 @@ class Harvest:
                 self._install_gradients(name, result, gradients)
                 self._install_buffers(name, result)
             self._install_integers(result.note)
-        for buffer in (*self._floats, *self._integers):
-            buffer.base = None
-        seed_all(*self._at, "end")
+        self._end()
 
     def leave_out(self) -> None:
         """Instead of `install`: no gradients, and the buffers with which the pass began."""
-        self._restore_buffers()
+        self._restore()
         self._clear_gradients()
-        for buffer in (*self._floats, *self._integers):
-            buffer.base = None
-        seed_all(*self._at, "end")
+        self._end()
 
     def _loosen(self, name: str, group: Group, shard: int, weight: float) -> Loose:
         gradients = [parameter.grad for _, parameter in group.parameters if parameter.grad is not None]
@@ -272,7 +272,14 @@ class Harvest:
             new = _base(buffer) if value is None else torch.tensor(value, dtype=buffer.live.dtype)
             _quietly(buffer.live).copy_(new)
 
-    def _restore_buffers(self) -> None:
+    def _end(self) -> None:
+        for buffer in (*self._floats, *self._integers):
+            buffer.base = None
+        self._modes.end()
+        seed_all(*self._at, "end")
+
+    def _restore(self) -> None:
+        self._modes.restore()
         with torch.no_grad():
             for buffer in (*self._floats, *self._integers):
                 _quietly(buffer.live).copy_(_base(buffer))

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.checkpoints.description import FORMAT, described_tensors
 from elastic.errors import ConfigError, NotCarried, Unregistered
-from runtime.buffers import Buffer, Kind, Merge, described
+from runtime.buffers import Buffer, Kind, Merge, Modes, described
 from runtime.encoding import NamedTensor, decode, device_for, dtype_name, encode, from_blob, plain_leaves, to_blob
 from runtime.flats import CPU
 from runtime.partial import Json
@@ -58,6 +58,8 @@ class Carrier:
         self._floats: list[Buffer] = []
         self._integers: list[Buffer] = []
         self._buffers: list[tuple[nn.Module, str]] = []
+        self.modes = Modes(lambda: self.modules().values())
+        """Of the registered modules; a pass keeps here those with which it began."""
 
     # What is registered
 
@@ -291,7 +293,9 @@ class Carrier:
 
         tensors: dict[str, object] = {_plain_name(path): at_start(value) for path, value in state.items()}
         left_out: dict[str, object] = {path: at_start(value) for path, _, _, value in _nonpersistent(thing)}
-        evaluating: list[Json] = [_plain_name(path) for path, module in thing.named_modules() if not module.training]
+        evaluating: list[Json] = [
+            _plain_name(path) for path, part in thing.named_modules() if not self.modes.training(part)
+        ]
         fixed: list[Json] = [_plain_name(path) for path, value in thing.named_parameters() if not value.requires_grad]
         entry: dict[str, Json] = {
             "state": encode(tensors, name, numbered),
@@ -332,6 +336,7 @@ class Carrier:
         for buffer in (*self._floats, *self._integers):
             if buffer.base is not None:
                 buffer.base = buffer.live.detach().clone()
+        self.modes.loaded()
         self.values.replace(values)
 
     def check(self, header: dict[str, Json]) -> None:

@@ -502,7 +502,11 @@ class Training:
         if trainable != self._trainable:
             self._trainable = trainable
             self._harvest = Harvest(
-                parameters, self.carrier.float_buffers(), self.carrier.int_buffers(), device=self.session.sums_on
+                parameters,
+                self.carrier.float_buffers(),
+                self.carrier.int_buffers(),
+                modes=self.carrier.modes,
+                device=self.session.sums_on,
             )
         return self._harvest
 

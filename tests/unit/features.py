@@ -371,6 +371,27 @@ def gan(job: Job) -> None:
 
 
 @feature
+def modes_in_the_inner_loop(job: Job) -> None:
+    """What a shard sets lasts until the shard ends; behind the inner loop the modes are those from before it."""
+    model, critic = mlp(nn.BatchNorm1d(8), nn.Dropout(0.3)), nn.Linear(2, 1)
+    optimizer = torch.optim.Adam([*model.parameters(), *critic.parameters()], 0.05)
+    job.register(model=model, critic=critic, optimizer=optimizer)
+    for step in job.steps(loader(job), total=STEPS):
+        for x, _ in step:
+            model.eval()
+            with torch.no_grad():
+                scores = model(x)
+            loss: Any = F.softplus(-critic(scores)).mean()
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for x, y in step:
+            cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@feature
 def sharpness_aware(job: Job) -> None:
     """SAM: the gradient at the worst point nearby, found with a first pass."""
     model = mlp(nn.Dropout(0.2))

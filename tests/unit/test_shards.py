@@ -26,7 +26,7 @@ def carried(buffers: dict[str, str] | None = None, **objects: object) -> Carrier
 
 
 def harvest_of(carrier: Carrier) -> Harvest:
-    return Harvest(carrier.parameters(), carrier.float_buffers(), carrier.int_buffers())
+    return Harvest(carrier.parameters(), carrier.float_buffers(), carrier.int_buffers(), modes=carrier.modes)
 
 
 class Net(nn.Module):
@@ -454,3 +454,27 @@ def test_several_passes_of_a_step_have_gradients_of_their_own() -> None:
     harvest.begin_pass(1, 0, 0)
     assert model.last.weight.grad is None
     assert not torch.equal(gradients[0], gradients[1])
+
+
+def test_the_mode_that_a_shard_sets_ends_with_it_and_no_newcomer_is_given_it() -> None:
+    """A newcomer that copied the state in the middle of such a shard computed the next pass in evaluation mode."""
+    model = Net()
+    carrier = carried(model=model)
+    harvest = harvest_of(carrier)
+    model.norm.eval()
+    harvest.begin_pass(0, 0, 0)
+    harvest.before(0)
+    model.eval()
+    model.norm.train()
+    copied: Any = carrier.header()["objects"]
+    assert copied["model"]["evaluating"] == ["norm"]
+    model(torch.randn(5, 3)).square().mean().backward()
+    leaf = harvest.leaf(0, 1.0, {})
+    harvest.before(1)
+    assert [module.training for module in (model, model.first, model.norm)] == [True, True, False]
+    model.eval()
+    harvest.install(leaf, "mean")
+    assert [module.training for module in (model, model.first, model.norm)] == [True, True, False]
+    model.eval()
+    copied = carrier.header()["objects"]
+    assert "first" in copied["model"]["evaluating"], "between two passes the modes are those of now"
