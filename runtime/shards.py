@@ -48,8 +48,9 @@ class Harvest:
         device: torch.device = CPU,
     ) -> None:
         """parameters: those that get gradients, the same on every worker. modes: of the
-        modules that a shard may put into another one (default: there are none). device: of leaves and results, which is not
-        that of the parameters where a ring of CPUs carries the gradients of GPUs. Raises NotCarried for a complex one.
+        modules that a shard may put into another one (default: there are none). device: of leaves and results, which
+        is not that of the parameters where a ring of CPUs carries the gradients of GPUs. Raises NotCarried for a
+        complex one.
         """
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
