@@ -22,12 +22,13 @@ class Reach:
     certs: Path | None = None
 
     def door(self) -> Door:
-        """To the replicas. Raises ConfigError for certificates that cannot be used."""
+        """To the replicas; by the certificate of workers where the job's user has no other one. Raises ConfigError for
+        certificates that cannot be used."""
         if self.certs is None:
             return Door()
         from elastic.doors.keyring import of_role
 
-        return Door(of_role(self.certs, Role.AGENT))
+        return Door(of_role(self.certs, Role.AGENT, Role.WORKER))
 
     def settings(self) -> dict[str, str]:
         """For the environment of a worker: never what `elastic run` has inherited."""

@@ -155,6 +155,12 @@ def _add_agent(verbs: Any) -> None:
         metavar="S",
         help="how long a job may take to leave this node in order (default %(default)g)",
     )
+    verb.add_argument(
+        "--job-user",
+        metavar="NAME",
+        help="run the jobs as this user, who can read neither the certificates of this agent nor its memory; the agent "
+        "itself has to be started as root (default: as the agent)",
+    )
     verb.set_defaults(verb=_agent)
 
 
@@ -224,6 +230,7 @@ def _node_of(options: argparse.Namespace) -> str:
 
 def _checked(options: argparse.Namespace) -> _Checked:
     """Raises ConfigError."""
+    from elastic import jobuser
     from elastic.fleet.charge import Site
     from elastic.process import check_descriptors
     from elastic.reach import Reach
@@ -248,12 +255,18 @@ def _checked(options: argparse.Namespace) -> _Checked:
         check_own(keyring, node)
     _make(options.jobs_dir, "--jobs-dir")
     jobs_dir = options.jobs_dir.absolute()
+    job_user = None
+    if options.job_user is not None:
+        job_user = jobuser.find(options.job_user)
+        jobs_dir.chmod(jobs_dir.stat().st_mode | 0o055)
+        jobuser.check(job_user, jobs_dir)
     site = Site(
         node=node,
         reach=Reach(address, replicas, certs),
         jobs_dir=jobs_dir,
         notices=notices,
         grace_s=options.grace,
+        job_user=job_user,
     )
     return _Checked(site, keyring, [one for one in (keyring, of_workers) if one is not None])
 

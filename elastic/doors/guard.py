@@ -160,7 +160,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
         identity, objection = call.identity, ""
         if identity is None:
             return
-        if identity.role is roles.Role.AGENT and request.WhichOneof("content") == "hello":
+        if identity.role in (roles.Role.AGENT, roles.Role.WORKER) and request.WhichOneof("content") == "hello":
             objection = roles.objection_to_name(identity, request.hello.node)
         elif call.method.endswith("/Ask"):
             objection = roles.objection_to_question(identity, request.WhichOneof("content"))

@@ -15,7 +15,8 @@ class Role(StrEnum):
     AGENT = "agent"
     """To offer the node that the certificate names, and to run its jobs."""
     WORKER = "worker"
-    """To speak with other workers, as one of the node that the certificate names."""
+    """To speak with other workers, as one of the node that the certificate names; and to attend a job as the agent of
+    that node, by the token of its place (elastic/fleet/grants.py)."""
     OPERATOR = "operator"
     """To do everything that the command line can."""
     VIEWER = "viewer"
@@ -35,9 +36,10 @@ _SCHEME = "elastic://"
 _LOOKING = frozenset({Role.OPERATOR, Role.VIEWER})
 _ACTING = frozenset({Role.OPERATOR})
 _NODES = frozenset({Role.AGENT})
+_AGENTS = frozenset({Role.AGENT, Role.WORKER})
 
 MAY_CALL: Mapping[str, frozenset[Role]] = {
-    "/elastic.wire.Rendezvous/Attend": _NODES,
+    "/elastic.wire.Rendezvous/Attend": _AGENTS,
     "/elastic.wire.Rendezvous/Status": _LOOKING,
     "/elastic.wire.Rendezvous/Drain": _ACTING,
     "/elastic.wire.Fleet/Attend": _NODES,

@@ -17,6 +17,7 @@ from elastic.doors.channels import Door
 from elastic.fleet import archive
 from elastic.fleet.charge import SLACK_S, STOP_S, Site
 from elastic.fleet.lookout import Lookout
+from elastic.jobuser import acting
 from elastic.journal import Journal
 from elastic.seeking import FIRST_RETRY_S, LONGEST_RETRY_S, Seeker, leader_options
 from elastic.wire import elastic_pb2 as pb
@@ -160,7 +161,8 @@ class Attendance:
     def _piece(self, query: pb.LogQuery) -> pb.LogPiece:
         """What there is to read; of a log that is not there, or cannot be read, nothing."""
         try:
-            found = archive.read(self._site.jobs_dir, query.job, query.log, query.offset)
+            with acting(self._site.job_user if query.job else None):
+                found = archive.read(self._site.jobs_dir, query.job, query.log, query.offset)
         except OSError as error:
             self._journal.write("log_unreadable", job=query.job, log=query.log, because=str(error))
             found = archive.Piece(b"", query.offset, -1)

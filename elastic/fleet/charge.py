@@ -15,14 +15,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from elastic import codec, hostmemory
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
+from elastic.doors.roles import Role
 from elastic.errors import ConfigError
 from elastic.files import TOKEN, create_atomically, write_atomically
 from elastic.fleet.board import Board
@@ -30,6 +31,7 @@ from elastic.fleet.devices import VARIABLE
 from elastic.fleet.documents import Submission
 from elastic.fleet.succession import Holding, Keeper, keeper_of, replace_agent
 from elastic.handover import Place, Request
+from elastic.jobuser import JobUser, acting
 from elastic.journal import Journal
 from elastic.process import own_environment
 from elastic.reach import Reach
@@ -50,17 +52,24 @@ STOP_S = 6.0
 
 LOG_TAIL_LINES = 5
 
+LOGS = ("stdout.log", "agent.log")
+CERTS = "certs"
+"""In a job directory: what a job that runs as another user has of its node's certificates."""
+
+RENEW_S = 60.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """What all jobs on this node have in common. jobs_dir: each has its directory in it. grace_s: how long an agent
-    that is asked to leave may take."""
+    that is asked to leave may take. job_user: as whom they run; None: as the daemon does."""
 
     node: str
     reach: Reach
     jobs_dir: Path
     notices: str
     grace_s: float
+    job_user: JobUser | None = None
 
 
 class Charge:
@@ -94,6 +103,8 @@ class Charge:
         self._memory = handed.scratch() if handed is not None else None
         if handed is None and submission.spec.snapshot_every != "off":
             self._memory = hostmemory.claim()
+            if self._memory is not None and site.job_user is not None:
+                site.job_user.give(self._memory.path)
         self._keeper: Keeper | None = handed.process() if handed is not None else None
         """While it lives."""
         self._starting = self._keeper is None
@@ -139,7 +150,8 @@ class Charge:
             return
         self._finish.set()
         try:
-            write_atomically(self._dir / "result.json", result.encode())
+            with acting(self._site.job_user):
+                write_atomically(self._dir / "result.json", result.encode())
         except OSError as error:
             self._journal.write("result_unwritten", job=self.job, because=str(error))
 
@@ -152,14 +164,16 @@ class Charge:
         if token and token != self._token:
             self._token = token
             try:
-                self._write_token()
+                with acting(self._site.job_user):
+                    self._write_token()
             except OSError as error:
                 self._journal.write("token_unwritten", job=self.job, because=str(error))
 
     def notify(self) -> None:
         """Its agent is shown what notices stand on this node."""
         try:
-            self._board.show(self._dir)
+            with acting(self._site.job_user):
+                self._board.show(self._dir)
         except OSError as error:
             self._journal.write("notices_untold", job=self.job, because=str(error))
 
@@ -177,6 +191,13 @@ class Charge:
         await asyncio.wait([self._task])
 
     async def _run(self) -> None:
+        renewing = asyncio.create_task(self._renew())
+        try:
+            await self._live()
+        finally:
+            renewing.cancel()
+
+    async def _live(self) -> None:
         wait_s = 0.0
         while self._keeper is not None or not self.ending:
             began_s = time.monotonic()
@@ -206,7 +227,7 @@ class Charge:
             await _first(self._leave, self._finish, within_s=wait_s)
         if self._memory is not None:
             self._memory.remove()
-        with suppress(OSError):  # it has lost its worth by now
+        with suppress(OSError), acting(self._site.job_user):  # it has lost its worth by now
             (self._dir / TOKEN).unlink()
         self._say("")
 
@@ -221,7 +242,7 @@ class Charge:
         """Have another program take its place. Returns why that was refused, or nothing."""
         if self._keeper is None:
             return ""
-        refused = await replace_agent(Place(self._dir, self._site.node), request, self._keeper)
+        refused = await replace_agent(Place(self._dir, self._site.node, self._site.job_user), request, self._keeper)
         return f"{self.job}: {refused}" if refused else ""
 
     def holding(self, *, inherited: bool) -> Holding:
@@ -259,6 +280,37 @@ class Charge:
 
     def _prepare(self) -> None:
         """The job's directory on this node. Raises ConfigError and OSError."""
+        user = self._site.job_user
+        if user is not None:
+            self._dir.mkdir(exist_ok=True)
+            user.give(self._dir)
+        certs = self._certs()
+        with acting(user):
+            self._fill(certs)
+
+    def _certs(self) -> dict[str, bytes]:
+        """What the processes of a job that are not of the daemon's user need of the node's certificates."""
+        directory = self._site.reach.certs
+        if directory is None or self._site.job_user is None:
+            return {}
+        from elastic.doors.keyring import FLEET_CA  # most nodes have no certificates, and need not read about them
+
+        return {name: (directory / name).read_bytes() for name in (f"{Role.WORKER}.pem", FLEET_CA)}
+
+    async def _renew(self) -> None:
+        """New certificates of the node are used without a restart, also by its jobs. Never returns."""
+        written: dict[str, bytes] = {}
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                if (certs := self._certs()) != written:
+                    with acting(self._site.job_user):
+                        self._write_certs(certs)
+                    written = certs
+            except OSError as error:
+                self._journal.write("certificates_unwritten", job=self.job, because=str(error))
+
+    def _fill(self, certs: Mapping[str, bytes]) -> None:
         spec = self._submission.spec
         for part in ("logs", "journal"):
             (self._dir / part).mkdir(parents=True, exist_ok=True)
@@ -272,6 +324,7 @@ class Charge:
             )
         write_atomically(self._dir / "job.json", codec.job_to_json(spec))
         self._write_token()
+        self._write_certs(certs)
         storage = storage_at(self._submission.checkpoints)
         own(storage, spec.name, identity)
         settings = Settings(
@@ -287,24 +340,32 @@ class Charge:
         )
         write_atomically(self._dir / "checkpoints.json", json.dumps(asdict(settings)).encode())
 
+    def _write_certs(self, certs: Mapping[str, bytes]) -> None:
+        if certs:
+            (self._dir / CERTS).mkdir(mode=0o700, exist_ok=True)
+        for name, content in certs.items():
+            write_atomically(self._dir / CERTS / name, content, 0o600)
+
     def _write_token(self) -> None:
         write_atomically(self._dir / TOKEN, self._token.encode(), 0o600)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        site, spec = self._site, self._submission.spec
+        site, spec, user = self._site, self._submission.spec, self._site.job_user
+        reach = site.reach
+        if user is not None and reach.certs is not None:
+            reach = replace(reach, certs=self._dir / CERTS)
         options = {
             "--job-dir": str(self._dir.absolute()),
             "--node": site.node,
             "--slots": str(self._slots),
-            **site.reach.words(),
+            **reach.words(),
             "--notices": f"{RELAYED}{self._dir.absolute()}",
             "--grace": str(site.grace_s),
         }
         words = [word for option in options.items() for word in option]
-        with (
-            (self._dir / "logs" / "agent.log").open("ab") as log,
-            (self._dir / "logs" / "stdout.log").open("ab") as out,
-        ):
+        with ExitStack() as stack:
+            with acting(user):
+                out, log = (stack.enter_context((self._dir / "logs" / name).open("ab")) for name in LOGS)
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", "elastic.keeper", *words],
                 env=self._environment(),
@@ -313,18 +374,22 @@ class Charge:
                 stdout=out,
                 stderr=log,
                 process_group=0,  # Ctrl-C reaches the daemon alone, which ends the others in order
+                **(user.start() if user is not None else {}),
             )
 
     def _environment(self) -> dict[str, str]:
         environment = own_environment()
         # So that `python` in a job's command is the interpreter of this package.
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
+        if self._site.job_user is not None:
+            environment |= self._site.job_user.environment()
         if self.devices is not None:
             environment[VARIABLE] = ",".join(self.devices)
         return environment
 
     def _last_words(self) -> str:
-        lines = (self._dir / "logs" / "agent.log").read_text(errors="replace").splitlines()
+        with acting(self._site.job_user):
+            lines = (self._dir / "logs" / LOGS[1]).read_text(errors="replace").splitlines()
         return f": {' | '.join(lines[-LOG_TAIL_LINES:])}" if lines else ""
 
     def _say(self, trouble: str) -> None:

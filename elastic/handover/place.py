@@ -17,6 +17,7 @@ import elastic
 from elastic import process
 from elastic.errors import ElasticError
 from elastic.files import write_atomically
+from elastic.jobuser import JobUser, acting
 
 SIGNAL = signal.SIGUSR2
 
@@ -54,11 +55,13 @@ class Running:
 
 
 class Place:
-    """The files of one process. name: unique in the directory."""
+    """The files of one process. name: unique in the directory. user: whose process it is, where not that of the one who
+    asks."""
 
-    def __init__(self, directory: Path, name: str) -> None:
+    def __init__(self, directory: Path, name: str, user: JobUser | None = None) -> None:
         self._directory = directory
         self._name = name
+        self._user = user
 
     # ---------------------------------------------------------------------------------------- whoever asks
 
@@ -73,7 +76,7 @@ class Place:
         """Raises Refused for a process that is another user's, and could not read what is asked, or has ended."""
         try:
             owner = os.stat(f"/proc/{running.pid}").st_uid
-            if owner != os.geteuid():
+            if owner != (self._user.uid if self._user is not None else os.geteuid()):
                 raise Refused(f"process {running.pid} is of the user with id {owner}; ask as that user")
             self._write("upgrade", asdict(request))
             os.kill(running.pid, SIGNAL)
@@ -117,13 +120,15 @@ class Place:
     def _write(self, what: str, document: object) -> None:
         mask = os.umask(0o177)
         try:
-            write_atomically(self._path(what), json.dumps(document).encode())
+            with acting(self._user):
+                write_atomically(self._path(what), json.dumps(document).encode())
         finally:
             os.umask(mask)
 
     def _read(self, what: str) -> dict[str, Any] | None:
         try:
-            document: dict[str, Any] = json.loads(self._path(what).read_bytes())
+            with acting(self._user):
+                document: dict[str, Any] = json.loads(self._path(what).read_bytes())
         except (FileNotFoundError, ValueError):
             return None
         except OSError as error:
