@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -86,7 +87,7 @@ def test_a_link_that_a_job_has_left_leads_the_daemon_nowhere(home: Path, user: J
 def test_a_directory_that_the_job_could_write_to_is_not_used_and_one_that_it_cannot_enter_neither(
     home: Path, user: JobUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobuser.sys, "executable", "/bin/sh")  # that of the tests may be out of reach
+    monkeypatch.setattr(sys, "executable", "/bin/sh")  # that of the tests may be out of reach
     monkeypatch.setattr(jobuser, "__file__", "/bin/sh")
     jobuser.check(user, home)
     home.chmod(0o700)
