@@ -24,11 +24,11 @@ from elastic.checkpoints.series import newest_in_memory
 from elastic.departure import OPERATOR, Departure
 from elastic.errors import ElasticError, ExitCode
 from elastic.handover import Handed, Place, Trial
+from elastic.jobdir import read_settings
 from elastic.joblock import JobLock
 from elastic.journal import Journal, journal_path
 from elastic.ledger import Ledger
 from elastic.messages import Close, Fence, Invite, Kill, Order, Publish, Quiesce, Release, SlotGivenUp, Word
-from elastic.resume import read_settings
 from elastic.slots import SlotFile
 from elastic.supervision import Slot
 from elastic.workforce import Workforce

@@ -14,8 +14,8 @@ from elastic import reach as reaching
 from elastic.config import JobSpec, check_name
 from elastic.errors import ConfigError
 from elastic.files import read_job
+from elastic.jobdir import read_settings
 from elastic.reach import Reach
-from elastic.resume import read_settings
 from elastic.spot import choose
 from elastic.spot.source import Source
 

@@ -1,4 +1,4 @@
-"""A worker's line to its agent, and anybody's question to the rendezvous.
+"""A worker's line to its agent.
 
 `AgentClient` lives inside the training process: one stream on the agent's unix socket, carried by daemon threads, so
 the training loop never waits for it. Words go out in order; of the Progress words of this worker only the newest
@@ -14,9 +14,8 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 # gRPC's fork handlers would log in every forked DataLoader worker, which never uses gRPC. Read when grpc is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
@@ -24,13 +23,12 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 import grpc
 
 from elastic import codec
+from elastic.asking import CHANNEL_OPTIONS, said_by
 from elastic.backlog import Backlog, spill_path
-from elastic.doors.channels import PLAIN, Door
 from elastic.errors import ConfigError, ElasticError
 from elastic.messages import Order, Progress, Word
-from elastic.seeking import plainly
 from elastic.wire import elastic_pb2 as pb
-from elastic.wire.elastic_pb2_grpc import AgentStub, RendezvousStub
+from elastic.wire.elastic_pb2_grpc import AgentStub
 
 CONNECT_S = 10.0
 """How long the agent, which started this process, may take to answer on its socket."""
@@ -38,18 +36,8 @@ CONNECT_S = 10.0
 CLOSE_S = 5.0
 """How long close() waits for the agent to take the last words."""
 
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", codec.MESSAGE_LIMIT),
-    ("grpc.max_send_message_length", codec.MESSAGE_LIMIT),
-    ("grpc.enable_http_proxy", 0),
-)
-
-
 SOON = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
 """While a program takes another one's place, in a second or so, nobody listens."""
-
-CONNECT = ("grpc.min_reconnect_backoff_ms", 1000)
-"""How long a replica may take to accept a connection. One on a machine that is gone does not even refuse it."""
 
 
 class AgentUnreachable(ElasticError):
@@ -178,7 +166,7 @@ class AgentClient:
                     case _:
                         self._deliver(codec.order_from_wire(message.order))
         except grpc.RpcError as error:
-            return f"the stream to the agent broke: {_say(error)}"
+            return f"the stream to the agent broke: {said_by(error)}"
         except codec.WireError as error:
             self._stream.cancel()
             return f"the agent does not speak this protocol: {error}"
@@ -199,68 +187,8 @@ class AgentClient:
             self._changed.notify()
 
 
-def fetch_status(
-    address: str | Sequence[str], timeout_s: float, job: str = "", door: Door = PLAIN
-) -> dict[str, object]:
-    """The job's status as `elastic status --json` prints it, asked of the rendezvous at "host:port", or of several.
-
-    job: needed where a rendezvous has several. Raises ElasticError when nobody answers within timeout_s, or when
-    nobody leads.
-    """
-    request = pb.StatusRequest(job=job)
-    reply: pb.StatusReply = ask_leader(address, lambda c: RendezvousStub(c).Status(request, timeout=timeout_s), door)
-    document: dict[str, object] = json.loads(reply.document)
-    return document
-
-
-def ask_to_drain(address: str, node: str, left_ms: int, because: str, *, over: bool, timeout_s: float) -> list[str]:
-    """Have the agent of that node told that somebody wants it empty within left_ms; over: and no longer.
-
-    Returns the nodes whose agents attend: the node was told if it is among them. Raises ElasticError as fetch_status.
-    """
-    request = pb.DrainRequest(node=node, drain_node=pb.DrainNode(left_ms=left_ms, because=because, over=over))
-    reply: pb.DrainReply = ask_leader(address, lambda c: RendezvousStub(c).Drain(request, timeout=timeout_s))
-    return list(reply.nodes)
-
-
-def ask_leader(addresses: str | Sequence[str], ask: Callable[[grpc.Channel], Any], door: Door = PLAIN) -> Any:
-    """The leader's answer: of the first replica that answers, or of whom it names, or of the next.
-
-    ask: one question over a channel; its answer says whether it is a leader's. Raises ElasticError if there is none,
-    and ConfigError if we may not ask that.
-    """
-    waiting = [addresses] if isinstance(addresses, str) else list(addresses)
-    asked: set[str] = set()
-    because = ""
-    while waiting:
-        address = waiting.pop(0)
-        if address in asked:
-            continue
-        asked.add(address)
-        with door.channel(address, (*CHANNEL_OPTIONS, CONNECT)) as channel:
-            try:
-                reply = ask(channel)
-            except grpc.RpcError as error:
-                if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-                    raise ConfigError(error.details()) from error
-                said = _say(error)
-                because = because or f"the rendezvous at {address} does not answer: {said}{door.hint(said)}"
-                continue
-        if reply.leading:
-            return reply
-        waiting[:0] = [reply.leader] if reply.leader else []
-    raise ElasticError(because or "nobody leads the job at the moment: an election is going on, or etcd is away")
-
-
 def _from_agent(name: str) -> str:
     value = os.environ.get(name)
     if not value:
         raise ConfigError(f"{name} is not set; start the script with `elastic run`")
     return value
-
-
-def _say(error: grpc.RpcError) -> str:
-    code, details = getattr(error, "code", None), getattr(error, "details", None)
-    if not (callable(code) and callable(details)):
-        return str(error)
-    return plainly(code(), str(details()))

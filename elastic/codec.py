@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError, Message
 from elastic.config import JobSpec, is_text
 from elastic.errors import ConfigError, ElasticError
 from elastic.messages import Generation, Order, Publish, Word
+from elastic.wire import MESSAGE_LIMIT as MESSAGE_LIMIT
 from elastic.wire import elastic_pb2 as pb
 
 IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,191}")
@@ -38,9 +39,6 @@ ITEMS_LIMIT = 65_536
 
 TEXT_LIMIT = 65_536
 """Reasons and tracebacks, in characters; longer ones are cut when sent or stored."""
-
-MESSAGE_LIMIT = 64 * 2**20
-"""Bytes of one message on a stream; a generation of 65,536 members fits."""
 
 WORD_LIMIT = 8 * 2**20
 """Of one that goes up, to an agent or the rendezvous: the longest lists and texts above fit several times."""

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from elastic.client import ask_to_drain
+from elastic.asking import ask_to_drain
 from elastic.errors import ConfigError, ElasticError, ExitCode
+from elastic.ids import node_of
 from elastic.jobdir import read_json
-from elastic.messages import node_of
 from elastic.status import job_status
 
 TIMEOUT_S = 5.0

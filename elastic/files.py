@@ -8,10 +8,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from elastic import codec
-from elastic.config import JobSpec
 from elastic.errors import ConfigError
+
+if TYPE_CHECKING:
+    from elastic.config import JobSpec
 
 TOKEN = "token"
 """In a job directory: by which the job's agent is admitted (elastic/fleet/grants.py). Mode 0600."""
@@ -67,6 +69,8 @@ def read_token(job_dir: Path) -> str:
 
 def read_job(job_dir: Path) -> JobSpec:
     """The specification in job.json. Raises ConfigError if it is not there or not valid."""
+    from elastic import codec  # which a command that only asks does not need
+
     path = job_dir / "job.json"
     try:
         document = path.read_bytes()

@@ -16,18 +16,19 @@ from __future__ import annotations
 import fcntl
 import json
 import re
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from elastic import codec
-from elastic.config import JobSpec, check_text
+from elastic.checkpoints.settings import Settings
 from elastic.errors import ConfigError
 from elastic.files import create_atomically, is_temporary, read_job, write_atomically
+
+if TYPE_CHECKING:
+    from elastic.config import JobSpec
 
 DEFAULT_PARENT = "elastic-jobs"
 
@@ -100,6 +101,11 @@ def claim(spec: JobSpec, job_dir: Path | None, *, fresh: bool) -> Claim:
     free ``<job_dir>.old-<n>``. Raises ConfigError for a directory in use, one with a completed job or another one's,
     one that holds something else, and one that cannot be written.
     """
+    import secrets
+
+    from elastic import codec  # which a command that only asks does not need, nor what draws secrets
+    from elastic.config import check_text
+
     try:
         check_text("job directory", Path.cwd() / DEFAULT_PARENT if job_dir is None else job_dir.absolute())
         chosen = next_free(Path.cwd() / DEFAULT_PARENT, spec.name) if job_dir is None else job_dir.absolute()
@@ -128,6 +134,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return document
+
+
+def read_settings(job_dir: Path) -> Settings:
+    """As a start of `elastic run` has left it; of a job that nobody started so, no checkpoints but the script's own."""
+    try:
+        return Settings.from_json((job_dir / "checkpoints.json").read_bytes())
+    except FileNotFoundError:
+        return Settings(root=str(job_dir / "checkpoints"))
 
 
 def next_free(parent: Path, name: str) -> Path:

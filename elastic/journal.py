@@ -72,10 +72,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -166,9 +167,13 @@ class Journal:
         return file
 
 
-def read(path: Path) -> list[Line]:
-    """The lines of one journal. A torn line, the trace of a kill in the middle of a write, is left out."""
-    return [line for text in path.read_bytes().splitlines() if (line := parse(text)) is not None]
+def read(path: Path, events: Collection[str] = ()) -> list[Line]:
+    """The lines of one journal, or those of these events. A torn line, the trace of a kill in the middle of a write, is
+    left out."""
+    texts = path.read_bytes().splitlines()
+    if events:
+        texts = list(filter(re.compile(f'"event":"({"|".join(events)})"'.encode()).search, texts))
+    return [line for text in texts if (line := parse(text)) is not None]
 
 
 def parse(text: bytes) -> Line | None:
@@ -183,9 +188,9 @@ def parse(text: bytes) -> Line | None:
     return line if whole else None
 
 
-def read_all(job_dir: Path) -> list[Line]:
-    """The lines of all processes of a job on this machine, by time."""
-    lines = [line for path in sorted((job_dir / "journal").glob("*.jsonl")) for line in read(path)]
+def read_all(job_dir: Path, events: Collection[str] = ()) -> list[Line]:
+    """The lines of all processes of a job on this machine, or those of these events, by time."""
+    lines = [line for path in sorted((job_dir / "journal").glob("*.jsonl")) for line in read(path, events)]
     return sorted(lines, key=lambda line: line["t_mono_ns"])
 
 

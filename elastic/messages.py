@@ -15,6 +15,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, TypeAlias
 
+from elastic.ids import node_of as node_of
 from elastic.tree import Node
 
 
@@ -489,8 +490,3 @@ class Pointed:
 
 
 Order: TypeAlias = Quiesce | Publish | Fence | Kill | Release | Close | Drain | Invite | Pointed
-
-
-def node_of(worker_id: str) -> str:
-    """`<node>.<slot>.<incarnation>` -> node."""
-    return worker_id.rsplit(".", 2)[0]

@@ -22,9 +22,9 @@ from elastic.doors.channels import bind
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.etcd import EtcdStore
 from elastic.files import read_job
+from elastic.jobdir import read_settings
 from elastic.journal import Journal, journal_path
 from elastic.replica import Part
-from elastic.resume import read_settings
 from elastic.retention import Retention
 from elastic.service import SERVER_OPTIONS, Service
 from elastic.wire.elastic_pb2_grpc import add_RendezvousServicer_to_server

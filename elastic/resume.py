@@ -24,7 +24,7 @@ from elastic.checkpoints.storage import MemoryStorage, Storage, put, storage_at
 from elastic.config import JobSpec
 from elastic.errors import ConfigError
 from elastic.files import write_atomically
-from elastic.jobdir import job_id
+from elastic.jobdir import job_id, read_settings
 
 PER_RUN = ("journal", "journal.jsonl", "result.json", "rendezvous.json", "spill")
 """Of no use to a later run, and moved aside for people."""
@@ -124,14 +124,6 @@ def has_advanced(job_dir: Path) -> bool:
         return newest > 0
     source = snapshots if settings.resume_from else durable
     return source is not None and bool(source.verify(source.look(began, settings.job_id)).problem)
-
-
-def read_settings(job_dir: Path) -> Settings:
-    """What `begin` has left; of a job that was not started by `elastic run`, no checkpoints but the script's own."""
-    try:
-        return Settings.from_json((job_dir / "checkpoints.json").read_bytes())
-    except FileNotFoundError:
-        return Settings(root=str(job_dir / "checkpoints"))
 
 
 def decide(series: Series, job_id: str, steps: int, snapshots: Series | None = None) -> Resumption:

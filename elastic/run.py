@@ -34,13 +34,13 @@ from elastic.live import (
     Display,
     PlainDisplay,
     Snapshot,
-    StepsTail,
     TableDisplay,
     Watcher,
 )
 from elastic.notices import Notices
 from elastic.process import own_environment
 from elastic.spot import choose
+from elastic.tail import StepsTail
 
 NODE = "local"
 """The one node's name; its workers are local.0.0, local.1.0, ..."""

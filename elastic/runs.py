@@ -15,9 +15,10 @@ from elastic import resume, run
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ExitCode
 from elastic.journal import Line, merge, read_all, recoveries
-from elastic.live import StepsTail, expendable, summary_text
+from elastic.live import expendable, summary_text
 from elastic.resume import Resumption
 from elastic.run import Interrupted, Outcome, Signals
+from elastic.tail import StepsTail
 
 
 def to_the_end(

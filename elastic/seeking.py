@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 
 from elastic import codec
+from elastic.asking import plainly
 
 CONNECT_MS = 1000
 """How long a replica may take to accept a connection. One on a machine that is gone does not even refuse it."""
@@ -40,15 +41,6 @@ def leader_options(beats: int = 1) -> Sequence[tuple[str, object]]:
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.5
 """Also below a third of fence_grace_s, so that a worker which has to be fenced hears of it in time."""
-
-
-NOBODY_THERE = "failed to connect to all addresses"
-"""So gRPC begins, whatever it was."""
-
-
-def plainly(code: grpc.StatusCode, details: str) -> str:
-    """What an error of gRPC says: of one that nobody listens, such as "Connection refused"."""
-    return details.rpartition(": ")[2] if details.startswith(NOBODY_THERE) else f"{code.name}: {details}"
 
 
 class Seeker:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from elastic import jobdir
-from elastic.client import fetch_status
+from elastic.asking import fetch_status
 from elastic.errors import ConfigError, ElasticError
+from elastic.tail import StepsTail
 
 STATUS_WAIT_S = 5.0
 """How long `status` waits for a leader: an election takes two seconds."""
@@ -47,8 +48,6 @@ def job_status(job_dir: Path, wait_s: float = STATUS_WAIT_S) -> dict[str, Any]:
 
 
 def _closed(job_dir: Path, result: dict[str, Any]) -> dict[str, Any]:
-    from elastic.live import StepsTail  # which draws, with rich
-
     tail = StepsTail(job_dir / "steps.jsonl")
     tail.poll(0.0)
     return {

@@ -8,8 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elastic.jobdir import read_settings
 from elastic.journal import Line, read_all
-from elastic.resume import read_settings
+
+EVENTS = (
+    *("snapshots_off", "snapshot_complete", "snapshot_failed", "snapshot_skipped"),
+    *("state_not_held", "newcomer_in_vain", "joined"),
+)
+"""All lines that matter here; most of a journal are others."""
 
 SKIPS = 3
 """So many snapshots in a row may be left out because the one before is still being written."""
@@ -85,7 +91,7 @@ class Troubles:
 def of_job(job_dir: Path) -> list[Trouble]:
     """Those of the job in this directory, as far as processes on this machine tell."""
     settings = read_settings(job_dir)
-    found = Troubles(read_all(job_dir)).now
+    found = Troubles(read_all(job_dir, EVENTS)).now
     if settings.snapshot_every != "off" and not settings.memory:
         because = "the state is not kept in memory: /dev/shm could not be used when the job was started"
         found.append(Trouble("snapshots", "", because, WITHOUT))

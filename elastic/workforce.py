@@ -25,12 +25,12 @@ from elastic.config import JobSpec, RingKind
 from elastic.crew import Crew, Employed, own_settings
 from elastic.detector import Detector, Health
 from elastic.heirloom import Heirloom
+from elastic.jobdir import read_settings
 from elastic.journal import Journal
 from elastic.ledger import Ledger
 from elastic.messages import Announce, Failed, Finished, Order, Progress, RingUp, Word, WorkerDead, WorkerFrozen
 from elastic.mpirun import Mpirun
 from elastic.reach import Reach
-from elastic.resume import read_settings
 from elastic.slots import SlotFile
 from elastic.starter import Starter
 from elastic.stdout import Stdout

@@ -15,8 +15,8 @@ from elastic.checkpoints.naming import EntryName
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import MemoryStorage, Storage, storage_at
 from elastic.errors import ElasticError
+from elastic.jobdir import read_settings
 from elastic.journal import Journal
-from elastic.resume import read_settings
 
 LARGE_BYTES = 1 << 30
 """A larger one is looked at without reading its data, and noted as not read: that would slow down what is measured."""

@@ -82,7 +82,7 @@ def _saying(act: Callable[[Storage, str, argparse.Namespace], int]) -> Callable[
 
 
 def _where(options: argparse.Namespace) -> tuple[Storage, str]:
-    from elastic.resume import read_settings
+    from elastic.jobdir import read_settings
 
     if options.dir is not None:
         return storage_at(options.dir), ""

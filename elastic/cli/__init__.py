@@ -1,7 +1,7 @@
 """The command line: `elastic VERB`. A module for each verb, or for a few that belong together.
 
-Each module says what its verb takes and what it prints. What a verb needs beside that it imports when it runs, so that
-`elastic --help` stays fast.
+Each module says what its verb takes and what it prints, and is imported when its verb is asked for. What that needs
+beside it imports when it runs: whoever only asks loads neither torch, etcd, cryptography nor rich.
 
     parsing.py   the parser, and how an error is said
     script.py    SCRIPT or -m MODULE, of run and doctor
@@ -12,25 +12,50 @@ Each module says what its verb takes and what it prints. What a verb needs besid
 from __future__ import annotations
 
 import argparse
+import gc
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
 
-from chaos_tests import cli as chaos
-from elastic import __version__, samples
-from elastic.checkpoints import commands as checkpoints
-from elastic.cli import certs, daemons, doctor, drain, jobs, logs, run, scale, status, story, submit, top
+from elastic import __version__
 from elastic.cli.parsing import Parser, complain
 from elastic.errors import ConfigError, ElasticError, ExitCode
 
-VERBS = (run, status, chaos, checkpoints, samples, drain, doctor, daemons, submit, jobs, scale, top, logs, story, certs)
-"""In the order of `elastic --help`; each adds its own."""
+MODULES = {
+    "run": "elastic.cli.run",
+    "status": "elastic.cli.status",
+    "chaos": "chaos_tests.cli",
+    "checkpoints": "elastic.checkpoints.commands",
+    "samples": "elastic.samples",
+    "drain": "elastic.cli.drain",
+    "doctor": "elastic.cli.doctor",
+    "rendezvous": "elastic.cli.daemons",
+    "agent": "elastic.cli.daemons",
+    "submit": "elastic.cli.submit",
+    "jobs": "elastic.cli.jobs",
+    "stop": "elastic.cli.jobs",
+    "scale": "elastic.cli.scale",
+    "top": "elastic.cli.top",
+    "logs": "elastic.cli.logs",
+    "story": "elastic.cli.story",
+    "certs": "elastic.cli.certs",
+}
+"""Of each verb, in the order of `elastic --help`; one may add several."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the command `elastic`; returns its exit code."""
-    parsed = parser().parse_args(arguments)
+    """Entry point of the command `elastic`; returns its exit code. arguments: default those of this process."""
+    if arguments is not None:
+        return _main(arguments)
+    code = _main(sys.argv[1:])
+    gc.freeze()  # the process ends: to look through all objects for cycles once more takes longer than many a verb
+    return code
+
+
+def _main(words: Sequence[str]) -> int:
+    parsed = parser(words).parse_args(words)
     try:
         code: int = parsed.verb(parsed)
         sys.stdout.flush()
@@ -52,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """With the verb that these words ask for, or with all of them."""
     top = Parser(
         prog="elastic",
         description="Elastic, fault-tolerant training for PyTorch: workers die, freeze, leave and join, and no step "
@@ -60,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"elastic {__version__}")
     verbs = top.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=Parser)
-    for verb in VERBS:
-        verb.add(verbs)
+    asked = [MODULES[word] for word in words[:1] if word in MODULES]
+    for module in dict.fromkeys(asked or MODULES.values()):
+        importlib.import_module(module).add(verbs)
     return top

@@ -7,17 +7,19 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
-from elastic import codec
-from elastic.client import ask_leader, fetch_status
-from elastic.config import JobSpec
+from elastic.asking import ask_leader, fetch_status
 from elastic.doors.channels import PLAIN, Door
 from elastic.errors import ConfigError, ElasticError
+from elastic.fleet.archive import Piece
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import FleetStub
+
+if TYPE_CHECKING:
+    from elastic.config import JobSpec
 
 TIMEOUT_S = 8.0
 """For one answer; a node may take five seconds over a log."""
@@ -29,13 +31,9 @@ PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
-    """A piece of one: end is where the next begins. size: of the whole; -1: there is no such log. away: nobody can say,
-    because its node does not answer."""
+class Log(Piece):
+    """A piece of one. away: nobody can say, because its node does not answer."""
 
-    text: bytes
-    end: int
-    size: int
     away: bool = False
 
 
@@ -51,6 +49,8 @@ class FleetClient:
     def submit(self, spec: JobSpec, resume: str = "") -> dict[str, Any]:
         """resume: "<job>@<checkpoint>", an ended job and the entry from which the new one goes on. Returns {"job",
         "larger"}: its name, and a sentence if it is larger than the fleet."""
+        from elastic import codec  # which who only asks does not need
+
         document = codec.job_to_json(spec).decode()
         submit = pb.Submit(document=document, resume=resume, token=secrets.token_hex(8))
         return {"larger": "", **self._ask(pb.Question(submit=submit))}  # perhaps asked several times, with one token

@@ -6,12 +6,14 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from elastic.errors import ConfigError, ElasticError
 from elastic.fleet import archive
-from elastic.fleet.client import FleetClient, Log
-from elastic.messages import node_of
+from elastic.ids import node_of
+
+if TYPE_CHECKING:
+    from elastic.fleet.client import FleetClient, Log
 
 LOOK_S = 0.5
 
@@ -20,7 +22,7 @@ class Source(Protocol):
     """names: of all logs of workers that can be read now. read: a piece of one, from there on."""
 
     def names(self) -> list[str]: ...
-    def read(self, name: str, offset: int) -> Log: ...
+    def read(self, name: str, offset: int) -> archive.Piece: ...
 
 
 class Directory:
@@ -34,9 +36,8 @@ class Directory:
     def names(self) -> list[str]:
         return [name for name in self.read("", 0).text.decode().splitlines() if is_worker(name)]
 
-    def read(self, name: str, offset: int) -> Log:
-        piece = archive.read(self._dir, "", name, offset)
-        return Log(piece.text, piece.end, piece.size)
+    def read(self, name: str, offset: int) -> archive.Piece:
+        return archive.read(self._dir, "", name, offset)
 
 
 class Nodes:

@@ -16,7 +16,7 @@ import pytest
 
 from chaos_tests.harness import blows
 from elastic import codec, journal, ledger
-from elastic.client import fetch_status
+from elastic.asking import fetch_status
 from elastic.config import JobSpec, Timing
 from elastic.election import Candidate
 from elastic.embedded import EmbeddedEtcd

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import json
 import os
@@ -387,3 +388,58 @@ def test_the_command_line_does_not_load_torch() -> None:
     """Starting an agent or asking for a status must not cost seconds and 200 MB."""
     program = "import sys, elastic.cli, elastic.run; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+HEAVY = {
+    *("torch", "numpy", "rich", "cryptography", "etcd3", "tenacity", "fsspec", "tomllib"),
+    *("elastic.codec", "elastic.config", "elastic.messages", "elastic.store", "elastic.ledger", "chaos_tests"),
+}
+"""What no command needs that only asks: the documents of jobs, drawing, certificates, etcd."""
+
+ASKED = {
+    "logs --job-dir JOB": "grpc",
+    "story 1 --job-dir JOB": "grpc",
+    "status --job-dir JOB": "",
+    "drain --job-dir JOB": "",
+    "top --rendezvous 127.0.0.1:1 --looks 1": "",
+    "jobs --rendezvous 127.0.0.1:1": "",
+    "story 1 --rendezvous 127.0.0.1:1": "",
+    "drain --node n --rendezvous 127.0.0.1:1": "",
+}
+"""The question, with what it needs not load besides."""
+
+PROBE = """
+import json, sys
+from elastic import cli
+if "--rendezvous" in sys.argv:  # nobody answers, and nobody waits for that
+    import elastic.fleet.client
+    defaults = elastic.fleet.client.FleetClient.__init__.__defaults__
+    elastic.fleet.client.FleetClient.__init__.__defaults__ = (0.0, *defaults[1:])
+try:
+    code = cli.main(sys.argv[1:])
+finally:
+    print("loaded", json.dumps(sorted(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("words", ASKED)
+def test_a_command_that_only_asks_loads_only_what_asking_needs(words: str, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "job.json").write_text('{"name": "train"}')
+    (tmp_path / "result.json").write_text('{"exit_code": 0, "because": "done", "digest": "", "generation": 1}')
+    arguments = [str(tmp_path) if word == "JOB" else word for word in words.split()]
+    done = subprocess.run([sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, check=False)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("loaded ")]
+    loaded = set(json.loads(line.removeprefix("loaded ")))
+    assert "Traceback" not in done.stderr, done.stderr
+    assert loaded & {*HEAVY, ASKED[words]} == set()
+
+
+def test_each_verb_is_found_in_its_module_and_in_the_help_in_that_order() -> None:
+    (verbs,) = [action for action in cli.parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    assert list(verbs.choices) == list(cli.MODULES)
+    for verb in cli.MODULES:
+        (alone,) = [a for a in cli.parser([verb])._actions if isinstance(a, argparse._SubParsersAction)]
+        assert verb in alone.choices and len(alone.choices) <= 2
+        assert alone.choices[verb].format_help() == verbs.choices[verb].format_help()

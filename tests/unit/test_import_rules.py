@@ -46,6 +46,7 @@ PURE_ROOMS = [
     "elastic/fleet/findings.py",
     "elastic/fleet/grants.py",
     "elastic/fleet/schedule.py",
+    "elastic/ids.py",
     "elastic/launchers.py",
     *rooms("elastic/membership"),
     "elastic/messages.py",
@@ -126,7 +127,18 @@ RUNTIME_MAY_USE = {
 WIRE_READERS = {
     f"elastic/{name}.py"
     for name in (
-        *("attendance", "client", "codec", "publishing", "reign", "rendezvous", "replica", "service", "switchboard"),
+        *(
+            "asking",
+            "attendance",
+            "client",
+            "codec",
+            "publishing",
+            "reign",
+            "rendezvous",
+            "replica",
+            "service",
+            "switchboard",
+        ),
     )
 } | {
     f"elastic/fleet/{name}.py"

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from elastic.live import PlainDisplay, Snapshot, StepsTail, plain_line, summary_text, table
+from elastic.live import PlainDisplay, Snapshot, plain_line, summary_text, table
+from elastic.tail import StepsTail
 
 
 def step(number: int, samples: object = ((1, 2), (3,))) -> str:

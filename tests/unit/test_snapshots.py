@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastic import hostmemory, resume
+from elastic import hostmemory, jobdir, resume
 from elastic.checkpoints.interval import SNAPSHOT_COST, SNAPSHOT_LEAST_S, Every
 from elastic.checkpoints.naming import EntryName
 from elastic.checkpoints.ranges import Rows
@@ -461,7 +461,7 @@ def test_a_run_that_goes_on_knows_where_and_leaves_no_other_snapshot(
     """has_advanced: a run that dies before its first new snapshot must not be started for ever."""
     assert begun(tmp_path, memory, again=False) is None
     job_dir = tmp_path / "job"
-    assert resume.read_settings(job_dir).memory == str(memory)
+    assert jobdir.read_settings(job_dir).memory == str(memory)
     assert resume.has_advanced(job_dir) is False
     snapshots = complete(memory, 4)
     assert resume.has_advanced(job_dir)
@@ -470,7 +470,7 @@ def test_a_run_that_goes_on_knows_where_and_leaves_no_other_snapshot(
     (job_dir / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = begun(tmp_path, memory, again=True)
     assert found is not None and (found.step, found.memory) == (4, True)
-    settings = resume.read_settings(job_dir)
+    settings = jobdir.read_settings(job_dir)
     assert (settings.resume, settings.resume_from) == (found.checkpoint, str(memory))
     assert [str(name) for name in snapshots.names()] == [found.checkpoint]
     assert resume.has_advanced(job_dir) is False

@@ -13,7 +13,7 @@ from elastic.checkpoints.manifest import Manifest
 from elastic.checkpoints.naming import MANIFEST, PERIODIC
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import storage_at
-from elastic.resume import read_settings
+from elastic.jobdir import read_settings
 
 
 def spoil(scene: Scene, job: NodesJob, damage: Damage) -> str:

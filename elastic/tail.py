@@ -1,0 +1,59 @@
+"""A ledger while it grows: how far it is, and how fast."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+RATE_WINDOW_S = 10.0
+MAX_READ = 4 * 2**20
+"""Bytes of the ledger read at once, so that a long one does not hold up the display."""
+
+
+class StepsTail:
+    """Follows a ledger that another process writes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._torn = b""
+        self._window: deque[tuple[float, int]] = deque()
+        self.steps = 0
+        self.samples = 0
+        self.last: dict[str, Any] = {}
+
+    def poll(self, now_s: float) -> None:
+        """Take in what was written since the last call."""
+        while data := self._read():
+            *lines, self._torn = (self._torn + data).split(b"\n")
+            for text in lines:
+                self.last = json.loads(text)
+                self.steps += 1
+                self.samples += sum(_count(shard) for shard in self.last["samples"])
+        self._window.append((now_s, self.samples))
+        while len(self._window) > 2 and self._window[1][0] < now_s - RATE_WINDOW_S:
+            self._window.popleft()
+
+    @property
+    def samples_per_s(self) -> float:
+        """Over the last RATE_WINDOW_S seconds of polls."""
+        (since_s, before), (now_s, after) = self._window[0], self._window[-1]
+        return (after - before) / (now_s - since_s) if now_s > since_s else 0.0
+
+    def _read(self) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(MAX_READ)
+        except FileNotFoundError:
+            return b""
+        self._offset += len(data)
+        return data
+
+
+def _count(shard: object) -> int:
+    if isinstance(shard, dict):
+        return int(shard.get("n", 0))  # of a stream's batch nobody knows
+    return len(shard) if isinstance(shard, list) else 0
