@@ -39,6 +39,16 @@ def default_name(program: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:63].strip("-") or "job"
 
 
+def jobs_in(parent: Path) -> tuple[list[Path], int]:
+    """The directories of jobs in it: those of jobs that run, of which the number is returned, before all others, and
+    each time the one that was started last first."""
+    started = []
+    for path in parent.glob("*/job.json"):
+        with suppress(FileNotFoundError):  # moved aside just now
+            started.append((is_live(path.parent), path.stat().st_mtime_ns, path.parent))
+    return [job_dir for _, _, job_dir in sorted(started, reverse=True)], sum(live for live, _, _ in started)
+
+
 def is_live(job_dir: Path) -> bool:
     """Whether an agent, or the `elastic run` above it, holds a lock of this directory."""
     return _is_held(job_dir / "lock") or _is_held(job_dir / "run.lock")

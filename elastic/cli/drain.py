@@ -31,7 +31,7 @@ def add(verbs: Any) -> None:
         description="Ask the job to go on without a node, and wait until no worker is on it.",
         epilog=EXAMPLES + EXIT_CODES,
     )
-    add_either(drain)
+    add_either(drain, by_default=False)
     drain.add_argument("--node", metavar="N", help="which node (default: the only one of the job)")
     drain.add_argument(
         "--budget",

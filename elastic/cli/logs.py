@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from elastic.cli.where import EXIT_CODES, add_either, client_of
+from elastic.cli.where import EXIT_CODES, add_either, client_of, job_dir_of
 from elastic.errors import ExitCode
 
 EXAMPLES = """\
 examples:
+  elastic logs -f                                              of the newest job in ./elastic-jobs
   elastic logs --rendezvous 127.0.0.1:7070                     of the only job: all its workers
   elastic logs --rendezvous 127.0.0.1:7070 --job train-1 -f gpu-7.0.0
   elastic logs --job-dir elastic-jobs/train-1 local.0.0
@@ -34,8 +35,8 @@ def add(verbs: Any) -> None:
 def _logs(options: argparse.Namespace) -> int:
     from elastic.fleet import logs
 
-    if options.job_dir is not None:
-        source: logs.Source = logs.Directory(options.job_dir)
+    if (job_dir := job_dir_of(options)) is not None:
+        source: logs.Source = logs.Directory(job_dir)
     else:
         client = client_of(options)
         source = logs.Nodes(client, client.job(options.job or "")["job"])

@@ -7,11 +7,12 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from elastic.cli.where import EXIT_CODES, add_either, client_of
+from elastic.cli.where import EXIT_CODES, add_either, client_of, job_dir_of
 from elastic.errors import ConfigError, ExitCode
 
 EXAMPLES = """\
 examples:
+  elastic status                                 of the newest job in ./elastic-jobs
   elastic status --job-dir elastic-jobs/train-1
   elastic status --job-dir elastic-jobs/train-1 --json | jq .generation
   elastic status train-1 --rendezvous 127.0.0.1:7070
@@ -35,14 +36,15 @@ def _status(options: argparse.Namespace) -> int:
     from elastic import troubles
     from elastic.status import job_status
 
-    if options.job_dir is None:
+    job_dir = job_dir_of(options)
+    if job_dir is None:
         document = client_of(options).status(options.job or "")
     elif options.job is not None:
         raise ConfigError(f"{options.job}: a directory holds one job; give JOB with --rendezvous only")
     else:
-        document = job_status(options.job_dir)
+        document = job_status(job_dir)
         if document["state"] != "closed":
-            document["troubles"] = [asdict(trouble) for trouble in troubles.of_job(options.job_dir)]
+            document["troubles"] = [asdict(trouble) for trouble in troubles.of_job(job_dir)]
     print(json.dumps(document) if options.json else status_text(document))
     return ExitCode.DONE
 

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from elastic import story
-from elastic.cli.where import EXIT_CODES, add_either, client_of
+from elastic.cli.where import EXIT_CODES, add_either, client_of, job_dir_of
 from elastic.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
+  elastic story 2                                            of the newest job in ./elastic-jobs
   elastic story local.1.0 --job-dir elastic-jobs/train-1     a worker, from its start to its end
   elastic story 2 --job-dir elastic-jobs/train-1             a generation: what led to it, until it ends
   elastic story gpu-7.0.0 --rendezvous 127.0.0.1:7070 --job train-1
@@ -42,6 +43,8 @@ def add(verbs: Any) -> None:
 
 
 def _story(options: argparse.Namespace) -> int:
+    if options.job_dir is None and (newest := job_dir_of(options)) is not None:
+        options.job_dir = [newest]
     lines, away = _lines(options)
     if options.about.isdigit():
         moments = story.of_generation(lines, int(options.about))

@@ -1,4 +1,4 @@
-"""`elastic top`: what a fleet is doing, looked at again and again."""
+"""`elastic top`: what a fleet, or the jobs of this machine, are doing, looked at again and again."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from elastic.cli.where import EXIT_CODES, add_replicas, client_of
+from elastic.cli.where import EXIT_CODES, add_either, client_of, job_dirs_here
 from elastic.errors import ConfigError, ElasticError, ExitCode
 
 ENDED_SHOWN = 5
 
 EXAMPLES = """\
 examples:
+  elastic top                                           the jobs that run in ./elastic-jobs, or the newest there
   elastic top --rendezvous 127.0.0.1:7070               until Ctrl-C
   elastic top --rendezvous 127.0.0.1:7070 --members     a line for each member, too
   elastic top --rendezvous 127.0.0.1:7070 --looks 2 --json | tail -1 | jq '.jobs[].steps_per_s'
@@ -27,11 +30,11 @@ On a terminal the newest look stays; elsewhere one comes below the other. A rate
 def add(verbs: Any) -> None:
     verb = verbs.add_parser(
         "top",
-        help="what a fleet is doing, live: its jobs, how fast they are, and its nodes",
-        description="Show the jobs of a fleet, their members and steps a second, and its nodes, until Ctrl-C.",
+        help="what a fleet, or this machine, is doing, live: jobs, how fast they are, and nodes",
+        description="Show jobs, their members and steps a second, and the nodes of a fleet, until Ctrl-C.",
         epilog=EXAMPLES + EXIT_CODES,
     )
-    add_replicas(verb)
+    add_either(verb)
     verb.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds (default %(default)g)")
     verb.add_argument("--looks", type=int, metavar="N", help="end after so many (default: go on)")
     verb.add_argument("--members", action="store_true", help="with the members of each job")
@@ -48,15 +51,32 @@ def _top(options: argparse.Namespace) -> int:
     return ExitCode.DONE
 
 
+def _look_of(options: argparse.Namespace) -> Callable[[], dict[str, Any]]:
+    from elastic.fleet import top
+
+    if options.job_dir is not None:
+        return lambda: top.look_here([options.job_dir])
+    if not options.rendezvous:
+        return lambda: top.look_here(_dirs_here())
+    client = client_of(options)
+    return lambda: top.look(client)
+
+
+def _dirs_here() -> list[Path]:
+    """Of all jobs that run, or the newest one."""
+    found, live = job_dirs_here()
+    return found[: max(live, 1)]
+
+
 def _looks(options: argparse.Namespace) -> None:
     from elastic.fleet import top
 
-    client = client_of(options)
+    look = _look_of(options)
     live = sys.stdout.isatty() and not options.json
     before, before_s = None, 0.0
     for number in itertools.count(1):
         try:
-            now, now_s = top.look(client), time.monotonic()
+            now, now_s = look(), time.monotonic()
         except ConfigError:
             raise
         except ElasticError as error:

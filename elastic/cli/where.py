@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic.doors.roles import VARIABLE, Role
+from elastic.errors import ConfigError
 from elastic.fleet.addresses import INSECURE, check_plain, parse
 
 if TYPE_CHECKING:
@@ -25,10 +27,12 @@ exit codes:
 """Of the verbs that ask about a job or a fleet, or something of it."""
 
 
-def add_either(verb: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """--job-dir of a job on this machine, or --rendezvous of a fleet. several: any number of directories."""
-    where = verb.add_mutually_exclusive_group(required=not known_replicas())
+def add_either(verb: argparse.ArgumentParser, *, several: bool = False, by_default: bool = True) -> None:
+    """--job-dir of a job on this machine, or --rendezvous of a fleet. several: any number of directories. by_default:
+    without either of them the newest directory is meant, see `job_dir_of`."""
+    where = verb.add_mutually_exclusive_group(required=not by_default and not known_replicas())
     what = "of a job on this machine" + "; of one of several machines those of its nodes, one by one" * several
+    what += " (default, without a fleet: the newest in ./elastic-jobs, of a job that runs if one does)" * by_default
     where.add_argument("--job-dir", type=Path, metavar="DIR", action="append" if several else "store", help=what)
     add_replicas(verb, where)
 
@@ -59,6 +63,34 @@ def add_certs(verb: argparse.ArgumentParser) -> None:
 def known_replicas() -> str | None:
     """By the environment; an empty variable is none."""
     return os.environ.get(REPLICAS) or None
+
+
+def job_dir_of(options: argparse.Namespace) -> Path | None:
+    """As given, or the newest here; None if a job of a fleet is meant. Of several it is said which one was taken.
+    Raises ConfigError if there is none."""
+    if options.job_dir is not None or options.rendezvous:
+        job_dir: Path | None = options.job_dir
+        return job_dir
+    if options.job is not None:
+        raise ConfigError(f"{options.job}: say with --rendezvous of which fleet, or give --job-dir")
+    found, live = job_dirs_here()
+    if len(found) > 1:
+        of = f"{live} that run" if live > 1 else "the jobs here that runs" if live else f"{len(found)}"
+        print(f"elastic: {found[0]}, the {'only one' if live == 1 else 'newest'} of {of}", file=sys.stderr)
+    return found[0]
+
+
+def job_dirs_here() -> tuple[list[Path], int]:
+    """As `jobs_in` of ./elastic-jobs, at least one. Raises ConfigError."""
+    from elastic.jobdir import DEFAULT_PARENT, jobs_in
+
+    found, live = jobs_in(Path(DEFAULT_PARENT))
+    if not found:
+        raise ConfigError(
+            f"there is no job in {Path.cwd() / DEFAULT_PARENT}; give --job-dir DIR, or --rendezvous HOST:PORT,... of a "
+            f"fleet (${REPLICAS})"
+        )
+    return found, live
 
 
 def certs_of(options: argparse.Namespace) -> Path | None:

@@ -1,16 +1,27 @@
-"""What a fleet is doing now, as `elastic top` shows it: one look after another, and what lies between two of them."""
+"""What a fleet or a machine is doing now, as `elastic top` shows it: one look, then another, and what lies between."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from elastic.fleet.client import FleetClient
+from elastic import troubles
+from elastic.errors import ConfigError, ElasticError
+from elastic.jobdir import read_json
+from elastic.status import job_status
+
+if TYPE_CHECKING:
+    from elastic.fleet.client import FleetClient
 
 Document = dict[str, Any]
 
 ASKED_AT_ONCE = 16
+
+HERE_WAIT_S = 1.0
+"""For the leader of a job of this machine: there is another look."""
 
 RUNNING = ("placed", "stopping")
 """States in which a job has a leader of its own."""
@@ -23,6 +34,27 @@ def look(client: FleetClient) -> Document:
     with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
         statuses = dict(zip((job["job"] for job in begun), threads.map(client.status_of, begun), strict=True))
     return {**overview, "statuses": statuses}
+
+
+def look_here(job_dirs: Sequence[Path]) -> Document:
+    """The same of jobs of this machine, which are called as their directories. Raises ConfigError if one holds none."""
+    entries, statuses = [], {}
+    for job_dir in job_dirs:
+        entry = {"job": job_dir.absolute().name, "workers": (read_json(job_dir / "job.json") or {}).get("workers", 0)}
+        try:
+            status = job_status(job_dir, HERE_WAIT_S)
+        except ConfigError:
+            raise
+        except ElasticError as error:
+            entries.append({**entry, "state": "unknown", "because": str(error)})
+            continue
+        if status["state"] == "closed":
+            entries.append({**status, **entry, "state": "ended"})
+        else:
+            told = [asdict(trouble) for trouble in troubles.of_job(job_dir)]
+            entries.append({**entry, "state": status["state"], "because": status["because"], "troubles": told})
+            statuses[entry["job"]] = status
+    return {"leader": "", "jobs": entries, "nodes": [], "statuses": statuses}
 
 
 def facts(now: Document, now_s: float, before: Document | None, before_s: float, ended: int) -> Document:
@@ -60,7 +92,7 @@ def _job(entry: Document, status: Document | None, before: Document | None, betw
         "workers": entry["workers"],
         "members": [],
         "generation": entry.get("generation", 0),
-        "step": None,
+        "step": entry.get("applied"),
         "steps_per_s": None,
     }
     if status is None:
@@ -97,7 +129,8 @@ def text(shown: Mapping[str, Any], *, members: bool) -> str:
             )
     if not shown["jobs"]:
         lines.append("no jobs")
-    lines += ["", f"{'NODE':<20} {'SLOTS TAKEN':>11}"]
+    if shown["nodes"] or shown["leader"]:
+        lines += ["", f"{'NODE':<20} {'SLOTS TAKEN':>11}"]
     for node in shown["nodes"]:
         taken = f"{node['taken']}/{node['slots']}" if node["up"] else "away"
         because = f"  {node['because']}" if node["because"] and node["up"] else ""

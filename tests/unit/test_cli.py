@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import itertools
 import json
 import os
 import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -21,6 +23,7 @@ from elastic.checkpoints.storage import Storage, put
 from elastic.cli.status import status_text
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ElasticError, ExitCode
+from elastic.journal import Journal, journal_path
 from elastic.status import job_status
 
 
@@ -443,3 +446,118 @@ def test_each_verb_is_found_in_its_module_and_in_the_help_in_that_order() -> Non
         (alone,) = [a for a in cli.parser([verb])._actions if isinstance(a, argparse._SubParsersAction)]
         assert verb in alone.choices and len(alone.choices) <= 2
         assert alone.choices[verb].format_help() == verbs.choices[verb].format_help()
+
+
+@pytest.fixture
+def jobs_here(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """Makes jobs in ./elastic-jobs, one after the other; running: its lock is held."""
+    monkeypatch.delenv("ELASTIC_RENDEZVOUS", raising=False)
+    held: list[BinaryIO] = []
+    times = itertools.count(1)
+
+    def make(name: str, *, running: bool = False) -> Path:
+        job_dir = here / "elastic-jobs" / name
+        for part in ("logs", "journal"):
+            (job_dir / part).mkdir(parents=True)
+        (job_dir / "job.json").write_text(json.dumps({"name": name, "workers": 2}))
+        os.utime(job_dir / "job.json", (at_s := next(times), at_s))
+        (job_dir / "logs" / "local.0.0.log").write_text(f"of {name}\n")
+        with Journal(journal_path(job_dir, "leader"), name, "leader", "local") as journal:
+            journal.write("committed", generation=1, kind="form", members=[f"local.0.{name}"], because=f"of {name}")
+        if running:
+            held.append((job_dir / "run.lock").open("ab"))
+            fcntl.flock(held[-1], fcntl.LOCK_EX)
+        else:
+            ended = {"exit_code": 0, "because": f"{name} is done", "digest": "", "generation": 1}
+            (job_dir / "result.json").write_text(json.dumps(ended))
+        return job_dir
+
+    yield make
+    for lock in held:
+        lock.close()
+
+
+def test_without_a_directory_the_newest_is_meant(
+    jobs_here: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs_here("one")
+    assert cli.main(["status"]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("one: closed") and told.err == "", "there is no other"
+    jobs_here("two")
+    for words, said in ((["status"], "two is done"), (["logs"], "of two"), (["story", "1"], "of two")):
+        assert cli.main(words) == 0
+        told = capsys.readouterr()
+        assert said in told.out and "of one" not in told.out
+        assert told.err == "elastic: elastic-jobs/two, the newest of 2\n"
+    assert cli.main(["status", "--job-dir", "elastic-jobs/one"]) == 0
+    told = capsys.readouterr()
+    assert "one is done" in told.out and told.err == ""
+
+
+def test_a_job_that_runs_is_meant_before_newer_ones_that_do_not_and_of_several_it_is_said(
+    jobs_here: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs_here("old", running=True)
+    jobs_here("over")
+    assert cli.main(["logs"]) == 0
+    told = capsys.readouterr()
+    assert "of old" in told.out and told.err == "elastic: elastic-jobs/old, the only one of the jobs here that runs\n"
+    jobs_here("new", running=True)
+    assert cli.main(["logs", "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["text"] == "of new\n"
+    assert told.err == "elastic: elastic-jobs/new, the newest of 2 that run\n"
+
+
+@pytest.mark.parametrize("words", [["status"], ["logs"], ["story", "1"], ["top"]])
+def test_without_any_job_it_is_said_where_one_was_looked_for(
+    words: list[str], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ELASTIC_RENDEZVOUS", raising=False)
+    assert cli.main(words) == ExitCode.BAD_INPUT
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"there is no job in {here / 'elastic-jobs'}; give --job-dir DIR" in said
+
+
+@pytest.mark.parametrize("words", [["status", "train"], ["logs", "--job", "train"], ["story", "1", "--job", "train"]])
+def test_a_job_by_name_is_one_of_a_fleet(
+    words: list[str], jobs_here: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs_here("train")
+    assert cli.main(words) == ExitCode.BAD_INPUT
+    assert "train: say with --rendezvous of which fleet" in capsys.readouterr().err
+
+
+def test_drain_does_not_guess_what_to_drain(jobs_here: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    jobs_here("one", running=True)
+    assert code_of(["drain"]) == ExitCode.BAD_INPUT
+    assert "--job-dir" in capsys.readouterr().err
+
+
+def test_top_shows_the_jobs_of_this_machine(
+    jobs_here: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs_here("over")
+    assert cli.main(["top", "--looks", "1", "--json"]) == 0
+    (over,) = json.loads(capsys.readouterr().out)["jobs"]
+    assert (over["job"], over["state"], over["exit_code"], over["because"]) == ("over", "ended", 0, "over is done")
+
+    steps = itertools.count(100, 10)
+
+    def asked(job_dir: Path, wait_s: float) -> dict[str, Any]:
+        if job_dir.name == "starts":
+            raise ElasticError("the job is being started; nobody leads it yet")
+        applied = next(steps)
+        member = {"worker_id": "local.0.0", "rank": 0, "applied": applied, "phase": "shard 1"}
+        fields = {"state": "running", "because": "all are here", "generation": 1}
+        return {"job": "live", **fields, "applied": applied, "members": [member]}
+
+    monkeypatch.setattr("elastic.fleet.top.job_status", asked)
+    jobs_here("live", running=True)
+    jobs_here("starts", running=True)
+    assert cli.main(["top", "--looks", "2", "--every", "0.01"]) == 0
+    head, starts, live = capsys.readouterr().out.split("\n\n")[1].splitlines()
+    assert head.split()[:3] == ["JOB", "STATE", "MEMBERS"]
+    assert starts.split()[:3] == ["starts", "unknown", "0/2"] and "nobody leads it yet" in starts
+    assert live.split()[:5] == ["live", "running", "1/2", "1", "110"] and float(live.split()[5]) > 0
