@@ -1,8 +1,9 @@
 """`elastic doctor --exact`: whether a script's bits depend on anything but its seed, and what the reason may be.
 
-The script runs its first steps as a job of one, twice alike, and once with each shard in a process of its own. The
-first two must agree in every bit, or no two runs of it ever will; the third must agree with them, or its bits depend on
-which worker has which shard, and so on who dies.
+The script runs its first steps as a job of one, twice alike; once with each shard in a process of its own; once from a
+checkpoint of the first run; and once as a newcomer that enters the first run. The first two must agree in every bit, or
+no two runs of it ever will; the others must agree with them, or its bits depend on which worker has which shard, on
+interruptions, or on who joins.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError
-from elastic.examination import Examination
+from elastic.examination import MIDDLE, Examination
 
 Line = dict[str, Any]
 
 OUTPUT_SHOWN_CHARACTERS = 2000
+_HOW = {"resumed": " when it went on from a checkpoint", "joins": " when it entered as a newcomer"}
 _KERNEL = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
@@ -44,6 +48,8 @@ class Check:
     name: str
     difference: Difference | None
     """None: the same bits."""
+    tried: bool = True
+    """False: the script has too few steps for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,7 @@ class Report:
         yield f"{self.steps} steps of {self.shards} shards"
         for check in self.checks:
             if check.difference is None:
-                yield f"  same bits  {check.name}"
+                yield f"  {'same bits' if check.tried else 'too short'}  {check.name}"
             else:
                 yield f"  DIFFERENT  {check.name}"
                 yield from _indented(check.difference)
@@ -86,10 +92,15 @@ def examine(command: Sequence[str], steps: int) -> Report:
             alike = _explained_alike(alike, once, again, runs)
         checks = [Check("two runs, alike", alike)]
         if alike is None:
-            apart = _first_difference(once, runs.lines("apart", apart=True))
+            apart = _first_difference(once, runs.lines("apart"))
             if apart is not None:
                 apart = _explained_apart(apart, once)
             checks.append(Check("each shard in a process of its own", apart))
+            plan = (("resumed", f"from a checkpoint before step {runs.at}"), ("joins", f"a newcomer in step {runs.at}"))
+            for name, title in plan:
+                tried = 0 < runs.at < once[-1]["step"]
+                late = _entered(once, again, runs.lines(name), runs.at, name) if tried else None
+                checks.append(Check(title, late, tried))
     return Report(once[-1]["step"], once[0]["shards"] or 1, tuple(checks))
 
 
@@ -99,13 +110,29 @@ class _Runs:
     steps: int
     directory: Path
 
-    def lines(self, name: str, *, apart: bool = False) -> list[Line]:
-        """What the script's process has noted. Raises ConfigError."""
-        path = self.directory / f"{name}.jsonl"
-        ended = self._run(name, Examination(path=str(path), steps=self.steps, apart=apart))
+    @property
+    def at(self) -> int:
+        """The step before which others enter; 0: there are too few for that."""
+        return min(MIDDLE, self.steps - 1)
+
+    def lines(self, name: str) -> list[Line]:
+        """What the script's process has noted. name: once, again, apart, and, when `once` has run, resumed and joins.
+
+        Raises ConfigError.
+        """
+        path, recording = self.directory / f"{name}.jsonl", str(self.directory / "recording")
+        examination = Examination(path=str(path), steps=self.steps, apart=name == "apart")
+        if name == "once" and self.at:
+            examination = replace(examination, at=self.at, recording=recording)
+        elif name == "joins":
+            examination = replace(examination, joins=True, recording=recording)
+        ended = self._run(name, examination)
         if ended.returncode != 0:
             sys.stderr.write(ended.stderr[-OUTPUT_SHOWN_CHARACTERS:])
-            raise ConfigError(f"the script failed with exit code {ended.returncode}; the end of its output is above")
+            how = _HOW.get(name, "")
+            raise ConfigError(
+                f"the script failed with exit code {ended.returncode}{how}; the end of its output is above"
+            )
         if not path.exists():
             raise ConfigError("the script ended without a step; it has to call elastic.join() and job.steps()")
         return [json.loads(text) for text in path.read_text().splitlines()]
@@ -117,12 +144,70 @@ class _Runs:
         return sorted(set(_KERNEL.findall(ended.stderr)))
 
     def _run(self, name: str, examination: Examination) -> subprocess.CompletedProcess[str]:
-        own = Settings(root=str(self.directory / f"{name}-checkpoints")).to_environment()
+        settings = Settings(root=self._checkpoints(name))
+        if name == "resumed":
+            settings = Settings(root=self._checkpoints("once"), resume=self._entry())
+        own = settings.to_environment()
         environment = {**os.environ, **examination.to_environment(), **own}
         environment.pop("ELASTIC_AGENT_SOCKET", None)
         return subprocess.run(
             self.command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
         )
+
+    def _checkpoints(self, name: str) -> str:
+        return str(self.directory / f"{name}-checkpoints")
+
+    def _entry(self) -> str:
+        """Of the checkpoint that `once` has taken. Raises ConfigError."""
+        names = Series(storage_at(self._checkpoints("once"))).names()
+        if not names:
+            raise ConfigError(
+                f"no checkpoint of the script could be written to {self.directory}; is there room? TMPDIR=DIRECTORY "
+                "takes another place"
+            )
+        return str(names[0])
+
+
+def _entered(once: Sequence[Line], again: Sequence[Line], late: Sequence[Line], at: int, how: str) -> Difference | None:
+    """Between a run and another that has entered it before step `at`. What a newcomer has in that step is overwritten,
+    and nobody who enters knows what was logged before. how: as in _Runs.lines."""
+    first = at if how == "resumed" else at + 1
+    one, other = ([line for line in lines if line["step"] >= first] for lines in (once, late))
+    if how == "resumed":
+        nothing: Line = {"scalars": {}, "samples": []}
+        one[:1], other[:1] = ([{**line, **nothing} for line in lines[:1]] for lines in (one, other))
+    found = _first_difference(one, other)
+    if found is None:
+        return None
+    if how == "resumed" and found.step == at - 1:
+        because = (
+            "what lies before the steps of an epoch is run again by a run that goes on in that epoch, and changes what "
+            "the checkpoint holds: do it behind the steps of the epoch before, or only if job.state does not know of it"
+        )
+        return Difference(at, found.what, because)
+    generators, variables = (_moved(field, once, again, late, at) for field in ("generators", "variables"))
+    if generators:
+        because = (
+            f"the generator `{generators[0]}` begins anew in each process: use those of torch, numpy and random, which "
+            "are seeded by epoch and by step, or step.shard.generator"
+        )
+    elif variables:
+        because = (
+            f"`{variables[0]}` is another one there, because it is neither registered nor in job.state: put it into one "
+            "of them, and change it behind the inner loop or behind the steps of an epoch, not before"
+        )
+    else:
+        because = (
+            "something is neither registered nor in job.state, and goes on in a process or is made before the steps "
+            "of an epoch: a counter, a copy of the weights, an iterator; or it depends on job.rank or job.restarted"
+        )
+    return Difference(found.step, found.what, because)
+
+
+def _moved(field: str, once: Sequence[Line], again: Sequence[Line], late: Sequence[Line], at: int) -> list[str]:
+    """Names that two runs have alike when that step begins, and the one that has entered there has not."""
+    a, b, c = (next(line for line in lines if line["step"] == at)[field] for lines in (once, again, late))
+    return [name for name, value in a.items() if b.get(name) == value and c.get(name, value) != value]
 
 
 def _first_difference(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:

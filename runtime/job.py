@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 from elastic.checkpoints.settings import Settings
 from elastic.data import Tail
 from elastic.errors import CheckpointError, ConfigError
+from elastic.examination import EPOCH_STEPS
 from runtime import guards, launched
 from runtime.leading import Sink
 from runtime.loader import Loader, check_count, check_seed
@@ -193,6 +194,9 @@ class Job(Together):
         work = Work(shards, data, gradients, guards.check_allow(allow), nonfinite)
         inside = training.loop is Loop.EPOCHS
         per_epoch, count = steps_of(data, total, epochs, inside)
+        if inside and training.examiner is not None:
+            count = min(EPOCH_STEPS, count or EPOCH_STEPS)
+            per_epoch = count if per_epoch is not None else None
         training.claim_shards(shards)
         first = training.begin_steps(data.about() if data is not None else None)
         if first == 0 and self.world_size > shards:
@@ -201,7 +205,7 @@ class Job(Together):
         if inside:
             left = self._epochs - training.epoch
             last = None if per_epoch is None else first + left * per_epoch
-            return Steps(training, work, Extent(first, training.epoch, per_epoch, per_epoch, last))
+            return Steps(training, work, Extent(first, training.epoch, per_epoch, count, last))
         return Steps(training, work, Extent(first, 0, per_epoch, count, count))
 
     def stop(self, because: str) -> None:
@@ -243,7 +247,8 @@ class Job(Together):
         All workers call it, before the loop; the leader writes, and when it dies the next one goes on where the sink
         ended, with what is missing taken from the ledger. Raises ConfigError if the sink holds another run.
         """
-        self._training.leading.add(sink, self)
+        if self._training.examiner is None:  # steps of an examination are not the run's
+            self._training.leading.add(sink, self)
 
     def on_lead(self, hook: Callable[[], None]) -> None:
         """`hook()` on a worker that has become the leader, the first one too, between two steps or before the first.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import torch
 
@@ -36,9 +37,15 @@ def session(threads: int, device: torch.device) -> Session:
         return connect(threads, device)
     guards.check_launcher(os.environ)
     examination = Examination.from_environment(os.environ)
+    sums_on = device if device.type == "cuda" else CPU
     if examination is not None and examination.apart:
         return Apart()
-    return Alone(device if device.type == "cuda" else CPU)
+    if examination is not None and examination.recording:
+        from runtime.recorded import Joining, Recording
+
+        path = Path(examination.recording)
+        return Joining(path, sums_on) if examination.joins else Recording(path, examination.at, sums_on)
+    return Alone(sums_on)
 
 
 def device(given: str | torch.device | None) -> torch.device:

@@ -27,13 +27,13 @@ from runtime.watch import tensor_mark, value_sum
 
 _WATCHED = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
 _BASES = (nn.Module.state_dict, torch.optim.Optimizer.state_dict)
-_DEPTH_MAX = 4
+DEPTH_MAX = 4
 _OBJECTS_MAX = 20_000
 """Of a script that keeps its data set in a list of objects, not all can be looked at."""
-_CONTAINER_MAX = 1000
+CONTAINER_MAX = 1000
 """A longer list or dict holds data."""
-_ELEMENTS = 1024
-_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+ELEMENTS = 1024
+LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _OURS = __file__.rpartition("/")[0]
 
 
@@ -123,7 +123,7 @@ def _visible(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
     nearest = True
     while frame is not None:
-        if nearest or not frame.f_code.co_filename.startswith(_LIBRARIES):
+        if nearest or not frame.f_code.co_filename.startswith(LIBRARIES):
             nearest = False
             yield from _inside(frame.f_locals, seen)
             if frame.f_globals is not frame.f_locals:
@@ -143,7 +143,7 @@ def _inside(names: Mapping[str, Any], seen: set[int]) -> Iterator[tuple[str, Any
             if issubclass(type(value), torch.optim.Optimizer):
                 bases = [(key, item) for key, item in vars(value).items() if isinstance(item, torch.optim.Optimizer)]
                 todo += [(f"{name}.{key}", item, depth + 1) for key, item in bases]
-        elif depth < _DEPTH_MAX and len(todo) < _OBJECTS_MAX:
+        elif depth < DEPTH_MAX and len(todo) < _OBJECTS_MAX:
             children = list(_children(name, value))
             if children:
                 seen.add(id(value))
@@ -152,7 +152,7 @@ def _inside(names: Mapping[str, Any], seen: set[int]) -> Iterator[tuple[str, Any
 
 def _children(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     kind = type(value)
-    if issubclass(kind, list | tuple | dict) and len(value) > _CONTAINER_MAX:
+    if issubclass(kind, list | tuple | dict) and len(value) > CONTAINER_MAX:
         return
     if issubclass(kind, list | tuple):
         yield from ((f"{name}[{i}]", item) for i, item in enumerate(value))
@@ -170,7 +170,7 @@ def _state(module: nn.Module) -> Iterator[torch.Tensor]:
 
 def _tensor_mark(tensor: torch.Tensor) -> object:
     """With some of its values, because a change through `.data` leaves the version; a teacher may be large."""
-    start = tensor.detach().flatten()[:_ELEMENTS] if tensor.is_contiguous() else tensor.detach()[:1]
+    start = tensor.detach().flatten()[:ELEMENTS] if tensor.is_contiguous() else tensor.detach()[:1]
     return tensor_mark(tensor, False), value_sum(start)
 
 

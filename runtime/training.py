@@ -369,7 +369,12 @@ class Training:
             self.changes.before_step()
             if self.changes.take_pause():
                 self.checkpoints.before_pause()
+            examined = self.examiner is not None and self.examiner.at == index
+            if examined:
+                self.checkpoints.ask()
             taken = self.checkpoints.before_step(self.moment, index)
+            if examined:
+                self.checkpoints.finish()
             self.snapshots.before_step(self.moment, index)
             may_part = self.changes.may_part(taken) or not self.checkpoints.takes_any
             if self.changes.take_wish() or (self.session.parting and not may_part):

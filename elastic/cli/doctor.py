@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from elastic.cli.script import command
 from elastic.cli.where import add_replicas, client_of, known_replicas
 from elastic.errors import ConfigError, ExitCode
+from elastic.examination import STEPS
 
 if TYPE_CHECKING:
     from elastic.fleet.findings import Finding
@@ -25,7 +26,8 @@ examples:
   elastic doctor --rendezvous 127.0.0.1:7070 --json | jq '.findings[] | select(.advice != "")'
 
 With --exact the script's processes end when those steps are over; what comes behind its loop is not run. What it does
-before and between the steps is done, three times.
+before and between the steps is done, five times, with a temporary directory for its checkpoints (TMPDIR). An epoch has
+three steps at most, so that the default has two: the script is entered in the middle of the second.
 
 With --rendezvous every replica and node of a fleet is asked what it finds around itself: etcd, ports and addresses,
 versions, clocks, disks, GPUs. Nothing is changed.
@@ -42,15 +44,16 @@ def add(verbs: Any) -> None:
         usage="elastic doctor --exact [options] SCRIPT [ARGS...]\n"
         "       elastic doctor --exact [options] -m MODULE [ARGS...]\n"
         "       elastic doctor --rendezvous HOST:PORT,... [--json]",
-        description="With --exact: run the first steps of a script as a job of one, twice alike, and once with each "
-        "shard in a process of its own; name the first parameter that differs, and the likely reason. With "
-        "--rendezvous: look at a fleet, a line for each thing that is well or to be done.",
+        description="With --exact: run the first steps of a script as a job of one, twice alike, with each shard in a "
+        "process of its own, from a checkpoint in the middle, and as a newcomer that enters there; name the first "
+        "parameter that differs, and the likely reason. With --rendezvous: look at a fleet, a line for each thing that "
+        "is well or to be done.",
         epilog=EXAMPLES,
     )
     which = doctor.add_mutually_exclusive_group(required=not known_replicas())
     which.add_argument("--exact", action="store_true", help="examine the bits of a script")
     add_replicas(doctor, which)
-    doctor.add_argument("--steps", type=int, default=3, metavar="N", help="of the script (default %(default)s)")
+    doctor.add_argument("--steps", type=int, default=STEPS, metavar="N", help="of the script (default %(default)s)")
     doctor.add_argument("--json", action="store_true", help="as one JSON object")
     doctor.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in python -m")
     doctor.add_argument("script", metavar="SCRIPT", nargs=argparse.REMAINDER, help="the script, and its arguments")

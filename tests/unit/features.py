@@ -676,6 +676,43 @@ def random_before_the_inner_loop(job: Job) -> None:
 
 
 @feature
+def anchor(job: Job) -> None:
+    """A term that pulls to the weights with which the epoch began: they are registered, and change behind its steps."""
+    model = mlp()
+    anchor = copy.deepcopy(model).requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    job.register(model=model, optimizer=optimizer, anchor=anchor)
+    data = loader(job)
+    for _ in job.epochs(2):
+        for step in job.steps(data):
+            for x, y in step:
+                (cross_entropy(model(x), y) + distance(model, anchor.parameters())).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        anchor.load_state_dict(model.state_dict())
+
+
+def anchored_in_a_variable(job: Job) -> None:
+    """Not exact: a newcomer and a run that goes on come to this line with other weights."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    job.register(model=model, optimizer=optimizer)
+    data = loader(job)
+    for _ in job.epochs(2):
+        anchor = [parameter.detach().clone() for parameter in model.parameters()]
+        for step in job.steps(data):
+            for x, y in step:
+                (cross_entropy(model(x), y) + distance(model, anchor)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def distance(model: nn.Module, anchor: Iterable[torch.Tensor]) -> torch.Tensor:
+    pairs = zip(model.parameters(), anchor, strict=True)
+    return torch.stack([(parameter - old).square().sum() for parameter, old in pairs]).sum()
+
+
+@feature
 def random_behind_the_steps(job: Job) -> None:
     model = nn.Linear(6, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from elastic import cli, doctor
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import storage_at
 from elastic.doctor import Check, Difference, Report
-from elastic.errors import ExitCode
+from elastic.errors import ConfigError, ExitCode
 from elastic.examination import Examination
 from runtime.apart import Apart
 from runtime.job import Job
+from runtime.recorded import Joining, Recording
 from runtime.session import Session
-from tests.unit.features import FEATURES, mlp, train
-from tests.unit.jobs import Recorded, cross_entropy, make_job, one_thread
+from runtime.sinks.jsonlines import JsonLines
+from tests.unit.features import FEATURES, STEPS, anchored_in_a_variable, loader, mlp, train
+from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +81,80 @@ def test_a_shard_that_fails_ends_all_with_its_exit_code() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
+# Entering in the middle
+
+
+def entering(feature: Any, tmp_path: Path, at: int = 4) -> tuple[str, str]:
+    """Digests: of a plain job of one, and of a newcomer that enters it in that step."""
+    path = tmp_path / "recording"
+    plain = digest(feature, Recording(path, at, torch.device("cpu")))
+    assert plain == digest(feature, Recorded())
+    return plain, digest(feature, Joining(path, torch.device("cpu")))
+
+
+@pytest.mark.parametrize(
+    "name", ["batch_norm", "gan", "random_once_an_epoch", "anchor", "decisions_by_evaluation", "mixed_parameter_dtypes"]
+)
+def test_a_newcomer_in_the_middle_has_the_bits_of_a_plain_job(name: str, tmp_path: Path) -> None:
+    plain, joined = entering(FEATURES[name], tmp_path)
+    assert joined == plain
+
+
+def test_weights_copied_into_a_variable_before_the_steps_are_a_newcomers_own(tmp_path: Path) -> None:
+    plain, joined = entering(anchored_in_a_variable, tmp_path)
+    assert joined != plain
+
+
+def test_a_generator_drawn_from_before_the_inner_loop_begins_anew_in_a_newcomer(tmp_path: Path) -> None:
+    def scaled(job: Job) -> None:
+        generator = np.random.default_rng(1)
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        job.register(model=model, optimizer=optimizer)
+        for step in job.steps(loader(job), total=STEPS):
+            scale = generator.random()
+            for x, y in step:
+                (cross_entropy(model(x), y) * scale).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    plain, joined = entering(scaled, tmp_path)
+    assert joined != plain
+
+
+def test_epochs_are_short_and_a_checkpoint_is_taken_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a stream too; sinks are not fed."""
+    given = Examination(path=str(tmp_path / "lines"), steps=99, at=4, recording="x")
+    for name, value in (given.to_environment() | Settings(root=str(tmp_path / "root")).to_environment()).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("runtime.examiner.os._exit", lambda code: None)
+    for data in ("loader", "stream", "shards"):
+        job = make_job()
+        model = nn.Linear(6, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        job.register(model=model, optimizer=optimizer)
+        job.log_to(JsonLines(str(tmp_path / "sink")))
+        source = (
+            job.loader(dataset(), 8, shards=2)
+            if data == "loader"
+            else job.stream(lambda shard, epoch, skip: dataset().tensors[0].split(5)[skip:], shards=2)
+        )
+        steps = []
+        for epoch in job.epochs(2):
+            for step in job.steps(source) if data != "shards" else job.steps(shards=2, total=5):
+                for _ in step:
+                    model(torch.ones(6)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                steps.append((epoch, step.index, step.last_in_epoch))
+        job.close()
+        assert steps == [(index // 3, index, index % 3 == 2) for index in range(6)]
+        assert {name.step for name in Series(storage_at(str(tmp_path / "root"))).names()} == {4}
+    assert not (tmp_path / "sink").exists()
+
+
 # What is noted
 
 
@@ -89,6 +170,9 @@ def test_each_step_is_noted_with_the_state_it_finds_and_the_scripts_generators(
     ours = np.random.default_rng(1)
     job = make_job()
     model = mlp()
+    weights = list(model.parameters())
+    anchor = [parameter.detach().clone() for parameter in weights]
+    seen, teacher = {"steps": 0}, mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     job.register(model=model, optimizer=optimizer)
     for step in job.steps(shards=2, total=2):
@@ -98,6 +182,8 @@ def test_each_step_is_noted_with_the_state_it_finds_and_the_scripts_generators(
             step.log(loss=loss)
         optimizer.step()
         optimizer.zero_grad()
+        anchor[0].mul_(2)
+        seen["steps"] += 1
     job.close()
     lines = [json.loads(text) for text in path.read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2]
@@ -106,7 +192,14 @@ def test_each_step_is_noted_with_the_state_it_finds_and_the_scripts_generators(
     assert len({line["state"]["model.0.weight"] for line in lines}) == 3
     assert len({line["generators"]["noise"] for line in lines}) == 3
     assert len({line["generators"]["ours"] for line in lines}) == 1 and ours is not None
-    assert ended == [0], "the loop is over; what comes behind it would not be run"
+    variables = [line["variables"] for line in lines]
+    assert {name for name in ("anchor", "seen", "teacher", "weights", "model") if name in variables[0]} == {
+        "anchor",
+        "seen",
+        "teacher",
+    }
+    assert [len({line[name] for line in variables}) for name in ("anchor", "seen", "teacher")] == [3, 3, 1]
+    assert teacher is not model and ended == [0], "the loop is over; what comes behind it would not be run"
 
 
 # What is made of it
@@ -121,38 +214,52 @@ def lines(changes: dict[int, dict[str, Any]] | None = None) -> list[doctor.Line]
             "scalars": {"loss": 1.0} if step else {},
             "samples": [[step]],
             "generators": {"noise": "n0"},
+            "variables": {"anchor": "a0", "began": "12:00"},
         }
-        for step in range(4)
+        for step in range(7)
     ]
     for step, change in (changes or {}).items():
         plain[step] = {**plain[step], **change}
     return plain
 
 
-def examined(monkeypatch: pytest.MonkeyPatch, runs: dict[str, Any], kernels: list[str] | None = None) -> Report:
+def examined(
+    monkeypatch: pytest.MonkeyPatch, runs: dict[str, Any], kernels: list[str] | None = None, steps: int = 6
+) -> Report:
     """Of runs that have noted these lines."""
 
-    def noted(self: object, name: str, *, apart: bool = False) -> list[doctor.Line]:
-        assert apart == (name == "apart")
-        return list(runs.get(name, lines()))
+    def noted(self: object, name: str) -> list[doctor.Line]:
+        return list(runs.get(name, lines()[{"resumed": 4, "joins": 4}.get(name, 0) :]))
 
     monkeypatch.setattr(doctor._Runs, "lines", noted)
     monkeypatch.setattr(doctor._Runs, "nondeterministic_kernels", lambda self: kernels or [])
-    return doctor.examine(["python", "train.py"], 3)
+    return doctor.examine(["python", "train.py"], steps)
 
 
 def test_the_same_lines_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     report = examined(monkeypatch, {})
     assert report.exact
     assert list(report.text()) == [
-        "3 steps of 4 shards",
+        "6 steps of 4 shards",
         "  same bits  two runs, alike",
         "  same bits  each shard in a process of its own",
+        "  same bits  from a checkpoint before step 4",
+        "  same bits  a newcomer in step 4",
         "exact",
     ]
 
 
-MOVING = {step: {"generators": {"noise": f"n{step}"}} for step in range(4)}
+@pytest.mark.parametrize(("steps", "at"), [(1, 0), (6, 4)])
+def test_what_has_too_few_steps_is_entered_by_nobody(monkeypatch: pytest.MonkeyPatch, steps: int, at: int) -> None:
+    few = lines()[: at + 1]
+    report = examined(monkeypatch, {"once": few, "again": few, "apart": few}, steps=steps)
+    assert [check.tried for check in report.checks] == [True, True, False, False]
+    assert f"  too short  a newcomer in step {at}" in list(report.text())
+
+
+MOVING = {step: {"generators": {"noise": f"n{step}"}} for step in range(7)}
+NAMED = {"variables": {"anchor": "?", "began": "12:01", "loss": "?"}}
+DRAWN = {"generators": {"noise": "?"}, **NAMED}
 OTHER = {"state": {"model.weight": "?", "optimizer.exp_avg": "?"}}
 
 
@@ -174,6 +281,18 @@ OTHER = {"state": {"model.weight": "?", "optimizer.exp_avg": "?"}}
         ({"apart": lines({2: OTHER})}, [], 1, 1, "model.weight, and 1 more", "an earlier one left in its process"),
         ({"once": lines(MOVING), "again": lines(MOVING), "apart": lines({1: OTHER})}, [], 1, 0, "model", "`noise`"),
         ({"apart": lines({1: {"samples": [[9]]}})}, [], 1, 0, "its samples", "an earlier one"),
+        (
+            {"resumed": lines({4: OTHER})[4:]},
+            [],
+            2,
+            4,
+            "model.weight, and 1 more",
+            "is run again by a run",
+        ),
+        ({"resumed": lines({4: NAMED, 5: OTHER})[4:]}, [], 2, 4, "model.weight", "`anchor` is another one there"),
+        ({"joins": lines({4: OTHER | NAMED, 6: OTHER})[4:]}, [], 3, 5, "model.weight", "`anchor` is another one there"),
+        ({"joins": lines({4: DRAWN, 6: OTHER})[4:]}, [], 3, 5, "model.weight", "the generator `noise` begins anew"),
+        ({"joins": lines({6: {"scalars": {"loss": 2.0}}})[4:]}, [], 3, 5, "the logged loss", "neither registered nor"),
     ],
 )
 def test_the_first_difference_is_named_with_its_likely_reason(
@@ -187,7 +306,8 @@ def test_the_first_difference_is_named_with_its_likely_reason(
 ) -> None:
     report = examined(monkeypatch, runs, kernels)
     difference = report.checks[check].difference
-    assert not report.exact and len(report.checks) == check + 1
+    assert not report.exact and len(report.checks) == (4 if check else 1)
+    assert [number for number, each in enumerate(report.checks) if each.difference is not None] == [check]
     assert difference is not None
     assert difference.step == step
     assert what in difference.what and because in difference.because
@@ -208,7 +328,7 @@ for step in job.steps(shards=2, total=9):
         model(torch.randn(3, 4, generator=noise)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-open("model.pt", "w").write("of two steps")
+open("model.pt", "w").write("of six steps")
 """
 
 
@@ -217,14 +337,17 @@ def test_a_real_script_is_examined_and_nothing_behind_its_loop_is_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(EXAMPLE)
-    assert cli.main(["doctor", "--exact", "--steps", "2", "--json", "train.py"]) == 1
+    assert cli.main(["doctor", "--exact", "--json", "train.py"]) == 1
     document = json.loads(capsys.readouterr().out)
-    assert (document["exact"], document["steps"], document["shards"]) == (False, 2, 2)
-    alike, apart = document["checks"]
+    assert (document["exact"], document["steps"], document["shards"]) == (False, 6, 2)
+    alike, apart, resumed, joins = document["checks"]
     assert alike["difference"] is None
     assert apart["difference"]["step"] == 0
     assert apart["difference"]["what"].startswith("model.weight")
     assert "the generator `noise` goes on from shard to shard" in apart["difference"]["because"]
+    assert (resumed["difference"]["step"], joins["difference"]["step"]) == (4, 5)
+    assert "the generator `noise` begins anew" in resumed["difference"]["because"]
+    assert "the generator `noise` begins anew" in joins["difference"]["because"]
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
@@ -250,6 +373,18 @@ def test_what_cannot_be_examined_is_bad_input(
     assert words in " ".join(capsys.readouterr().err.split())
 
 
+def test_the_run_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.CompletedProcess(["train.py"], 3, "", "")
+    monkeypatch.setattr(doctor._Runs, "_run", lambda self, name, examination: ended)
+    with pytest.raises(ConfigError, match="exit code 3 when it entered as a newcomer"):
+        doctor._Runs(("train.py",), 6, tmp_path).lines("joins")
+
+
+def test_without_a_checkpoint_it_is_said_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"could be written to {tmp_path}.*TMPDIR"):
+        doctor._Runs(("train.py",), 6, tmp_path).lines("resumed")
+
+
 def test_a_report_is_json_as_a_whole() -> None:
     report = Report(3, 8, (Check("two runs, alike", Difference(1, "model.weight", "the clock")),))
     assert json.loads(json.dumps(report.document())) == {
@@ -260,6 +395,7 @@ def test_a_report_is_json_as_a_whole() -> None:
             {
                 "name": "two runs, alike",
                 "difference": {"step": 1, "what": "model.weight", "because": "the clock"},
+                "tried": True,
             }
         ],
     }

@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -18,7 +19,7 @@ from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from runtime.job import Job
 from runtime.session import Session
-from tests.unit.features import FEATURES, STEPS, Feature, loader, mlp, train
+from tests.unit.features import FEATURES, STEPS, Feature, anchored_in_a_variable, loader, mlp, train
 from tests.unit.jobs import Recorded, cross_entropy, make_job, one_thread
 from tests.unit.worlds import FakeMember, Killed, World
 
@@ -169,6 +170,23 @@ def test_a_newcomer_that_drew_for_another_step_than_it_entered_goes_through_that
     assert {worker: type(error) for worker, error in world.errors.items()} == {"w0": Killed}
     assert world.digests == {"w1": quiet, "n0": quiet}
     assert world.joined_at == {"n0": copy_at if asked_at == copy_at else copy_at + 2}
+
+
+def test_weights_copied_into_a_variable_before_the_steps_are_not_exact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counter-example to `anchor`, by a newcomer and by a run that goes on in the second epoch."""
+    configure(monkeypatch, Settings(root=str(tmp_path), every="4 steps"))
+    quiet = run(anchored_in_a_variable, Recorded())
+    (entry,) = Series(storage_at(str(tmp_path))).names()
+    configure(monkeypatch, Settings(root=str(tmp_path), resume=str(entry)))
+    assert run(anchored_in_a_variable, Recorded()) != quiet
+    configure(monkeypatch, Settings(root=str(tmp_path)))
+    for feature, same in ((anchored_in_a_variable, False), (FEATURES["anchor"], True)):
+        world = World(2)
+        world.run(partial(run, feature), newcomers=1, asked_at=4, admit_at=4)
+        assert world.joined_at == {"n0": 4} and len(set(world.digests.values())) == 1
+        assert (world.digests["n0"] == run(feature, Recorded())) is same
 
 
 def test_the_page_has_a_row_for_every_feature_and_no_other() -> None:
