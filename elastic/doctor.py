@@ -193,8 +193,8 @@ def _entered(once: Sequence[Line], again: Sequence[Line], late: Sequence[Line], 
         )
     elif variables:
         because = (
-            f"`{variables[0]}` is another one there, because it is neither registered nor in job.state: put it into one "
-            "of them, and change it behind the inner loop or behind the steps of an epoch, not before"
+            f"`{variables[0]}` is another one there, because it is neither registered nor in job.state: put it into "
+            "one of them, and change it behind the inner loop or behind the steps of an epoch, not before"
         )
     else:
         because = (
