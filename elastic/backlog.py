@@ -6,11 +6,14 @@ there is room. Records still here when the worker ends are left in that file for
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+
+from elastic import modes
 
 IN_MEMORY = 1024
 """Records kept in memory, sent or not. At a millisecond a step this is a second of silence of the agent."""
@@ -80,8 +83,9 @@ class Backlog:
                     file.close()
             self._writing = self._reading = None
             if rest:
-                self._spill.parent.mkdir(parents=True, exist_ok=True)
-                self._spill.write_text("".join(f"{line}\n" for line in rest), encoding="utf-8")
+                modes.make_directory(self._spill.parent)
+                with open(self._spill, "w", encoding="utf-8", opener=modes.opener) as file:
+                    file.writelines(f"{line}\n" for line in rest)
             else:
                 self._spill.unlink(missing_ok=True)
 
@@ -95,8 +99,9 @@ class Backlog:
 
     def _spill_out(self, line: str) -> None:
         if self._writing is None:
-            self._spill.parent.mkdir(parents=True, exist_ok=True)
-            self._writing = self._spill.open("w", encoding="utf-8")
+            modes.make_directory(self._spill.parent)
+            new = modes.opener(str(self._spill), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            self._writing = os.fdopen(new, "w", encoding="utf-8")
             self._reading = self._spill.open(encoding="utf-8")
         self._writing.write(line + "\n")
         self._writing.flush()

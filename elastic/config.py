@@ -18,6 +18,9 @@ from elastic.checkpoints.interval import Every
 from elastic.checkpoints.keep import Keep
 from elastic.errors import ConfigError
 
+LATER = "later"
+"""Metadata of a field that older versions do not know: it is written only where it says something."""
+
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """Names of jobs and nodes: they become store keys, file names and, before a dot, parts of worker ids."""
 
@@ -77,7 +80,8 @@ def check_pairs(what: str, pairs: Sequence[str]) -> None:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not PAIR_NAME.fullmatch(name) or "\0" in value:
-            raise ConfigError(f"{what}: {pair!r:.80} must be NAME=VALUE, for example gpu=h100")
+            said = pair if what == "labels" else name  # a value may be a secret
+            raise ConfigError(f"{what}: {said!r:.80} must be NAME=VALUE, for example gpu=h100")
         if name in seen:
             raise ConfigError(f"{what}: {name} is given twice; leave one out")
         seen.add(name)
@@ -258,6 +262,10 @@ class JobSpec:
     env: tuple[str, ...] = ()
     """Environment of the workers besides that of their agent: NAME=VALUE each."""
 
+    env_from: str = field(default="", metadata={LATER: True})
+    """A file on each node with more of it, NAME=VALUE lines, read there when the job's agent starts. `env` counts
+    more."""
+
     directory: str = ""
     """Where workers run, on every node; "": where their agent was started."""
 
@@ -291,6 +299,8 @@ class JobSpec:
             raise ConfigError(f"spares={self.spares} must be >= 0; 0 starts replacements when they are needed")
         check_pairs("env", self.env)
         check_pairs("labels", self.labels)
+        if "\0" in self.env_from:
+            raise ConfigError(f"env_from={self.env_from!r} holds a NUL character; remove it")
         if "\0" in self.directory:
             raise ConfigError(f"directory={self.directory!r} holds a NUL character; remove it")
         if self.spares and not self.replace:
@@ -356,6 +366,8 @@ def job_from_toml(text: str, where: str) -> JobSpec:
             raise ConfigError(f"{where}: {name} is missing")
     timings = _checked(timing_table, {spec.name: str(spec.type) for spec in fields(Timing)}, place, "timing.")
     for name, value in env_table.items():
+        if not PAIR_NAME.fullmatch(name):
+            raise ConfigError(f"{place.of('env')}: env: {name!r:.80} cannot be the name of a variable")
         if not isinstance(value, str):
             raise ConfigError(
                 f"{place.of(f'env.{name}')}: env.{name}={_shown(value)} must be a string; put it into quotes"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic import modes
 from elastic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,22 +20,22 @@ TOKEN = "token"
 """In a job directory: by which the job's agent is admitted (elastic/fleet/grants.py). Mode 0600."""
 
 
-def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Readers see the old content or the new one, also after a crash of the machine. mode: before the umask."""
+def write_atomically(path: Path, content: bytes, mode: int | None = None) -> None:
+    """Readers see the old content or the new one, also after a crash of the machine. mode: None: as modes.py says."""
     with _temporary(path, content, mode) as temporary:
         temporary.replace(path)
 
 
-def create_atomically(path: Path, content: bytes) -> None:
+def create_atomically(path: Path, content: bytes, mode: int | None = None) -> None:
     """Readers see no file or all of it; where there are no hard links, a crash can leave a part. Raises
     FileExistsError."""
-    with _temporary(path, content) as temporary:
+    with _temporary(path, content, mode) as temporary:
         try:
             os.link(temporary, path)
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP):
                 raise
-            with path.open("xb") as file:
+            with open(path, "xb", opener=_opener(mode)) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -46,17 +47,21 @@ def is_temporary(path: Path, name: str) -> bool:
 
 
 @contextmanager
-def _temporary(path: Path, content: bytes, mode: int = 0o666) -> Iterator[Path]:
+def _temporary(path: Path, content: bytes, mode: int | None) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)  # its mode would stay
-        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        with open(temporary, "xb", opener=_opener(mode)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _opener(mode: int | None) -> Callable[[str, int], int]:
+    return modes.opener if mode is None else lambda name, flags: os.open(name, flags | os.O_CLOEXEC, mode)
 
 
 def read_token(job_dir: Path) -> str:

@@ -23,6 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastic import modes
 from elastic.checkpoints.settings import Settings
 from elastic.errors import ConfigError
 from elastic.files import create_atomically, is_temporary, read_job, write_atomically
@@ -83,7 +84,7 @@ def removal(job_dir: Path) -> str:
 @contextmanager
 def running(job_dir: Path) -> Iterator[None]:
     """Hold the directory for one `elastic run`. Raises ConfigError if another one does."""
-    with (job_dir / "run.lock").open("ab") as lock:
+    with open(job_dir / "run.lock", "ab", opener=modes.opener) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -120,14 +121,14 @@ def claim(spec: JobSpec, job_dir: Path | None, *, fresh: bool) -> Claim:
         check_text("job directory", Path.cwd() / DEFAULT_PARENT if job_dir is None else job_dir.absolute())
         chosen = next_free(Path.cwd() / DEFAULT_PARENT, spec.name) if job_dir is None else job_dir.absolute()
         if job_dir is not None and _make_room(chosen, spec.name, fresh):
-            write_atomically(chosen / "job.json", codec.job_to_json(spec))
+            write_atomically(chosen / "job.json", codec.job_to_json(spec), modes.SETTINGS)
             return Claim(chosen, again=True)
-        (chosen / "logs").mkdir(parents=True, exist_ok=True)
-        (chosen / "journal").mkdir(exist_ok=True)
+        modes.make_directory(chosen / "logs")
+        modes.make_directory(chosen / "journal")
         with suppress(FileExistsError):  # of a start that was killed, or of the other command
             create_atomically(chosen / "id", secrets.token_hex(8).encode())
         # Exclusive: of two commands that saw an empty directory, one gets it.
-        create_atomically(chosen / "job.json", codec.job_to_json(spec))
+        create_atomically(chosen / "job.json", codec.job_to_json(spec), modes.SETTINGS)
     except FileExistsError:
         raise ConfigError(f"{chosen} was taken by another job just now; give another --job-dir") from None
     except OSError as error:
@@ -156,11 +157,11 @@ def read_settings(job_dir: Path) -> Settings:
 
 def next_free(parent: Path, name: str) -> Path:
     """Make and return the first ``<parent>/<name>-<n>`` that does not exist."""
-    parent.mkdir(exist_ok=True)
+    modes.make_directory(parent)
     for number in count(1):
         path = parent / f"{name}-{number}"
         try:
-            path.mkdir()
+            path.mkdir(0o777 & ~modes.mask())
         except FileExistsError:
             continue
         return path

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from elastic import modes
 from elastic.errors import ConfigError
 
 
@@ -16,7 +17,7 @@ class JobLock:
 
     def __init__(self, path: Path, otherwise: str) -> None:
         """otherwise: what to do if somebody holds it. Raises ConfigError then."""
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = modes.opener(str(path), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -81,6 +81,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
+from elastic import modes
 from elastic.retention import Retention
 
 Line: TypeAlias = dict[str, Any]
@@ -156,9 +157,9 @@ class Journal:
         return written == len(data)
 
     def _open(self) -> int:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        modes.make_directory(self._path.parent)
         path = self._path if self._retention is None else self._retention.part(self._path)
-        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = modes.opener(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
         size = os.fstat(file).st_size
         if size and os.pread(file, 1, size - 1) != b"\n":
             os.write(file, b"\n")
@@ -198,7 +199,7 @@ def merge(job_dir: Path) -> Path:
     """Write ``journal.jsonl``, all lines of the job by time, in place of an earlier merge. Returns its path."""
     target = job_dir / "journal.jsonl"
     temporary = target.with_suffix(".jsonl.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with open(temporary, "w", encoding="utf-8", opener=modes.opener) as file:
         file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in read_all(job_dir))
     temporary.replace(target)
     return target

@@ -27,6 +27,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
+from elastic import modes
 from elastic.errors import ElasticError
 
 Line: TypeAlias = dict[str, Any]
@@ -71,7 +72,7 @@ class Ledger:
     def __init__(self, path: Path, *, whole: bool = True) -> None:
         self._path = path
         self._whole = whole
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = modes.opener(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
         self._stretches: list[_Stretch] = []
         self._size = 0
         self._waiting: dict[int, Line] = {}

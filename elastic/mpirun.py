@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from elastic import hostmemory, placeholder, process, scratch
+from elastic import hostmemory, modes, placeholder, process, scratch
 from elastic.errors import ConfigError
 from elastic.journal import Journal
 from elastic.process import worker_environment
@@ -149,7 +149,7 @@ class Mpirun:
         options = ["--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none", "-n", str(len(ranks.workers))]
         if os.geteuid() == 0:
             options.append("--allow-run-as-root")
-        with self._log.open("ab") as log:
+        with open(self._log, "ab", opener=modes.opener) as log:
             started = subprocess.Popen(
                 [
                     *(setpriv, "--pdeathsig", "KILL", "--", program, *options),

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from elastic import modes
 from elastic.detector import Facts
 from elastic.errors import ConfigError
 
@@ -68,9 +69,9 @@ class Outlets:
     """Where a worker that is about to start prints to. `out`, `log`: the descriptors of its stdout and stderr."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        modes.make_directory(path.parent)
         self.path = path
-        self.log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.log = modes.opener(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self.reader, self.out = os.pipe2(os.O_CLOEXEC)
         with contextlib.suppress(PermissionError):  # above the user's quota of pipe memory: the default size will do
             fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -81,7 +82,7 @@ class Outlets:
         """Of a worker that runs already: where its stdout can be read."""
         self = cls.__new__(cls)
         self.path, self.reader, self.out = path, reader, -1
-        self.log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.log = modes.opener(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.set_inheritable(reader, False)
         return self
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elastic import ledger
+from elastic import ledger, modes
 from elastic.checkpoints.choose import Found
 from elastic.checkpoints.naming import OWNER, EntryName
 from elastic.checkpoints.series import Series
@@ -108,7 +108,7 @@ def _begin(spec: JobSpec, job_dir: Path, *, again: bool, memory: Path | None) ->
         )
         _put_aside(job_dir, len(earlier) + 1)
         _record(job_dir, len(earlier) + 1, resumption)
-    write_atomically(job_dir / "checkpoints.json", json.dumps(asdict(settings)).encode())
+    write_atomically(job_dir / "checkpoints.json", json.dumps(asdict(settings)).encode(), modes.SETTINGS)
     return resumption
 
 
@@ -202,11 +202,11 @@ def _earlier(job_dir: Path) -> Iterator[dict[str, Any]]:
 def _put_aside(job_dir: Path, run: int) -> None:
     """Also after a start that was killed in here: what lies aside already is the run's, and what is new is empty."""
     aside = job_dir / "runs" / str(run)
-    aside.mkdir(parents=True, exist_ok=True)
+    modes.make_directory(aside)
     for name in PER_RUN:
         if (job_dir / name).exists() and not (aside / name).exists():
             (job_dir / name).rename(aside / name)
-    (job_dir / "journal").mkdir(exist_ok=True)
+    modes.make_directory(job_dir / "journal")
 
 
 def _record(job_dir: Path, run: int, resumption: Resumption) -> None:

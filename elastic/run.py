@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from elastic import modes
 from elastic.config import JobSpec
 from elastic.embedded import EmbeddedEtcd
 from elastic.errors import ConfigError, ExitCode, StoreUnavailable
@@ -271,7 +272,7 @@ class _Children:
             raise ConfigError("setpriv not found: install util-linux")
         # -P: a file of the working directory must not replace a module of the control plane.
         command = [setpriv, "--pdeathsig", "KILL", sys.executable, "-P", "-m", module, *arguments]
-        with self._log_of(module).open("ab") as log:
+        with open(self._log_of(module), "ab", opener=modes.opener) as log:
             return subprocess.Popen(
                 command,
                 env=own_environment(),
@@ -283,7 +284,7 @@ class _Children:
 
     def _spawn_keeper(self, *arguments: str) -> subprocess.Popen[bytes]:
         """The agent, in the care of a process that lives until everything below it is gone, and ends as it did."""
-        with self._log_of("elastic.agent").open("ab") as log:
+        with open(self._log_of("elastic.agent"), "ab", opener=modes.opener) as log:
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", "elastic.keeper", *arguments],
                 env=own_environment(),

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from elastic import modes
 from elastic.errors import ConfigError
 
 Buffer = bytes | memoryview
@@ -137,7 +138,7 @@ class LocalStorage:
         directory, name = os.path.split(full)
         self._make(directory)
         temporary = os.path.join(directory, f".{name}.{secrets.token_hex(6)}.tmp")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        descriptor = modes.opener(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             try:
                 yield _LocalSink(descriptor)
@@ -180,7 +181,7 @@ class LocalStorage:
         parent = os.path.dirname(directory)
         self._make(parent)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(directory, 0o755)
+            os.mkdir(directory, 0o777 & ~modes.mask())
         self._sync_directory(parent)
         if len(self._lasting) >= LASTING_KEPT:
             self._lasting.clear()  # once more is no harm

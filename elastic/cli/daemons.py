@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastic import modes
 from elastic.cli.where import add_certs, add_replicas, certs_of, keyring_of
 from elastic.config import check_name, check_pairs, check_text
 from elastic.doors.roles import ETCD_SERVER_NAME, Role
@@ -292,6 +293,6 @@ def _one(option: str, values: tuple[str, ...]) -> tuple[str]:
 def _make(directory: Path, option: str) -> None:
     check_text(option, directory.absolute())
     try:
-        (directory / "journal").mkdir(parents=True, exist_ok=True)
+        modes.make_directory(directory / "journal")
     except OSError as error:
         raise ConfigError(f"{option} {directory}: {error.strerror}; give a directory that can be written") from error

@@ -32,6 +32,7 @@ job.toml:
   min_workers = 2                       it starts when these fit, all or none
   labels = ["gpu=h100"]                 only on nodes whose agents have these
   checkpoint_dir = "s3://bucket/runs"   which every node reaches; each job has a directory in it
+  env_from = "/etc/train/secrets.env"   NAME=VALUE lines, read on each node: for what the fleet is not to know
   [env]
   OMP_NUM_THREADS = "4"
 """

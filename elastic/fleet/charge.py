@@ -20,10 +20,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from elastic import codec, hostmemory
+from elastic import codec, hostmemory, modes
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.doors.roles import Role
+from elastic.envfile import with_environment
 from elastic.errors import ConfigError
 from elastic.files import TOKEN, create_atomically, write_atomically
 from elastic.fleet.board import Board
@@ -313,7 +314,7 @@ class Charge:
     def _fill(self, certs: Mapping[str, bytes]) -> None:
         spec = self._submission.spec
         for part in ("logs", "journal"):
-            (self._dir / part).mkdir(parents=True, exist_ok=True)
+            modes.make_directory(self._dir / part)
         identity = self._submission.identity
         with suppress(FileExistsError):
             create_atomically(self._dir / "id", identity.encode())
@@ -322,7 +323,8 @@ class Charge:
             raise ConfigError(
                 f"{self._dir.absolute()} belongs to another job of that name, {found:.64}; move that directory aside"
             )
-        write_atomically(self._dir / "job.json", codec.job_to_json(spec))
+        here = with_environment(spec, self._site.node)
+        write_atomically(self._dir / "job.json", codec.job_to_json(here), modes.SETTINGS)
         self._write_token()
         self._write_certs(certs)
         storage = storage_at(self._submission.checkpoints)
@@ -338,7 +340,7 @@ class Charge:
             snapshot_every=spec.snapshot_every,
             interruptions=self._submission.interruptions,
         )
-        write_atomically(self._dir / "checkpoints.json", json.dumps(asdict(settings)).encode())
+        write_atomically(self._dir / "checkpoints.json", json.dumps(asdict(settings)).encode(), modes.SETTINGS)
 
     def _write_certs(self, certs: Mapping[str, bytes]) -> None:
         if certs:
@@ -365,7 +367,8 @@ class Charge:
         words = [word for option in options.items() for word in option]
         with ExitStack() as stack:
             with acting(user):
-                out, log = (stack.enter_context((self._dir / "logs" / name).open("ab")) for name in LOGS)
+                paths = (self._dir / "logs" / name for name in LOGS)
+                out, log = (stack.enter_context(open(path, "ab", opener=modes.opener)) for path in paths)
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", "elastic.keeper", *words],
                 env=self._environment(),

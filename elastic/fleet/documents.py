@@ -175,5 +175,7 @@ def check_for_fleet(spec: JobSpec) -> None:
         )
     if spec.ring is RingKind.MPI:
         raise ConfigError("ring='mpi' connects the workers of one machine, under `elastic run`; take 'tcp' or 'nccl'")
+    if spec.env_from and not spec.env_from.startswith("/"):
+        raise ConfigError(f"env_from={spec.env_from!r} must be an absolute path: each node reads its own file")
     if spec.directory and not spec.directory.startswith("/"):
         raise ConfigError(f"directory={spec.directory!r} must be an absolute path, the same on every node")

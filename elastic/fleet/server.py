@@ -13,11 +13,12 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from elastic import codec, retention
+from elastic import codec, modes, retention
 from elastic.doors.doorman import Doorman, Lock
 from elastic.election import Candidate
 from elastic.errors import StoreError, StoreUnavailable
@@ -229,8 +230,9 @@ class Server:
     async def _take_part(self, job: Job) -> None:
         """Until the job is over, and the fleet knows it."""
         directory = self._directory / "jobs" / job.name
-        (directory / "logs").mkdir(parents=True, exist_ok=True)
-        write_atomically(directory / "job.json", codec.job_to_json(job.spec))
+        modes.make_directory(directory / "logs")
+        spec = replace(job.spec, env=())  # what workers get in their environment is no business of a replica
+        write_atomically(directory / "job.json", codec.job_to_json(spec), modes.SETTINGS)
         who = f"rendezvous-{os.getpid()}"
         with (
             Journal(journal_path(directory, who), job.name, who, socket.gethostname(), retention=REPLICAS) as journal,
@@ -248,9 +250,7 @@ class Server:
                         await asyncio.sleep(RETRY_S)
 
             resume = job.submission.resume
-            part = Part(
-                job.spec, directory, self._etcd, self._address, self._service, journal, resume, ended, revives=True
-            )
+            part = Part(spec, directory, self._etcd, self._address, self._service, journal, resume, ended, revives=True)
             part.write_address()
             await part.run()
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import grpc.aio
@@ -18,6 +19,7 @@ import pytest
 from elastic import codec, handover, hostmemory
 from elastic.config import JobSpec
 from elastic.doors.channels import PLAIN
+from elastic.files import read_job
 from elastic.fleet import charge as charge_module
 from elastic.fleet.attendance import Offer
 from elastic.fleet.board import Board
@@ -62,12 +64,13 @@ class Node:
         self.daemon = Daemon(self.site, Offer(2, ()), self.journal, PLAIN)
         self.daemon._attendance._outbox = asyncio.Queue()
 
-    def submission(self, name: str) -> Submission:
+    def submission(self, name: str, env: tuple[str, ...] = (), env_from: str = "") -> Submission:
         spec = JobSpec(name=name, command=("train",), workers=1, min_workers=1, checkpoint_dir=str(self.home / "c"))
-        return Submission(spec, 1, name, f"identity of {name}")
+        return Submission(replace(spec, env=env, env_from=env_from), 1, name, f"identity of {name}")
 
-    def duty(self, name: str, slots: int = 1) -> pb.Duty:
-        return pb.Duty(job=name, slots=slots, document=codec.to_json(self.submission(name)).decode())
+    def duty(self, name: str, slots: int = 1, submission: Submission | None = None) -> pb.Duty:
+        document = codec.to_json(submission or self.submission(name)).decode()
+        return pb.Duty(job=name, slots=slots, document=document)
 
     def told(self, *duties: pb.Duty, over: tuple[str, ...] = ()) -> None:
         self.daemon._duties = {duty.job: duty for duty in duties}
@@ -214,6 +217,36 @@ def test_the_directory_of_another_job_of_that_name_is_not_used(tmp_path: Path) -
         node.told(node.duty("train-1"))
         await node.until(lambda: node.charge("train-1").trouble)
         assert f"{directory} belongs to another job of that name, another one; move" in node.charge("train-1").trouble
+
+    play(tmp_path, story)
+
+
+@pytest.mark.usefixtures("agents")
+def test_settings_and_the_nodes_own_environment_are_for_the_owners_eyes_and_in_no_journal(tmp_path: Path) -> None:
+    file = tmp_path / "secrets.env"
+    file.write_text("TOKEN=correct-horse")
+
+    async def story(node: Node) -> None:
+        given = node.submission("train-1", ("KEY=battery-staple",), str(file))
+        node.told(node.duty("train-1", submission=given))
+        await node.until((tmp_path / "gate.up").exists)
+        directory = node.charge("train-1").directory
+        assert read_job(directory).environment == {"KEY": "battery-staple", "TOKEN": "correct-horse"}
+        for path in (directory, directory.parent, *directory.rglob("*")):
+            assert path.stat().st_mode & 0o077 == 0, path
+        told = {path for path in tmp_path.rglob("*") if path.is_file() and "horse" in path.read_text(errors="replace")}
+        assert told == {directory / "job.json", file}
+
+    play(tmp_path, story)
+
+
+def test_a_file_of_environment_that_is_not_there_is_the_trouble_of_the_job(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        missing = tmp_path / "secrets.env"
+        node.told(node.duty("train-1", submission=node.submission("train-1", env_from=str(missing))))
+        await node.until(lambda: node.charge("train-1").trouble)
+        because = f"env_from={missing} on a cannot be read: No such file or directory"
+        assert node.charge("train-1").trouble == f"the job cannot be started here: {because}"
 
     play(tmp_path, story)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from elastic.doors.doorman import Lock
 from elastic.doors.expiry import Shown
 from elastic.election import Candidate
 from elastic.errors import StoreRefused
+from elastic.files import read_job
 from elastic.fleet import registry
 from elastic.fleet import server as server_module
 from elastic.fleet.desk import Desk
@@ -191,6 +193,29 @@ def test_a_stop_reaches_the_part_that_begins_again_after_one_that_failed(
         while server._stops:
             await asyncio.sleep(0.01)
         assert "stop_failed" not in events(path)
+
+    play(tmp_path, story)
+
+
+def test_a_replica_keeps_nothing_of_the_environment_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Part:
+        def __init__(self, spec: JobSpec, *_: Any, **__: Any) -> None:
+            assert spec.env == ()
+
+        def write_address(self) -> None: ...
+
+        async def run(self) -> None: ...
+
+    monkeypatch.setattr(server_module, "Part", Part)
+
+    async def story(server: Server, path: Path) -> None:
+        spec = replace(SPEC, env=("KEY=correct-horse",), env_from="/etc/secrets.env")
+        server._apply(Book((Job(Submission(spec, 1, "train-1", "0123"), Placement((Share("a", 1),))),)), 1)
+        await server._parts["train-1"]
+        assert read_job(tmp_path / "jobs" / "train-1").env_from == "/etc/secrets.env"
+        for left in filter(Path.is_file, tmp_path.rglob("*")):
+            assert "correct-horse" not in left.read_text()
+        assert all(left.stat().st_mode & 0o077 == 0 for left in tmp_path.rglob("*"))
 
     play(tmp_path, story)
 

@@ -1,0 +1,42 @@
+"""Who may read what a job writes: its owner. ELASTIC_UMASK, octal as of umask(1), leaves others more, for example 027
+the group's reading; the umask of the process counts besides. What is there already keeps its mode.
+
+Files that hold a job's settings are SETTINGS whatever it says: they have its environment.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from elastic.errors import ConfigError
+
+VARIABLE = "ELASTIC_UMASK"
+SETTINGS = 0o600
+
+
+def mask() -> int:
+    """What others may not. Raises ConfigError for a value that is no mask."""
+    text = os.environ.get(VARIABLE, "077")
+    try:
+        value = int(text, 8)
+        if not 0 <= value <= 0o777 or not text.isdigit():
+            raise ValueError
+    except ValueError:
+        raise ConfigError(f"{VARIABLE}={text!r:.40} must be an octal mask, such as 027; the default is 077") from None
+    return value
+
+
+def opener(path: str, flags: int) -> int:
+    """For open(): a new file has the mode of this module."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o666 & ~mask())
+
+
+def make_directory(path: Path | str) -> None:
+    """With its parents, unless it is there. Raises OSError."""
+    path = Path(path)
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_directory(path.parent)
+    path.mkdir(0o777 & ~mask(), exist_ok=True)
