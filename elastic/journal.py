@@ -45,6 +45,10 @@ and by the leader, of the newcomer worker_id:
     newcomer_awaited            outdated         training waits: so many copies were out of date; shown to the user
     newcomer_in_vain            slot, seconds    training waited so long, and goes on without it; shown to the user
 
+And by each worker: how far the job goes, as soon as its script has said it, and when that changes:
+
+    steps_planned               total, shards    steps of the whole job (null: a stream decides), shards of each step
+
 Events of checkpoints, all by workers, with the series and the entry they speak of:
 
     checkpoint_part_written     bytes, stall_ms, seconds, cpu_s   its own part is durable

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from elastic.asking import fetch_status
 from elastic.errors import ElasticError
+from elastic.fleet.logs import is_worker
 from elastic.jobdir import read_json
 from elastic.journal import read_all, recoveries
 from elastic.tail import StepsTail
@@ -40,6 +41,8 @@ class Snapshot:
         self.tail.poll(time.monotonic())
         self.status: dict[str, Any] = {}
         self.recoveries: list[dict[str, Any]] = []
+        self._plan: dict[str, Any] = {}
+        self._planned_at: tuple[object, ...] = ()
         self._job_dir = job_dir
         self._told_of = 0
 
@@ -57,14 +60,37 @@ class Snapshot:
         except ElasticError:
             self.status = {**self.status, "because": "no leader answers at the moment; training goes on"}
             return
+        self._read_plan()
         number = self.status["generation"]
         if number != self._told_of and self.status["state"] == "running":
             self._told_of = number
             self.recoveries = recoveries(read_all(self._job_dir))
 
+    def _read_plan(self) -> None:
+        """How far the job goes, which workers say when they come to a loop: each of them, and in each epoch anew."""
+        at = (self.status["generation"], self.tail.last.get("epoch"), self.tail.steps > 0)
+        if self.status["state"] == "running" and (at != self._planned_at or not self._plan):
+            told = read_all(self._job_dir, ("steps_planned",))
+            self._plan, self._planned_at = (told[-1] if told else {}), at
+
+    def _waits_for(self) -> str:
+        """What has to happen before the next step, of a job that has not begun to train: started, or started again."""
+        started = [path for path in (self._job_dir / "logs").glob("*.log") if is_worker(path.stem)]
+        match self.status.get("state", "starting"):
+            case "starting":
+                return "etcd and the rendezvous to start"
+            case "forming":
+                wanted = self.status["because"].removeprefix("waiting for ")
+                return f"{wanted} to get through the script's set-up; {len(started) or 'none'} started"
+            case "running" if self.tail.last.get("step") is None:
+                phases = [f"{one['worker_id']} is in {one['phase']}" for one in self.status["members"] if one["phase"]]
+                return "; ".join(["the first step", *phases])
+        return ""
+
     def facts(self) -> dict[str, Any]:
         """The display's content: plain values, JSON-able."""
         members = self.status.get("members", [])
+        step, total, rate = self.tail.last.get("step"), self._plan.get("total"), self.tail.steps_per_s
         return {
             "state": self.status.get("state", "starting"),
             "because": self.status.get("because", ""),
@@ -72,10 +98,15 @@ class Snapshot:
             "members": [member["worker_id"] for member in members],
             "spares": self.status.get("spares", []),
             "stragglers": self.status.get("stragglers", {}),
-            "step": self.tail.last.get("step"),
+            "waits_for": self._waits_for(),
+            "step": step,
+            "total": total,
+            "steps_per_s": round(rate, 3),
+            "eta_s": round((total - 1 - step) / rate) if rate and step is not None and total is not None else None,
             "epoch": self.tail.last.get("epoch"),
             "scalars": dict(list(self.tail.last.get("scalars", {}).items())[:SCALARS_SHOWN]),
-            "samples_per_s": round(self.tail.samples_per_s, 1),
+            "samples_per_s": round(self.tail.samples_per_s, 1) if self.tail.last.get("samples", True) else None,
+            "shards_per_s": round(rate * self._plan["shards"], 1) if self._plan else None,
             "recoveries": len(self.recoveries),
             "last_recovery_ms": round(self.recoveries[-1]["recovery_ms"], 1) if self.recoveries else None,
         }
@@ -167,16 +198,21 @@ class TableDisplay:
 def plain_line(facts: dict[str, Any]) -> str:
     parts = [f"elastic: {facts['state']}"]
     if facts["step"] is not None:
-        parts.append(f"step {facts['step']}")
+        parts.append(f"step {facts['step']}" + (f" of {facts['total']}" if facts["total"] is not None else ""))
         parts += [f"{name} {_number(value)}" for name, value in facts["scalars"].items()]
-        parts.append(f"{facts['samples_per_s']:.0f} samples/s")
+        parts.append(f"{facts['steps_per_s']:.3g} steps/s")
+        if facts["eta_s"] is not None:
+            parts.append(f"{span(facts['eta_s'])} left")
+        parts.append(_work_rate(facts))
     parts.append(f"{len(facts['members'])} members")
     if count := len(facts["spares"]):
         parts.append(f"{count} spare{'s' * (count > 1)}")
     parts.append(f"generation {facts['generation']}")
     if facts["last_recovery_ms"] is not None:
         parts.append(f"last recovery {facts['last_recovery_ms']:.0f} ms")
-    if facts["state"] != "running" and facts["because"]:
+    if facts["waits_for"]:
+        parts.append(f"waits for {facts['waits_for']}")
+    elif facts["state"] != "running" and facts["because"]:
         parts.append(f"because {facts['because']}")
     return ", ".join(parts)
 
@@ -185,11 +221,15 @@ def table(facts: dict[str, Any]) -> Table:
     view = Table(show_header=False, box=None, pad_edge=False)
     view.add_column(style="bold")
     view.add_column(overflow="fold")
-    step = "-" if facts["step"] is None else f"{facts['step']} (epoch {facts['epoch']})"
-    view.add_row("step", step)
+    if facts["waits_for"]:
+        view.add_row("waits for", Text(facts["waits_for"]))
+    of = f" of {facts['total']}" if facts["total"] is not None else ""
+    view.add_row("step", "-" if facts["step"] is None else f"{facts['step']}{of} (epoch {facts['epoch']})")
     for name, value in facts["scalars"].items():
         view.add_row(Text(name), _number(value))
-    view.add_row("samples/s", f"{facts['samples_per_s']:.0f}")
+    if facts["step"] is not None:
+        left = f", {span(facts['eta_s'])} left" if facts["eta_s"] is not None else ""
+        view.add_row("speed", f"{facts['steps_per_s']:.3g} steps/s, {_work_rate(facts)}{left}")
     view.add_row("members", Text(f"{len(facts['members'])}: {' '.join(facts['members'])}"))
     for worker_id, because in facts["stragglers"].items():
         view.add_row("straggler", Text(f"{worker_id}: {because}"))
@@ -200,6 +240,23 @@ def table(facts: dict[str, Any]) -> Table:
     if facts["last_recovery_ms"] is not None:
         view.add_row("last recovery", f"{facts['last_recovery_ms']:.0f} ms, {facts['recoveries']} in all")
     return view
+
+
+def _work_rate(facts: dict[str, Any]) -> str:
+    """Of a script that draws its own samples nobody knows how many there are in a shard."""
+    if facts["samples_per_s"] is None:
+        return f"{facts['shards_per_s'] or 0:.0f} shards/s"
+    return f"{facts['samples_per_s']:.0f} samples/s"
+
+
+def span(seconds: float) -> str:
+    """In the two largest units that matter, such as 2 h 5 min."""
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if minutes < 90:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def _number(value: object) -> str:

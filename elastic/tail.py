@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 RATE_WINDOW_S = 10.0
+LONG_WINDOW_S = 300.0
+"""For steps that take seconds."""
+FEW_STEPS = 3
+"""With fewer in the short window, the long one is looked at."""
 MAX_READ = 4 * 2**20
 """Bytes of the ledger read at once, so that a long one does not hold up the display."""
 
@@ -19,7 +23,9 @@ class StepsTail:
         self._path = path
         self._offset = 0
         self._torn = b""
-        self._window: deque[tuple[float, int]] = deque()
+        self._window: deque[tuple[float, int, int]] = deque()
+        self._idle: tuple[float, int, int] | None = None
+        """The last poll before the first new step."""
         self.steps = 0
         self.samples = 0
         self.last: dict[str, Any] = {}
@@ -32,15 +38,32 @@ class StepsTail:
                 self.last = json.loads(text)
                 self.steps += 1
                 self.samples += sum(_count(shard) for shard in self.last["samples"])
-        self._window.append((now_s, self.samples))
-        while len(self._window) > 2 and self._window[1][0] < now_s - RATE_WINDOW_S:
+        self._window.append((now_s, self.steps, self.samples))
+        if self._idle is None or self._idle[1] == self.steps:
+            self._idle = self._window[-1]
+        while len(self._window) > 2 and self._window[1][0] < now_s - LONG_WINDOW_S:
             self._window.popleft()
 
     @property
     def samples_per_s(self) -> float:
         """Over the last RATE_WINDOW_S seconds of polls."""
-        (since_s, before), (now_s, after) = self._window[0], self._window[-1]
+        (since_s, _, before), (now_s, _, after) = self._since(RATE_WINDOW_S), self._window[-1]
         return (after - before) / (now_s - since_s) if now_s > since_s else 0.0
+
+    @property
+    def steps_per_s(self) -> float:
+        """Over the last RATE_WINDOW_S seconds of polls, or LONG_WINDOW_S where those hold few steps; 0: none yet."""
+        now_s, after, _ = self._window[-1]
+        since_s, before, _ = self._since(RATE_WINDOW_S)
+        if after - before < FEW_STEPS:
+            since_s, before, _ = self._since(LONG_WINDOW_S)
+        return (after - before) / (now_s - since_s) if now_s > since_s else 0.0
+
+    def _since(self, window_s: float) -> tuple[float, int, int]:
+        """The poll with which that window begins. What came before the first new step is set-up, and not counted."""
+        begun_s = self._window[-1][0] - window_s
+        begins = max((poll for poll in self._window if poll[0] <= begun_s), default=self._window[0])
+        return max(begins, self._idle or begins)
 
     def _read(self) -> bytes:
         try:

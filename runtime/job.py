@@ -205,8 +205,11 @@ class Job(Together):
         if inside:
             left = self._epochs - training.epoch
             last = None if per_epoch is None else first + left * per_epoch
-            return Steps(training, work, Extent(first, training.epoch, per_epoch, count, last))
-        return Steps(training, work, Extent(first, 0, per_epoch, count, count))
+            extent = Extent(first, training.epoch, per_epoch, count, last)
+        else:
+            extent = Extent(first, 0, per_epoch, count, count)
+        training.plan_steps(extent.total, shards)
+        return Steps(training, work, extent)
 
     def stop(self, because: str) -> None:
         """End the training: travels with the next reduction; all workers leave both loops after the same step."""

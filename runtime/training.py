@@ -104,6 +104,7 @@ class Training:
         """The same, of the members, or of the run that this one goes on from."""
         self.looped = False
         """This epoch has had its steps() loop."""
+        self._planned: tuple[int | None, int] | None = None
         self.open_step: OpenStep | None = None
         self.open_pass: str | None = None
         self.running: int | None = None
@@ -134,6 +135,13 @@ class Training:
         """What must be undone when a rehearsal ends, or the job."""
 
     # Entering
+
+    def plan_steps(self, total: int | None, shards: int) -> None:
+        """Say, for whoever watches, how many steps the job has, as far as is known (None: a stream decides), and how
+        many shards each of them."""
+        if (total, shards) != self._planned:
+            self._planned = total, shards
+            self.session.note("steps_planned", total=total, shards=shards)
 
     def claim_shards(self, shards: int) -> None:
         """V is one for the job: every loop and loader must ask for the same. Raises ConfigError."""

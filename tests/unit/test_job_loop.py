@@ -623,3 +623,25 @@ def test_the_attributes_of_a_job_of_one() -> None:
     assert (job.rank, job.world_size, job.local_rank, job.is_leader, job.restarted) == (0, 1, 0, True, False)
     assert job.device == torch.device("cpu")
     assert job.worker_id.count(".") == 2
+
+
+def test_whoever_watches_is_told_once_how_far_the_job_goes() -> None:
+    told: list[dict[str, object]] = []
+
+    class Told(Recorded):
+        def note(self, event: str, **fields: object) -> None:
+            if event == "steps_planned":
+                told.append(fields)
+
+    job = make_job(Told())
+    setup = set_up(job)
+    train(setup, epochs=3)
+    assert told == [{"total": len(setup.metrics), "shards": SHARDS}]
+    job = make_job(Told())
+    model = linear(job)
+    for step in job.steps(shards=4, total=5):
+        for _ in step:
+            model(torch.ones(1, 1)).sum().backward()
+        model.zero_grad()
+    job._detach()
+    assert told[1:] == [{"total": 5, "shards": 4}]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from elastic.live import PlainDisplay, Snapshot, plain_line, summary_text, table
+from elastic.live import PlainDisplay, Snapshot, plain_line, span, summary_text, table
 from elastic.tail import StepsTail
 
 
@@ -26,10 +26,15 @@ FACTS: dict[str, Any] = {
     "members": ["local.0.0", "local.1.2"],
     "spares": [],
     "stragglers": {},
+    "waits_for": "",
     "step": 17,
+    "total": 400,
+    "steps_per_s": 0.8312,
+    "eta_s": 460,
     "epoch": 1,
     "scalars": {"loss": 2.34567},
     "samples_per_s": 123.4,
+    "shards_per_s": 6.6,
     "recoveries": 2,
     "last_recovery_ms": 41.7,
 }
@@ -58,6 +63,109 @@ def test_the_rate_forgets_what_is_long_ago(tmp_path: Path) -> None:
     assert tail.samples_per_s == 0.0
 
 
+def test_steps_that_take_long_have_a_rate_too_and_the_set_up_is_not_counted(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    tail = StepsTail(path)
+    for second in range(0, 100, 5):
+        tail.poll(float(second))
+        assert tail.steps_per_s == 0.0
+    for number in range(4):  # a step in 20 s, from 95 s on
+        for wait in range(1, 5):
+            path.write_text("".join(step(n) for n in range(number + (wait == 4))))
+            tail.poll(95.0 + 20 * number + 5 * wait)
+    assert tail.steps_per_s == pytest.approx(4 / 65), "from the last poll without a step on"
+    path.write_text("".join(step(number) for number in range(44)))
+    tail.poll(180.0)
+    assert tail.steps_per_s == pytest.approx(41 / 10), "now they are fast"
+
+
+def test_a_tail_that_is_polled_rarely_has_a_rate(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    tail = StepsTail(path)
+    for number in range(4):
+        tail.poll(30.0 * number)
+        path.write_text("".join(step(n) for n in range(60 * (number + 1))))
+    assert tail.steps_per_s == pytest.approx(2.0)
+
+
+def running(job_dir: Path, monkeypatch: pytest.MonkeyPatch, **status: Any) -> None:
+    (job_dir / "logs").mkdir(exist_ok=True)
+    (job_dir / "journal").mkdir(exist_ok=True)
+    (job_dir / "rendezvous.json").write_text(json.dumps({"address": "here", "pid": 1}))
+    told = {"state": "running", "because": "2 of 2 workers are here", "generation": 1, "members": [], **status}
+    monkeypatch.setattr("elastic.live.fetch_status", lambda address, timeout_s: told)
+
+
+def test_before_the_first_step_it_is_said_what_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = Snapshot(tmp_path)
+    assert "waits for etcd and the rendezvous to start" in plain_line(snapshot.facts())
+    running(tmp_path, monkeypatch, state="forming", because="waiting for 2 workers")
+    snapshot.gather()
+    assert snapshot.facts()["waits_for"] == "2 workers to get through the script's set-up; none started"
+    for name in ("local.0.0", "local.1.0", "agent", "journal"):
+        (tmp_path / "logs" / f"{name}.log").touch()
+    snapshot.gather()
+    assert snapshot.facts()["waits_for"] == "2 workers to get through the script's set-up; 2 started"
+    member = {"worker_id": "local.0.0", "phase": "shard 1 in pass 0 of step 0"}
+    running(tmp_path, monkeypatch, members=[member])
+    snapshot.gather()
+    facts = snapshot.facts()
+    assert facts["waits_for"] == "the first step; local.0.0 is in shard 1 in pass 0 of step 0"
+    console = Console(width=200, file=None)
+    with console.capture() as shown:
+        console.print(table(facts))
+    assert "waits for" in shown.get() and "shard 1 in pass 0" in shown.get()
+    (tmp_path / "steps.jsonl").write_text(step(0))
+    snapshot.gather()
+    assert snapshot.facts()["waits_for"] == "" and "waits for" not in plain_line(snapshot.facts())
+
+
+def test_the_total_is_what_workers_say_and_a_script_that_draws_its_samples_has_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running(tmp_path, monkeypatch)
+    times = iter(float(second) for second in range(100))
+    monkeypatch.setattr("elastic.live.time.monotonic", lambda: next(times))
+    snapshot = Snapshot(tmp_path)
+    snapshot.gather()
+    assert snapshot.facts()["total"] is None
+    worker = "local.0.0"
+    (tmp_path / "journal" / f"{worker}.jsonl").write_text(
+        json.dumps(
+            {
+                "t_mono_ns": 1,
+                "t_wall": 1.0,
+                "job": "train",
+                "generation": 1,
+                "worker_id": worker,
+                "node": "local",
+                "pid": 1,
+                "who": worker,
+                "event": "steps_planned",
+                "total": 60,
+                "shards": 8,
+            },
+            separators=(",", ":"),
+        )
+        + "\n"
+    )
+    for done in (10, 20):
+        (tmp_path / "steps.jsonl").write_text("".join(step(number, []) for number in range(done)))
+        snapshot.gather()
+    facts = snapshot.facts()
+    assert (facts["total"], facts["eta_s"]) == (60, 4)
+    assert (facts["samples_per_s"], facts["shards_per_s"]) == (None, 80.0)
+    assert "step 19 of 60" in plain_line(facts) and "10 steps/s, 4 s left, 80 shards/s" in plain_line(facts)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(4, "4 s"), (90, "2 min"), (3600, "60 min"), (7500, "2 h 5 min"), (86400, "24 h 0 min"), (260000, "3 d 0 h")],
+)
+def test_a_span_is_said_in_its_largest_units(seconds: float, said: str) -> None:
+    assert span(seconds) == said
+
+
 def test_spares_are_counted_apart() -> None:
     assert "2 members, 1 spare, generation 4" in plain_line({**FACTS, "spares": ["local.2.0"]})
     assert "spare" not in plain_line(FACTS)
@@ -75,7 +183,7 @@ def test_a_plain_line_has_what_the_table_has() -> None:
     console = Console(width=200, file=None)
     with console.capture() as shown:
         console.print(table(FACTS))
-    for word in ("17", "2.346", "123", "4", "42 ms"):
+    for word in ("17 of 400", "2.346", "123 samples/s", "0.831 steps/s", "8 min left", "4", "42 ms"):
         assert word in line
         assert word in shown.get()
     assert "2 members" in line
