@@ -305,10 +305,13 @@ class Reign:
         """Whose agents attend."""
         return sorted(self._agents)
 
-    def drain(self, node: str, wish: pb.DrainNode) -> None:
-        """Tell a node's agent, if it attends, that somebody wants it empty, or no longer."""
+    def drain(self, node: str, wish: pb.DrainNode, *, caller: str, peer: str) -> None:
+        """Tell a node's agent, if it attends, that somebody wants it empty, or no longer. caller, peer: for the
+        journal."""
         if node in self._agents:
-            self._journal.write("drain_asked", node=node, over=wish.over, because=wish.because)
+            self._journal.write(
+                "drain_asked", node=node, over=wish.over, because=wish.because, caller=caller, peer=peer
+            )
             self._agents[node].post(pb.LeaderOrder(drain_node=wish))
 
     def keep(self, stands: Callable[[str, str], bool]) -> None:

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from elastic import codec, membership
+from elastic.doors.caller import caller_of
 from elastic.errors import ElasticError
 from elastic.journal import Journal
 from elastic.membership import AgentUp
@@ -96,7 +97,8 @@ class Service(RendezvousServicer):
         lead = await self._lead_of(request.job, context)
         if lead.reign is None:
             return pb.DrainReply(leading=False, leader=lead.leader)
-        lead.reign.drain(request.node, request.drain_node)
+        caller = caller_of(context)
+        lead.reign.drain(request.node, request.drain_node, caller=str(caller), peer=caller.address)
         return pb.DrainReply(leading=True, leader=lead.leader, nodes=lead.reign.nodes)
 
     async def Attend(self, words: AsyncIterator[pb.AgentWord], context: Any) -> None:

@@ -71,7 +71,8 @@ SENTENCES = {
     "node_leaves": "node {node} has to go within {seconds_left} s",
     "node_stays": "node {node} stays",
     "node_empty": "no worker is on node {node} any more",
-    "drain_asked": "somebody wants node {node} empty",
+    "drain_asked": "{caller} wants node {node} empty",
+    "cordoned": "{caller} wants node {node} empty, of all jobs",
     "agent_silent": "the agent of node {node} is silent",
     "leading": "{who} leads the job, term {term}",
     "deposed": "{who} leads it no longer",
@@ -80,7 +81,9 @@ SENTENCES = {
     "placed": "the fleet gives it {slots}",
     "charge_started": "node {node} starts its agent",
     "charge_ended": "its agent on node {node} ends",
-    "stop_asked": "somebody stops it",
+    "submitted": "{caller} submits it, from {peer}",
+    "scaled": "{caller} wants {workers} workers instead of {before}",
+    "stop_asked": "{caller} stops it",
     "job_ended": "the job is over, exit {exit_code}",
 }
 """Others are told by their own name."""
@@ -93,6 +96,8 @@ HIDDEN = frozenset(
 _CAUSES = frozenset({"fault_injected", "worker_dying", "worker_frozen", "worker_exited", "stuck", "member_lost"})
 _ARRIVALS = frozenset({"worker_started", "announced", "invited", "state_copied"})
 _ENDS = frozenset({"quiesce_started", "job_ended"})
+_CHANGES = frozenset({"submitted", "scaled", "stop_asked", "cordoned", "drain_asked"})
+"""By operators."""
 _DEPARTURES = frozenset({"drained", "demoted", "surplus", "notice", "node_leaves", "drain_asked", "agent_signalled"})
 _ABORTS = frozenset({"quiesce_started", "quiesce_complete", "ring_aborted", "reported"})
 
@@ -126,7 +131,9 @@ def of_generation(lines: Sequence[Line], number: int) -> list[Moment]:
         for i, line in enumerate(lines[:record])
         if line["event"] in _ARRIVALS and line["worker_id"] in members - others
     }
-    chosen |= set(_course(lines, record, number))
+    course = set(_course(lines, record, number))
+    since, end = 0 if before is None else before, max(course, default=record)
+    chosen |= course | {i for i in range(since, end) if lines[i]["event"] in _CHANGES}
     return [_moment(lines[i]) for i in sorted(chosen)]
 
 
@@ -184,7 +191,7 @@ def _is_hidden(line: Line) -> bool:
 
 class _Known(dict[str, Any]):
     def __missing__(self, key: str) -> str:
-        return "?"
+        return "somebody" if key == "caller" else "?"
 
 
 def _moment(line: Line, said: str = "") -> Moment:

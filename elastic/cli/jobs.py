@@ -42,6 +42,7 @@ def add(verbs: Any) -> None:
         epilog=JOBS_EXAMPLES + EXIT_CODES,
     )
     add_replicas(jobs)
+    jobs.add_argument("--long", action="store_true", help="also who has submitted each, and from where")
     jobs.add_argument("--json", action="store_true", help="as one JSON object")
     jobs.set_defaults(verb=_jobs)
     stop = verbs.add_parser(
@@ -58,12 +59,12 @@ def add(verbs: Any) -> None:
 
 def _jobs(options: argparse.Namespace) -> int:
     overview = client_of(options).overview()
-    print(json.dumps(overview) if options.json else overview_text(overview))
+    print(json.dumps(overview) if options.json else overview_text(overview, long=options.long))
     return ExitCode.DONE
 
 
-def overview_text(overview: dict[str, Any]) -> str:
-    """The jobs, oldest first, the nodes, and what does not work although no job says so."""
+def overview_text(overview: dict[str, Any], *, long: bool = False) -> str:
+    """long: with their owners. The jobs, oldest first, the nodes, and what does not work although no job says so."""
     lines = []
     for job in overview["jobs"]:
         where = ", ".join(f"{slots} on {node}" for node, slots in sorted(job["slots"].items()))
@@ -73,6 +74,8 @@ def overview_text(overview: dict[str, Any]) -> str:
         else:
             told += f" {where or str(job['workers']) + ' workers'}" + (f": {job['because']}" if job["because"] else "")
         lines.append(told.rstrip())
+        if long:
+            lines.append(f"  submitted by {owner_text(job.get('owner'))}")
         lines += [f"  trouble: {trouble['because']}; {trouble['advice']}" for trouble in job.get("troubles", ())]
     lines = lines or ["no jobs"]
     for node in overview["nodes"]:
@@ -85,6 +88,13 @@ def overview_text(overview: dict[str, Any]) -> str:
     troubles = [trouble for trouble in overview.get("troubles", ()) if trouble not in told_already]
     lines += [f"trouble: {trouble['because']}; {trouble['advice']}" for trouble in troubles]
     return "\n".join(lines)
+
+
+def owner_text(owner: dict[str, str] | None) -> str:
+    if owner is None:
+        return "somebody whom the version of then did not note"
+    who = f"{owner['role']} {owner['name']}" if owner["role"] else "somebody without a certificate"
+    return f"{who}, from {owner['address']}"
 
 
 def _stop(options: argparse.Namespace) -> int:

@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError
 
 from elastic import codec
 from elastic.doors import roles
+from elastic.doors.caller import identity_of
 from elastic.doors.callers import BURST, CALLS_AT_ONCE, WORDS_A_SECOND, Callers, Pace
 from elastic.doors.refusals import Refusals
 from elastic.doors.roles import Identity
@@ -144,8 +145,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
     def _identity(self, context: Any) -> Identity | None:
         if not self._asks_roles:
             return None
-        shown = context.auth_context().get("x509_subject_alternative_name", ())
-        return roles.from_uris([name.decode(errors="replace") for name in shown])
+        return identity_of(context)
 
     async def _read(self, call: _Call, message: bytes, read: _Reader) -> Any:
         if len(message) > codec.WORD_LIMIT:

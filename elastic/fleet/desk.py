@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import grpc.aio
 
 from elastic import codec
 from elastic.config import check_name, check_pairs
+from elastic.doors.caller import caller_of
 from elastic.doors.expiry import Shown
 from elastic.election import LeadershipLost
 from elastic.errors import CompareFailed, ConfigError, StoreError
 from elastic.fleet import archive, registry
 from elastic.fleet.crossings import Crossings
-from elastic.fleet.documents import Job, Submission, check_for_fleet
+from elastic.fleet.documents import Caller, Job, Submission, check_for_fleet
 from elastic.fleet.office import NodeSession, Office
 from elastic.journal import Journal
 from elastic.messages import node_of
@@ -99,7 +101,7 @@ class Desk(FleetServicer):
             elif office is None or not office.ready.is_set():
                 return pb.Answer(leading=False, leader="" if office else self.leader)
             else:
-                answer.document = json.dumps(await self._answer(office, request))
+                answer.document = json.dumps(await self._answer(office, request, caller_of(context)))
         except (Refused, ConfigError, codec.WireError) as error:
             answer.refused = str(error)
         except OSError as error:
@@ -109,16 +111,16 @@ class Desk(FleetServicer):
             answer.leading = False
         return answer
 
-    async def _answer(self, office: Office, request: pb.Question) -> object:
+    async def _answer(self, office: Office, request: pb.Question, caller: Caller) -> object:
         match request.WhichOneof("content"):
             case "submit":
-                return await self._submit(office, request.submit)
+                return await self._submit(office, request.submit, caller)
             case "stop":
-                return await self._stop(office, request.stop)
+                return await self._stop(office, request.stop, caller)
             case "scale":
-                return await self._scale(office, request.scale)
+                return await self._scale(office, request.scale, caller)
             case "cordon":
-                return await self._cordon(office, request.cordon)
+                return await self._cordon(office, request.cordon, caller)
             case "overview":
                 return self._overview(office)
             case "log":
@@ -138,7 +140,7 @@ class Desk(FleetServicer):
         piece = await asyncio.to_thread(archive.read, jobs, ask.job, ask.log, ask.offset)
         return {"text": piece.text.decode("latin-1"), "end": piece.end, "size": piece.size}
 
-    async def _submit(self, office: Office, submit: pb.Submit) -> object:
+    async def _submit(self, office: Office, submit: pb.Submit, caller: Caller) -> object:
         spec = codec.job_from_json(submit.document.encode(), "the job")
         check_for_fleet(spec)
         before: Submission | None = None
@@ -160,26 +162,28 @@ class Desk(FleetServicer):
         def write(to: registry.Registry) -> str:
             for _ in range(3):
                 try:
-                    return to.submit(spec, before, entry, submit.token)
+                    return to.submit(spec, before, entry, submit.token, caller)
                 except CompareFailed:
                     continue
             raise CompareFailed("too many jobs are submitted in the same moment")
 
         name = await office.change(write)
-        self._journal.write("submitted", job=name, resume=submit.resume)
+        self._journal.write("submitted", job=name, resume=submit.resume, caller=str(caller), peer=caller.address)
         plan = office.plan()
         return {"job": name, "larger": plan.waiting[name] if name in plan.larger else ""}
 
-    async def _stop(self, office: Office, stop: pb.Stop) -> object:
+    async def _stop(self, office: Office, stop: pb.Stop, caller: Caller) -> object:
         job = _find(office, stop.job)
         if job.result is not None:
             raise Refused(f"{job.name} is over already: {job.result.because.partition(chr(10))[0]}")
         if job.stop is None:
             await office.change(lambda to: to.stop(job.name, stop.because))
-            self._journal.write("stop_asked", job=job.name, because=stop.because)
+            self._journal.write(
+                "stop_asked", job=job.name, because=stop.because, caller=str(caller), peer=caller.address
+            )
         return {"job": job.name}
 
-    async def _scale(self, office: Office, scale: pb.Scale) -> object:
+    async def _scale(self, office: Office, scale: pb.Scale, caller: Caller) -> object:
         job = _find(office, scale.job)
         if job.result is not None:
             raise Refused(f"{job.name} is over: {job.result.because.partition(chr(10))[0]}")
@@ -190,15 +194,29 @@ class Desk(FleetServicer):
                 f"{scale.workers}"
             )
         await office.change(lambda to: to.scale(job.name, scale.workers))
-        self._journal.write("scaled", job=job.name, workers=scale.workers, before=job.workers)
+        self._journal.write(
+            "scaled", job=job.name, workers=scale.workers, before=job.workers, caller=str(caller), peer=caller.address
+        )
         return {"job": job.name, "workers": scale.workers, "before": job.workers}
 
-    async def _cordon(self, office: Office, cordon: pb.Cordon) -> object:
+    async def _cordon(self, office: Office, cordon: pb.Cordon, caller: Caller) -> object:
         known = {*office.sessions, *office.book.cordons, *(s.node for job in office.book.jobs for s in job.shares)}
         if cordon.node not in known:
             raise Refused(f"no node {cordon.node!r:.64}; there are {', '.join(sorted(known)) or 'none'}")
         await office.change(lambda to: to.cordon(cordon.node, "" if cordon.over else cordon.because))
-        self._journal.write("cordoned", node=cordon.node, over=cordon.over, because=cordon.because)
+        there = [
+            job.name for job in office.book.jobs if job.runs and any(share.node == cordon.node for share in job.shares)
+        ]
+        for name in there or [""]:  # each job's story has it
+            self._journal.write(
+                "cordoned",
+                job=name,
+                node=cordon.node,
+                over=cordon.over,
+                because=cordon.because,
+                caller=str(caller),
+                peer=caller.address,
+            )
         return {"node": cordon.node}
 
     def _overview(self, office: Office) -> object:
@@ -237,6 +255,7 @@ class Desk(FleetServicer):
             "workers": job.workers,
             "min_workers": job.spec.min_workers,
             "identity": job.submission.identity,
+            "owner": asdict(job.owner) if job.owner is not None else None,
             "checkpoints": job.submission.checkpoints,
             "slots": {share.node: share.slots for share in job.shares},
         }

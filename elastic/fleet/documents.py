@@ -4,6 +4,7 @@
 /elastic/.fleet/count              how many jobs were ever submitted
 /elastic/.fleet/jobs/<job>         Submission, written once
 /elastic/.fleet/placements/<job>   Placement, from when the job starts; may change while it runs
+/elastic/.fleet/owners/<job>       Caller: who has submitted it; a document of its own, as older versions know none
 /elastic/.fleet/grants/<job>       Grants: who may attend the job; a document of its own, as older versions know none
 /elastic/.fleet/sizes/<job>        Size: somebody wants it to have so many workers
 /elastic/.fleet/stops/<job>        Wish: somebody wants the job to end
@@ -43,6 +44,18 @@ class Submission:
     def checkpoints(self) -> str:
         """Where they are."""
         return f"{self.spec.checkpoint_dir.rstrip('/')}/{self.series}"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asked for something. name, role: of his certificate, "" where there are none; address: he called from."""
+
+    name: str
+    role: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.name}" if self.role else "somebody without a certificate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +131,7 @@ class Job:
     ended: int = 0
     size: Size | None = None
     grants: tuple[Grant, ...] = ()
+    owner: Caller | None = None
 
     @property
     def workers(self) -> int:

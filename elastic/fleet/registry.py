@@ -12,7 +12,7 @@ from elastic import codec
 from elastic.config import JobSpec, check_name
 from elastic.election import CALL_S, Candidate
 from elastic.errors import CompareFailed, ConfigError
-from elastic.fleet.documents import Book, Grant, Grants, Job, Placement, Result, Size, Submission, Wish
+from elastic.fleet.documents import Book, Caller, Grant, Grants, Job, Placement, Result, Size, Submission, Wish
 from elastic.store import CreateRevision, Item, ModRevision, Prefix, Put, Store
 
 NAME = ".fleet"
@@ -36,6 +36,7 @@ def read(store: Store) -> tuple[Book, int]:
     ended = {name: items[f"results/{name}"].create_revision for name in results}
     sizes = _values(items, "sizes/", Size, unread)
     grants = _values(items, "grants/", Grants, unread)
+    owners = _values(items, "owners/", Caller, unread)
     stops, cordons = _wishes(items, "stops/", unread), _wishes(items, "cordons/", unread)
     jobs = [
         Job(
@@ -46,6 +47,7 @@ def read(store: Store) -> tuple[Book, int]:
             ended.get(name, 0),
             sizes.get(name),
             grants[name].grants if name in grants else (),
+            owners.get(name),
         )
         for name, submission in _values(items, "jobs/", Submission, unread).items()
         if not {f"placements/{name}", f"results/{name}"} & unread.keys()  # neither placed nor run again by mistake
@@ -112,7 +114,14 @@ class Registry:
         self._store = store
         self._candidate = candidate
 
-    def submit(self, spec: JobSpec, before: Submission | None = None, resume: str = "", token: str = "") -> str:
+    def submit(
+        self,
+        spec: JobSpec,
+        before: Submission | None = None,
+        resume: str = "",
+        token: str = "",
+        owner: Caller | None = None,
+    ) -> str:
         """Returns the job's name. before, resume: an earlier job, and the one of its checkpoints from which this one
         goes on. token: of the request; if it has made a job already, that one's name is returned. Raises ConfigError
         if there is no room for its number in the name, or nobody knows the number."""
@@ -131,10 +140,10 @@ class Registry:
             submission = replace(
                 submission, series=before.series, identity=before.identity, resume=resume, interruptions=again
             )
-        done = self._candidate.write(
-            (ModRevision(COUNT, item.mod_revision if item is not None else 0),),
-            (Put(COUNT, str(number).encode()), Put(f"{ROOT}jobs/{name}", codec.to_json(submission))),
-        )
+        puts = [Put(COUNT, str(number).encode()), Put(f"{ROOT}jobs/{name}", codec.to_json(submission))]
+        if owner is not None:
+            puts.append(Put(f"{ROOT}owners/{name}", codec.to_json(owner)))
+        done = self._candidate.write((ModRevision(COUNT, item.mod_revision if item is not None else 0),), tuple(puts))
         if not done.succeeded:
             raise CompareFailed("another job was submitted in the same moment")
         return name
@@ -174,7 +183,10 @@ class Registry:
         """Of the ended jobs those beyond ENDED_KEPT, each at once with all that it keeps as a job of its own. Unread:
         the records of a large job are more than etcd says in one answer."""
         for name in book.forgettable(ENDED_KEPT):
-            keys = (f"{ROOT}{kind}/{name}" for kind in ("jobs", "placements", "grants", "sizes", "stops", "results"))
+            keys = (
+                f"{ROOT}{kind}/{name}"
+                for kind in ("jobs", "placements", "owners", "grants", "sizes", "stops", "results")
+            )
             self._candidate.write((), (), (Prefix(f"/elastic/{name}/"), *keys))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -46,7 +47,7 @@ async def prepared(
         if request is not None:
             refuse(place, journal, request, str(refused))
         return None
-    journal.write("handover", version=elastic.__version__)
+    journal.write("handover", version=elastic.__version__, caller=f"user {os.geteuid()}", peer="this machine")
     return request
 
 

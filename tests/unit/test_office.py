@@ -7,11 +7,14 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from elastic import codec
+from elastic import story as stories
+from elastic.cli.jobs import overview_text
 from elastic.config import JobSpec
 from elastic.doors.expiry import Shown
 from elastic.election import Candidate, Won
@@ -19,7 +22,7 @@ from elastic.errors import StoreRefused, StoreUnavailable
 from elastic.fleet import office as office_module
 from elastic.fleet import registry
 from elastic.fleet.desk import Desk
-from elastic.fleet.documents import Book, Result, Submission
+from elastic.fleet.documents import Book, Caller, Result, Submission
 from elastic.fleet.office import NodeSession, Office
 from elastic.fleet.registry import Registry
 from elastic.journal import Journal
@@ -30,6 +33,15 @@ from elastic.tenure import Tenure
 from elastic.wire import elastic_pb2 as pb
 
 PATIENCE_S = 30.0
+
+
+def calling(*names: str) -> Any:
+    """The context of a call with these names in the caller's certificate."""
+    shown = {"x509_subject_alternative_name": [name.encode() for name in names]} if names else {}
+    return SimpleNamespace(peer=lambda: "ipv4:10.0.0.3:4711", auth_context=lambda: shown)
+
+
+HERE = calling()
 
 
 class Leading:
@@ -154,10 +166,10 @@ def test_a_job_larger_than_the_fleet_is_told_so_and_holds_up_others_while_nodes_
         async def submit(name: str, least: int) -> Any:
             spec = JobSpec(name=name, command=("t",), workers=least, min_workers=least, checkpoint_dir="/shared")
             submitted = pb.Submit(document=codec.job_to_json(spec).decode())
-            return json.loads((await desk.Ask(pb.Question(submit=submitted), None)).document)
+            return json.loads((await desk.Ask(pb.Question(submit=submitted), HERE)).document)
 
         async def overview() -> dict[str, Any]:
-            jobs = json.loads((await desk.Ask(pb.Question(overview=pb.Overview()), None)).document)["jobs"]
+            jobs = json.loads((await desk.Ask(pb.Question(overview=pb.Overview()), HERE)).document)["jobs"]
             return {job["job"]: job for job in jobs}
 
         await asyncio.wait_for(office.ready.wait(), PATIENCE_S)
@@ -244,10 +256,10 @@ def test_a_submission_that_is_asked_for_twice_with_one_token_makes_one_job(tmp_p
         desk.office = leading.office
         spec = JobSpec(name="train", command=("train",), workers=1, checkpoint_dir="/shared")
         submit = pb.Submit(document=codec.job_to_json(spec).decode(), token="t1")
-        answers = [await desk.Ask(pb.Question(submit=submit), None) for _ in range(2)]
+        answers = [await desk.Ask(pb.Question(submit=submit), HERE) for _ in range(2)]
         assert [json.loads(answer.document) for answer in answers] == [{"job": "train-1", "larger": ""}] * 2
         assert [job.name for job in registry.read(leading.store)[0].jobs] == ["train-1"]
-        answer = await desk.Ask(pb.Question(submit=pb.Submit(document=submit.document, token="x" * 70_000)), None)
+        answer = await desk.Ask(pb.Question(submit=pb.Submit(document=submit.document, token="x" * 70_000)), HERE)
         assert "token='xxx" in answer.refused
 
     play(tmp_path, story)
@@ -263,7 +275,7 @@ def test_a_job_gets_another_size_within_what_its_file_allows(tmp_path: Path) -> 
         await duties(b, {job: 1})
 
         async def ask(workers: int) -> pb.Answer:
-            return await desk.Ask(pb.Question(scale=pb.Scale(job="train", workers=workers)), None)
+            return await desk.Ask(pb.Question(scale=pb.Scale(job="train", workers=workers)), HERE)
 
         assert json.loads((await ask(1)).document) == {"job": job, "workers": 1, "before": 2}
         await duties(b, {})
@@ -339,3 +351,53 @@ def test_a_question_whose_asker_is_gone_is_forgotten() -> None:
         assert not session.queries
 
     asyncio.run(story())
+
+
+def test_every_change_is_journaled_with_its_caller_and_a_job_knows_its_owner(tmp_path: Path) -> None:
+    async def story(leading: Leading) -> None:
+        await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
+        desk = Desk(Service(), leading.journal, Shown(), tmp_path, dict)
+        desk.office = leading.office
+        a = leading.node("a", slots=2)
+        ann, spec = (
+            calling("elastic://operator/ann"),
+            JobSpec(name="train", command=("t",), workers=2, checkpoint_dir="/shared"),
+        )
+
+        async def ask(context: Any = ann, **content: Any) -> Any:
+            answer = await desk.Ask(pb.Question(**content), context)
+            assert not answer.refused
+            return json.loads(answer.document)
+
+        document = codec.job_to_json(spec).decode()
+        await ask(submit=pb.Submit(document=document))
+        await duties(a, {"train-1": 2})
+        await ask(scale=pb.Scale(job="train-1", workers=1))
+        await ask(cordon=pb.Cordon(node="a", because="repair"))
+        await ask(stop=pb.Stop(job="train-1", because="enough"))
+        await ask(HERE, submit=pb.Submit(document=document))
+        lines = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+        changes = {"submitted", "scaled", "cordoned", "stop_asked"}
+        told = [(line["event"], line["job"], line["caller"]) for line in lines if line["event"] in changes]
+        assert told == [
+            *((event, "train-1", "operator ann") for event in ("submitted", "scaled", "cordoned", "stop_asked")),
+            ("submitted", "train-2", "somebody without a certificate"),
+        ]
+        assert {line["peer"] for line in lines if line["event"] in changes} == {"10.0.0.3:4711"}
+        owners = [Caller("ann", "operator", "10.0.0.3:4711"), Caller("", "", "10.0.0.3:4711")]
+        assert [job.owner for job in registry.read(leading.store)[0].jobs] == owners
+        shown = await ask(HERE, overview=pb.Overview())
+        assert "submitted by operator ann, from 10.0.0.3:4711" in overview_text(shown, long=True)
+        assert "submitted by somebody without a certificate, from" in overview_text(shown, long=True)
+        assert "ann" not in overview_text(shown)
+        about = [line for line in lines if line["job"] == "train-1"]
+        led = [{**about[0], "event": "committed", "generation": 1, "kind": "form", "members": ["a.0.0"]}]
+        said = [moment.said for moment in stories.of_generation(about[:1] + led + about[1:], 1)]
+        assert "operator ann submits it, from 10.0.0.3:4711" in said
+
+    play(tmp_path, story)
+
+
+def test_what_was_submitted_to_an_older_version_has_no_owner() -> None:
+    told = {"job": "train-1", "state": "waits", "slots": {}, "workers": 1, "because": ""}
+    assert "whom the version of then did not note" in overview_text({"jobs": [told], "nodes": []}, long=True)
