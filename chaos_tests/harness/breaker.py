@@ -30,6 +30,7 @@ from chaos_tests.harness.faults import (
     FreezeNode,
     FreezeService,
     Hog,
+    Intrude,
     KillService,
     LoseAll,
     Narrow,
@@ -174,6 +175,8 @@ class Breaker:
                 nodes.drain_node(scene, planned, healthy, for_s)
             case NoticeNode():
                 nodes.notice_node(scene, planned, healthy, fault)
+            case Intrude():
+                nodes.intrude(scene, planned, healthy)
             case EndLeader(for_s):
                 nodes.end_leader(scene, planned, for_s)
             case StrikeStore():

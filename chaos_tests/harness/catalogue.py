@@ -31,6 +31,7 @@ from chaos_tests.harness.faults import (
     FreezeNode,
     FreezeService,
     Hog,
+    Intrude,
     KillService,
     LoseAll,
     Narrow,
@@ -156,6 +157,9 @@ CATALOGUE: Mapping[str, Kind] = {
         "a cloud says that it takes a machine in 20 s, and does; its workers have left by then, and another one comes",
     ),
     "false-notice": Kind(NoticeNode(20.0, true=False), "the same, and after 20 s it is taken back"),
+    "intrude": Kind(
+        Intrude(), "somebody attends as the agent of a node, without the token of the job's place there: he is refused"
+    ),
     "kill-leader": Kind(EndLeader(3.0), "SIGKILL of the replica that leads; it comes back after 3 s"),
     "kill-etcd": Kind(StrikeStore(5.0), "SIGKILL of one of three members of etcd; it comes back after 5 s"),
     "kill-etcd-leader": Kind(StrikeStore(5.0, leader=True), "the same, of the one that leads"),

@@ -222,6 +222,11 @@ class NoticeNode:
 
 
 @dataclass(frozen=True, slots=True)
+class Intrude:
+    """Somebody attends the job as the agent of a node, without the token of its place there: nobody may notice."""
+
+
+@dataclass(frozen=True, slots=True)
 class EndLeader:
     """SIGKILL of the replica that leads the job. It comes back after for_s."""
 
@@ -256,7 +261,7 @@ OnNetwork: TypeAlias = Cut | Roughen | Narrow | Reset
 """What needs nodes that are hosts of their own, with links between them. On one host workers do without TCP."""
 
 OnCluster: TypeAlias = (
-    OnNetwork | EndAgent | EndNode | FreezeNode | DrainNode | NoticeNode | EndLeader | StrikeStore | LoseAll
+    OnNetwork | EndAgent | EndNode | FreezeNode | DrainNode | NoticeNode | Intrude | EndLeader | StrikeStore | LoseAll
 )
 """What needs a job over several nodes."""
 
@@ -320,7 +325,7 @@ def stalls(fault: Fault) -> bool:
     """Whether the steps of all may have to wait while it lasts."""
     if isinstance(fault, Ambush):
         return fault.act not in (Act.DISK_FAILS, Act.DISK_SLOW)
-    return not isinstance(fault, Reset) and not leaves(fault)
+    return not isinstance(fault, Reset | Intrude) and not leaves(fault)
 
 
 def parts(fault: Fault) -> bool:

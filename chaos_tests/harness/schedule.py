@@ -116,7 +116,7 @@ PRESETS: Mapping[str, Preset] = {
         each=True,
     ),
     "cluster": Preset(
-        "of a job over several nodes: agents, nodes, leaders and members of etcd die, and all workers at once",
+        "of a job over several nodes: agents, nodes, leaders, members of etcd and all workers die, and strangers come",
         12.0,
         {**ON_NODES, "kill": 1.0},
         each=True,

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import pytest
 
-from chaos_tests.harness import leftovers, processes, starving
+from chaos_tests.harness import intruder, leftovers, processes, starving
 from chaos_tests.harness.ambush.orders import Orders
 from chaos_tests.harness.blows import Impossible
 from chaos_tests.harness.breaker import Breaker
@@ -121,6 +121,36 @@ def skipped(stage: Stage, kind: str) -> str:
 @pytest.mark.parametrize("kind", [name for name, it in CATALOGUE.items() if isinstance(it.fault, OnCluster)])
 def test_what_needs_nodes_is_skipped_on_one_machine(on_machine: Stage, kind: str) -> None:
     assert "several nodes" in skipped(on_machine, kind)
+
+
+@pytest.mark.parametrize(
+    ("answers", "events"),
+    [
+        (("FAILED_PRECONDITION", "UNAUTHENTICATED"), ["fault_injected", "fault_seen", "fault_ended"]),
+        (("welcome", "FAILED_PRECONDITION"), ["fault_injected", "fault_ended"]),
+    ],
+    ids=["refused", "admitted"],
+)
+def test_an_intruder_that_is_admitted_is_a_fault_that_was_never_seen(
+    on_nodes: Stage, job: NodesJob, monkeypatch: pytest.MonkeyPatch, answers: tuple[str, ...], events: list[str]
+) -> None:
+    asked: list[tuple[str, str, str]] = []
+
+    def attend(replicas: tuple[str, ...], name: str, node: str, token: str) -> dict[str, str]:
+        asked.append((name, node, token))
+        return dict(zip(replicas, answers, strict=True))
+
+    monkeypatch.setattr(intruder, "attend", attend)
+    job.cluster.client = cast(Any, SimpleNamespace(replicas=("r0", "r1")))
+    breaker = Breaker([Planned(1, 0.0, "intrude")], on_nodes.scene)
+    breaker.begin()
+    for _ in range(2):
+        breaker.poll([], 1)
+    assert [line["event"] for line in on_nodes.noted()] == events
+    assert (asked[0][0], asked[0][1] in job.nodes, len(asked[0][2])) == ("train-1", True, 64)
+    answers = ("UNAVAILABLE", "FAILED_PRECONDITION")
+    with pytest.raises(NotNow, match="nobody who leads answers"):
+        nodes.intrude(on_nodes.scene, Planned(1, 0.0, "intrude"), ("a.0.0", "b.0.0"))
 
 
 @pytest.mark.parametrize("kind", [name for name, it in CATALOGUE.items() if isinstance(it.fault, OnMachine)])

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from chaos_tests.harness import intruder
 from elastic.attendance import Attendance
 from elastic.config import JobSpec
 from elastic.doors.refusals import Refusals
@@ -305,6 +306,8 @@ def test_agents_of_two_jobs_on_a_node_cannot_end_each_others_streams(
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await at.attend("two-2", "a", token)
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        guess = await asyncio.to_thread(intruder.attend, (at.address,), "two-2", "a", "a guess")
+        assert guess == {at.address: intruder.REFUSED}, "as elastic chaos does it"
         assert at.reigns["two-2"].is_current(session) and not session.ended.is_set()
         await at.attend("two-2", "a", "of two-2")
         assert session.ended.is_set(), "but its own agent may come again"

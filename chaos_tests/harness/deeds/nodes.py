@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from chaos_tests.harness import blows, processes
+from chaos_tests.harness import blows, intruder, processes
 from chaos_tests.harness.blows import End
 from chaos_tests.harness.deeds import damage
 from chaos_tests.harness.faults import LoseAll, NoticeNode
@@ -102,6 +102,21 @@ def notice_node(scene: Scene, planned: Planned, healthy: Sequence[str], fault: N
 
     text = f"{cloud.choice} says that it takes the machine of node {node} in {fault.within_s:g} s"
     _leave(scene, planned, node, begun_ns, workers, fault.within_s, end, text)
+
+
+def intrude(scene: Scene, planned: Planned, healthy: Sequence[str]) -> None:
+    """If he is admitted, the stream of that node's own agent ends, and the fault is never seen."""
+    job = scene.on_nodes()
+    node, token = some_node(scene, planned, healthy), scene.victims.dice(planned).randbytes(32).hex()
+    begun_ns = time.monotonic_ns()
+    answers = intruder.attend(job.cluster.client.replicas, job.name, node, token)
+    if not {intruder.ADMITTED, intruder.REFUSED} & set(answers.values()):
+        raise NotNow(f"nobody who leads answers: {answers}")
+    scene.teller.injected(planned, {}, begun_ns, target=f"node {node}")
+    if intruder.ADMITTED not in answers.values():
+        scene.teller.seen(planned, "he was refused")
+    scene.running.append(Running(planned, time.monotonic(), injected=True))
+    scene.teller.told(planned, f"attends as node {node}: {answers}")
 
 
 def end_leader(scene: Scene, planned: Planned, for_s: float) -> None:
