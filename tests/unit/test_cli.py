@@ -59,7 +59,7 @@ def code_of(arguments: list[str]) -> int:
     ("arguments", "said"),
     [
         ([], "COMMAND"),
-        (["frobnicate"], "invalid choice"),
+        (["frobnicate"], "there is no command frobnicate. See `elastic --help`"),
         (["run"], "no script given"),
         (["run", "--"], "no script given"),
         (["run", "-m"], "no script given"),
@@ -212,7 +212,7 @@ def test_a_checkpoint_directory_that_cannot_be_written_is_said_at_the_start(
 def test_a_full_disk_is_said_at_the_start(
     here: Path, started: list[tuple[JobSpec, Path]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, content: bytes) -> None:
+    def full(path: Path, *_: object) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr("elastic.resume.write_atomically", full)
@@ -561,3 +561,46 @@ def test_top_shows_the_jobs_of_this_machine(
     assert head.split()[:3] == ["JOB", "STATE", "MEMBERS"]
     assert starts.split()[:3] == ["starts", "unknown", "0/2"] and "nobody leads it yet" in starts
     assert live.split()[:5] == ["live", "running", "1/2", "1", "110"] and float(live.split()[5]) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("statsu", "no command statsu; did you mean status? See `elastic --help`"),
+        ("--verison", "no option --verison; did you mean --version? See `elastic --help`"),
+        ("run --worker 4 train.py", "no option --worker; did you mean --workers? See `elastic run --help`"),
+        ("run --job_dir=x train.py", "no option --job_dir; did you mean --job-dir? See `elastic run --help`"),
+        ("run --quite train.py --quiet", "no option --quite; did you mean --quiet? See `elastic run --help`"),
+        ("run --name x --fesh -m pkg", "no option --fesh; did you mean --fresh? See `elastic run --help`"),
+        ("run -w 4 train.py", "no option -w"),
+        ("run --max-worker 4 train.py", "did you mean --min-workers? See `elastic run --help`"),
+        ("status --jsn", "no option --jsn; did you mean --json? See `elastic status --help`"),
+        ("jobs --rendevous 127.0.0.1:1", "did you mean --rendezvous? See `elastic jobs --help`"),
+        ("status one two", "unrecognized arguments: two. See `elastic status --help`"),
+        ("scale train -2 --jsno", "no option --jsno; did you mean --json? See `elastic scale --help`"),
+        ("chaos rnu", "no command rnu; did you mean run? See `elastic chaos --help`"),
+        ("chaos run --sed 3 -- train.py", "did you mean --seed? See `elastic chaos run --help`"),
+        ("doctor --exact --stps 3 train.py", "did you mean --steps? See `elastic doctor --help`"),
+    ],
+)
+def test_a_typo_gets_the_nearest_name_and_the_help_of_its_verb(
+    words: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(words.split()) == ExitCode.BAD_INPUT
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run --name x --workers 1 train.py --worker 4 --lr=1",
+        "run -- train.py --worker",
+        "run --keep last-2 -m pkg -w 3",
+        "logs -f --json",
+        "scale train -2 --rendezvous 127.0.0.1:1",
+        "chaos run --seed 3 -- train.py --sed 4",
+        "checkpoints list --job-dir x",
+    ],
+)
+def test_what_is_no_typo_is_taken(words: str) -> None:
+    cli.parser(words.split()).parse_args(words.split())
