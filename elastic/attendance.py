@@ -222,7 +222,9 @@ class Attendance:
     def _hello(self) -> pb.AgentHello:
         known = [pb.Known(number=number, digest=digest) for number, digest in self._reader.known.items()]
         token = read_token(self._job_dir)  # each time: its daemon may have been given another one
-        return pb.AgentHello(job=self._spec.name, node=self._node, slots=self._slots, known=known, token=token)
+        return pb.AgentHello(
+            job=self._spec.name, node=self._node, slots=self._slots, known=known, term=self._term, token=token
+        )
 
     def _welcome(self, term: int, outbox: asyncio.Queue[pb.AgentWord]) -> None:
         """Tell a leader everything that it may never have heard; from here on it hears as it happens."""

@@ -6,6 +6,7 @@
     /elastic/<job>/pieces/<digest>/<i>   what such a record consists of (pieces.py)
     /elastic/<job>/checkpoints/<series>  the pointer to its newest complete checkpoint
     /elastic/<job>/result            how the job ended
+    /elastic/<job>/surpassed         the last term that this etcd had to catch up with (restored from a backup)
 
 Election by lease and create revision, as in etcd's own recipe. Every write of a leader is one transaction compared
 with its term, so one that was replaced without noticing writes nothing; a commit is compared with `top` besides, so
@@ -54,6 +55,9 @@ LEASE_S = 2.0
 LEASE_WORKERS = 1000
 """For so many. With more a leader has more to do than to renew its lease, and nobody notices sooner that it is gone."""
 
+SURPASSED_AT_MOST = 100_000
+"""Revisions by which etcd may be behind a term that somebody has seen. Each is a write, some milliseconds."""
+
 SAFETY = 0.9
 """The part of the lease a leader relies on: clocks of two machines do not run alike."""
 
@@ -87,6 +91,7 @@ class Candidate:
         self._lease_s = lease_s
         root = f"/elastic/{job}"
         self._leader_key = f"{root}/leader"
+        self._surpassed_key = f"{root}/surpassed"
         self._top_key = f"{root}/top"
         self._generation_keys = f"{root}/generations/"
         self._piece_keys = f"{root}/pieces/"
@@ -153,6 +158,20 @@ class Candidate:
         lease, self._lease = self._lease, None
         if lease is not None:
             self._store.revoke(lease, timeout_s=CALL_S)
+
+    def surpass(self, term: int) -> str:
+        """Somebody has seen that term, which is later than the one that this candidate has won. Whoever still holds the
+        key has to do with an etcd that was restored from a backup: it counts anew what others have seen. So have it
+        count beyond that, and the next term is above all of before. Returns why the present one has to be given up, or
+        "" if it is over, or the other one cannot be meant. May be called again."""
+        found = self._store.between(self._leader_key, f"{self._leader_key}\0", limit=1, timeout_s=CALL_S)
+        holds = [item for item in found.items if item.key == self._leader_key and item.create_revision == self._term]
+        revision = found.revision
+        if not holds or term > revision + SURPASSED_AT_MOST:
+            return ""
+        while revision < term:
+            revision = self._store.put(self._surpassed_key, str(term).encode(), timeout_s=CALL_S)
+        return f"term {term} was seen before this one, {self._term}: etcd was restored from a backup"
 
     # ----------------------------------------------------------------------------------------------- records
 

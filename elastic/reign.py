@@ -297,6 +297,32 @@ class Reign:
         session.post(self._welcome())
         return session
 
+    def is_older(self, node: str, known: dict[int, str]) -> str:
+        """What there is to say if that agent has had generations that are not in the store. known: as in AgentSession.
+        What they decided nobody can find out here, so nobody may decide anything after them."""
+        chain = {record.number: record for record in self.group.chain}
+        top = max(chain, default=0)
+        strange = [n for n, digest in known.items() if n > top or (n in chain and chain[n].digest() != digest)]
+        if not strange:
+            return ""
+        return (
+            f"etcd holds an older state than this job: node {node} has had another generation {max(strange)}, and the "
+            f"newest in etcd is {top}. It was restored from a backup, and what was decided since is lost, so the job "
+            f"ends here; submitted again with --resume {self.group.spec.name} it goes on from its newest checkpoint"
+        )
+
+    def surpass(self, term: int) -> None:
+        """Somebody has seen that term, and it is later than this one."""
+        self._start(self._surpass(term))
+
+    async def _surpass(self, term: int) -> None:
+        try:
+            because = await self._store.call(self._candidate.surpass, term)
+        except StoreError:
+            return  # whoever has seen it comes again
+        if because:
+            self._depose(because)
+
     def _welcome(self) -> pb.LeaderOrder:
         return pb.LeaderOrder(welcome=pb.Welcome(term=self.term, beat_ms=round(1000 * self._vigil.beat_s)))
 

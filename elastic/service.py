@@ -16,7 +16,7 @@ from elastic import codec, membership
 from elastic.doors.caller import caller_of
 from elastic.errors import ElasticError
 from elastic.journal import Journal
-from elastic.membership import AgentUp
+from elastic.membership import AgentUp, Stopped
 from elastic.messages import Word, node_of
 from elastic.reign import FAREWELL_S, AgentSession, Reign, happened
 from elastic.wire import elastic_pb2 as pb
@@ -132,7 +132,14 @@ class Service(RendezvousServicer):
         if reign is None:  # it was deposed meanwhile
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, lead.leader)
             return
-        session = reign.attach(node, {known.number: known.digest for known in hello.known}, hello.token)
+        if hello.term > reign.term:
+            reign.surpass(hello.term)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"term {reign.term} is older than one that was seen")
+            return
+        known = {known.number: known.digest for known in hello.known}
+        if older := reign.is_older(node, known):
+            await reign.post(Stopped(older, at_once=True))
+        session = reign.attach(node, known, hello.token)
         await reign.post(AgentUp(node, hello.slots))
         tasks = [
             asyncio.create_task(self._listen(reign, session, words)),

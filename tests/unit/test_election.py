@@ -367,3 +367,27 @@ def test_a_damaged_pointer_is_named(content: bytes) -> None:
     store.put("/elastic/job/checkpoints/_periodic", content, timeout_s=1.0)
     with pytest.raises(CheckpointCorrupt):
         leader.pointer("_periodic")
+
+
+def test_a_leader_of_a_restored_store_gives_way_to_a_term_above_all_that_were_seen() -> None:
+    store = MemoryStore()
+    first = candidate(store, "first")
+    won = first.stand()
+    assert isinstance(won, Won)
+    because = first.surpass(won.term + 50)
+    assert because == f"term {won.term + 50} was seen before this one, {won.term}: etcd was restored from a backup"
+    first.resign()
+    again = first.stand()
+    assert isinstance(again, Won) and again.term > won.term + 50
+    assert first.surpass(again.term + election.SURPASSED_AT_MOST * 2) == "", "no etcd can be so far behind"
+
+
+def test_a_leader_that_was_replaced_does_not_take_the_store_for_a_restored_one() -> None:
+    store = MemoryStore()
+    first, second = candidate(store, "first"), candidate(store, "second")
+    assert isinstance(first.stand(), Won)
+    store.advance(store.next_expiry_s())
+    later = second.stand()
+    assert isinstance(later, Won)
+    assert first.surpass(later.term) == ""
+    assert store.get("/elastic/job/surpassed", timeout_s=1.0) is None

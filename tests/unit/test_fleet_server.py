@@ -17,9 +17,9 @@ from elastic.config import JobSpec
 from elastic.doors.doorman import Lock
 from elastic.doors.expiry import Shown
 from elastic.election import Candidate
-from elastic.errors import StoreRefused
+from elastic.errors import ConfigError, StoreRefused
 from elastic.files import read_job
-from elastic.fleet import registry
+from elastic.fleet import registry, surroundings
 from elastic.fleet import server as server_module
 from elastic.fleet.desk import Desk
 from elastic.fleet.documents import Book, Grant, Job, Placement, Result, Share, Submission, Wish
@@ -77,6 +77,26 @@ def test_a_replica_that_the_store_refuses_stands_again(tmp_path: Path, monkeypat
         with replica.closing(StoreThread()) as thread:
             assert await replica.win(candidate, thread, lambda leader: None, server._journal) > 0
         assert "not_elected" in events(path)
+
+    play(tmp_path, story)
+
+
+def test_a_member_of_etcd_that_may_lose_data_is_refused_also_one_that_comes_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = {"a:1": {"because": "", "version": "3.4.23"}, "b:1": {"because": "does not answer"}}
+    monkeypatch.setattr(surroundings, "of_etcd", lambda endpoint, open_etcd: members[endpoint])
+    monkeypatch.setattr(server_module, "LOOK_AGAIN_S", 0.01)
+
+    async def story(server: Server, path: Path) -> None:
+        unknown = await server._judged(["a:1", "b:1"])
+        assert unknown == ["b:1"]
+        judging = asyncio.create_task(server._judge_others(unknown))
+        members["b:1"] = {"because": "", "version": "3.5.1"}
+        with pytest.raises(
+            ConfigError, match=r"b:1 of etcd has version 3\.5\.1.*apt-get install etcd-server.*--allow-"
+        ):
+            await judging
 
     play(tmp_path, story)
 

@@ -76,7 +76,7 @@ class EtcdMembers:
             *self._hosts.within(name),
             self._binary,
             f"--name={name}",
-            f"--data-dir={self._directory}/{name}",
+            f"--data-dir={self.data(number)}",
             f"--listen-client-urls={self._scheme}://{address}:2379",
             f"--advertise-client-urls={self._scheme}://{address}:2379",
             f"--listen-peer-urls=http://{address}:2380",
@@ -96,6 +96,10 @@ class EtcdMembers:
             self._members[number].kill()
         for number in numbers:
             self._members[number].wait()
+
+    def data(self, number: int) -> Path:
+        """Where it keeps its data."""
+        return self._directory / self.names[number]
 
     def pid(self, number: int) -> int:
         return self._members[number].pid

@@ -111,6 +111,7 @@ class Cluster:
         (self.home / name / "rendezvous.json").unlink(missing_ok=True)
         where = ("--etcd", ",".join(self.etcd.endpoints), "--listen", self.address(name), *self._insecure)
         where = (*where, *self._shown(name, Role.RENDEZVOUS))
+        where = where if sturdy_binary() else (*where, "--allow-unsafe-etcd")
         process = self.replicas[name] = self.start(name, "rendezvous", *where, "--dir", str(self.home / name))
         deadline_s = time.monotonic() + START_S
         while not (self.home / name / "rendezvous.json").exists():
