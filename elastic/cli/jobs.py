@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from elastic.cli.parsing import waiting
 from elastic.cli.where import EXIT_CODES, add_replicas, client_of
 from elastic.errors import ConfigError, ElasticError, ExitCode
+from elastic.ids import node_of
 
 if TYPE_CHECKING:
     from elastic.fleet.client import FleetClient
@@ -42,7 +44,7 @@ def add(verbs: Any) -> None:
         epilog=JOBS_EXAMPLES + EXIT_CODES,
     )
     add_replicas(jobs)
-    jobs.add_argument("--long", action="store_true", help="also who has submitted each, and from where")
+    jobs.add_argument("--long", action="store_true", help="also the members of each, and who has submitted it")
     jobs.add_argument("--json", action="store_true", help="as one JSON object")
     jobs.set_defaults(verb=_jobs)
     stop = verbs.add_parser(
@@ -58,22 +60,27 @@ def add(verbs: Any) -> None:
 
 
 def _jobs(options: argparse.Namespace) -> int:
-    overview = client_of(options).overview()
+    from elastic.fleet import top
+
+    overview = top.with_members(top.look(client_of(options)))
     print(json.dumps(overview) if options.json else overview_text(overview, long=options.long))
     return ExitCode.DONE
 
 
 def overview_text(overview: dict[str, Any], *, long: bool = False) -> str:
-    """long: with their owners. The jobs, oldest first, the nodes, and what does not work although no job says so."""
+    """The jobs, oldest first, the nodes, and what does not work although no job says so. long: with members, owners."""
     lines = []
     for job in overview["jobs"]:
-        where = ", ".join(f"{slots} on {node}" for node, slots in sorted(job["slots"].items()))
+        there = Counter(map(node_of, job.get("members") or ())) or job["slots"]
+        where = ", ".join(f"{count} on {node}" for node, count in sorted(there.items()))
         told = f"{job['job']:<20} {job['state']:<9}"
         if job["state"] == "ended":
             told += f" exit {job['exit_code']}: {job['because'].partition(chr(10))[0]}"
         else:
             told += f" {where or str(job['workers']) + ' workers'}" + (f": {job['because']}" if job["because"] else "")
         lines.append(told.rstrip())
+        if long and job.get("members"):
+            lines.append(f"  members of generation {job['generation']}: {', '.join(job['members'])}")
         if long:
             lines.append(f"  submitted by {owner_text(job.get('owner'))}")
         lines += [f"  trouble: {trouble['because']}; {trouble['advice']}" for trouble in job.get("troubles", ())]

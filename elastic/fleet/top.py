@@ -36,6 +36,19 @@ def look(client: FleetClient) -> Document:
     return {**overview, "statuses": statuses}
 
 
+def with_members(seen: Document) -> Document:
+    """What `look` has brought as `elastic jobs` shows it: the overview, and in the entry of each job its generation and
+    "members", by the word of the job's own leader, which is all that `elastic status` knows of them too. None: nobody
+    can say now."""
+    jobs = []
+    for job in seen["jobs"]:
+        status = seen["statuses"].get(job["job"], {"members": []})
+        unknown = status.get("state") == "unknown"
+        members = None if unknown else [member["worker_id"] for member in status["members"]]
+        jobs.append({**job, "generation": status.get("generation", job.get("generation", 0)), "members": members})
+    return {**{name: told for name, told in seen.items() if name != "statuses"}, "jobs": jobs}
+
+
 def look_here(job_dirs: Sequence[Path]) -> Document:
     """The same of jobs of this machine, which are called as their directories. Raises ConfigError if one holds none."""
     entries, statuses = [], {}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -13,6 +15,7 @@ from typing import Any, TypeVar
 from chaos_tests.harness.cluster import Cluster, Hosts
 from elastic import ledger
 from elastic.errors import ElasticError
+from elastic.fleet.top import look, with_members
 from elastic.process import facts
 from tests.live.jobs import DEADLINE_S, POLL_S, ROOT, TRAINER
 from tests.live.spread import told_from
@@ -72,6 +75,37 @@ class Fleet(Cluster):
     def entry(self, job: str) -> Line:
         """Of `elastic jobs`."""
         return self.client.job(job)
+
+    @contextmanager
+    def agreeing(self, job: str) -> Iterator[dict[int, int]]:
+        """Whatever happens meanwhile, `elastic jobs` and `elastic status` name the same members of a generation. Yields
+        generation -> how often they were compared; both were asked about it, one after the other."""
+        compared: dict[int, int] = {}
+        differing: list[tuple[Line, Line]] = []
+        over = threading.Event()
+
+        def compare() -> None:
+            while not over.is_set():
+                with suppress(ElasticError):  # nobody leads just now
+                    (entry,) = (one for one in with_members(look(self.client))["jobs"] if one["job"] == job)
+                    status = self.client.status(job)
+                    if status["state"] == "unknown" or entry["members"] is None:
+                        continue
+                    if status["generation"] == entry["generation"]:
+                        number = status["generation"]
+                        compared[number] = compared.get(number, 0) + 1
+                        if entry["members"] != [member["worker_id"] for member in status["members"]]:
+                            differing.append((entry, status))
+                over.wait(POLL_S)
+
+        thread = threading.Thread(target=compare, daemon=True)
+        thread.start()
+        try:
+            yield compared
+        finally:
+            over.set()
+            thread.join(DEADLINE_S)
+        assert differing == []
 
     def await_members(self, job: str, *worker_ids: str) -> Line:
         """Those, in any order, as the members of a job that runs, all of whom have applied a step."""

@@ -34,23 +34,28 @@ def test_a_job_goes_on_without_a_node_and_without_the_leader_and_ends_with_the_q
     job = fleet.train("train")
     before = fleet.await_members(job, "a.0.0", "b.0.0", "c.0.0")
 
-    fleet.end("c")
-    after = fleet.await_members(job, "a.0.0", "b.0.0")
-    assert pids(after).items() < pids(before).items()
+    with fleet.agreeing(job) as compared:
+        fleet.end("c")
+        after = fleet.await_members(job, "a.0.0", "b.0.0")
+        fleet.until("both commands", lambda: compared.get(after["generation"]))
+        assert pids(after).items() < pids(before).items()
 
-    leader = fleet.leader_of(job)
-    fleet.end(leader)
-    led = fleet.until("another leader", lambda: s if (s := fleet.status(job)).get("term", 0) > after["term"] else None)
-    led = fleet.until("its members", lambda: s if all(pids(s := fleet.status(job)).values()) else None)
-    assert (led["generation"], pids(led)) == (after["generation"], pids(after))
-    fleet.replica(leader)
+        leader = fleet.leader_of(job)
+        fleet.end(leader)
+        term = after["term"]
+        led = fleet.until("another leader", lambda: s if (s := fleet.status(job)).get("term", 0) > term else None)
+        led = fleet.until("its members", lambda: s if all(pids(s := fleet.status(job)).values()) else None)
+        assert (led["generation"], pids(led)) == (after["generation"], pids(after))
+        fleet.replica(leader)
 
-    fleet.node("c")
-    grown = fleet.await_members(job, "a.0.0", "b.0.0", "c.0.1")
-    drained = fleet.run("drain", "--node", "b")
-    assert (drained.returncode, drained.stderr) == (0, "")
-    small = fleet.await_members(job, "a.0.0", "c.0.1")
-    assert pids(small).items() < pids(grown).items()
+        fleet.node("c")
+        grown = fleet.await_members(job, "a.0.0", "b.0.0", "c.0.1")
+        fleet.until("both commands", lambda: compared.get(grown["generation"]))
+        drained = fleet.run("drain", "--node", "b")
+        assert (drained.returncode, drained.stderr) == (0, "")
+        small = fleet.await_members(job, "a.0.0", "c.0.1")
+        fleet.until("both commands", lambda: compared.get(small["generation"]))
+        assert pids(small).items() < pids(grown).items()
     assert not fleet.events("member_lost", worker_id="b.0.0"), "a drained node is no loss"
 
     fleet.finish(job, quiet.digest, quiet.steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from elastic.cli.jobs import overview_text
 from elastic.fleet import top
 
 NODE = {"node": "a", "up": True, "slots": 2, "because": "", "jobs": {"train-1": 1}}
@@ -60,3 +61,18 @@ def test_a_row_says_members_of_those_wanted_and_a_node_that_is_away_says_so() ->
 def test_a_fleet_without_jobs_says_so() -> None:
     empty = {"leader": "r", "jobs": [], "nodes": [], "statuses": {}}
     assert "no jobs" in top.text(top.facts(empty, 1.0, None, 0.0, 5), members=False)
+
+
+def test_who_is_in_a_job_is_what_its_leader_says_and_not_where_the_fleet_has_slots_for_it() -> None:
+    given = {"slots": {"a": 1, "b": 1}, "because": ""}
+    seen = look(7, entry("next-9", "waits", slots={}), entry("over-3", "ended", slots={}, exit_code=0, generation=4))
+    seen["jobs"][0] |= given
+    shown = top.with_members(seen)
+    assert [job["members"] for job in shown["jobs"]] == [["a.0.0"], [], []]
+    assert [job["generation"] for job in shown["jobs"]] == [3, 0, 4]
+    assert "train-1              placed    1 on a\n" in overview_text({**shown, "nodes": []}, long=True)
+    assert "members of generation 3: a.0.0" in overview_text({**shown, "nodes": []}, long=True)
+    seen["statuses"]["train-1"] = {"state": "unknown", "generation": 0, "members": []}
+    shown = top.with_members(seen)
+    assert shown["jobs"][0]["members"] is None
+    assert "1 on a, 1 on b" in overview_text({**shown, "nodes": []})
