@@ -200,7 +200,7 @@ def plain_line(facts: dict[str, Any]) -> str:
     if facts["step"] is not None:
         parts.append(f"step {facts['step']}" + (f" of {facts['total']}" if facts["total"] is not None else ""))
         parts += [f"{name} {_number(value)}" for name, value in facts["scalars"].items()]
-        parts.append(f"{facts['steps_per_s']:.3g} steps/s")
+        parts.append(f"{_three_digits(facts['steps_per_s'])} steps/s")
         if facts["eta_s"] is not None:
             parts.append(f"{span(facts['eta_s'])} left")
         parts.append(_work_rate(facts))
@@ -229,7 +229,7 @@ def table(facts: dict[str, Any]) -> Table:
         view.add_row(Text(name), _number(value))
     if facts["step"] is not None:
         left = f", {span(facts['eta_s'])} left" if facts["eta_s"] is not None else ""
-        view.add_row("speed", f"{facts['steps_per_s']:.3g} steps/s, {_work_rate(facts)}{left}")
+        view.add_row("speed", f"{_three_digits(facts['steps_per_s'])} steps/s, {_work_rate(facts)}{left}")
     view.add_row("members", Text(f"{len(facts['members'])}: {' '.join(facts['members'])}"))
     for worker_id, because in facts["stragglers"].items():
         view.add_row("straggler", Text(f"{worker_id}: {because}"))
@@ -259,6 +259,10 @@ def span(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
+def _three_digits(rate: float) -> str:
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
 def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -286,10 +290,13 @@ class Watcher:
 
 def summary_text(summary: dict[str, Any]) -> str:
     """The last lines of `elastic run`."""
-    rate = summary["samples"] / summary["seconds"] if summary["seconds"] else 0.0
+    # Of a script that draws its own samples nobody knows how many there were.
+    what = "samples" if summary["samples"] else "steps"
+    rate = summary[what] / summary["seconds"] if summary["seconds"] else 0.0
+    done = ", ".join(f"{summary[name]} {name}" for name in dict.fromkeys(("steps", what)))
     lines = [
-        f"elastic: {summary['job']}: {summary['steps']} steps, {summary['samples']} samples in "
-        f"{summary['seconds']:.1f} s ({rate:.0f} samples/s), generation {summary['generation']}"
+        f"elastic: {summary['job']}: {done} in {summary['seconds']:.1f} s ({_three_digits(rate)} {what}/s), "
+        f"generation {summary['generation']}"
     ]
     if times := [told["recovery_ms"] for told in summary["recoveries"]]:
         count = "1 recovery" if len(times) == 1 else f"{len(times)} recoveries"

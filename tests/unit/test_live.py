@@ -236,20 +236,29 @@ def test_a_full_disk_below_our_output_costs_words_and_not_the_job() -> None:
     assert done.returncode == 7
 
 
-def test_the_summary_says_what_a_person_wants_to_know() -> None:
+def summary(**changed: object) -> str:
     recoveries = [{"recovery_ms": 30.0}, {"recovery_ms": 50.0}]
-    text = summary_text(
-        {
-            "job": "train",
-            "steps": 10,
-            "samples": 80,
-            "seconds": 4.0,
-            "generation": 3,
-            "recoveries": recoveries,
-            "digest": "abc",
-            "exit_code": 0,
-            "job_dir": "/jobs/train-1",
-        }
-    )
-    for words in ("10 steps", "20 samples/s", "2 recoveries, median 40 ms, worst 50 ms", "digest abc", "/jobs/train-1"):
+    known: dict[str, Any] = {
+        "job": "train",
+        "steps": 10,
+        "samples": 80,
+        "seconds": 4.0,
+        "generation": 3,
+        "recoveries": recoveries,
+        "digest": "abc",
+        "exit_code": 0,
+        "job_dir": "/jobs/train-1",
+    }
+    return summary_text({**known, **changed})
+
+
+def test_the_summary_says_what_a_person_wants_to_know() -> None:
+    text = summary()
+    for words in ("10 steps, 80 samples in 4.0 s (20 samples/s)", "2 recoveries, median 40 ms, worst 50 ms"):
         assert words in text
+    assert "digest abc" in text and "/jobs/train-1" in text
+
+
+def test_of_samples_that_nobody_knows_the_summary_says_nothing() -> None:
+    assert "10 steps in 4.0 s (2.5 steps/s), generation 3" in summary(samples=0)
+    assert "9000 steps in 4.0 s (2250 steps/s)" in summary(samples=0, steps=9000)

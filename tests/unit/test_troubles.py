@@ -18,6 +18,7 @@ from elastic.troubles import Trouble
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Journal]:
+    (tmp_path / "job.json").touch()
     (tmp_path / "checkpoints.json").write_text(json.dumps(asdict(Settings(memory="/dev/shm/x", snapshot_every="auto"))))
     with Journal(journal_path(tmp_path, "local.0.0"), "job", "local.0.0", "local", "local.0.0") as journal:
         yield journal
