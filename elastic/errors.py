@@ -9,8 +9,10 @@ ElasticError
 │   └── LeaseExpired          take a new lease; what hung on the old one is gone
 ├── GenerationEnded           leave the ring; wait for the next generation
 │   ├── RingBroken            report it; it accuses nobody
+│   │   └── LinkSilent        the same; nothing comes back from a peer's host
 │   └── BuildFailed           report who was unreachable
 ├── NotAdmitted               end; the fleet has no place for this job on this node any more
+├── LinkTooSlow               use a faster link, or train less over it
 ├── JoinMissed                exit; the agent starts a new process for the slot
 ├── ColdStart                 start the worker with an interpreter of its own; journal why
 ├── StateLost                 stop the job; restart it from a checkpoint by hand
@@ -50,7 +52,7 @@ class ExitCode(IntEnum):
     SCRIPT_FAILED = 1
     BAD_INPUT = 2
     BELOW_QUORUM = 3
-    """Fewer than `min_workers`, or no etcd."""
+    """Fewer than `min_workers`, no etcd, or a link that carries next to nothing."""
     STATE_LOST = 4
     """Every copy of the state is gone."""
     DISAGREE = 5
@@ -106,6 +108,10 @@ class RingBroken(GenerationEnded):
         self.peer = peer
 
 
+class LinkSilent(RingBroken):
+    """As RingBroken: nothing comes back from the host of `peer`. The message has what the link has carried before."""
+
+
 class BuildFailed(GenerationEnded):
     """Report the members in `unreachable` (worker ids) and wait for the next generation."""
 
@@ -116,6 +122,10 @@ class BuildFailed(GenerationEnded):
 
 class NotAdmitted(ElasticError):
     """End: the job's leader does not admit this agent, as the fleet has not placed the job on its node."""
+
+
+class LinkTooSlow(ElasticError):
+    """Use a faster or a better link between the two machines; the message names it, with the rate that was measured."""
 
 
 class JoinMissed(ElasticError):

@@ -93,9 +93,14 @@ class Link:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def silent(self) -> bool:
-        """Whether the host of the peer has not answered for long: see contact.py."""
-        return contact.counters(self._sock).silent
+    @property
+    def address(self) -> tuple[str, int]:
+        """Of the other end, while connected; ("", 0) within one host."""
+        return contact.address(self._sock)
+
+    def counters(self) -> contact.Counters:
+        """Whether the kernel of the peer's host answers: see contact.py."""
+        return contact.counters(self._sock)
 
     def shutdown(self) -> None:
         """Make every use of the connection fail at once, on both sides; from any thread."""

@@ -26,7 +26,7 @@ from elastic.client import AgentClient
 from elastic.config import RingKind, Timing
 from elastic.doors.refusals import Refusals
 from elastic.doors.roles import VARIABLE
-from elastic.errors import Disagree, ExitCode, JoinMissed, LeaderOnly, LeftAlone
+from elastic.errors import Disagree, ExitCode, JoinMissed, LeaderOnly, LeftAlone, LinkTooSlow
 from elastic.journal import Journal
 from elastic.messages import (
     Announce,
@@ -324,7 +324,11 @@ class Member:
         outside = [frame for frame in frames if not frame.filename.startswith(own)] or list(frames)
         where = f"{outside[-1].filename}:{outside[-1].lineno}" if outside else "unknown"
         place = f"{type(error).__name__} {where} step {step}" + (f" shard {shard}" if shard is not None else "")
-        code = ExitCode.DISAGREE if isinstance(error, Disagree | LeftAlone | LeaderOnly) else ExitCode.SCRIPT_FAILED
+        code = ExitCode.SCRIPT_FAILED
+        if isinstance(error, Disagree | LeftAlone | LeaderOnly):
+            code = ExitCode.DISAGREE
+        elif isinstance(error, LinkTooSlow):
+            code = ExitCode.BELOW_QUORUM
         message = "".join(traceback.format_exception(error))
         self._client.send(Failed(self.worker_id, self.generation, place, message, int(code)))
         self._journal.write("script_failed", generation=self.generation, place=place)

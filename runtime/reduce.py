@@ -34,7 +34,19 @@ _WINDOW = 4
 """How many pieces of a term a peer may be ahead of the sum; memory does not grow with the model."""
 _SCRATCH_BYTES = 32 << 20
 """Per peer; with many terms the window shrinks, at worst to one piece of each."""
-_OURS = ("worker_id", "generation", "op", "units", "groups", "terms")
+_OURS = ("worker_id", "generation", "op", "units", "groups", "terms", "held")
+
+
+@dataclass(slots=True)
+class Sums:
+    """The result of an operation while it comes together. It outlives an exchange that is broken off: the same members
+    go on with it. A sum has the same bits whoever holds which roots, and in native order it is one of all leaves too.
+
+    out: as of `exchange`. held: member -> how many pieces of its slice, from the first on, are in out.
+    """
+
+    out: dict[str, Tensor]
+    held: dict[str, int] = field(default_factory=dict)
 
 
 def exchange(
@@ -47,6 +59,8 @@ def exchange(
     groups: dict[str, int],
     check: Callable[[Headers], None],
     out: dict[str, Tensor] | None = None,
+    sums: Sums | None = None,
+    again: bool = False,
 ) -> tuple[Headers, Partial]:
     """Reduce the roots of all members along the canonical tree; returns all headers and Partial(0, units).
 
@@ -56,12 +70,14 @@ def exchange(
     header: the caller's fields; check gets every member's header by worker_id, with the fields worker_id, generation,
     op, units, groups, terms (Partial.meta of each root) added, once all are in and before any sum is used. What check
     raises passes through, after this worker's own header has left.
+    sums: where the result comes together, instead of out, and what of it is there if this raises. again: of all members
+    or of none: some may have begun this operation before. Then only those pieces move that somebody lacks.
 
     Raises RingBroken when a peer is gone, the ring is aborted, or the roots do not cover each unit exactly once;
     Disagree when members bring different groups or units. After any exception out is undefined and the ring unusable.
     """
     metas = [root.meta() for root in roots]
-    reduction = _Reduction(ring, op, header, roots, metas, units, groups, check, out, along_tree)
+    reduction = _Reduction(ring, op, header, roots, metas, units, groups, check, out, along_tree, sums, again)
     ring.run(reduction)
     return reduction.headers, reduction.result()
 
@@ -77,6 +93,8 @@ def exchange_native(
     groups: dict[str, int],
     check: Callable[[Headers], None],
     out: dict[str, Tensor] | None = None,
+    sums: Sums | None = None,
+    again: bool = False,
 ) -> tuple[Headers, Partial]:
     """Like `exchange`, for one sum over any leaves a member, added in rank order: bits change with the world.
 
@@ -87,7 +105,7 @@ def exchange_native(
     if bool(own) != bool(leaves):
         raise ValueError("a contribution comes with its leaves, and leaves with their contribution")
     metas: list[dict[str, Json]] = [{**partial.meta(), "leaves": list[Json](sorted(leaves))} for partial in own]
-    reduction = _Reduction(ring, op, header, own, metas, units, groups, check, out, by_rank)
+    reduction = _Reduction(ring, op, header, own, metas, units, groups, check, out, by_rank, sums, again)
     ring.run(reduction)
     return reduction.headers, reduction.result()
 
@@ -103,6 +121,8 @@ class _From:
     window: int = _WINDOW
     slots: list[tuple[memoryview, Tensor]] = field(default_factory=list)
     like_us: bool = False
+    held: list[int] = field(default_factory=list)
+    """By rank: how many pieces of each slice it had when it began."""
 
     def slot(self, piece: int, term: int) -> tuple[memoryview, Tensor]:
         return self.slots[(piece % self.window) * self.terms + term]
@@ -123,6 +143,8 @@ class _Reduction:
         check: Callable[[Headers], None],
         out: dict[str, Tensor] | None,
         arrange: Callable[[Sequence[Term], int], list[Fold]],
+        sums: Sums | None,
+        again: bool,
     ) -> None:
         self._ring, self._op, self._units, self._groups = ring, op, units, groups
         self._check, self._arrange = check, arrange
@@ -130,15 +152,23 @@ class _Reduction:
             raise ValueError(f"header fields {sorted(taken)} are set by the exchange")
         if units < 1 or op < 0 or set(groups) - set(DTYPES):
             raise ValueError(f"units={units}, op={op}, groups={groups}: wanted >= 1, >= 0, names in {list(DTYPES)}")
-        if out is None:
-            out = {group: torch.empty(length, dtype=DTYPES[group]) for group, length in groups.items()}
+        if sums is None:
+            if out is None:
+                out = {group: torch.empty(length, dtype=DTYPES[group]) for group, length in groups.items()}
+            sums = Sums(out)
         self._own = [_checked(partial.flats, groups, "root") for partial in own]
-        self._out = _checked(out, groups, "out")
+        self._out = _checked(sums.out, groups, "out")
         self._out_bytes = {group: _bytes(flat) for group, flat in self._out.items()}
         self._pieces = [pieces(groups, ring.world_size, rank, PIECE_BYTES) for rank in range(ring.world_size)]
         self._mine = self._pieces[ring.rank]
-        self._peers = {peer: _From() for peer in ring.links}
-        self._summed = 0
+        self._again, self._held = again, sums.held
+        if not again:
+            self._held.clear()
+        self._summed = self._held.get(ring.me, 0)
+        self._peers = {
+            peer: _From(scattered=self._summed, gathered=self._held.get(peer, 0), held=[0] * ring.world_size)
+            for peer in ring.links
+        }
         self._ready = False
         self._terms: list[Term] = []
         self._places: list[tuple[str, int]] = []
@@ -157,22 +187,22 @@ class _Reduction:
             "groups": dict(self._groups),
             "terms": list(metas),
         }
+        if self._again:
+            fields["held"] = [self._held.get(member, 0) for member in ring.members]
         encoded = json.dumps(fields, separators=(",", ":")).encode()
         if len(encoded) > MAX_HEADER_BYTES:
             raise ValueError(f"header of {len(encoded)} bytes, at most {MAX_HEADER_BYTES} allowed")
         # All members must fold the same values, so this one reads its own header as the others do.
         self.headers[ring.me] = json.loads(encoded)
-        flats = [{group: _bytes(flat) for group, flat in own.items()} for own in self._own]
-        for rank, peer in enumerate(ring.members):
-            if (link := ring.links.get(peer)) is not None:
-                link.send(Frame(Kind.HEADER, ring.generation, self._op, len(encoded)), encoded)
-                link.send_bulk(self._scatter(self._pieces[rank], flats))
+        for peer, link in ring.links.items():
+            link.send(Frame(Kind.HEADER, ring.generation, self._op, len(encoded)), encoded)
+            if not self._again:  # else its header says from where on
+                link.send_bulk(self._scatter(peer, 0))
 
-    def _scatter(
-        self, pieces: Sequence[Piece], flats: Sequence[dict[str, memoryview]]
-    ) -> Iterator[tuple[Frame, Payload]]:
+    def _scatter(self, peer: str, first: int) -> Iterator[tuple[Frame, Payload]]:
         generation = self._ring.generation
-        for number, piece in enumerate(pieces):
+        flats = [{group: _bytes(flat) for group, flat in own.items()} for own in self._own]
+        for number, piece in enumerate(self._pieces_of(peer)[first:], first):
             for term, flat in enumerate(flats):
                 frame = Frame(Kind.SCATTER, generation, self._op, piece.size, term, number)
                 yield frame, _part(flat, piece)
@@ -228,6 +258,7 @@ class _Reduction:
             self._take_header(peer, source, payload)
         elif frame.kind is Kind.GATHER:
             source.gathered += 1
+            self._held[peer] = source.gathered
         else:
             source.term += 1
             if source.term == source.terms:
@@ -245,6 +276,7 @@ class _Reduction:
         while self._summed < arrived:
             self._sum(self._summed)
             self._summed += 1
+            self._held[self._ring.me] = self._summed
         return self._summed == len(self._mine) and not any(self.needs(peer) for peer in self._peers)
 
     # --------------------------------------------------------------------------------------------- headers
@@ -257,15 +289,22 @@ class _Reduction:
             terms = [parse_term(meta) for meta in as_list(header["terms"])]
             groups = {str(group): int(length) for group, length in header["groups"].items()}
             units = int(header["units"])
+            held = [int(count) for count in header["held"]] if self._again else source.held
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise LinkError(f"{peer} sent a malformed header: {error}") from error
         if len(terms) > units:
             raise LinkError(f"{peer} brings {len(terms)} terms for {units} units")
+        if len(held) != self._ring.world_size or not all(
+            0 <= count <= len(pieces) for count, pieces in zip(held, self._pieces, strict=True)
+        ):
+            raise LinkError(f"{peer} says that it holds {held} pieces")
         self.headers[peer] = header
-        source.terms = len(terms)
+        source.terms, source.held = len(terms), held
         source.like_us = groups == self._groups and units == self._units
         if source.like_us and terms and self._mine:
             self._make_slots(peer, source)
+        if self._again:
+            self._ring.links[peer].send_bulk(self._scatter(peer, held[self._ring.members.index(peer)]))
 
     def _make_slots(self, peer: str, source: _From) -> None:
         largest = max(piece.size for piece in self._mine)
@@ -293,6 +332,8 @@ class _Reduction:
         except ValueError as error:
             raise RingBroken(f"operation {self._op} of generation {self._ring.generation}: {error}") from error
         self._ready = True
+        for number in range(self._summed):
+            self._tell(number)
 
     # ------------------------------------------------------------------------------------------------- sum
 
@@ -307,10 +348,16 @@ class _Reduction:
             values.append(self._value(worker, index, number, piece))
             ours.append(worker != self._ring.me)
         add(values, ours, self._folds, target)
+        self._tell(number)
+
+    def _tell(self, number: int) -> None:
+        """Send the sum of a piece of this worker's slice to all who lack it."""
+        piece = self._mine[number]
         frame = Frame(Kind.GATHER, self._ring.generation, self._op, piece.size, 0, number)
         payload = _part(self._out_bytes, piece)
-        for link in self._ring.links.values():
-            link.send(frame, payload)
+        for peer, link in self._ring.links.items():
+            if number >= self._peers[peer].held[self._ring.rank]:
+                link.send(frame, payload)
 
     def _value(self, worker: str, index: int, number: int, piece: Piece) -> Tensor:
         if worker == self._ring.me:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from elastic.errors import BuildFailed, GenerationEnded, RingBroken
+from elastic.errors import BuildFailed, GenerationEnded, LinkSilent, RingBroken
 from runtime.contact import LOOK_S, Lookout
 from runtime.dial import Dial
 from runtime.hello import Hello, HelloRefused, Welcome, encode_refusal, encode_welcome, is_proven, proven_welcome
@@ -155,14 +155,14 @@ class Ring:
             if self._broken:
                 raise RingBroken(f"the ring of generation {self.generation} failed in an earlier operation")
             try:
-                self._pump(operation)
+                with Lookout(self.links) as lookout:
+                    self._pump(operation, lookout)
             except BaseException:
                 self._broken = True
                 raise
 
-    def _pump(self, operation: Operation) -> None:
+    def _pump(self, operation: Operation, lookout: Lookout) -> None:
         gate = _Gate(operation, self._acknowledged)
-        lookout = Lookout()
         poller = select.poll()
         poller.register(self._wake, select.POLLIN)
         watched: dict[int, int] = {}
@@ -184,8 +184,10 @@ class Ring:
             for fd, link in by_fd.items():
                 _watch(poller, watched, fd, _interest(link))
             waits_for = (link for link in self.links.values() if link.unsent or operation.needs(link.peer))
-            if lost := lookout.lost(waits_for):
-                raise RingBroken(f"generation {self.generation}: {lost} cannot be reached any more", peer=lost)
+            lost, because = lookout.lost(waits_for)
+            if lost:
+                said = f"generation {self.generation}: {lost} cannot be reached any more: {because}"
+                raise LinkSilent(said, peer=lost)
             for fd, event in poller.poll(1000 * LOOK_S):
                 if fd == self._wake:
                     continue

@@ -8,17 +8,22 @@ from functools import partial
 from typing import cast
 
 from elastic import position
-from elastic.errors import RingBroken
+from elastic.errors import LinkSilent, LinkTooSlow, RingBroken
+from elastic.messages import Kind
 from elastic.tree import leaves
 from runtime import guards
 from runtime.bulk import exchange_native_over, exchange_over
 from runtime.gauge import Gauge
 from runtime.newcomer import parse_op
 from runtime.partial import Json, Partial, total
-from runtime.reduce import exchange, exchange_native
+from runtime.reduce import Sums, exchange, exchange_native
 from runtime.rings import Rings
 from runtime.session import Op, OpKind
 from runtime.standing import Standing
+
+SILENCES_MAX = 5
+"""So often a worker may give up a link in one operation of the same members. They can connect each time, so the link is
+not cut; if each time not even what was left of the sums gets through, nothing else will."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +36,33 @@ class Task:
     own: Json
 
 
+@dataclass(slots=True)
+class _Attempts:
+    """At one operation, by the same members. silences: how often this worker has given up a link meanwhile."""
+
+    number: int
+    members: tuple[str, ...]
+    task: Task
+    sums: Sums
+    silences: int = 0
+
+    def broken(self, why: RingBroken) -> None:
+        """Raises LinkTooSlow if one attempt more is of no use."""
+        self.silences += isinstance(why, LinkSilent)
+        if self.silences >= SILENCES_MAX:
+            raise LinkTooSlow(
+                f"operation {self.number} was begun {SILENCES_MAX} times over a link that connects: {why}"
+            )
+
+
 class Turn:
     def __init__(self, standing: Standing, rings: Rings, gauge: Gauge, reduction: str) -> None:
         self._standing = standing
         self._rings = rings
         self._gauge = gauge
         self._reduction = reduction
+        self._attempts: _Attempts | None = None
+        """At the operation that was broken off last."""
 
     def exchange(
         self, task: Task, generation: int, complete: Callable[[position.Event, Partial], bool]
@@ -44,7 +70,7 @@ class Turn:
         """The result; None if the ring was lost, if a quiesce came first, or if there is something else to do by now.
 
         complete: posts what completes the operation, under the lock; False if a quiesce came first.
-        Raises LeftAlone, LeaderOnly or Disagree: workers did different things, or drifted apart.
+        Raises LeftAlone, LeaderOnly or Disagree: workers did different things, or drifted apart; LinkTooSlow.
         """
         standing = self._standing
         with standing.changed:
@@ -52,7 +78,8 @@ class Turn:
             if not isinstance(position.move(p), position.Exchange) or p.entered != generation:
                 return None
             roots, number = standing.roots(), p.reduced
-            ring = self._rings.get(generation)
+            ring, record = self._rings.get(generation), p.record
+            again = record is not None and record.kind is Kind.LOSS and record.plan.op == number
             header: dict[str, Json] = {
                 "about": {**asdict(task.op), "kind": str(task.op.kind)},
                 "carry": list[Json](p.carry or ()),
@@ -72,11 +99,15 @@ class Turn:
             standing.post(position.HeadersHeld(generation, number))
             self._gauge.gathered()
 
-        out = standing.result_buffer(task.groups)
         beside = ring.transport if task.groups else None
+        attempts = self._begin(task, number, ring.members)
+        sums = attempts.sums
         try:
             if self._reduction == "allreduce" and task.groups:
-                add = exchange_native if beside is None else partial(exchange_native_over, transport=beside)
+                if beside is None:
+                    add = partial(exchange_native, sums=sums, again=again)
+                else:
+                    add = partial(exchange_native_over, transport=beside)
                 _, result = add(
                     ring,
                     op=number,
@@ -86,10 +117,13 @@ class Turn:
                     units=task.op.units,
                     groups=task.groups,
                     check=check,
-                    out=out,
+                    out=sums.out,
                 )
             else:
-                reduce = exchange if beside is None else partial(exchange_over, transport=beside)
+                if beside is None:
+                    reduce = partial(exchange, sums=sums, again=again)
+                else:
+                    reduce = partial(exchange_over, transport=beside)
                 headers, result = reduce(
                     ring,
                     op=number,
@@ -98,17 +132,30 @@ class Turn:
                     units=task.op.units,
                     groups=task.groups,
                     check=check,
-                    out=out,
+                    out=sums.out,
                 )
                 if task.op.kind is OpKind.ALLREDUCE:
                     result.note = {worker: other["own"] for worker, other in headers.items()}
         except RingBroken as broken:
-            standing.give_back(out)
+            self._attempts = attempts
             standing.post(position.RingLost(generation, str(broken)))
+            attempts.broken(broken)
             return None
         self._gauge.reduced(task.op)
         with standing.changed:
-            return result if complete(position.Obtained(generation, tuple(carried)), result) else None
+            if complete(position.Obtained(generation, tuple(carried)), result):
+                return result
+        self._attempts = attempts
+        return None
+
+    def _begin(self, task: Task, number: int, members: tuple[str, ...]) -> _Attempts:
+        """Those at this operation go on; what others have left is of no use any more."""
+        last, self._attempts = self._attempts, None
+        if last is not None and (last.number, last.members, last.task) == (number, members, task):
+            return last
+        if last is not None:
+            self._standing.give_back(last.sums.out)
+        return _Attempts(number, members, task, Sums(self._standing.result_buffer(task.groups)))
 
 
 def _check_agreement(headers: dict[str, dict[str, Json]], leader: str, op: Op) -> None:

@@ -147,6 +147,9 @@ CATALOGUE: Mapping[str, Kind] = {
         "of the packets of a node 3 % are lost, 2 % come twice, and a bit of 1 % is flipped",
     ),
     "narrow-node": Kind(Narrow(20_000, 10.0), "no more than 20 Mbit/s go to a node, and no more from it"),
+    "congest-node": Kind(
+        Narrow(2_000, 15.0, lost=0.05), "no more than 2 Mbit/s go to a node and from it, and of that 5 % are lost"
+    ),
     "reset-connections": Kind(Reset(), "all TCP connections of a member are reset; it lives, and so do its peers"),
     "kill-agent": Kind(EndAgent(), "SIGKILL of the agent on one node, with which its worker must die"),
     "kill-node": Kind(EndNode(5.0), "SIGKILL of a whole node, which comes back after 5 s"),

@@ -179,11 +179,12 @@ class Roughen:
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """So many kilobits a second go through the cable of a node, in each direction, for that time. Beats share it with
-    the gradients, so who is behind it may be taken for dead."""
+    """So many kilobits a second go through the cable of a node, in each direction, for that time, and of the packets
+    that share is lost. Beats share it with the gradients, so who is behind it may be taken for dead."""
 
     kbit_s: int
     for_s: float
+    lost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

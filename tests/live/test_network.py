@@ -226,24 +226,65 @@ def test_a_host_that_is_cut_off_is_told_from_one_whose_process_reads_nothing(
     cut = connections["b"]
     network.cut([OUTSIDE], ["b"])
     busy, gone = (Link(name, sock, 1) for name, sock in connections.items())
-    lookout, other = contact.Lookout(), contact.Lookout()
     deadline_s = time.monotonic() + PATIENCE_S
-    while not lookout.lost([gone]):
-        assert time.monotonic() < deadline_s, contact.counters(cut)
-        time.sleep(0.05)
-    # What is full is asked ever more rarely, so it answers rarely, too.
-    while contact.counters(connections["a"]).answered_ms < 3 * 1000 * contact.SILENT_S:
-        assert not other.lost([busy])
-        assert time.monotonic() < deadline_s, contact.counters(connections["a"])
-        time.sleep(0.05)
+    with contact.Lookout({"b": gone}) as lookout, contact.Lookout({"a": busy}) as other:
+        while not lookout.lost([gone])[0]:
+            assert time.monotonic() < deadline_s, contact.counters(cut)
+            time.sleep(0.05)
+        # What is full is asked ever more rarely, so it answers rarely, too.
+        while contact.counters(connections["a"]).answered_ms < 3 * 1000 * contact.SILENT_S:
+            assert not other.lost([busy])[0]
+            assert time.monotonic() < deadline_s, contact.counters(connections["a"])
+            time.sleep(0.05)
     network.heal()
-    while contact.counters(cut).silent:
+    while contact.counters(cut).insists:
         assert time.monotonic() < deadline_s, contact.counters(cut)
         time.sleep(0.05)
     for process, sock in zip(answerers, connections.values(), strict=True):
         sock.close()
         process.kill()
         process.communicate()
+
+
+DOUBTS = 3
+
+SWALLOWER = """
+import socket, sys
+door = socket.create_server((sys.argv[1], 7))
+print("ready", flush=True)
+connection, _ = door.accept()
+while connection.recv(1 << 16):
+    pass
+"""
+
+
+def test_a_host_behind_a_full_cable_that_loses_packets_is_not_taken_for_one_that_is_cut_off(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own connection alone looks lost again and again: TCP waits longer with each packet that is lost twice."""
+    monkeypatch.setattr(contact, "LOOK_S", 0.1)
+    monkeypatch.setattr(contact, "SILENT_S", 1.0)
+    command = [*PREFIX, *network.within("a"), sys.executable, "-c", SWALLOWER, network.address("a")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None and reader.stdout.readline()
+        sock = socket.create_connection((network.address("a"), 7), timeout=PATIENCE_S)
+        sock.setblocking(False)
+        network.narrow("a", 2000)
+        network.roughen("a", Roughness(lost=0.3))
+        link, doubts, deadline_s = Link("a", sock, 1), 0, time.monotonic() + PATIENCE_S
+        with contact.Lookout({"a": link}) as lookout:
+            while doubts < DOUBTS:
+                assert time.monotonic() < deadline_s, contact.counters(sock)
+                with contextlib.suppress(BlockingIOError):
+                    sock.send(bytes(1 << 16))
+                now = link.counters()
+                doubts += now.insists and now.answered_ms >= 1000 * contact.SILENT_S
+                lost, because = lookout.lost([link])
+                assert not lost, because
+                time.sleep(0.1)
+        reader.kill()
+        sock.close()
+    network.heal()
 
 
 HOLDER = """

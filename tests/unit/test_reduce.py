@@ -7,6 +7,8 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +18,12 @@ from hypothesis import strategies as st
 from elastic.errors import Disagree, RingBroken
 from elastic.tree import Node, fold_nodes, split
 from runtime import reduce
-from runtime.link import Frame, Kind
+from runtime.folding import DTYPES, pieces
+from runtime.link import Frame, Kind, Link, Payload
 from runtime.partial import Json, Partial, fold
-from runtime.reduce import Headers, exchange, exchange_native
+from runtime.reduce import Headers, Sums, exchange, exchange_native
 from runtime.ring import Ring
-from tests.unit.rings import GENEROUS_S, everyone, rings, wait_until
+from tests.unit.rings import GENEROUS_S, build_all, everyone, listeners, rings, wait_until
 
 LENGTHS = {"float32": 1000, "float64": 77}
 
@@ -275,6 +278,137 @@ def test_a_frame_out_of_place_breaks_the_ring(frame: Frame, payload: bytes) -> N
         with pytest.raises(RingBroken) as broken:
             run(built[:1], [0, 1], LENGTHS)
         assert broken.value.peer == "w1"
+
+
+class Breaking(dict[str, int]):
+    """What a member holds; its ring is aborted when it gets so many pieces more."""
+
+    def __init__(self, ring: Ring, after: int) -> None:
+        self.ring, self.left = ring, after
+
+    def __setitem__(self, member: str, count: int) -> None:
+        super().__setitem__(member, count)
+        self.left -= 1
+        if self.left == 0:
+            self.ring.abort()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data: st.DataObject) -> None:
+    """In several attempts, in each of which others may hold the leaves; nothing moves that is there already."""
+    world_size = data.draw(st.integers(2, 4), "members")
+    sums: list[Sums] = []
+    moved: list[tuple[str, str, Kind, int]] = []
+
+    def attempt(ring: Ring, owners: Sequence[int], again: bool) -> Partial | None:
+        leaves = [(unit, unit + 1) for unit, owner in enumerate(owners) if owner == ring.rank]
+        roots = [sum_of(node, LENGTHS) for node in fold_nodes(leaves, len(owners))]
+        try:
+            _, result = exchange(
+                ring,
+                op=0,
+                header={},
+                roots=roots,
+                units=len(owners),
+                groups=LENGTHS,
+                check=lambda headers: None,
+                sums=sums[ring.rank],
+                again=again,
+            )
+        except RingBroken:
+            return None
+        return result
+
+    def noted(link: Link, make: Callable[[Link], tuple[Frame, Payload] | None] = Link._next) -> Any:
+        item = make(link)
+        if item is not None:
+            moved.append((names[link], link.peer, item[0].kind, item[0].piece))
+        return item
+
+    with listeners([f"w{rank}" for rank in range(world_size)]) as opened, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Link, "_next", noted)
+        for number in range(1, 4):
+            built = build_all(opened, generation=number)
+            names = {link: ring.me for ring in built for link in ring.links.values()}
+            first, last = number == 1, number == 3
+            for ring in built:
+                after = 0 if last else data.draw(st.integers(0, 12), "pieces until it breaks")
+                held = Breaking(ring, after)
+                held |= {} if first else sums[ring.rank].held
+                out = {group: torch.full((size,), math.nan, dtype=DTYPES[group]) for group, size in LENGTHS.items()}
+                if first:
+                    sums.append(Sums(out, held))
+                else:
+                    sums[ring.rank].held = held
+            before = [dict(one.held) for one in sums]
+            moved.clear()
+            owners = data.draw(st.lists(st.integers(0, world_size - 1), min_size=8, max_size=8), "owners")
+            results = everyone([partial(attempt, ring, owners, not first) for ring in built])
+            for sender, to, kind, piece in moved:
+                rank = int(to[1:])
+                assert kind is not Kind.GATHER or piece >= before[rank].get(sender, 0)
+                assert kind is not Kind.SCATTER or piece >= before[rank].get(to, 0)
+            for ring in built:
+                ring.close()
+    for result in results:
+        assert result is not None
+        assert_same(result, sum_of((0, 8), LENGTHS))
+
+
+def test_who_has_lost_what_it_held_gets_all_of_it_from_those_who_have_it() -> None:
+    groups, owners = {"float32": 1000}, [0, 0, 1, 1]
+    whole = sum_of((0, 4), groups)
+    with rings(2) as built:
+        count = len(pieces(groups, 2, 0, reduce.PIECE_BYTES))
+        kept = Sums({"float32": whole.flats["float32"].clone()}, {"w0": count, "w1": count})
+        sums = [kept, Sums({"float32": torch.empty(1000)})]
+
+        def member(ring: Ring) -> Partial:
+            leaves = [(unit, unit + 1) for unit, owner in enumerate(owners) if owner == ring.rank]
+            roots = [sum_of(node, groups) for node in fold_nodes(leaves, 4)]
+            return exchange(
+                ring,
+                op=0,
+                header={},
+                roots=roots,
+                units=4,
+                groups=groups,
+                check=lambda headers: None,
+                sums=sums[ring.rank],
+                again=True,
+            )[1]
+
+        for result in everyone([partial(member, ring) for ring in built]):
+            assert_same(result, whole)
+
+
+@pytest.mark.parametrize("held", [None, "x", [1], [0, -1], [0, 9999], [0, "x"]])
+def test_a_member_that_holds_what_cannot_be_breaks_the_ring(held: Json) -> None:
+    with rings(2) as built:
+        alone, other = built
+
+        def honest() -> None:
+            sums = Sums({"float32": torch.empty(10)})
+            with pytest.raises(RingBroken, match=r"holds|malformed"):
+                exchange(
+                    alone,
+                    op=0,
+                    header={},
+                    roots=[],
+                    units=2,
+                    groups={"float32": 10},
+                    check=lambda headers: None,
+                    sums=sums,
+                    again=True,
+                )
+
+        said = {"worker_id": "w1", "generation": 1, "op": 0, "units": 2, "groups": {"float32": 10}, "terms": []}
+        body = json.dumps({**said, "held": held}).encode()
+        link = other.links["w0"]
+        link.send(Frame(Kind.HEADER, 1, 0, len(body)), body)
+        link.flush()
+        honest()
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

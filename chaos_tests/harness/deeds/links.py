@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TypeAlias
 
 from chaos_tests.harness.blows import End, Impossible
@@ -47,9 +48,14 @@ def worsen(scene: Scene, planned: Planned, fault: Roughen | Narrow, healthy: Seq
                         Roughness(fault.delay_s, fault.jitter_s, fault.lost, fault.doubled, fault.damaged),
                     )
                     return lambda: network.smooth(node)
-                case Narrow(kbit_s):
-                    network.narrow(node, kbit_s)
-                    return lambda: network.widen(node)
+                case Narrow(kbit_s, lost=lost):
+                    with ExitStack() as undo:
+                        network.narrow(node, kbit_s)
+                        undo.callback(network.widen, node)
+                        if lost:
+                            network.roughen(node, Roughness(lost=lost))
+                            undo.callback(network.smooth, node)
+                        return undo.pop_all().close
         except subprocess.CalledProcessError as error:
             raise Impossible(f"cables cannot be made worse here: {error.stderr.strip()}") from error
 

@@ -1,0 +1,47 @@
+"""A link that is so slow that one exchange takes a minute, and loses packets besides, is no dead link."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chaos_tests.harness.cluster import Network, Roughness, why_not
+from tests.live.fleet import Fleet
+from tests.live.jobs import SCRIPTS, run_alone
+
+pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(why := why_not()), reason=why)]
+
+HEAVY = SCRIPTS / "heavy.py"
+STEPS, FLOATS, KBIT_S = "4", "2000000", 1100
+"""An exchange is 8 MB in each direction, and with what is lost and sent again takes more than 60 s; a step has two."""
+
+
+def test_an_exchange_of_a_minute_over_a_narrow_and_lossy_cable_finishes_with_the_bits_of_one_worker(
+    tmp_path: Path,
+) -> None:
+    """Beats of agents, their streams to the leader and its own share that cable, and stay up or come back."""
+    alone = run_alone(tmp_path, HEAVY, STEPS, FLOATS).split()[-1]
+    with Network() as network, Fleet(tmp_path, network, nodes=("a", "b")) as fleet:
+        fleet.pace(5.0)
+        command = ["python", str(HEAVY), STEPS, FLOATS]
+        environment = {"LIVE_GATES": str(fleet.gates), "OMP_NUM_THREADS": "1"}
+        job = fleet.submit(
+            name="wide",
+            command=command,
+            env=environment,
+            workers=2,
+            min_workers=2,
+            checkpoint_dir=str(tmp_path / "checkpoints"),
+        )
+        fleet.await_members(job, "a.0.0", "b.0.0")
+        network.narrow("a", KBIT_S)
+        network.roughen("a", Roughness(lost=0.02))
+        fleet.pace(0.0)
+        fleet.await_more_steps(job, 1)
+        network.heal()
+        ended = fleet.await_end(job)
+        assert (ended["exit_code"], ended["digest"]) == (0, alone), ended["because"]
+        assert not fleet.events("member_lost", job=job)
+        assert not fleet.events("ring_aborted", job=job), "nobody has taken it for a cut link"
+        assert len(fleet.steps(job)) == int(STEPS)
