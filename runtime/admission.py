@@ -9,8 +9,9 @@ holder of its state, as after a copy in the window, and the handshake is the sam
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
@@ -59,8 +60,8 @@ class Admission:
         self._behind = False
         self._bound = False
         """What the script did for the step it is at holds for no other one."""
-        self._astray = False
-        """It goes through another step than the one it is bound to, to come to its end; then it has to copy anew."""
+        self.astray = False
+        """Session.astray. It goes through that other step, to come to its end; then it has to copy anew."""
         self._pause_s = RETRY_S
         self._turn = 0
         """Whom to ask: it goes on when one could not say."""
@@ -82,12 +83,12 @@ class Admission:
             self._standing.changed.wait_for(lambda: self._orders.invited or self._orders.over)
         self._orders.leave_if_over()
 
-    def meta(self) -> JoinMeta:
-        """Where the members' loop stands; asks until one can say."""
+    def meta(self, until: Callable[[JoinMeta], bool]) -> JoinMeta:
+        """Session.meta."""
         while True:
             self._orders.leave_if_over()
             meta = self._asker.meta(self._orders.newest)
-            if meta is not None:
+            if meta is not None and until(meta):
                 self._epoch = meta.epoch
                 return meta
             self._pause()
@@ -123,7 +124,7 @@ class Admission:
                 if not counted:
                     self._asker.unfollow()
                 answered = False
-            if self._astray:
+            if self.astray:
                 return self._op, self.take_over(self._op, {})
             if result is not None:
                 return self._op, result
@@ -132,7 +133,7 @@ class Admission:
     def copy_anew(self) -> Copy:
         """Session.copy_anew. The donor keeps the results from that pass on."""
         self._results.clear()
-        self._number, self._astray, self._bound = -1, False, True
+        self._number, self.astray, self._bound = -1, False, True
         self._asker.unfollow()
         while True:
             step = self._next()
@@ -234,8 +235,8 @@ class Admission:
             return False
         carrier.load(copy.header, copy.blobs)
         self._copied_here = True
-        self._astray = self._bound and self._op.step != here.step
-        if self._astray:
+        self.astray = (self._bound or bool(copy.early)) and self._op.step != here.step
+        if self.astray:
             if self._waited_for:
                 raise JoinMissed(f"step {self._op.step} waits for this newcomer, which is bound to step {here.step}")
             self._say_complete(-1, 0)
@@ -256,17 +257,17 @@ class Admission:
         if "op" not in answer:
             self._asker.unfollow()
             return None
-        number, op, header = parse_state(answer)
-        if op.epoch != self._epoch:
+        number, copy = parse_state(answer)
+        if copy.op.epoch != self._epoch:
             raise JoinMissed(f"epoch {self._epoch} ended before this newcomer had copied the state")
         if carrier is not None:
-            carrier.check(header)
+            carrier.check(copy.header)
         self._follows, self._waited_for = answer.get("follows") is True, answer.get("waits") is True
-        blobs = self._gathered(number, header).run(connection, self._helpers(p, of))
+        blobs = self._gathered(number, copy.header).run(connection, self._helpers(p, of))
         self._gathering = None
-        self._number, self._op = number, op
+        self._number, self._op = number, copy.op
         self._journal.write("state_copied", generation=p.entered, op=number, held=self._follows)
-        return Copy(op, header, blobs)
+        return replace(copy, blobs=blobs)
 
     def _say_complete(self, number: int, base: int) -> None:
         """To the donor; number -1: this worker counts as no holder of the state. Raises CopyFailed."""
@@ -343,7 +344,7 @@ class Admission:
         Raises what disagreeing members raise: this worker came to another place than the members, or drifted apart.
         """
         entry, me = self._results.popleft(), self._asker.worker_id
-        if self._astray:
+        if self.astray:
             if entry.op != here:
                 raise JoinMissed(
                     f"what this newcomer drew for another step led it to {here}, the members to {entry.op}"

@@ -38,6 +38,7 @@ class Alone:
     going = None
     joining = False
     behind = False
+    astray = False
 
     def __init__(self, device: torch.device = CPU) -> None:
         """device: where it trains."""
@@ -78,7 +79,7 @@ class Alone:
     def await_invitation(self) -> None:
         raise RuntimeError("a job of one has no newcomer")
 
-    def meta(self) -> JoinMeta:
+    def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
         raise RuntimeError("a job of one has no newcomer")
 
     def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:

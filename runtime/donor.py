@@ -163,17 +163,19 @@ class Donor:
                     self._no_memory_until_s[newcomer] = time.monotonic() + LATER_S
                 connection.send({"later": "no copy of the state can be held here now"})
                 return
-            header: dict[str, Json] = {"op": held.number, "about": op_json(held.op), "state": held.header}
-            connection.send(header | {"follows": True})
+            connection.send({"op": held.number, **held.about, "state": held.header, "follows": True})
             send_parts(connection, held.blobs)
 
     def _send_state(self, connection: CopyConnection, newcomer: str, follow: bool) -> bool:
         """Straight from the tensors, inside the window. False: the state is certainly too large for that.
 
-        follow: keep the results from its operation on, also where this newcomer does not count as its holder."""
+        follow: keep the results from its operation on, also where this newcomer does not count as its holder. So they
+        are if it may be bound to another step, because of what was called before this one's pass."""
         standing, window = self._standing, self._window
 
         def begin(number: int) -> None:
+            nonlocal follow
+            follow = follow or bool(self._about()["early"])
             if follow:
                 self._follow_anew(connection, number)
 
@@ -181,15 +183,15 @@ class Donor:
             if number is None:
                 connection.send({"later": "no window here"})
                 return True
-            op, header, blobs = self._capture()
+            about, header, blobs = self._capture()
             if not window.lasts(sum(blob.numel() for blob in blobs) / CERTAINLY_BYTES_PER_S):
                 return False
             standing.post(CopyBegun(newcomer))
             complete, base = False, 0
             try:
                 with window.sending(connection):
-                    about: dict[str, Json] = {"op": number, "about": op_json(op), "state": header}
-                    connection.send(about | {"follows": follow, "waits": window.stands_still})
+                    ways: dict[str, Json] = {"follows": follow, "waits": window.stands_still}
+                    connection.send({"op": number, **about, "state": header, **ways})
                     answer = send_parts(connection, blobs)
                     complete, base = answer.get("complete") == number, cast(int, answer.get("base"))
             finally:
@@ -219,9 +221,17 @@ class Donor:
         p = self._standing.position
         return self._window.is_open and p.phase is Phase.COLLECTING and p.reduced == number
 
-    def _capture(self) -> tuple[Op, dict[str, Json], list[torch.Tensor]]:
-        assert self._window.op is not None and self.carrier is not None
-        return (self._window.op, *self.carrier.capture())
+    def _capture(self) -> tuple[dict[str, Json], dict[str, Json], list[torch.Tensor]]:
+        assert self.carrier is not None
+        return (self._about(), *self.carrier.capture())
+
+    def _about(self) -> dict[str, Json]:
+        """The operation in progress, and what a newcomer needs for the script's code before it."""
+        op, meta = self._window.op, self.meta
+        assert op is not None
+        told = meta is not None and meta.step == op.step
+        values, early = (meta.state, meta.early_in(op.step)) if meta is not None and told else ({}, {})
+        return {"about": op_json(op), "values": values, "early": early}
 
     def _may_copy(self, newcomer: str) -> bool:
         """Only the donor's header waits for the copy, so no other copy would count."""

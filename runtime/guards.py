@@ -360,14 +360,15 @@ def disagree(fingerprints: Mapping[str, Mapping[str, str]], op: Op) -> Disagree:
 
 def describe(op: Op) -> str:
     """An operation in the words of the API."""
+    when = "before" if op.early else "after"
     match op.kind:
         case OpKind.SYNC:
             return "the start of the loop"
         case OpKind.PASS:
             return f"pass {op.pass_no} of step {op.step}"
         case OpKind.EVALUATE:
-            return f"job.evaluate({op.label}) after step {op.step}"
+            return f"job.evaluate({op.label}) {when} step {op.step}"
         case OpKind.ONCE | OpKind.ALLREDUCE:
-            return f"job.{op.label} after step {op.step}"
+            return f"job.{op.label} {when} step {op.step}"
         case OpKind.LEAVE:
             return "the end of the script"

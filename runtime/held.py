@@ -16,7 +16,6 @@ from runtime.copy import CopyConnection
 from runtime.memory import room_for
 from runtime.partial import Json
 from runtime.resultlog import ResultLog
-from runtime.session import Op
 from runtime.standing import Standing
 from runtime.window import LATER_S, Window
 
@@ -31,8 +30,8 @@ LOG_STATES = 2
 """The log of results may take so many times the state's bytes. A step exchanges its gradients at about the speed of the
 copy, so while the state is copied results of about its own size arrive."""
 
-Capture = Callable[[], tuple[Op, dict[str, Json], list[torch.Tensor]]]
-"""The operation in progress, and header and bytes of its state, as Carrier.capture gives them."""
+Capture = Callable[[], tuple[dict[str, Json], dict[str, Json], list[torch.Tensor]]]
+"""What is said of the operation in progress, and header and bytes of its state, as Carrier.capture gives them."""
 
 
 def log_bytes(state_bytes: int) -> int:
@@ -65,7 +64,7 @@ class HeldState:
     """What a donor sends: the state as it was when operation ``number`` was handed out."""
 
     number: int
-    op: Op
+    about: dict[str, Json]
     header: dict[str, Json]
     blobs: list[torch.Tensor]
 
@@ -141,10 +140,10 @@ class Holder:
                 if number is None:
                     return None
                 begun_s = time.monotonic()
-                op, header, blobs = capture()
+                about, header, blobs = capture()
                 sizes = [blob.numel() for blob in blobs]
                 if room.sizes and room.sizes == sizes:  # else what the script trains has grown since
-                    held = HeldState(number, op, header, room.fill(blobs))
+                    held = HeldState(number, about, header, room.fill(blobs))
                     ms = round(1000 * (time.monotonic() - begun_s), 1)
                     self._journal.write("state_held", op=number, bytes=room.nbytes, ms=ms)
                     return held

@@ -21,13 +21,15 @@ from numpy.typing import ArrayLike
 
 from elastic.checkpoints.settings import Settings
 from elastic.data import Tail
-from elastic.errors import CheckpointError, ConfigError
+from elastic.errors import CheckpointError, ConfigError, UsageError
 from elastic.examination import EPOCH_STEPS
 from runtime import guards, launched
 from runtime.leading import Sink
 from runtime.loader import Loader, check_count, check_seed
 from runtime.loop import Epochs, Extent, Steps, shards_of, steps_of
 from runtime.passes import Gradients, Nonfinite, Source, Work
+from runtime.riders import RESERVED
+from runtime.scalars import Number, as_number
 from runtime.scriptend import ScriptEnd
 from runtime.session import Op, OpKind, Session
 from runtime.stream import Open, Stream
@@ -211,6 +213,20 @@ class Job(Together):
         training.plan_steps(extent.total, shards)
         return Steps(training, work, extent)
 
+    def log(self, **values: Number) -> None:
+        """Record scalars of the whole job, say of an evaluation, in the record of the step in progress or, between two,
+        of the last one: beside what `step.log` gave, and so in `steps.jsonl` and in all sinks.
+
+        All workers call it with the same values, as `evaluate`, `step.metrics`, `once` and `agree` give them: numbers,
+        or tensors of one element. What is logged before the first step is in its record. A record is closed when the
+        next step is handed out, or the script ends. Raises UsageError inside a pass, before the loop, and for a name
+        that was logged for this step already; Disagree if the workers' values differ.
+        """
+        for name in values:
+            if name.startswith(RESERVED):
+                raise UsageError(f"job.log: names that start with {RESERVED!r} are reserved; rename {name!r}")
+        self._training.log({name: as_number(value, f"job.log: {name}") for name, value in values.items()})
+
     def stop(self, because: str) -> None:
         """End the training: travels with the next reduction; all workers leave both loops after the same step."""
         self._training.riders.stop(str(because))
@@ -290,7 +306,8 @@ class Job(Together):
             self._training.checkpoints.finish()
             if not self._session.joining:
                 op = Op(OpKind.LEAVE, 1, self._training.epoch, self._training.next_step)
-                self._training.run(op, {}, empty_leaf)
+                self._training.run(op, self._training.logged(), empty_leaf)
+                self._training.tell()
                 self._training.lead()
                 self._training.leading.close()
             self._session.close(self._training.carrier.digest())

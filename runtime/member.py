@@ -161,6 +161,10 @@ class Member:
         return self._walk.behind
 
     @property
+    def astray(self) -> bool:
+        return self._admission.astray
+
+    @property
     def rank(self) -> int:
         ids = self._record.ids
         return ids.index(self.worker_id) if self.worker_id in ids else len(ids)
@@ -266,8 +270,8 @@ class Member:
         self._admission.await_invitation()
         self._gauge.at("newcomer")
 
-    def meta(self) -> JoinMeta:
-        return self._admission.meta()
+    def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
+        return self._admission.meta(until)
 
     def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:
         if not self.behind:

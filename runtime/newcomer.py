@@ -16,7 +16,7 @@ from runtime.partial import Json, Partial
 from runtime.resultlog import Entry
 from runtime.ring import Peer
 from runtime.seal import PLAIN, Seal
-from runtime.session import JoinMeta, Op, OpKind
+from runtime.session import Copy, JoinMeta, Op, OpKind
 from runtime.state import Carrier
 
 CONNECT_S = 5.0
@@ -165,20 +165,24 @@ def parse_meta(meta: Json) -> JoinMeta:
     with _well_formed("answer about where the job stands"):
         found = JoinMeta(**cast(dict[str, Any], meta))
         numbers = (found.epoch, found.step, found.epoch_start)
-        tables = (found.state, found.once, found.shared, found.data or {})
+        tables = (found.state, found.once, found.shared, found.data or {}, found.early)
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError(f"{numbers} are no places in a job")
         if not all(isinstance(table, dict) for table in tables):
             raise TypeError("a table is none")
+        if not all(isinstance(said, list) and len(said) == 2 and type(said[0]) is int for said in found.early.values()):
+            raise TypeError("what was called before a pass is malformed")
         return found
 
 
-def parse_state(answer: dict[str, Json]) -> tuple[int, Op, dict[str, Json]]:
-    """(number of the operation whose state is sent, the operation, description of the state). Raises CopyFailed."""
-    number, header = answer.get("op"), answer.get("state")
-    if type(number) is not int or not isinstance(header, dict):
+def parse_state(answer: dict[str, Json]) -> tuple[int, Copy]:
+    """(number of the operation whose state is sent, the copy without its tensors). Raises CopyFailed."""
+    number, header, values, early = (answer.get(key) for key in ("op", "state", "values", "early"))
+    if type(number) is not int or not (
+        isinstance(header, dict) and isinstance(values, dict) and isinstance(early, dict)
+    ):
         raise CopyFailed("malformed answer about a state")
-    return number, parse_op(answer.get("about")), header
+    return number, Copy(parse_op(answer.get("about")), header, (), values, early)
 
 
 def parse_result(answer: dict[str, Json], blobs: Sequence[torch.Tensor]) -> Partial:
@@ -218,4 +222,5 @@ def parse_op(about: Json) -> Op:
         numbers = {name: fields[name] for name in ("units", "epoch", "step", "pass_no")}
         if not all(type(number) is int for number in numbers.values()) or not isinstance(fields["label"], str):
             raise TypeError(f"{about!r:.100} is no operation")
-        return Op(kind=OpKind(cast(str, fields["kind"])), label=fields["label"], **cast(dict[str, int], numbers))
+        kind, early = OpKind(cast(str, fields["kind"])), fields["early"] is True
+        return Op(kind=kind, label=fields["label"], early=early, **cast(dict[str, int], numbers))

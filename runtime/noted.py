@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
+from itertools import chain
 from typing import Any, cast
 
+import torch
+
 from elastic.errors import NotCarried
+from runtime import small
 from runtime.partial import Json, Partial
+from runtime.riders import RESERVED
+
+_PACKED = RESERVED + "packed"
 
 
 def noted(label: str, fn: Callable[[], Any]) -> Callable[[int], Partial]:
@@ -24,6 +31,27 @@ def noted(label: str, fn: Callable[[], Any]) -> Callable[[int], Partial]:
         return Partial(unit, unit + 1, note={"value": carried})
 
     return compute
+
+
+def packed(value: object, label: str) -> object:
+    """The value as JSON if tensors of one element are in it, and else as it is. Raises NotCarried."""
+    sizes = [tensor.numel() for tensor in _tensors(value)]
+    return {_PACKED: small.pack(value, f"job.{label}")} if sizes and set(sizes) == {1} else value
+
+
+def unpacked(value: Json, device: torch.device) -> Any:
+    """What `packed` was given, tensors detached and on this device."""
+    return small.unpack(value[_PACKED], lambda there: device) if isinstance(value, dict) and _PACKED in value else value
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    match value:
+        case torch.Tensor():
+            yield value
+        case dict():
+            yield from chain.from_iterable(map(_tensors, value.values()))
+        case list() | tuple():
+            yield from chain.from_iterable(map(_tensors, value))
 
 
 def value_noted(result: Partial) -> Json:

@@ -188,7 +188,7 @@ class Pass(Iterator[Any]):
             self._check_unchanged()
             here = self._op(place)
             op, result = training.session.join(here, training.fingerprint(), bound=training.bound)
-            training.astray = training.bound and op.step != here.step
+            training.astray = training.session.astray
             self._running.place = place = self._running.locate(op.step)
             training.adopt(place.index, place.epoch)
             training.harvest().begin_pass(training.seed, place.index, self._number)

@@ -6,6 +6,7 @@ newcomer gets, because it is neither registered nor in job.state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ class Joining(Alone):
     def await_invitation(self) -> None:
         """There is a place for it."""
 
-    def meta(self) -> JoinMeta:
+    def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
         return JoinMeta(**self._given["meta"])
 
     def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:

@@ -50,15 +50,21 @@ class Op:
     step: int = 0
     pass_no: int = 0
     label: str = ""
+    early: bool = False
+    """Between the hand-out of its step and the first pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The state with which an operation begins, as Carrier.capture gives it."""
+    """The state with which a step's first pass begins, as Carrier.capture gives it."""
 
     op: Op
     header: dict[str, Json]
     blobs: Sequence[torch.Tensor]
+    values: dict[str, Json]
+    """job.state without tensors as it was when the step was handed out."""
+    early: dict[str, Json]
+    """What was called between that and the pass, and what it gave, by its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,12 @@ class JoinMeta:
     """What `shared` calls before the loop gave, by name."""
     data: dict[str, Json] | None = None
     """What the samples of this epoch are planned from, as in StepRecord."""
+    early: dict[str, list[Json]] = field(default_factory=dict)
+    """What was called between the hand-out of a step and its first pass: key -> [the last such step, what it gave]."""
+
+    def early_in(self, step: int) -> dict[str, Json]:
+        """What was called so in this step, and what it gave."""
+        return {key: value for key, (called, value) in self.early.items() if called == step}
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +242,8 @@ class Session(Protocol):
         ...
 
     def publish(self, meta: JoinMeta) -> None:
-        """Called at every step hand-out, before the pass: what a newcomer's `meta` gets meanwhile."""
+        """Called at every step hand-out, and with what was called since, before the pass: what a newcomer's `meta` gets
+        meanwhile."""
         ...
 
     def await_invitation(self) -> None:
@@ -238,8 +251,8 @@ class Session(Protocol):
         has a place for it. Ends the process if the job is over first."""
         ...
 
-    def meta(self) -> JoinMeta:
-        """Newcomer only: ask a member. Blocks until one answers."""
+    def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
+        """Newcomer only: ask a member. Blocks until one answers so that `until` is true of it."""
         ...
 
     def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:
@@ -252,15 +265,21 @@ class Session(Protocol):
 
         here, fingerprint: as in `begin`, what this worker is at; the pass returned is another one if the state was
         copied, also when a worker that was behind has to copy anew. bound: what the script did for the step of `here`
-        holds for no other one; if another is returned, this worker is `behind` and has to `copy_anew` before its next.
+        holds for no other one; if another is returned, this worker is `behind`, `astray`, and has to `copy_anew` before
+        its next. So it is if the members have called something before the pass that is returned: this worker has not.
         Raises JoinMissed if the epoch is over of which `here` is part, or `meta` told: this process must be replaced;
         and what disagreeing members raise, if it was behind.
         """
         ...
 
+    @property
+    def astray(self) -> bool:
+        """The last `join` was in another step than that of `here`, and what the script did before is of one only."""
+        ...
+
     def copy_anew(self) -> Copy:
-        """Newcomer only, between two steps, after a `join` in another step than the one it was bound to: the state of
-        the pass in progress. What the script has made of the copy before is worth nothing, and no other worker sees it.
+        """Newcomer only, between two steps, where it is `astray`: the state of the pass in progress. What the script
+        has made of the copy before is worth nothing, and no other worker sees it.
 
         Raises JoinMissed if there is none in this epoch.
         """

@@ -129,10 +129,10 @@ class Step:
         return self._running.record is None
 
     def leave(self) -> StepRecord:
-        """The user is done with this step, so it is applied. Raises NoGradient unless its passes are complete."""
+        """The user is done with this step, so it is applied. Returns what is to be told of it. Raises NoGradient unless
+        its passes are complete."""
         if self._training.open_pass is not None:
             raise guards.left_pass(self._training.open_pass)
         if self._running.record is None:
             raise guards.no_pass(self.index)
-        self._training.session.applied(self._running.record)
         return self._running.record

@@ -14,7 +14,7 @@ from elastic.checkpoints.naming import check_series
 from runtime import small
 from runtime.evaluate import Score, evaluate
 from runtime.nodelock import node_lock
-from runtime.noted import noted, value_noted
+from runtime.noted import noted, packed, unpacked, value_noted
 from runtime.partial import Json, Partial
 from runtime.randomness import randomness_kept
 from runtime.scalars import Number
@@ -86,12 +86,13 @@ class Together:
         return evaluate(self._training, fn, dataset, batch_size=batch_size, models=models)
 
     def once(self, fn: Callable[..., T], *args: Any) -> T:
-        """`fn(*args)` run by the leader; all workers get its value, which must be JSON.
+        """`fn(*args)` run by the leader; all workers get its value: JSON, in which tensors of one element may be (on
+        job.device).
 
         If the leader dies the next one repeats it, so it must be idempotent. Raises NotCarried for another value.
         """
-        name = getattr(fn, "__name__", type(fn).__name__)
-        return cast(T, self._once(f"once({name})", lambda: fn(*args)))
+        label = f"once({getattr(fn, '__name__', type(fn).__name__)})"
+        return cast(T, unpacked(self._once(label, lambda: packed(fn(*args), label)), self.device))
 
     def save(self, name: str) -> str:
         """A checkpoint of this moment under a name, atomic, written while training goes on; all workers call it.

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -119,9 +119,19 @@ class Training:
         self._calls = 0
         self._called = False
         """Something was done together between passes."""
+        self._early: dict[str, list[Json]] = {}
+        """As JoinMeta.early."""
+        self._early_calls = 0
+        """In this step."""
+        self._meta: JoinMeta | None = None
+        self._left: StepRecord | None = None
+        """Of the step that was left last, until the next one is handed out."""
+        self._logged: dict[str, float] = {}
+        """By job.log(), for that step, the one in progress, or the first."""
         self._shared: dict[str, Json] = {}
         self.bound = False
-        """Of a newcomer: it has drawn random numbers before the inner loop, so that is of this step and no other."""
+        """Of a newcomer: before the inner loop it has drawn random numbers, or called what all do together, so that is
+        of this step and no other."""
         self.astray = False
         """It went through another step than the one it was bound to: what came of that is worth nothing."""
         self._drawn_from: object = None
@@ -169,7 +179,7 @@ class Training:
         self.session.attach(self.carrier)
         if meta is not None:
             self.values.update_from_json(meta.state, self.carrier.place)
-            self._replies, self._shared = dict(meta.once), dict(meta.shared)
+            self._replies, self._shared, self._early = dict(meta.once), dict(meta.shared), dict(meta.early)
             self._data_elsewhere = meta.data
             self._entry = Entry(meta.epoch, meta.step, meta.epoch_start)
         else:
@@ -213,6 +223,7 @@ class Training:
             # A stop() since the last step has met no reduction yet; without this one it would cost a step.
             self.run(Op(OpKind.ONCE, 1, self.epoch, self.next_step, label="epochs"), {}, empty_leaf)
         self._replies.clear()
+        self._early.clear()
 
     def begin_epoch(self, epoch: int) -> None:
         """An epoch is handed out."""
@@ -285,23 +296,23 @@ class Training:
                 f"job.{label} came before the loop, where a replacement that joins later would be alone with it. Call "
                 "it inside `for epoch in job.epochs(n):`, or after the loop."
             )
-        if self.open_step is not None and self.open_step.handed_out:
-            raise UsageError(
-                f"job.{label} came before the inner loop of step {self.next_step}, where a newcomer may enter. Move it "
-                "behind the inner `for batch in step` loop."
-            )
+        early = self.open_step is not None and self.open_step.handed_out
         before_steps = self.loop is Loop.EPOCHS and not self.looped
-        if self.session.joining and not before_steps:
+        if self.session.joining and not (before_steps or early):
             raise JoinMissed("the loop ended before this newcomer had copied the state")
-        key = f"{self._calls} {label}"
+        key = f"{self._early_calls if early else self._calls} {label}"
         self._calls += 1
+        if early and (self.session.joining or self._copy is not None):
+            return self._early_reply_of_others(key)
         if self.elsewhere:
             return self._reply_of_others(key)
         self._leaders = "job.once()" if kind is OpKind.ONCE else None
-        op = Op(kind, units, self.epoch, self.next_step, label=label)
+        op = Op(kind, units, self.epoch, self.next_step, label=label, early=early)
         value = reply(self.run(op, self.fingerprint(), compute, own))
         self._leaders, self._called = None, True
-        if before_steps:
+        if early:
+            self._called_early(key, self.next_step, value)
+        elif before_steps:
             self._replies[key] = deepcopy(value)  # the script may change its own
         return value
 
@@ -309,6 +320,38 @@ class Training:
     def idle(self) -> bool:
         """Nothing was done together: no step in this run or one before, no evaluation and the like, no stop()."""
         return self.next_step == 0 and not self._called and self.riders.stopped is None
+
+    def _called_early(self, key: str, step: int, value: Json) -> None:
+        """Between the hand-out of a step and its first pass: newcomers may need what it gave."""
+        self._early_calls += 1
+        self._early[key] = [step, deepcopy(value)]
+        assert self._meta is not None
+        self._meta = replace(self._meta, early=dict(self._early))
+        self.session.publish(self._meta)
+
+    def _early_reply_of_others(self, key: str) -> Json:
+        """Of a newcomer, in the step whose state it has copied, or in one that the others were at when it asked. That
+        one may be over: then its call for a later step has given something alike, and this worker will copy anew."""
+        step = self.next_step
+        if self._copy is not None:
+            if key not in self._copy.early:
+                raise Disagree(
+                    f"this newcomer called {key!r} (n-th call, name) before the inner loop of step {step}, the others "
+                    f"{sorted(self._copy.early)}. Make such calls depend on step.index and job.state only."
+                )
+            value = self._copy.early[key]
+        else:
+
+            def called_in(meta: JoinMeta) -> int:
+                return cast(int, meta.early[key][0]) if key in meta.early else -1
+
+            meta = self.session.meta(lambda meta: meta.step > step or called_in(meta) >= step)
+            called = called_in(meta)
+            if meta.epoch != self.epoch_of_op or called < step:
+                raise JoinMissed(f"step {step} was over before this newcomer had been told what {key!r} gave in it")
+            step, value = called, meta.early[key][1]
+        self._called_early(key, step, value)
+        return deepcopy(value)
 
     def shared(self, name: str, compute: Callable[[int], Partial], reply: Callable[[Partial], Json]) -> Json:
         """Something that all workers have in common from before the loop; a newcomer gets it from a member, and a
@@ -361,6 +404,7 @@ class Training:
             "job.state": _shown(json.dumps(self.values.to_json(), sort_keys=True)),
             "weights, rates and job.state": self.carrier.fingerprint(self.next_step),
             "buffers": self.carrier.buffer_fingerprint(self.next_step),
+            **self.logged(),
         }
 
     # Steps and passes
@@ -368,6 +412,7 @@ class Training:
     def hand_out(self, step: OpenStep, index: int, epoch: int) -> None:
         """A step begins: a newcomer may enter its first pass, and learns here where it will be."""
         self.values.end_early()
+        self.tell()
         if self.examiner is not None:
             self.examiner.note(index, self.shards, caller())
         self.open_step = step
@@ -390,15 +435,19 @@ class Training:
             self.session.may_part = may_part
         once = dict(self._replies)
         state, shared = self.values.to_json(packed=True), dict(self._shared)
-        meta = JoinMeta(self.epoch_of_op, index, self.epoch_start, state, once, shared, self.data)
-        self.session.publish(meta)
+        self._early_calls = 0
+        self._meta = JoinMeta(
+            self.epoch_of_op, index, self.epoch_start, state, once, shared, self.data, dict(self._early)
+        )
+        self.session.publish(self._meta)
         seed_all(self.seed, index, "step")  # behind the hooks: what they draw is not the same on all workers
         self._drawn_from = drawn_from() if self.session.joining or self.session.behind else None
 
     def settle(self) -> None:
         """The first pass of a step begins. What a newcomer has changed in a copy since the step was handed out is in
         that copy already, because the members had done it too."""
-        self.bound = self._drawn_from is not None and self._drawn_from != drawn_from()
+        drew = self._drawn_from is not None and self._drawn_from != drawn_from()
+        self.bound = drew or (self._drawn_from is not None and self._early_calls > 0)
         if self._copy is not None:
             self.carrier.load(self._copy.header, self._copy.blobs)
             self._copy = None
@@ -410,7 +459,9 @@ class Training:
             raise JoinMissed("the steps ended before this newcomer had copied the state of one that it was at")
         self._copy = self.session.copy_anew()
         self.carrier.load(self._copy.header, self._copy.blobs)
+        self.values.rewind(self._copy.values, self.carrier.place)
         self.next_step, self.astray = self._copy.op.step, False
+        self._early |= {key: [self.next_step, value] for key, value in self._copy.early.items()}
 
     def lead(self) -> None:
         """What this worker does beside training if it is the leader now."""
@@ -457,6 +508,8 @@ class Training:
 
     def adopt(self, index: int, epoch: int) -> None:
         """The step in progress is this one: handed out here, or entered by a newcomer."""
+        if index != self.next_step:
+            self._logged = {}
         self.next_step, self.epoch = index, epoch
 
     @property
@@ -467,14 +520,49 @@ class Training:
     def leave_step(self) -> None:
         """The step in progress, if any, is over. Raises NoGradient when its pass is not."""
         if self.open_step is not None:
-            record = self.open_step.leave()
-            self.leading.applied(record)
+            self._left = self.open_step.leave()
             if self.examiner is not None:
-                self.examiner.applied(record)
+                self.examiner.applied(self._left)
             self.open_step = None
             self.next_step += 1
             self._check_strays(self.next_step % STRAYS_STEPS == 0)
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Values for the record of the step in progress, or of the one before; before the first one, of that. Raises
+        UsageError."""
+        self.check_outside_pass("log()")
+        if self._leaders is not None:
+            raise guards.inside_leaders("log()", self._leaders)
+        if self._entry is None:
+            raise UsageError(
+                "job.log() came before the loop, where there is no step yet; call it in the loop or after it"
+            )
+        if self.open_step is None and self._left is None and self.next_step > 0:
+            return  # others have logged it, or an earlier run
+        if twice := sorted(values.keys() & self._logged.keys()):
+            raise UsageError(f"job.log: {', '.join(twice)} was logged twice for one step; log each name once a step")
+        self._logged |= values
+        if self.open_step is not None and self.open_step.handed_out:
+            self._called_early(f"{self._early_calls} log", self.next_step, None)
+
+    def tell(self) -> None:
+        """The record of the step that was left goes to the ledger and the sinks: nothing can be logged for it any more.
+        Raises UsageError for a name that a pass has logged too."""
+        if self._left is not None:
+            record, logged = self._left, self._logged
+            self._left, self._logged = None, {}
+            if twice := sorted(logged.keys() & record.scalars.keys()):
+                raise UsageError(
+                    f"{', '.join(twice)}: logged by job.log and by step.log for step {record.step}; rename one"
+                )
+            record = replace(record, scalars={**record.scalars, **logged})
+            self.session.applied(record)
+            self.leading.applied(record)
             self.lead()
+
+    def logged(self) -> dict[str, str]:
+        """The part of the fingerprint that job.log() has; {}: nothing was logged for this step."""
+        return {"job.log": _shown(json.dumps(self._logged, sort_keys=True))} if self._logged else {}
 
     def watch_strays(self, frame_of_script: Callable[[], FrameType | None]) -> None:
         """Look for what the script trains unregistered; in its first step only, and a newcomer's things were

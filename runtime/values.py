@@ -129,6 +129,12 @@ class Values:
             else:
                 setattr(self, key, decode(value, _no_tensor_number))
 
+    def rewind(self, values: dict[str, Json], place: Callable[[str], torch.device]) -> None:
+        """Be as `to_json` of another worker told, packed; large tensors stay. As update_from_json."""
+        for key in self.to_json(packed=True).keys() - values.keys():
+            del self._values[key]
+        self.update_from_json(values, place)
+
     def replace(self, values: dict[str, Any]) -> None:
         """Become exactly these values, also inside a pass: a copy of the state has arrived."""
         self._values.clear()

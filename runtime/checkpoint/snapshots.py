@@ -56,7 +56,7 @@ class Snapshots:
     @property
     def wishing(self) -> bool:
         """Whether this worker's part of a reduction has to carry the wish for a snapshot."""
-        return self._wishing
+        return self._wishing or self._asked  # again, for who copies the state only now
 
     def ask(self) -> None:
         """The wish has come with a result: all members take one before the next step."""

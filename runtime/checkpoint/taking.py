@@ -69,7 +69,7 @@ class Taking:
     @property
     def wishing(self) -> bool:
         """Whether this worker's part of a reduction has to carry the wish for a checkpoint."""
-        return self._wishing
+        return self._wishing or self._asked  # again, for who copies the state only now
 
     def wish(self) -> None:
         """This worker wishes for a checkpoint, whatever the interval is."""

@@ -794,6 +794,29 @@ def skipped_shards_and_sums(job: Job) -> None:
 
 
 @feature
+def evaluation_before_the_inner_loop(job: Job) -> None:
+    """As nanoGPT: what is evaluated every second step, before it, decides its rate, and is used behind the loop too."""
+    model = mlp(nn.BatchNorm1d(8), nn.Dropout(0.2))
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    job.register(model=model, optimizer=optimizer)
+    job.state.setdefault(best=float("inf"), evaluations=0, told=0.0)
+    for step in job.steps(loader(job), total=STEPS):
+        loss, better = 0.0, False
+        if step.index % 2 == 0:
+            loss = job.evaluate(lambda x, y: {"loss": F.cross_entropy(model(x), y)}, dataset())["loss"]
+            better = job.once(lambda loss, best: loss < best, loss, job.state.best)
+            job.state.evaluations += 1
+            if better:
+                job.state.best = loss
+            optimizer.param_groups[0]["lr"] = 0.05 * loss
+        for x, y in step:
+            cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        job.state.told += loss + better
+
+
+@feature
 def decisions_by_evaluation(job: Job) -> None:
     model = mlp(nn.BatchNorm1d(8), nn.Dropout(0.2))
     optimizer = torch.optim.Adam(model.parameters(), 0.05)
@@ -812,3 +835,32 @@ def decisions_by_evaluation(job: Job) -> None:
             else:
                 job.state.bad += 1
                 optimizer.param_groups[0]["lr"] *= 0.5
+
+
+@feature
+def logged_outside_the_passes(job: Job) -> None:
+    """What an evaluation gave is in the record of a step, wherever it was: before the first one, before and behind an
+    inner loop, behind the steps of an epoch, before those of the next one, behind the loop."""
+    model = mlp(nn.BatchNorm1d(8))
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    job.register(model=model, optimizer=optimizer)
+    data = loader(job)
+
+    def score() -> float:
+        return job.evaluate(lambda x, y: {"loss": F.cross_entropy(model(x), y)}, dataset())["loss"]
+
+    for epoch in job.epochs(2):
+        job.log(begin=score())
+        for step in job.steps(data):
+            if step.index in (0, 2, 3):
+                job.log(early=score())
+            for x, y in step:
+                loss = cross_entropy(model(x), y)
+                loss.backward()
+                step.log(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            if step.index % 2:
+                job.log(late=score(), **{"a/b": torch.tensor(step.metrics["loss"])})
+        job.log(end=score(), epoch=epoch)
+    job.log(final=score())

@@ -162,7 +162,8 @@ def overflows(step: Step, loss: Any) -> Any:
 
 def test_they_are_passed_on_and_counted_where_nothing_else_is_said() -> None:
     session = Recorded()
-    _, model = script(session, body=overflows)
+    job, model = script(session, body=overflows)
+    job.close()
     assert [record.scalars.get("elastic.nonfinite") for record in session.records] == [None, None, 1.0, 1.0, 1.0]
     assert not all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
@@ -175,7 +176,11 @@ def test_a_skipped_step_changes_neither_parameters_nor_buffers(factor: float) ->
         before.append({name: value.clone() for name, value in model.state_dict().items()})
 
     session = Recorded()
-    script(session, body=lambda step, loss: loss * factor if step.index == BAD else loss, after=after, nonfinite="skip")
+
+    def body(step: Step, loss: Any) -> Any:
+        return loss * factor if step.index == BAD else loss
+
+    script(session, body=body, after=after, nonfinite="skip")[0].close()
     assert all(torch.equal(before[BAD - 1][name], before[BAD][name]) for name in before[0])
     assert not torch.equal(before[BAD]["0.weight"], before[BAD + 1]["0.weight"])
     assert [record.scalars.get("elastic.nonfinite") for record in session.records] == [None, None, 1.0, None, None]

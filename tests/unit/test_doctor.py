@@ -93,7 +93,15 @@ def entering(feature: Any, tmp_path: Path, at: int = 4) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["batch_norm", "gan", "random_once_an_epoch", "anchor", "decisions_by_evaluation", "mixed_parameter_dtypes"]
+    "name",
+    [
+        "batch_norm",
+        "gan",
+        "random_once_an_epoch",
+        "anchor",
+        "evaluation_before_the_inner_loop",
+        "mixed_parameter_dtypes",
+    ],
 )
 def test_a_newcomer_in_the_middle_has_the_bits_of_a_plain_job(name: str, tmp_path: Path) -> None:
     plain, joined = entering(FEATURES[name], tmp_path)

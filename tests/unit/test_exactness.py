@@ -20,7 +20,7 @@ from elastic.checkpoints.storage import storage_at
 from runtime.job import Job
 from runtime.session import Session
 from tests.unit.features import FEATURES, STEPS, Feature, anchored_in_a_variable, loader, mlp, train
-from tests.unit.jobs import Recorded, cross_entropy, make_job, one_thread
+from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
 from tests.unit.worlds import FakeMember, Killed, World
 
 PAGE = Path(__file__).parents[2] / "docs" / "exactness.md"
@@ -64,6 +64,7 @@ def test_a_run_with_kills_and_a_newcomer_has_the_bits_of_the_quiet_run(name: str
     assert {worker: type(error) for worker, error in world.errors.items()} == {"w0": Killed, "w1": Killed}
     assert world.digests == {"w2": digest, "n0": digest}
     assert ledger(world.sessions["w2"]) == ledger(quiet)
+    assert ledger(world.sessions["n0"]) == ledger(quiet)[world.joined_at["n0"] :]
     assert len(quiet.records) == STEPS
 
 
@@ -187,6 +188,47 @@ def test_weights_copied_into_a_variable_before_the_steps_are_not_exact(
         world.run(partial(run, feature), newcomers=1, asked_at=4, admit_at=4)
         assert world.joined_at == {"n0": 4} and len(set(world.digests.values())) == 1
         assert (world.digests["n0"] == run(feature, Recorded())) is same
+
+
+@pytest.mark.parametrize("asked_at", [0, 1, 2])
+@pytest.mark.parametrize("copy_at", [2, 3])
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_newcomer_that_was_told_for_another_step_than_it_entered_goes_through_that_as_if_it_were_none(
+    asked_at: int, copy_at: int, every: int
+) -> None:
+    """As above, with what all workers do together before the loop, in every step or in some; a worker dies in it."""
+
+    def telling(job: Job) -> None:
+        model = mlp(nn.BatchNorm1d(8))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        job.register(model=model, optimizer=optimizer)
+        job.state.setdefault(told=0, least=10.0)
+        for step in job.steps(loader(job), total=STEPS):
+            scale = 1.0
+            if step.index % every == 0:
+                scale = job.evaluate(lambda x, y: {"scale": model(x).square().mean()}, dataset())["scale"]
+                less = scale < job.state.least
+                job.state.least = min(scale, job.state.least)
+                if less:
+                    job.state.told = job.once(lambda number: number + 1, job.state.told)
+                job.log(scale=scale)
+            for x, y in step:
+                cross_entropy(model(x), y).backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.mul_(scale)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    session = Recorded()
+    quiet = run(telling, session)
+    first = asked_at == copy_at or not (copy_at % every == 0 or asked_at % every == 0)
+    world = World(3, kills={"w0": (1 + 3 * asked_at, 0)})
+    world.run(lambda session: run(telling, session), newcomers=1, asked_at=asked_at, copy_at=copy_at, admit_at=copy_at)
+    assert {worker: type(error) for worker, error in world.errors.items()} == {"w0": Killed}
+    assert world.digests == dict.fromkeys(("w1", "w2", "n0"), quiet)
+    assert world.joined_at == {"n0": copy_at if first else copy_at + 2}
+    assert ledger(world.sessions["n0"]) == ledger(session)[world.joined_at["n0"] :]
 
 
 def test_the_page_has_a_row_for_every_feature_and_no_other() -> None:

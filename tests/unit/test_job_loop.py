@@ -104,6 +104,7 @@ def test_an_epoch_hands_out_each_of_its_samples_once_and_another_epoch_another_o
     setup = set_up(job)
     for step in job.steps(job.loader(dataset(48), BATCH, shards=SHARDS, shuffle=True), epochs=2):
         whole(step, setup.model)
+    job.close()
     orders: list[list[Any]] = []
     for epoch in range(2):
         records = [record for record in session.records if record.epoch == epoch]
@@ -327,6 +328,7 @@ def test_a_step_is_applied_when_the_next_is_asked_for(job: Job, session: Recorde
     for step in job.steps(job.loader(dataset(), BATCH, shards=SHARDS), total=3):
         assert [record.step for record in session.records] == list(range(step.index))
         whole(step, setup.model)
+    job.close()
     assert [record.step for record in session.records] == [0, 1, 2]
 
 
@@ -339,6 +341,7 @@ def test_a_record_holds_rates_scalars_and_the_samples_of_each_shard(job: Job, se
         setup.optimizer.step()
         setup.optimizer.zero_grad()
         setup.scheduler.step()
+    job.close()
     first, second = session.records
     assert (first.step, first.epoch, first.world_size, first.generation) == (0, 0, 1, 1)
     assert first.samples == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
@@ -457,6 +460,7 @@ def test_stop_in_a_pass_ends_both_loops_after_that_step(job: Job, session: Recor
             setup.optimizer.zero_grad()
             assert all(not name.startswith("elastic.") for name in step.metrics)
     assert epochs == [0, 1]
+    job.close()
     assert session.records[-1].step == 4
 
 
@@ -468,6 +472,7 @@ def test_stop_after_a_pass_travels_with_the_next_one(job: Job, session: Recorded
         model.zero_grad()
         if step.index == 2:
             job.stop("enough")
+    job.close()
     assert session.records[-1].step == 3
 
 
@@ -479,6 +484,7 @@ def test_stop_after_the_steps_of_an_epoch_costs_no_further_step(job: Job, sessio
             whole(step, setup.model)
         if epoch == 1:
             job.stop("no improvement")
+    job.close()
     assert session.records[-1].step == 5
 
 

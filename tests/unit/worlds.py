@@ -156,10 +156,12 @@ class World:
         raise error
 
     def send_state(self, op: Op, newcomer: FakeMember) -> None:
-        header, blobs = self.sessions[self.members[0]].carrier.capture()
-        newcomer.copy = Copy(op, header, [blob.clone() for blob in blobs])
+        donor = self.sessions[self.members[0]]
+        header, blobs = donor.carrier.capture()
+        early = donor.published.early_in(op.step)
+        newcomer.copy = Copy(op, header, [blob.clone() for blob in blobs], donor.published.state, early)
         newcomer.copied, newcomer.number = op, self.number
-        if newcomer.bound_to in (None, op.step):
+        if newcomer.bound_to in (None, op.step) or not (newcomer.bound or early):
             newcomer.carrier.load(header, newcomer.copy.blobs)
         else:
             newcomer.astray, newcomer.bound_to = True, None
@@ -194,6 +196,8 @@ class FakeMember:
         self.copy_at = self.admit_at = 0
         """Steps, as in World.run; later ones once it had been bound to another step."""
         self.bound_to: int | None = None
+        self.bound = False
+        self.published: JoinMeta
         self.astray = False
         self.number = 0
         self.begun: tuple[Op, dict[str, str]] | None = None
@@ -249,6 +253,7 @@ class FakeMember:
         self.carrier = carrier
 
     def publish(self, meta: JoinMeta) -> None:
+        self.published = meta
         if meta.step == self.world.asked_at:
             self.world.asked = meta
         self.world.lock.notify_all()
@@ -256,9 +261,9 @@ class FakeMember:
     def await_invitation(self) -> None:
         """There is a place for every newcomer."""
 
-    def meta(self) -> JoinMeta:
+    def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
         world = self.world
-        assert world.lock.wait_for(lambda: world.asked is not None, WAIT_S)
+        assert world.lock.wait_for(lambda: world.asked is not None and until(world.asked), WAIT_S)
         assert world.asked is not None
         return world.asked
 
@@ -266,7 +271,7 @@ class FakeMember:
         if self.behind:
             self.copied = here
         else:
-            self.bound_to = here.step if bound else None
+            self.bound_to, self.bound = here.step, bound
         self.waiting = True
         self.world.lock.notify_all()
         result = self._take_over((here, fingerprint) if self.behind else None)

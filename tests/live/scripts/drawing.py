@@ -1,4 +1,5 @@
-"""Random numbers drawn once an epoch, before the inner loop and used behind it, and behind the steps."""
+"""Random numbers drawn once an epoch, before the inner loop and used behind it, and behind the steps. Before the inner
+loop the model is evaluated too, and that is logged."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ STEPS = 100
 SLOW = 40
 """After this step each takes longer than the one before, twelve minutes in all, until the gate `end` is open."""
 
+DATA = torch.ones(4, 4)
 job = elastic.join(seed=5)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -21,8 +23,9 @@ job.state.setdefault(drawn=0.0)
 for _epoch in job.epochs(2):
     shift = torch.randn(4)
     for step in job.steps(shards=4, total=STEPS):
-        scale = random.random()
+        scale = job.once(lambda drawn: drawn, random.random())
         job.state.drawn += scale
+        job.log(**job.evaluate(lambda x: {"score": model(x).mean()}, DATA, batch_size=2))
         for _shard in step:
             gates.pace()
             gates.hold("shard")
