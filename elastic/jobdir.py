@@ -161,7 +161,7 @@ def next_free(parent: Path, name: str) -> Path:
     for number in count(1):
         path = parent / f"{name}-{number}"
         try:
-            path.mkdir(0o777 & ~modes.mask())
+            path.mkdir(modes.of_directory())
         except FileExistsError:
             continue
         return path

@@ -27,9 +27,19 @@ def mask() -> int:
     return value
 
 
+def of_file() -> int:
+    """Of a new one."""
+    return 0o666 & ~mask()
+
+
+def of_directory() -> int:
+    """Of a new one."""
+    return 0o777 & ~mask()
+
+
 def opener(path: str, flags: int) -> int:
-    """For open(): a new file has the mode of this module."""
-    return os.open(path, flags | os.O_CLOEXEC, 0o666 & ~mask())
+    """For open(): a new file has this module's mode."""
+    return os.open(path, flags | os.O_CLOEXEC, of_file())
 
 
 def make_directory(path: Path | str) -> None:
@@ -39,4 +49,4 @@ def make_directory(path: Path | str) -> None:
         return
     if path.parent != path:
         make_directory(path.parent)
-    path.mkdir(0o777 & ~mask(), exist_ok=True)
+    path.mkdir(of_directory(), exist_ok=True)

@@ -283,7 +283,7 @@ class Charge:
         """The job's directory on this node. Raises ConfigError and OSError."""
         user = self._site.job_user
         if user is not None:
-            self._dir.mkdir(exist_ok=True)
+            modes.make_directory(self._dir)
             user.give(self._dir)
         certs = self._certs()
         with acting(user):

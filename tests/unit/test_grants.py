@@ -367,13 +367,13 @@ def test_a_token_lies_in_a_file_of_its_user_alone_for_as_long_as_the_job_is_here
         mask = os.umask(0)
         try:
             board = Board(journal, lambda: None)
-            charge = Charge(site, submission, 1, None, board, journal, lambda: None, token="secret")
+            charge = Charge(site, submission, 1, None, board, journal, lambda: None, token="correct-horse")
             while not said.exists():
                 await asyncio.sleep(0.01)  # another process
             file = charge.directory / TOKEN
-            assert read_token(charge.directory) == "secret" and stat.S_IMODE(file.stat().st_mode) == 0o600
+            assert read_token(charge.directory) == "correct-horse" and stat.S_IMODE(file.stat().st_mode) == 0o600
             charge.grant("")
-            assert read_token(charge.directory) == "secret", "an older leader tells none"
+            assert read_token(charge.directory) == "correct-horse", "an older leader tells none"
             charge.grant("another one")
             assert read_token(charge.directory) == "another one" and stat.S_IMODE(file.stat().st_mode) == 0o600
             charge.stop()
@@ -386,4 +386,4 @@ def test_a_token_lies_in_a_file_of_its_user_alone_for_as_long_as_the_job_is_here
         asyncio.run(asyncio.wait_for(story(journal), PATIENCE_S))
     assert "elastic.keeper" in said.read_text()
     for path in (said, tmp_path / "journal.jsonl"):
-        assert "secret" not in path.read_text()
+        assert "correct-horse" not in path.read_text()
