@@ -22,8 +22,8 @@ from runtime.session import Op, OpKind
 from runtime.standing import Standing
 
 SILENCES_MAX = 5
-"""So often a worker may give up a link in one operation of the same members. They can connect each time, so the link is
-not cut; if each time not even what was left of the sums gets through, nothing else will."""
+"""So often in a row a worker may give up a link in one operation of the same members without having got a piece of the
+sums. They can connect each time, so the link is not cut; it carries next to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +38,24 @@ class Task:
 
 @dataclass(slots=True)
 class _Attempts:
-    """At one operation, by the same members. silences: how often this worker has given up a link meanwhile."""
+    """At one operation, by the same members. silences: how often this worker has given up a link since it got a piece
+    of the sums. pieces: how many it had then."""
 
     number: int
     members: tuple[str, ...]
     task: Task
     sums: Sums
     silences: int = 0
+    pieces: int = 0
 
     def broken(self, why: RingBroken) -> None:
         """Raises LinkTooSlow if one attempt more is of no use."""
+        if (held := sum(self.sums.held.values())) > self.pieces:
+            self.silences, self.pieces = 0, held
         self.silences += isinstance(why, LinkSilent)
         if self.silences >= SILENCES_MAX:
             raise LinkTooSlow(
-                f"operation {self.number} was begun {SILENCES_MAX} times over a link that connects: {why}"
+                f"operation {self.number} was begun {SILENCES_MAX} times in vain over a link that connects: {why}"
             )
 
 

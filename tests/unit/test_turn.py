@@ -77,5 +77,13 @@ def test_a_link_that_falls_silent_again_and_again_in_one_operation_ends_the_job_
     for _ in range(SILENCES_MAX - 1):
         attempts.broken(silent)
         attempts.broken(RingBroken("the ring was aborted"))
-    with pytest.raises(LinkTooSlow, match=r"operation 7 was begun 5 times .* b.0.0 .* 0.01 Mbit/s"):
+    with pytest.raises(LinkTooSlow, match=r"operation 7 was begun 5 times in vain .* b.0.0 .* 0.01 Mbit/s"):
         attempts.broken(silent)
+
+
+def test_a_link_over_which_another_piece_came_each_time_goes_on(turn: Turn) -> None:
+    attempts = turn._begin(TASK, 7, MEMBERS)
+    for number in range(4 * SILENCES_MAX):
+        attempts.sums.held["b.0.0"] = 1 + number // (SILENCES_MAX - 1)
+        attempts.broken(LinkSilent("silent"))
+    assert attempts.silences == SILENCES_MAX - 1
