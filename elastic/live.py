@@ -200,10 +200,8 @@ def plain_line(facts: dict[str, Any]) -> str:
     if facts["step"] is not None:
         parts.append(f"step {facts['step']}" + (f" of {facts['total']}" if facts["total"] is not None else ""))
         parts += [f"{name} {_number(value)}" for name, value in facts["scalars"].items()]
-        parts.append(f"{_three_digits(facts['steps_per_s'])} steps/s")
-        if facts["eta_s"] is not None:
-            parts.append(f"{span(facts['eta_s'])} left")
-        parts.append(_work_rate(facts))
+        if not facts["waits_for"]:
+            parts += _speed(facts)
     parts.append(f"{len(facts['members'])} members")
     if count := len(facts["spares"]):
         parts.append(f"{count} spare{'s' * (count > 1)}")
@@ -227,9 +225,8 @@ def table(facts: dict[str, Any]) -> Table:
     view.add_row("step", "-" if facts["step"] is None else f"{facts['step']}{of} (epoch {facts['epoch']})")
     for name, value in facts["scalars"].items():
         view.add_row(Text(name), _number(value))
-    if facts["step"] is not None:
-        left = f", {span(facts['eta_s'])} left" if facts["eta_s"] is not None else ""
-        view.add_row("speed", f"{_three_digits(facts['steps_per_s'])} steps/s, {_work_rate(facts)}{left}")
+    if facts["step"] is not None and not facts["waits_for"]:
+        view.add_row("speed", ", ".join(_speed(facts)))
     view.add_row("members", Text(f"{len(facts['members'])}: {' '.join(facts['members'])}"))
     for worker_id, because in facts["stragglers"].items():
         view.add_row("straggler", Text(f"{worker_id}: {because}"))
@@ -242,11 +239,12 @@ def table(facts: dict[str, Any]) -> Table:
     return view
 
 
-def _work_rate(facts: dict[str, Any]) -> str:
+def _speed(facts: dict[str, Any]) -> list[str]:
     """Of a script that draws its own samples nobody knows how many there are in a shard."""
-    if facts["samples_per_s"] is None:
-        return f"{facts['shards_per_s'] or 0:.0f} shards/s"
-    return f"{facts['samples_per_s']:.0f} samples/s"
+    known = facts["samples_per_s"] is not None
+    work = f"{facts['samples_per_s']:.0f} samples/s" if known else f"{facts['shards_per_s'] or 0:.0f} shards/s"
+    left = [f"{span(facts['eta_s'])} left"] if facts["eta_s"] is not None else []
+    return [f"{_three_digits(facts['steps_per_s'])} steps/s", work, *left]
 
 
 def span(seconds: float) -> str:

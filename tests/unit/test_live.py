@@ -155,7 +155,7 @@ def test_the_total_is_what_workers_say_and_a_script_that_draws_its_samples_has_s
     facts = snapshot.facts()
     assert (facts["total"], facts["eta_s"]) == (60, 4)
     assert (facts["samples_per_s"], facts["shards_per_s"]) == (None, 80.0)
-    assert "step 19 of 60" in plain_line(facts) and "10 steps/s, 4 s left, 80 shards/s" in plain_line(facts)
+    assert "step 19 of 60" in plain_line(facts) and "10 steps/s, 80 shards/s, 4 s left" in plain_line(facts)
 
 
 @pytest.mark.parametrize(
