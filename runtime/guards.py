@@ -30,8 +30,10 @@ from elastic.errors import (
     StateChanged,
     StrayGradient,
     TooEarly,
+    Unregistered,
     UsageError,
 )
+from runtime.attributes import ABSENT, Changed
 from runtime.session import Op, OpKind
 
 _BETWEEN_PASSES = (OpKind.ONCE, OpKind.EVALUATE, OpKind.ALLREDUCE)
@@ -129,6 +131,21 @@ def other_data(here: Mapping[str, Any] | None, there: Mapping[str, Any] | None, 
         )
     return ConfigError(
         f"this worker would have other samples than the members ({shown}). Is its dataset complete, and the same files?"
+    )
+
+
+def changed_attribute(where: str, changed: Sequence[Changed]) -> Unregistered:
+    """Attributes of registered modules are not what a newcomer would have, and the step has not set them."""
+    first = changed[0]
+    module, _, key = first.name.rpartition(".")
+    others = f" (and so did {_first([one.name for one in changed[1:]])})" if changed[1:] else ""
+    was, now = ("not there" if value is ABSENT else repr(value) for value in (first.was, first.now))
+    return Unregistered(
+        f"{first.name} has changed{others}: it is {now} in {where}, where a newcomer and a run that goes on from a "
+        f"checkpoint would find it {was}, because plain attributes of a module are not carried. Keep the value in "
+        "job.state, and set it in every step between `for step in job.steps(...)` and the inner loop: "
+        f"({module}).{key} = job.state.{key}; or work it out there from step.index. If nothing depends on it: "
+        'job.steps(..., allow={"Unregistered"}).'
     )
 
 

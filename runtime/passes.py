@@ -263,7 +263,7 @@ class Pass(Iterator[Any]):
             samples=running.work.samples(running.place),
             data=training.data,
         )
-        training.end_pass()
+        training.end_pass(self._where, running.work.allow)
         self._phase = "done"
 
     def _install(self, result: Partial) -> None:

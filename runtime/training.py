@@ -24,6 +24,7 @@ from elastic.checkpoints.settings import Settings
 from elastic.errors import ConfigError, Disagree, JoinMissed, UsageError
 from elastic.examination import Examination
 from runtime import guards
+from runtime.attributes import Attributes
 from runtime.changes import Changes
 from runtime.checkpoint.snapshots import Snapshots
 from runtime.checkpoint.taking import Taking
@@ -139,6 +140,7 @@ class Training:
         self._harvest = Harvest([])
         self._trainable: list[int] = []
         self._guard = guards.OptimizerGuard()
+        self._attributes = Attributes({})
         self._strays: Strays | None = None
         self._strays_due = False
         self.cleanup = ExitStack()
@@ -176,6 +178,7 @@ class Training:
             self.checkpoints.restored(meta.step, meta.epoch, meta.state)
         self.carrier.freeze()
         self._guard.attach(self.carrier.optimizers())
+        self._attributes = Attributes(self.carrier.modules())
         self.session.attach(self.carrier)
         if meta is not None:
             self.values.update_from_json(meta.state, self.carrier.place)
@@ -230,6 +233,7 @@ class Training:
         self.epoch, self.looped, self._calls = epoch, False, 0
         seed_all(self.seed, epoch, "epoch")
         self.values.begin_early()
+        self._attributes.begin_epoch()
 
     def begin_steps(self, data: dict[str, Json] | None) -> int:
         """The steps() loop of this epoch begins; returns the job index of its first step.
@@ -308,7 +312,8 @@ class Training:
             return self._reply_of_others(key)
         self._leaders = "job.once()" if kind is OpKind.ONCE else None
         op = Op(kind, units, self.epoch, self.next_step, label=label, early=early)
-        value = reply(self.run(op, self.fingerprint(), compute, own))
+        with self._attributes.left_alone():
+            value = reply(self.run(op, self.fingerprint(), compute, own))
         self._leaders, self._called = None, True
         if early:
             self._called_early(key, self.next_step, value)
@@ -441,6 +446,7 @@ class Training:
         )
         self.session.publish(self._meta)
         seed_all(self.seed, index, "step")  # behind the hooks: what they draw is not the same on all workers
+        self._attributes.begin_step()
         self._drawn_from = drawn_from() if self.session.joining or self.session.behind else None
 
     def settle(self) -> None:
@@ -586,11 +592,15 @@ class Training:
         guards.check_threads(self.threads)
         self.carrier.check_kinds()
         self._guard.begin_pass(where, self.carrier.parameters(), allow)
+        self._attributes.begin_pass()
         self.open_pass = where
         self.values.lock()
 
-    def end_pass(self) -> None:
-        """The result is installed; the user's code may change everything again."""
+    def end_pass(self, where: str, allow: frozenset[str]) -> None:
+        """The result is installed; the user's code may change everything again. Raises Unregistered."""
+        changed = self._attributes.end_pass()
+        if changed and "Unregistered" not in allow and not self.checkpoints.restore_hooks:
+            raise guards.changed_attribute(where, changed)
         self._guard.end_pass()
         self.session.may_part = self.session.may_part and not self.checkpoints.takes_any
         self.values.unlock()
@@ -627,6 +637,7 @@ class Training:
     def close(self) -> None:
         """Take the hooks off the user's objects."""
         self.cleanup.close()
+        self._attributes.close()
         self._guard.close()
 
 

@@ -9,7 +9,7 @@ import copy
 import random
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -281,6 +281,39 @@ def tensors_in_job_state(job: Job) -> None:
         job.state.means = [job.state.means[0].lerp(weight.mean(0), 0.5), *job.state.means]
 
     train(job, model, loss_of=lambda x, y: cross_entropy(model(x - job.state.means[0]), y), after=after)
+
+
+@feature
+def attributes_set_at_each_step(job: Job) -> None:
+    """No copy has them, but every step sets them before it computes."""
+    model = mlp(nn.BatchNorm1d(8), nn.Dropout(0.1))
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    job.register(model=model, optimizer=optimizer)
+    job.state.setdefault(p=0.1)
+    norm, dropout = cast(nn.BatchNorm1d, model[1]), cast(nn.Dropout, model[2])
+    for step in job.steps(loader(job), total=STEPS):
+        norm.momentum = 1 / (1 + step.index)
+        dropout.p = job.state.p
+        for x, y in step:
+            cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        job.state.p += 0.1
+
+
+@feature
+def attributes_set_at_each_epoch(job: Job) -> None:
+    model = mlp(nn.Dropout(0.1))
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    job.register(model=model, optimizer=optimizer)
+    data = loader(job)
+    for epoch in job.epochs(2):
+        cast(nn.Dropout, model[1]).p = 0.2 + 0.3 * epoch
+        for step in job.steps(data):
+            for x, y in step:
+                cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 # Parameters that come and go
