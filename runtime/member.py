@@ -54,6 +54,7 @@ from runtime.orders import Orders
 from runtime.partial import Json, Partial
 from runtime.process_group import meeting
 from runtime.rings import Rings
+from runtime.scriptend import raised_at
 from runtime.seal import Seal
 from runtime.session import Copy, Going, JoinMeta, Op, Place, StepRecord
 from runtime.standing import Standing
@@ -323,11 +324,9 @@ class Member:
     def failed(self, error: BaseException, step: int, shard: int | None) -> None:
         if isinstance(error, JoinMissed):
             self._orders.give_way(str(error))
-        frames = traceback.extract_tb(error.__traceback__)
-        own = str(Path(__file__).parent)
-        outside = [frame for frame in frames if not frame.filename.startswith(own)] or list(frames)
-        where = f"{outside[-1].filename}:{outside[-1].lineno}" if outside else "unknown"
-        place = f"{type(error).__name__} {where} step {step}" + (f" shard {shard}" if shard is not None else "")
+        place = f"{type(error).__name__} {raised_at(error)} step {step}" + (
+            f" shard {shard}" if shard is not None else ""
+        )
         code = ExitCode.SCRIPT_FAILED
         if isinstance(error, Disagree | LeftAlone | LeaderOnly):
             code = ExitCode.DISAGREE

@@ -5,11 +5,21 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from types import TracebackType
 
 from elastic.errors import ExitCode
+
+_LIBRARIES = (__file__.rpartition("/")[0], *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+
+
+def raised_at(error: BaseException) -> str:
+    """File and line of the last frame in the script's own files; without one, of the last frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))] or list(frames)
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else "unknown"
 
 
 class ScriptEnd:

@@ -14,6 +14,7 @@ import torch
 import elastic
 from elastic.errors import ConfigError, NotUnderElastic
 from runtime import launched
+from runtime.scriptend import raised_at
 from tests.unit.jobs import one_thread
 
 
@@ -114,3 +115,12 @@ def test_cuda_without_an_index_is_this_workers_own_device(
     assert current == [torch.device("cuda", chosen)]
     with pytest.raises(ConfigError, match="device='cuda:2': torch sees 2 CUDA devices"):
         launched.device("cuda:2")
+
+
+def test_an_error_in_a_library_is_at_the_line_of_the_script_that_called_it() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.nn.Linear(2, 3)(torch.zeros(1, 5))
+    assert "site-packages" in str(caught.traceback[-1].path)
+    line = caught.traceback[0].lineno + 1
+    assert raised_at(caught.value) == f"{__file__}:{line}"
+    assert raised_at(KeyError("no frame")) == "unknown"
