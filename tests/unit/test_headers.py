@@ -288,6 +288,8 @@ ANSWER: Body = {
     "op": 3,
     "about": op_json(OP),
     "state": {},
+    "values": {},
+    "early": {},
     "results": [{"about": op_json(OP), "fingerprint": {"a": "b"}, **RESULT[0]}],
 }
 
