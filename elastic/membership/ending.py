@@ -18,7 +18,7 @@ def failed(g: Group, word: Failed, now_s: float, do: list[Action]) -> None:
     if word.exit_code != 1:
         become_closed(g, word.exit_code, f"{word.worker_id} stopped the job at {word.place}\n{word.message}", now_s, do)
         return
-    first = g.errors.setdefault(word.place, word.worker_id)
+    first = g.errors.setdefault(word.place, word).worker_id
     if first != word.worker_id:
         because = f"{first} and {word.worker_id} both raised at {word.place}\n{word.message}"
         become_closed(g, 1, because, now_s, do)

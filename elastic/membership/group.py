@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from elastic.config import JobSpec, Timing
 from elastic.membership.seen import Roster
-from elastic.messages import Generation, Member, Report, Unreadable
+from elastic.messages import Failed, Generation, Member, Report, Unreadable
 
 
 class State(StrEnum):
@@ -108,8 +108,8 @@ class Group:
     accused: dict[str, tuple[str, ...]] = field(default_factory=dict)
     failed_builds: dict[frozenset[str], frozenset[int]] = field(default_factory=dict)
     """Members -> their generations whose ring could not be built."""
-    errors: dict[str, str] = field(default_factory=dict)
-    """Place of an exception -> worker which raised it first."""
+    errors: dict[str, Failed] = field(default_factory=dict)
+    """Place of an exception -> what the worker said which raised it first."""
     slots_given_up: dict[str, str] = field(default_factory=dict)
     youngest: int = -1
     """The highest seniority that has been given."""

@@ -180,4 +180,5 @@ def _unreachable(g: Group, outcome: LossPlan) -> tuple[str, ...]:
 
 
 def _with_errors(g: Group, because: str) -> str:
-    return f"{because}; the script raised: {next(iter(g.errors))}" if g.errors else because
+    raised = next(iter(g.errors.values()), None)
+    return f"{because}; the script raised: {raised.place}\n{raised.message}" if raised is not None else because
