@@ -146,7 +146,7 @@ def draw(seed: int) -> Trial:
     workers = rng.choice((1, 2, 2, 3, 3, 4))
     count = rng.choice((1, 2, 2, 3, 3, 4, 5))
     total = program.steps * max(1, program.epochs)
-    strikes = tuple(_strike(rng, total, first=number == 0) for number in range(count))
+    strikes = tuple(_strike(rng, total, workers, first=number == 0) for number in range(count))
     return Trial(seed, program, workers, _options(rng), strikes)
 
 
@@ -186,9 +186,10 @@ def _options(rng: random.Random) -> tuple[str, ...]:
     return tuple(options)
 
 
-def _strike(rng: random.Random, total: int, first: bool) -> Strike:
+def _strike(rng: random.Random, total: int, workers: int, first: bool) -> Strike:
     whens = ("start", "step", "step", "step") if first else ("after", "after", "step", "event", "event")
-    act, victim = (rng.choice(WHOLE), "") if rng.random() < 0.3 else (rng.choice(ACTS), rng.choice(VICTIMS))
+    victims = VICTIMS if workers > 1 else ("oldest", "newest_process", "nursery")
+    act, victim = (rng.choice(WHOLE), "") if rng.random() < 0.3 else (rng.choice(ACTS), rng.choice(victims))
     return Strike(
         when=(when := rng.choice(whens)),
         number=rng.randint(0, total * 3 // 4) if when == "step" else rng.randint(1, 2),

@@ -14,7 +14,7 @@ from typing import Any
 
 from chaos_tests.harness import blows
 from chaos_tests.harness.jsonlines import Journals
-from chaos_tests.harness.processes import services
+from chaos_tests.harness.processes import living, services
 from chaos_tests.harness.world import World
 from elastic import ledger
 from elastic.exactly_once import prove
@@ -29,7 +29,7 @@ QUIET_S = 300.0
 END_S = 400.0
 """After the last strike, and between two: a job that takes longer has stopped."""
 
-PATIENCE_S = 8.0
+PATIENCE_S = 4.0
 """What waits for an event is done after this long in any case, and what cannot be done just now is left out then."""
 
 INTERRUPTED = {signal.SIGKILL: {-9}, signal.SIGTERM: {143, 6}, signal.SIGINT: {130}}
@@ -228,10 +228,10 @@ class _Watch:
         if strike.act == "kill_all":
             chosen = alive
         elif strike.victim == "nursery":
-            found = services(self.job.command.mark).get("elastic.nursery")
-            if found is None:
+            ready = [line for line in self._journals.all() if line["event"] == "nursery_ready"]
+            if not ready or ready[-1]["pid"] not in living(self.job.command.mark):
                 raise blows.Impossible("no fork server runs")
-            return [found]
+            return [int(ready[-1]["pid"])]
         elif strike.victim == "newest_process":
             chosen = [worker for worker in world.pids if worker not in world.ended][-1:]
         else:
