@@ -122,7 +122,7 @@ class Display(Protocol):
         """Lines of the leader's stdout."""
 
     def notice(self, text: str) -> None:
-        """One line that the person at the terminal should see."""
+        """A sentence that the person at the terminal should see; a traceback may be below it."""
 
     def close(self) -> None: ...
 

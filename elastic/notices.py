@@ -21,6 +21,8 @@ class Notices:
         self._journals = job_dir / "journal"
         self._offsets: dict[Path, int] = {}
         self._troubles = Troubles()
+        self._words: set[str] = set()
+        """What scripts said when they ended a worker, as far as it was told."""
         self._full = False
         self._removed = False
 
@@ -38,8 +40,26 @@ class Notices:
     def _told(self) -> list[str]:
         lines = [line for path in sorted(self._journals.glob("*.jsonl")) for line in self._new_lines(path)]
         lines.sort(key=lambda line: int(line["t_mono_ns"]))
-        said = (notice(line) or self._troubles.see(line) for line in lines)
+        said = (self._with_words(notice(line), line) or self._troubles.see(line) for line in lines)
         return [str(text) for text in said if text is not None]
+
+    def has_told(self, words: str) -> bool:
+        return words.strip() in self._words
+
+    def _with_words(self, sentence: str | None, line: Line) -> str | None:
+        """A traceback is told once, however many workers it ends."""
+        match line:
+            case {"event": "worker_failed", "words": str(words)}:
+                pass
+            case {"event": "slot_given_up", "because": str(because)}:
+                words = because.partition("\n")[2]
+            case _:
+                return sentence
+        words = words.strip()
+        if not words or words in self._words:
+            return sentence
+        self._words.add(words)
+        return f"{sentence}\n{words}"
 
     def _new_lines(self, path: Path) -> list[Line]:
         with path.open("rb") as file:
@@ -55,6 +75,8 @@ def notice(line: Line) -> str | None:
     match line:
         case {"event": "refused", "worker_id": str(worker), "because": str(because)}:
             return f"{worker} is refused: {because}"
+        case {"event": "worker_failed", "worker_id": str(worker), "because": str(because)}:
+            return f"{worker} {because}, and is replaced; its log is in logs/"
         case {"event": "slot_given_up", "slot": str(slot), "because": str(because)}:
             return f"slot {slot} gets no worker any more: {because.splitlines()[0]}; see its log in logs/"
         case {"event": "stuck", "worker_id": str(worker), "because": str(because)}:

@@ -65,17 +65,22 @@ SHORT_LIFE_S = 10.0
 SHORT_LIVES = 5
 """A rendezvous service that ends this often in a row within SHORT_LIFE_S of its start is not started again."""
 
+NOTICES_S = 1.0
+"""How late a person may hear of what has just happened."""
+
 LOG_TAIL_LINES = 15
 CHUNK = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended. because: a sentence; or a sentence, a line break, and a traceback."""
+    """How a job ended. because: a sentence; or a sentence, a line break, and a traceback. told: the traceback was on
+    the console when it happened."""
 
     exit_code: int
     because: str
     digest: str = ""
+    told: bool = False
 
 
 class Interrupted(BaseException):
@@ -194,6 +199,8 @@ class _Children:
         self._selector = selectors.DefaultSelector()
         self._facts: dict[str, Any] | None = None
         self._notices = Notices(job_dir)
+        self._notices_s = 0.0
+        """When they are to be looked for again."""
         self._restart_s = math.inf
         self._short_lives = 0
 
@@ -230,8 +237,11 @@ class _Children:
     def wait(self) -> Outcome:
         """Until the agent has ended or a signal asks to stop."""
         while self._agent.poll() is None:
-            due_s = min(self._restart_s, self._leave_ends_s)
-            self._turn(max(0.0, due_s - time.monotonic()) if due_s < math.inf else None)
+            due_s = min(self._restart_s, self._leave_ends_s, self._notices_s)
+            self._turn(max(0.0, due_s - time.monotonic()))
+            if time.monotonic() >= self._notices_s:
+                self._notices_s = time.monotonic() + NOTICES_S
+                self._notify()
             if time.monotonic() >= self._leave_ends_s:
                 self._signals.received.append(signal.SIGTERM)
             if self._signals.received and not self._leave():
@@ -249,15 +259,14 @@ class _Children:
         # Otherwise the error itself is what has to be heard; with every copy lost, nobody is left to say why.
         if outcome.exit_code in (ExitCode.DONE, ExitCode.DRAINED, ExitCode.STATE_LOST):
             self._notify()
-        return outcome
+        return replace(outcome, told=self._notices.has_told(outcome.because.partition("\n")[2]))
 
-    def _turn(self, timeout_s: float | None) -> None:
+    def _turn(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
             act: Callable[[], None] = key.data
             act()
         facts, self._facts = self._facts, None
         if facts is not None:
-            self._notify()
             self._display.show(facts)
 
     def _notify(self) -> None:

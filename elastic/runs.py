@@ -123,10 +123,10 @@ def _summary(job: str, job_dir: Path, outcome: Outcome, told: _Told, seconds: fl
 
 
 def _say_failure(outcome: Outcome) -> None:
-    """The traceback first, then one paragraph."""
+    """The traceback first, unless it was told when it happened; then one paragraph."""
     if outcome.exit_code == ExitCode.DONE:
         return
     sentence, _, traceback = outcome.because.partition("\n")
-    if traceback:
+    if traceback and not outcome.told:
         print(traceback.rstrip(), file=sys.stderr)
     print(f"elastic: {sentence}", file=sys.stderr, flush=True)

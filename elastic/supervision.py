@@ -18,6 +18,7 @@ taken part in a ring, or by their script.
 from __future__ import annotations
 
 import math
+import re
 import signal
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -31,6 +32,9 @@ FAULTS = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
 )
 """Signals which a process sends to itself by what its code does."""
+
+_FRAME = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
+_LIBRARY = re.compile(r"^<|/(site|dist)-packages/|/lib(64)?/python3[^/]*/")
 
 
 class Phase(StrEnum):
@@ -202,7 +206,17 @@ class Say:
     word: Word
 
 
-Action: TypeAlias = Spawn | Signal | Say
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """To whoever runs the job: the script has ended this worker, and its slot gets another one. words: a traceback, or
+    the end of its log."""
+
+    worker_id: str
+    because: str
+    words: str
+
+
+Action: TypeAlias = Spawn | Signal | Say | Tell
 
 
 # -------------------------------------------------------------------------------------------------------- state
@@ -363,6 +377,8 @@ def _after_script_exit(slot: Slot, exit_: Exited, because: str, now_s: float) ->
     place = raised.place if raised else _place_before_join(slot, exit_)
     words = raised.message if raised else exit_.last_words
     code = raised.exit_code if raised else ExitCode.SCRIPT_FAILED
+    if where := raised.place if raised else _own_frame(words) if place else "":
+        because = f"{because} at {where}"
     exits = slot.script_exits + 1
     last = ""
     if place and place == slot.place:
@@ -374,8 +390,15 @@ def _after_script_exit(slot: Slot, exit_: Exited, because: str, now_s: float) ->
     if last:
         return _give_up(slot, f"{slot.worker_id} {because}; {last}" + (f"\n{words}" if words else ""), code)
     quick = 0 if slot.served else slot.quick_deaths + 1
+    told = Tell(slot.worker_id, because, words)
     slot = replace(slot, script_exits=exits, quick_deaths=quick, place=place)
-    return _replaced(slot, _back_off_s(slot.spec, max(exits, quick)), now_s)
+    return _replaced(slot, _back_off_s(slot.spec, max(exits, quick)), now_s)[0], (told,)
+
+
+def _own_frame(traceback: str) -> str:
+    """FILE:LINE of the last frame outside the libraries; empty: there is none."""
+    own = [frame for frame in _FRAME.findall(traceback) if not _LIBRARY.search(frame[0])]
+    return ":".join(own[-1]) if own else ""
 
 
 def _place_before_join(slot: Slot, exit_: Exited) -> str:

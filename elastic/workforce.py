@@ -193,6 +193,8 @@ class Workforce:
                     self._head.say(word)
                 case supervision.Signal(sent):
                     self._signal(self._slots[number], sent)
+                case supervision.Tell(worker_id, because, words):
+                    self._journal.write("worker_failed", worker_id=worker_id, because=because, words=words)
                 case supervision.Spawn(worker_id, restarted):
                     self._spawn(number, worker_id, restarted)
         self._arm(number)

@@ -180,5 +180,5 @@ def _unreachable(g: Group, outcome: LossPlan) -> tuple[str, ...]:
 
 
 def _with_errors(g: Group, because: str) -> str:
-    raised = next(iter(g.errors.values()), None)
-    return f"{because}; the script raised: {raised.place}\n{raised.message}" if raised is not None else because
+    raised = next(reversed(g.errors.values()), None)
+    return f"the script raised {raised.place}; {because}\n{raised.message}" if raised is not None else because

@@ -36,8 +36,7 @@ def test_the_same_exception_at_the_same_place_ends_the_job_with_its_traceback_fi
 ) -> None:
     with run(tmp_path, what) as job:
         assert job.wait() == ExitCode.SCRIPT_FAILED
-        assert job.output.startswith("Traceback (most recent call last):")
-        assert words in job.output
+        assert job.output.count("Traceback (most recent call last):") == job.output.count(words) == 1
         assert job.output.index(words) < job.output.rindex("elastic: ")
         assert "both raised at" in job.output
         assert len(job.events("worker_started")) <= 4, "it must not be tried for ever"
@@ -50,7 +49,12 @@ def test_a_loader_process_that_is_killed_costs_its_worker_and_nobody_else(tmp_pa
         assert job.wait() == ExitCode.DONE
         assert len(job.steps()) == 40
         assert [line["worker_id"] for line in job.events("worker_exited", because="exited with 1")] == ["local.1.0"]
-        told = (job.dir / "logs" / "local.1.0.log").read_text()
+        told, first = (job.dir / "logs" / "local.1.0.log").read_text(), "Traceback (most recent call last):"
+        lines = job.output.splitlines()
+        (named,) = [line for line in lines if line.startswith("elastic: local.1.0 exited with 1 at DataWorkerDied")]
+        assert f" {MISCHIEF}:" in named and ", and is replaced" in named
+        assert lines[lines.index(named) + 1] == first
+        assert job.output.count(first) == told.count(first)
         for part in ("DataWorkerDied", "loader(workers=1) has ended", "killed by SIGKILL", "Lower workers="):
             assert part in told
         assert job.left_behind() == {}
@@ -61,7 +65,8 @@ def test_a_script_that_fails_before_join_is_tried_once_more(tmp_path: Path) -> N
     with Job(tmp_path, "--quiet", "typo.py") as job:
         assert job.wait() == ExitCode.SCRIPT_FAILED
         assert "No module named 'no_such_module'" in job.output
-        assert "exited with 1; so did the one before it, at the same place" in said(job)
+        assert job.output.count("Traceback (most recent call last):") == 1
+        assert f"exited with 1 at {tmp_path}/typo.py:1; so did the one before it, at the same place" in said(job)
         assert len(job.events("worker_started")) <= 4
         assert job.left_behind() == {}
 
@@ -85,6 +90,7 @@ def test_exits_by_the_script_are_counted_and_end_the_slot_while_the_others_go_on
         assert "max_restarts=0" in given_up["because"]
         assert "ValueError: at step" in given_up["because"]
         assert "slot local.1 gets no worker any more: local.1.0 exited with 1" in job.output
+        assert job.output.count("ValueError: at step") == 1, "its traceback"
         assert len(job.steps()) == 40
         assert job.steps()[-1]["world_size"] == 1
 

@@ -32,7 +32,7 @@ def test_each_notice_is_told_once_in_the_order_of_time_and_torn_lines_are_left_o
         assert [text.split(" ", 1)[0] for text in said] == ["the", "local.2.1", "slot"]
         assert "initial parameters of local.1.0 differed from rank 0's and were copied from local.0.0" in said[0]
         assert said[1] == "local.2.1 is refused: its numerics differ"
-        assert "Traceback" not in said[2]
+        assert said[2].endswith("see its log in logs/\nTraceback")
         with journal_path(tmp_path, "local.1.0").open("ab") as torn:
             torn.write(b'{"t_mono_ns": 1, "event": "refu\n{"t_mono_ns": 2, "ev')
         assert notices.poll() == []
@@ -53,6 +53,25 @@ def test_each_notice_is_told_once_in_the_order_of_time_and_torn_lines_are_left_o
         assert refused == "local.2.2 is refused: again"
         assert hung.startswith("the replacement local.2.3 is ended, and its slot gets another process: invited, and")
         assert cold.endswith("start with an interpreter of their own: clone3 is not allowed here")
+
+
+def test_a_traceback_is_told_once_however_many_workers_it_ends(tmp_path: Path) -> None:
+    notices = notices_of(tmp_path)
+    boom, other = ("Traceback (most recent call last):\nValueError: " + what for what in ("boom", "another"))
+    with Journal(journal_path(tmp_path, "agent"), "job", "agent", "local") as agent:
+        for worker, words in (("local.0.0", boom + "\n"), ("local.1.0", boom), ("local.2.0", other)):
+            agent.write("worker_failed", worker_id=worker, because="exited with 1 at train.py:7", words=words)
+        agent.write("worker_failed", worker_id="local.3.0", because="exited with 3", words="")
+        agent.write("slot_given_up", slot="local.2", because=f"local.2.1 exited with 1; max_restarts=0\n{other}")
+        said = notices.poll()
+    replaced = "{} exited with {}, and is replaced; its log is in logs/"
+    assert said[0] == replaced.format("local.0.0", "1 at train.py:7") + f"\n{boom}"
+    assert said[1] == replaced.format("local.1.0", "1 at train.py:7")
+    assert said[2] == replaced.format("local.2.0", "1 at train.py:7") + f"\n{other}"
+    assert said[3] == replaced.format("local.3.0", "3")
+    assert "\n" not in said[4]
+    assert notices.has_told(boom) and notices.has_told(other + "\n")
+    assert not notices.has_told("") and not notices.has_told("ValueError")
 
 
 def test_what_a_node_makes_of_its_notices_is_told(tmp_path: Path) -> None:

@@ -26,10 +26,12 @@ class Life:
     def __init__(self, job: JobSpec | None = None) -> None:
         self.slot = sv.new("a", 0, job or spec(), 0)
         self.said: list[SlotGivenUp | WorkerDead] = []
+        self.told: list[sv.Tell] = []
 
     def tell(self, now_s: float, event: sv.Event) -> list[str]:
         self.slot, actions = sv.step(self.slot, event, now_s)
-        return [self._word(action) for action in actions]
+        self.told += [action for action in actions if isinstance(action, sv.Tell)]
+        return [self._word(action) for action in actions if not isinstance(action, sv.Tell)]
 
     def _word(self, action: sv.Action) -> str:
         match action:
@@ -162,6 +164,34 @@ def test_the_same_exception_at_the_same_place_ends_the_slot_with_its_traceback()
     assert actions == ["WorkerDead", "SlotGivenUp"]
     assert "Traceback: boom" in life.given_up.because
     assert life.given_up.exit_code == 1
+
+
+def test_of_each_worker_that_its_script_ends_and_that_is_replaced_it_is_told_where_and_with_which_words() -> None:
+    life = Life(spec(max_restarts=2))
+    life.live(0.0)
+    life.tell(1.0, sv.Raised("ValueError train.py:7 step 3", "Traceback: boom"))
+    assert life.told == []
+    life.tell(2.0, sv.Exited(1, "the log"))
+    life.live(10.0, joined=False, served=False)
+    log = (
+        'Traceback (most recent call last):\n  File "/home/a/train.py", line 5, in <module>\n    import tool\n'
+        '  File "/v/lib/python3.11/site-packages/tool.py", line 1, in <module>\nImportError: no tool\n'
+    )
+    life.tell(11.0, sv.Exited(1, log))
+    assert life.told == [
+        sv.Tell("a.0.0", "exited with 1 at ValueError train.py:7 step 3", "Traceback: boom"),
+        sv.Tell("a.0.1", "exited with 1 at /home/a/train.py:5", log),
+    ]
+    life.live(20.0)
+    life.tell(21.0, sv.Exited(KILLED))
+    life.live(30.0, joined=False, served=False)
+    life.tell(31.0, sv.Exited(1, log))
+    assert len(life.told) == 2, "a kill is no error of the script, and the end of the slot is told by itself"
+    assert life.given_up.because.startswith("a.0.3 exited with 1 at /home/a/train.py:5; so did the one before it")
+    life = Life(spec())
+    life.live(0.0)
+    life.tell(1.0, sv.Exited(-signal.SIGABRT, "Fatal Python error"))
+    assert life.told == [sv.Tell("a.0.0", "killed by SIGABRT", "Fatal Python error")]
 
 
 def test_a_kill_between_two_equal_exceptions_does_not_hide_them() -> None:
