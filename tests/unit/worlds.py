@@ -254,7 +254,7 @@ class FakeMember:
 
     def publish(self, meta: JoinMeta) -> None:
         self.published = meta
-        if meta.step == self.world.asked_at:
+        if meta.step == self.world.asked_at and not self.joining:  # nobody asks a newcomer
             self.world.asked = meta
         self.world.lock.notify_all()
 
