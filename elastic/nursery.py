@@ -27,9 +27,10 @@ FORK_S = 2.0
 """A fork takes milliseconds. A nursery that has not forked by then is frozen, and killed."""
 
 # -c puts the working directory in front of the path, where it could replace modules of ours.
-BOOT = (
-    "import sys; sys.path[:1] == [''] and sys.path.pop(0); from runtime.nursery.server import main; main(*sys.argv[1:])"
-)
+_OWN_PATH = "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
+BOOT = _OWN_PATH + "from runtime.nursery.server import main; main(*sys.argv[1:])"
+COLD = _OWN_PATH + "from runtime.nursery.program import main; main(sys.argv[1:])"
+"""For a worker with an interpreter of its own: it is run as a forked one is, which sees every end of the script."""
 
 Forked: TypeAlias = Callable[[int, socket.socket | None], None]
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from elastic.config import JobSpec
 from elastic.envfile import with_environment
 from elastic.errors import ColdStart, ConfigError
 from elastic.journal import Journal
-from elastic.nursery import Nursery
+from elastic.nursery import COLD, Nursery
 from elastic.process import Outlets, WorkerProcess, start_cold, worker_environment
 
 NURSERIES = 4
@@ -85,10 +85,22 @@ class Starter:
         if self._nursery is not None:
             await self._nursery.ended()
 
+    def _cold_command(self) -> Sequence[str]:
+        """What cannot be run by ours is started as it is."""
+        try:
+            program = preload.program_of(self._command)
+        except ColdStart:
+            return self._command
+        readable = program.is_module or (program.target.endswith(".py") and Path(program.target).is_file())
+        return [self._command[0], "-c", COLD, *self._command] if readable and self._is_ours() else self._command
+
+    def _is_ours(self) -> bool:
+        return _is_this_interpreter(shutil.which(self._command[0], path=self._environment.get("PATH")))
+
     def _make_nursery(self) -> None:
         try:
             preload.program_of(self._command)
-            if not _is_this_interpreter(shutil.which(self._command[0], path=self._environment.get("PATH"))):
+            if not self._is_ours():
                 raise ColdStart(f"{self._command[0]} is another interpreter than the agent's")
             self._made += 1
             self._nursery = Nursery(self._command, self._environment, self._log, self._journal, self._changed)
@@ -130,7 +142,7 @@ class Starter:
         except OSError as error:
             return start.failed(str(error))
         try:
-            pid = start_cold(self._command, {**self._environment, **start.settings}, outlets)
+            pid = start_cold(self._cold_command(), {**self._environment, **start.settings}, outlets)
         except (ConfigError, OSError) as error:
             outlets.close()
             return start.failed(str(error))

@@ -9,6 +9,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 from types import TracebackType
+from typing import ClassVar
 
 from elastic.errors import ExitCode
 
@@ -23,13 +24,19 @@ def raised_at(error: BaseException) -> str:
 
 
 class ScriptEnd:
-    """Watches until it is told to ignore it. close, fail: what is to be done then."""
+    """Watches until it is told to ignore it. close, fail: what is to be done then.
+
+    The interpreter tells nobody that a SystemExit ends it; program.run(), below the script, does.
+    """
+
+    current: ClassVar[ScriptEnd | None] = None
 
     def __init__(self, close: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
         self._close = close
         self._fail = fail
         self._outer_hook = sys.excepthook
         sys.excepthook = self._on_uncaught
+        ScriptEnd.current = self
         atexit.register(self._at_exit)
 
     def ignore(self) -> None:
@@ -37,6 +44,12 @@ class ScriptEnd:
         atexit.unregister(self._at_exit)
         if sys.excepthook == self._on_uncaught:
             sys.excepthook = self._outer_hook
+        ScriptEnd.current = None
+
+    def on_exit(self, error: SystemExit) -> None:
+        """The script ends with it: with a status, as with any other exception."""
+        if error.code not in (None, 0):
+            self._fail(error)
 
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self._fail(error)

@@ -16,7 +16,9 @@ from pathlib import Path
 from types import ModuleType
 
 from elastic.errors import ColdStart
-from elastic.preload import Program
+from elastic.preload import Program, program_of
+from runtime.nursery import title
+from runtime.scriptend import ScriptEnd
 
 
 def sources(program: Program) -> list[tuple[str, str]]:
@@ -43,6 +45,12 @@ def is_installed(outermost: str, program: Program) -> bool:
     return all(any(Path(place).resolve().is_relative_to(root) for root in roots) for place in places)
 
 
+def main(command: Sequence[str]) -> None:
+    """A worker with an interpreter of its own, which has imported nothing else. Raises SystemExit."""
+    title.show(command)
+    run(program_of(command), command)
+
+
 def run(program: Program, command: Sequence[str]) -> None:
     """Run it as `__main__`, to its end. Exceptions are shown as the interpreter shows them.
 
@@ -60,11 +68,16 @@ def run(program: Program, command: Sequence[str]) -> None:
         else:
             sys.argv[:] = [program.target, *program.arguments]
             _run_script(os.path.abspath(program.target), main)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         trace = error.__traceback__
         for _ in range(1 if program.is_module else 2):
             trace = trace.tb_next if trace is not None else None
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        error = error.with_traceback(trace)
+        if isinstance(error, SystemExit):
+            if ScriptEnd.current is not None:
+                ScriptEnd.current.on_exit(error)
+            raise
+        sys.excepthook(type(error), error, trace)
         sys.exit(1)
 
 

@@ -65,14 +65,17 @@ def node(tmp_path_factory: pytest.TempPathFactory, do: Do[Any]) -> Iterator[Node
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_a_forked_worker_finds_itself_in_what_a_cold_one_does(kind: str, tmp_path: Path, do: Do[Any]) -> None:
     found = {}
-    for fork, cold in ((True, ""), (False, "forking is off")):
-        with node_of(tmp_path / str(fork), COMMANDS[kind], do, fork=fork) as node:
+    # A command that begins with another program than the interpreter is started as it is.
+    ways = {"forked": ((), ""), "cold": ((), "forking is off"), "plain": (("env",), "forking is off")}
+    for way, (before, cold) in ways.items():
+        with node_of(tmp_path / way, (*before, *COMMANDS[kind]), do, fork=not cold) as node:
             worker = do(node.ended(MIRROR="facts", ELASTIC_SLOT="1", OWN="of the worker"))
             assert (worker.cold, worker.status.result()) == (cold, 0), worker.log.read_text()
-            found[fork] = json.loads(worker.lines[-1])
-            if fork:
+            found[way] = json.loads(worker.lines[-1])
+            if not cold:
                 raised = do(node.ended(MIRROR="raise")).log.read_text().splitlines()
-    assert found[True] == found[False]
+    assert found["forked"] == found["plain"]
+    assert found["cold"] == found["plain"]
     first = {"script": f'  File "{MIRROR}", line ', "module": '  File "<frozen runpy>", line '}
     assert raised[0] == "Traceback (most recent call last):"
     assert raised[1].startswith(first[kind])
