@@ -368,8 +368,10 @@ def _exited(slot: Slot, exit_: Exited, now_s: float) -> tuple[Slot, tuple[Action
 def _after_outside_end(slot: Slot, because: str, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
     if not slot.spec.replace:
         return _give_up(slot, f"{slot.worker_id} {because}, and replacing is off", ExitCode.BELOW_QUORUM)
+    raised = slot.raised
+    told = (Tell(slot.worker_id, f"{because} at {raised.place}", raised.message),) if raised is not None else ()
     quick = 0 if slot.served else slot.quick_deaths + 1
-    return _replaced(replace(slot, quick_deaths=quick), _back_off_s(slot.spec, quick - 1), now_s)
+    return _replaced(replace(slot, quick_deaths=quick), _back_off_s(slot.spec, quick - 1), now_s)[0], told
 
 
 def _after_script_exit(slot: Slot, exit_: Exited, because: str, now_s: float) -> tuple[Slot, tuple[Action, ...]]:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from runtime.parcel import receive, send
+from runtime.scriptend import RAISED_AT, raised_at
 
 END_S = 10.0
 """For a killed process to be gone. Only one that the kernel itself holds up, in a file system, takes longer."""
@@ -147,11 +148,13 @@ def _answer(fetch: Callable[[int, int, int], Any], asker: socket.socket, epoch: 
 
 def _sendable(error: Exception) -> Exception:
     """The error with its traceback as a note, or one that says the same, if it does not survive being pickled."""
+    error.__dict__[RAISED_AT] = raised_at(error)
     error.add_note(f"In a process that fetches batches:\n{traceback.format_exc()}")
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
         other = RuntimeError(f"{type(error).__name__}: {error}")
         other.add_note("\n".join(error.__notes__))
+        other.__dict__[RAISED_AT] = raised_at(error)
         return other
     return error

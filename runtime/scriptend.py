@@ -14,10 +14,14 @@ from typing import ClassVar
 from elastic.errors import ExitCode
 
 _LIBRARIES = (__file__.rpartition("/")[0], *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+RAISED_AT = "_elastic_raised_at"
+"""Attribute of an error that comes from another process: its place there."""
 
 
 def raised_at(error: BaseException) -> str:
     """File and line of the last frame in the script's own files; without one, of the last frame."""
+    if place := error.__dict__.get(RAISED_AT):
+        return str(place)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))] or list(frames)
     return f"{own[-1].filename}:{own[-1].lineno}" if own else "unknown"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import torch
 import elastic
 from elastic.errors import ConfigError, NotUnderElastic
 from runtime import launched
+from runtime.fetcher import _sendable
 from runtime.scriptend import raised_at
 from tests.unit.jobs import one_thread
 
@@ -124,3 +126,14 @@ def test_an_error_in_a_library_is_at_the_line_of_the_script_that_called_it() -> 
     line = caught.traceback[0].lineno + 1
     assert raised_at(caught.value) == f"{__file__}:{line}"
     assert raised_at(KeyError("no frame")) == "unknown"
+
+
+def test_an_error_in_a_process_that_fetches_is_at_its_line_there() -> None:
+    try:
+        raise ValueError("sample 13")
+    except ValueError as error:
+        sent = pickle.loads(pickle.dumps(_sendable(error)))
+        line = error.__traceback__.tb_lineno if error.__traceback__ is not None else 0
+    with pytest.raises(ValueError, match="sample 13") as caught:
+        raise sent
+    assert raised_at(caught.value) == f"{__file__}:{line}"

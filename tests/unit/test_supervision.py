@@ -190,6 +190,13 @@ def test_of_each_worker_that_its_script_ends_and_that_is_replaced_it_is_told_whe
     assert life.given_up.because.startswith("a.0.3 exited with 1 at /home/a/train.py:5; so did the one before it")
     life = Life(spec())
     life.live(0.0)
+    life.tell(1.0, sv.Raised("KeyboardInterrupt train.py:7 step 3", "Traceback: stopped"))
+    life.tell(2.0, sv.Exited(-signal.SIGINT))
+    assert life.told == [
+        sv.Tell("a.0.0", "killed by SIGINT at KeyboardInterrupt train.py:7 step 3", "Traceback: stopped")
+    ], "it has raised, whatever ended it then"
+    life = Life(spec())
+    life.live(0.0)
     life.tell(1.0, sv.Exited(-signal.SIGABRT, "Fatal Python error"))
     assert life.told == [sv.Tell("a.0.0", "killed by SIGABRT", "Fatal Python error")]
 
