@@ -76,7 +76,8 @@ def notice(line: Line) -> str | None:
         case {"event": "refused", "worker_id": str(worker), "because": str(because)}:
             return f"{worker} is refused: {because}"
         case {"event": "worker_failed", "worker_id": str(worker), "because": str(because)}:
-            return f"{worker} {because}, and is replaced; its log is in logs/"
+            then = " after the job was complete" if line.get("replaced") is False else ", and is replaced"
+            return f"{worker} {because}{then}; its log is in logs/"
         case {"event": "slot_given_up", "slot": str(slot), "because": str(because)}:
             return f"slot {slot} gets no worker any more: {because.splitlines()[0]}; see its log in logs/"
         case {"event": "stuck", "worker_id": str(worker), "because": str(because)}:

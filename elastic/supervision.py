@@ -208,12 +208,13 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """To whoever runs the job: the script has ended this worker, and its slot gets another one. words: a traceback, or
-    the end of its log."""
+    """To whoever runs the job: the script has ended this worker, and its slot gets another one, unless the job was
+    complete before. words: a traceback, or the end of its log."""
 
     worker_id: str
     because: str
     words: str
+    replaced: bool = True
 
 
 Action: TypeAlias = Spawn | Signal | Say | Tell
@@ -349,7 +350,9 @@ def _exited(slot: Slot, exit_: Exited, now_s: float) -> tuple[Slot, tuple[Action
     dead = () if slot.told_dead else (Say(WorkerDead(slot.worker_id, because)),)
     gone = replace(slot, pid=0, told_dead=False)
     if slot.phase in (Phase.LEAVING, Phase.STOPPING):
-        return replace(gone, phase=Phase.OVER, deadline_s=math.inf), dead
+        late = slot.phase is Phase.LEAVING and slot.may_leave and exit_.status and not is_from_outside(exit_.status)
+        told = (Tell(slot.worker_id, _at(because, exit_.last_words), exit_.last_words, replaced=False),) if late else ()
+        return replace(gone, phase=Phase.OVER, deadline_s=math.inf), (*dead, *told)
     if slot.node_leaves:
         return replace(gone, phase=Phase.AWAY, deadline_s=math.inf), dead
     if exit_.status == 0 and slot.released:
@@ -379,8 +382,7 @@ def _after_script_exit(slot: Slot, exit_: Exited, because: str, now_s: float) ->
     place = raised.place if raised else _place_before_join(slot, exit_)
     words = raised.message if raised else exit_.last_words
     code = raised.exit_code if raised else ExitCode.SCRIPT_FAILED
-    if where := raised.place if raised else _own_frame(words) if place else "":
-        because = f"{because} at {where}"
+    because = f"{because} at {raised.place}" if raised else _at(because, words) if place else because
     exits = slot.script_exits + 1
     last = ""
     if place and place == slot.place:
@@ -397,10 +399,10 @@ def _after_script_exit(slot: Slot, exit_: Exited, because: str, now_s: float) ->
     return _replaced(slot, _back_off_s(slot.spec, max(exits, quick)), now_s)[0], (told,)
 
 
-def _own_frame(traceback: str) -> str:
-    """FILE:LINE of the last frame outside the libraries; empty: there is none."""
+def _at(because: str, traceback: str) -> str:
+    """With FILE:LINE of the last frame outside the libraries, if there is one."""
     own = [frame for frame in _FRAME.findall(traceback) if not _LIBRARY.search(frame[0])]
-    return ":".join(own[-1]) if own else ""
+    return f"{because} at {':'.join(own[-1])}" if own else because
 
 
 def _place_before_join(slot: Slot, exit_: Exited) -> str:

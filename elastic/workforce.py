@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -193,8 +193,8 @@ class Workforce:
                     self._head.say(word)
                 case supervision.Signal(sent):
                     self._signal(self._slots[number], sent)
-                case supervision.Tell(worker_id, because, words):
-                    self._journal.write("worker_failed", worker_id=worker_id, because=because, words=words)
+                case supervision.Tell():
+                    self._journal.write("worker_failed", **asdict(action))
                 case supervision.Spawn(worker_id, restarted):
                     self._spawn(number, worker_id, restarted)
         self._arm(number)

@@ -62,6 +62,7 @@ def test_a_traceback_is_told_once_however_many_workers_it_ends(tmp_path: Path) -
         for worker, words in (("local.0.0", boom + "\n"), ("local.1.0", boom), ("local.2.0", other)):
             agent.write("worker_failed", worker_id=worker, because="exited with 1 at train.py:7", words=words)
         agent.write("worker_failed", worker_id="local.3.0", because="exited with 3", words="")
+        agent.write("worker_failed", worker_id="local.4.0", because="exited with 4", words="", replaced=False)
         agent.write("slot_given_up", slot="local.2", because=f"local.2.1 exited with 1; max_restarts=0\n{other}")
         said = notices.poll()
     replaced = "{} exited with {}, and is replaced; its log is in logs/"
@@ -69,7 +70,8 @@ def test_a_traceback_is_told_once_however_many_workers_it_ends(tmp_path: Path) -
     assert said[1] == replaced.format("local.1.0", "1 at train.py:7")
     assert said[2] == replaced.format("local.2.0", "1 at train.py:7") + f"\n{other}"
     assert said[3] == replaced.format("local.3.0", "3")
-    assert "\n" not in said[4]
+    assert said[4] == "local.4.0 exited with 4 after the job was complete; its log is in logs/"
+    assert "\n" not in said[5]
     assert notices.has_told(boom) and notices.has_told(other + "\n")
     assert not notices.has_told("") and not notices.has_told("ValueError")
 

@@ -201,6 +201,23 @@ def test_of_each_worker_that_its_script_ends_and_that_is_replaced_it_is_told_whe
     assert life.told == [sv.Tell("a.0.0", "killed by SIGABRT", "Fatal Python error")]
 
 
+def test_what_a_script_raises_behind_a_complete_job_is_told() -> None:
+    log = 'Traceback (most recent call last):\n  File "/home/a/train.py", line 9, in <module>\nValueError: late\n'
+    late = sv.Tell("a.0.0", "exited with 1 at /home/a/train.py:9", log, replaced=False)
+    cases: list[tuple[list[sv.Event], list[sv.Tell]]] = [
+        ([sv.MayLeave(), sv.JobOver(complete=True)], [late]),
+        ([sv.JobOver(complete=False)], []),
+        ([sv.MayLeave(), sv.JobOver(complete=True), sv.Stop()], []),
+    ]
+    for ends, told in cases:
+        life = Life()
+        life.live(0.0)
+        for event in ends:
+            life.tell(1.0, event)
+        life.tell(2.0, sv.Exited(1, log))
+        assert (life.told, life.slot.phase) == (told, sv.Phase.OVER)
+
+
 def test_a_kill_between_two_equal_exceptions_does_not_hide_them() -> None:
     life = Life()
     for round_, status in enumerate((1, KILLED, 1)):
