@@ -43,6 +43,7 @@ SENTENCES = {
     "worker_dying": "the main thread of {worker_id} has ended",
     "ordered": "{worker_id} is told: {order}",
     "worker_exited": "the process of {worker_id} is gone",
+    "worker_failed": "the script has ended {worker_id}",
     "worker_frozen": "{worker_id} is frozen",
     "worker_thawed": "{worker_id} is alive again",
     "worker_signalled": "{worker_id} is sent {signal}",
