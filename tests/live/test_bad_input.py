@@ -164,7 +164,14 @@ def test_the_loss_of_every_copy_ends_the_job_and_names_the_step(tmp_path: Path) 
         assert job.left_behind() == {}
 
 
-@pytest.mark.parametrize("how", ["all are killed", "one is killed", "nobody is"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "all are killed",
+        pytest.param("one is killed", marks=pytest.mark.long),
+        pytest.param("nobody is", marks=pytest.mark.long),
+    ],
+)
 def test_a_job_whose_directory_is_removed_ends_and_says_so(how: str, tmp_path: Path) -> None:
     with run(tmp_path, "nothing", "--snapshot-every", "off") as job:
         job.shut("end")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.live.jobs import SCRIPTS, Job, run_alone
 
 SCRIPT = SCRIPTS / "drawing.py"
 NEWCOMER = "local.1.1"
 
 
+@pytest.mark.long
 def test_what_a_newcomer_drew_for_a_step_that_it_did_not_enter_changes_no_bit(tmp_path: Path) -> None:
     """It is held in its rehearsal while the others step on; so it copies the state twice."""
     alone = run_alone(tmp_path, SCRIPT)

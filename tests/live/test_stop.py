@@ -95,7 +95,7 @@ gates.hold("tail")
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_stop_after_the_completion_says_that_the_job_is_complete(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "tail.py").write_text(TAIL)
     with Job(tmp_path, "--quiet", "--workers", "2", "tail.py") as job:
