@@ -49,10 +49,10 @@ $(ETCDCTL): | $(VENV)/.stamp
 $(SPIN): | $(VENV)/.stamp
 	$(call unpack,spin,one on PATH is taken)
 
-# Three parts at a time, because most of a live test is a wait, and the longest parts first, so that the short ones fill
-# the end; what a part says comes when it has ended.
+# Two parts at a time, because most of a live test is a wait, and the longest parts first, so that the short ones fill the
+# end; what a part says comes when it has ended.
 test: setup etcd ## lint, unit, simulated and live tests
-	+$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target live-l-z live-a-k lint unit sim-short
+	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target live-r-z unit live-f-q live-a-e lint sim-short
 
 unit: setup ## unit tests
 	$(BOUND) 20m $(PYTEST) tests/unit

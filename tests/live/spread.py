@@ -142,6 +142,17 @@ class Spread:
 
         return self.until(f"members {worker_ids}, {state}", there)
 
+    def await_slots(self, *slots: str) -> None:
+        """That workers of these slots, in rank order, are the members: whichever, because a newcomer whose epoch ends
+        before it has copied the state gives way to another one."""
+
+        def there() -> bool:
+            status = self.status()
+            members = [member["worker_id"].rpartition(".")[0] for member in status["members"] if member["applied"]]
+            return status["state"] == "running" and members == list(slots)
+
+        self.until(f"workers of {slots}", lambda: there() or None)
+
     def events(self, event: str, **fields: object) -> list[Line]:
         """Journal lines of all nodes, by time."""
         wanted = fields.items()

@@ -62,6 +62,7 @@ def losses(job: Spread) -> list[str]:
     return [event for event in LOSSES if job.events(event)]
 
 
+@pytest.mark.long
 def test_who_drains_does_not_wait_for_a_newcomer_that_still_copies(spread: Make, tmp_path: Path) -> None:
     job = spread(command=(sys.executable, str(SCRIPTS / "heavy.py")), max_workers=3)
     for gate in ("on", "load 1", "load 2"):
@@ -124,6 +125,7 @@ def test_an_operator_drains_a_node_and_takes_it_back(
     assert losses(job) == []
 
 
+@pytest.mark.long
 def test_a_wish_to_leave_outlives_the_leader_that_heard_it(spread: Make, quiet: Quiet) -> None:
     job = spread()
     job.agent("a")
@@ -190,6 +192,7 @@ def test_below_quorum_the_state_waits_in_memory_for_the_node_to_return(spread: M
     assert losses(job) == []
 
 
+@pytest.mark.long
 def test_a_job_that_lost_its_quorum_gives_up_with_its_state_on_disk(spread: Make) -> None:
     job = spread(min_workers=2, timing=Timing(pause_limit_s=5.0))
     job.agent("a")

@@ -156,6 +156,7 @@ def survive(home: Path, epochs: int, moments: list[Moment], seed: int) -> None:
     assert [line["step"] for line in steps] == list(range(len(steps)))
 
 
+@pytest.mark.long
 def test_everything_is_killed_twice(tmp_path: Path) -> None:
     survive(tmp_path, 10, [checkpointing, stepping], seed=1)
 

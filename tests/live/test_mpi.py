@@ -148,6 +148,7 @@ def test_the_end_of_mpirun_ends_all_ranks_and_the_job_goes_on_from_its_copy(quie
         assert "local.0.0, local.1.0 (mpirun killed by SIGKILL)" in job.output
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_in_mpi_init_ends_those_that_wait_for_it_and_the_job_goes_on_without_mpi(
     quiet: Quiet, tmp_path: Path
 ) -> None:

@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from elastic.errors import ExitCode
 from tests.live.conftest import Quiet
 from tests.live.fleet import lives
@@ -23,6 +25,7 @@ def ways(job: Job) -> list[str]:
     return [line["start"] for line in job.events("worker_started")]
 
 
+@pytest.mark.long
 def test_cold_workers_and_their_replacements_compute_the_bits_of_forked_ones(quiet: Quiet, tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "2", "--quiet", "--cold-start", str(TRAINER)) as job:
         job.pace(PACE_S)

@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from chaos_tests.harness import blows
 from elastic import ledger
 from elastic.config import Timing
@@ -45,6 +47,7 @@ def test_workers_lost_before_during_and_after_the_loss_of_the_rendezvous(quiet: 
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_services_that_stand_still_for_a_while_cost_no_worker(quiet: Quiet, tmp_path: Path) -> None:
     """The agent, the rendezvous service and etcd, each frozen for longer than a worker may be silent."""
     with Job(tmp_path, "--workers", "2", "--quiet", str(TRAINER)) as job:

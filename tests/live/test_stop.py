@@ -150,6 +150,7 @@ def test_sigterm_leaves_time_for_a_step_and_a_checkpoint(tmp_path: Path) -> None
         assert job.left_behind() == {}
 
 
+@pytest.mark.long
 def test_sigterm_does_not_wait_for_a_step_that_does_not_end(tmp_path: Path) -> None:
     with Job(tmp_path, "--quiet", "--workers", "2", str(SCRIPTS / "drained.py")) as job:
         job.await_steps(3)

@@ -48,7 +48,7 @@ def test_who_gets_nowhere_in_a_shard_is_replaced_and_who_evaluates_is_waited_for
     (log,) = job.home.glob("*/logs/b.0.0.log")
     assert 'gates.py", line' in log.read_text()
     job.open("shard")
-    job.await_members("a.0.0", "b.0.1")
+    job.await_slots("a.0", "b.0")
     job.pace(0.0)
     assert (result := job.await_result())["exit_code"] == 0, result
     assert result["digest"] == quiet.digest
