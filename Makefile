@@ -55,7 +55,7 @@ test: setup etcd ## lint, unit, simulated and live tests
 	+$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target live-r-z unit live-f-q live-a-e lint sim-short
 
 unit: setup ## unit tests
-	$(BOUND) 20m $(PYTEST) -m 'not long' tests/unit
+	$(BOUND) 20m $(PYTEST) tests/unit
 
 sim-short: setup ## simulated tests: a few hundred whole jobs in virtual time
 	$(BOUND) 20m $(PYTEST) tests/sim
@@ -71,7 +71,7 @@ live: setup etcd ## live tests alone: real processes, real etcd
 	$(BOUND) 30m $(PYTEST) -m 'not long' tests/live
 
 test-exact: setup ## 200 random trainings and fates, other ones each time, against the quiet run
-	EXACT_EXAMPLES=200 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/test_random_worlds.py tests/unit/test_reduce.py
+	EXACT_EXAMPLES=200 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/test_random_worlds.py
 
 fuzz: setup ## 1500 damaged messages for each reader of bytes from outside, other ones each time
 	FUZZ=1500 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/test_fuzz_data.py tests/unit/test_fuzz_control.py tests/unit/test_fuzz_chaos.py

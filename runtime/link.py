@@ -241,11 +241,18 @@ class Link:
         except BlockingIOError:
             return 0
         except OSError as error:
-            self.ended = f"the connection to {self.peer} failed: {error.strerror}"
+            self._end(f"the connection to {self.peer} failed: {error.strerror}")
             return 0
         if got == 0:
-            self.ended = f"{self.peer} closed the connection"
+            self._end(f"{self.peer} closed the connection")
         return got
+
+    def _end(self, because: str) -> None:
+        """A peer closes both directions at once. What is queued for it would never leave: an operation that needs
+        nothing more of this peer would wait for that forever."""
+        self.ended = because
+        self._deaf = True
+        self._drop_unsent()
 
     def _parse(self) -> Frame:
         magic, kind, term, piece, generation, op, length = _HEAD.unpack(self._head)

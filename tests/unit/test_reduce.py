@@ -293,7 +293,6 @@ class Breaking(dict[str, int]):
             self.ring.abort()
 
 
-@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data: st.DataObject) -> None:

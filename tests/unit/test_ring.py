@@ -16,6 +16,7 @@ import pytest
 from elastic.errors import BuildFailed, GenerationEnded, RingBroken
 from runtime import listener as listener_module
 from runtime.hello import Hello
+from runtime.link import Frame, Kind, Link, LinkError
 from runtime.listener import MAX_UNCHECKED_OF_A_HOST
 from runtime.partial import Partial
 from runtime.reduce import exchange
@@ -273,6 +274,41 @@ def test_a_peer_that_left_after_the_operation_is_missed_only_in_the_next() -> No
         with pytest.raises(RingBroken) as broken:
             meet(built[0], 1)
         assert broken.value.peer == "w1"
+
+
+class Late:
+    """Needs nothing; has a frame for its peer once that is gone."""
+
+    op = 0
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def needs(self, peer: str) -> bool:
+        return False
+
+    def advance(self) -> bool:
+        if self._link.ended:
+            self._link.send(Frame(Kind.GATHER, 1, 0, 4), b"data")
+        return bool(self._link.ended)
+
+    def accept(self, peer: str, frame: Frame) -> memoryview | None:
+        raise LinkError("nothing was sent")
+
+    def complete(self, peer: str, frame: Frame, payload: memoryview) -> None:
+        raise AssertionError("nothing was accepted")
+
+
+@pytest.mark.parametrize("unsent", [0, 1 << 24], ids=["nothing", "more than the connection takes"])
+def test_an_operation_ends_although_a_peer_that_it_needs_no_more_left_before_all_was_sent(unsent: int) -> None:
+    with rings(2) as built:
+        alone, other = built
+        link = alone.links["w1"]
+        if unsent:
+            link.send(Frame(Kind.GATHER, 1, 0, unsent), bytes(unsent))
+            link.flush()
+        other.abort()
+        in_thread(lambda: alone.run(Late(link))).result(GENEROUS_S)
 
 
 def test_members_at_different_operations_do_not_wait_for_each_other() -> None:
