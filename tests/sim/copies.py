@@ -48,8 +48,10 @@ class Copies:
         trouble = world.clock.chance(world.copy_trouble)
         w.ask(source, lambda other, reply: reply(None if trouble else other.results.get(op)), got)
 
-    def serve(self, newcomer: Worker, reply: Callable[[object], None]) -> None:
-        """A donor's window is from the beginning of a joinable operation to the end of its collecting phase."""
+    def serve(self, newcomer: Worker, follow: bool, reply: Callable[[object], None]) -> None:
+        """A donor's window is from the beginning of a joinable operation to the end of its collecting phase.
+
+        follow: the newcomer is told the results from there on also where it could count as a holder of the state."""
         w, world = self.w, self.w.world
         if not self._may_copy(newcomer.me):
             reply(None)
@@ -58,9 +60,9 @@ class Copies:
         if world.scene.short_log:
             assert w.p.record is not None
             held = not w.p.record.hold
-        if held:  # the window waits until the copy to be held is made
+        if held or follow:
             self._followers[newcomer.me] = op
-        else:
+        if not held:  # else the window waits until the copy to be held is made
             w.post(CopyBegun(newcomer.me))
             world.hook("copy_begun", w)
 
@@ -70,7 +72,10 @@ class Copies:
             self.serving.discard(newcomer.me)
             in_window = w.p.phase is Phase.COLLECTING and w.p.reduced == op and w.applied == op
             if newcomer.alive and (held or in_window) and not world.clock.chance(world.copy_trouble):
-                reply((op, state, w.me, held))
+                if follow and not held:
+                    w.post(CopyEnded(newcomer.me, op, False))
+                assert w.p.record is not None
+                reply((op, state, w.me, held or follow, w.p.record.hold))
                 return
             world.reach("a state copy failed")
             if not held:

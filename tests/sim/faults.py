@@ -20,7 +20,7 @@ HOOKS = (
 LATE = ("begin", "unit", "header", "summed", "obtained")
 """Hooks that are reached so often that the n-th time may be anywhere in the run."""
 
-TROUBLES = ("store_trouble", "copy_trouble", "link_trouble", "loss", "twice")
+TROUBLES = ("store_trouble", "copy_trouble", "link_trouble", "slow_links", "binds", "loss", "twice")
 """What may go wrong at any moment, with a probability: of the Scene's fields."""
 
 LEADERS = ("crash_leader", "pause_leader", "isolate_leader", "cut_store", "crash_store")
@@ -106,6 +106,10 @@ class Scene:
     checkpoints: float = 0.1
     """How often the donor writes one, at the beginning of a step."""
     revives: bool = False
+    slow_links: float = 0.0
+    """How often a member gives up a link in an operation, because next to nothing comes through it."""
+    binds: float = 0.0
+    """How often what a newcomer's script does as it is handed a step holds for no other step."""
     joins_once: bool = False
     """Only later processes of `never_joins` end before they have joined."""
 
@@ -168,7 +172,9 @@ def draw_by_chance(seed: int) -> Scene:
     )
     scene = replace(scene, **_speeds(Random(f"speed {seed}"), nodes), **_network(Random(f"network {seed}")))
     scene = replace(scene, **_circumstances(Random(f"circumstances {seed}"), profile, nodes))
-    return replace(scene, **_kept(Random(f"kept {seed}")))
+    scene = replace(scene, **_kept(Random(f"kept {seed}")))
+    random = Random(f"binds {seed}")
+    return replace(scene, binds=random.choice([0.0, 0.0, 0.5, 1.0]), slow_links=random.choice([0.0, 0.0, 0.0, 0.02]))
 
 
 def _own_faults(

@@ -224,8 +224,10 @@ class Judge:
                 require(alone or gone, f"below quorum: {ended}")
                 require(scene.name != "stuck" or not scene.replace, f"every slot is filled again, and yet {ended}")
             case 4:
-                holders = [w for w in world.workers.values() if w.alive and (w.p.entered or w.p.copied >= 0)]
-                living = [w for w in holders if base and (w.p.entered >= base.number or w.p.copied >= 0)]
+                alive = [worker for worker in world.workers.values() if worker.alive]
+                # A copy of the state before an operation that those who went on had completed is of no use to anybody.
+                oldest = max(0, base.plan.op) if base else 0
+                living = [w for w in alive if base and (w.p.entered >= base.number or w.p.copied >= oldest)]
                 steps = [w.me for w in living if w.p.ring is not RingState.ABORTED or not world.waited_out]
                 require(not steps, f"{ended} while {steps} live")
                 self._nothing_newer(ended)

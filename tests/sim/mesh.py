@@ -130,6 +130,10 @@ class Mesh:
         mine = self._frames.setdefault((number, self.w.me), {})
         if self._exchange != (number, op):
             self._exchange, self._summed = (number, op), False
+            if self.w.world.link_is_slow():
+                self.w.world.reach("a member gave up a slow link")
+                self._lost(number, "a member cannot be reached any more")
+                return
             self.w.post(ReadHeader())
             carry = self.w.p.carry
             assert carry is not None

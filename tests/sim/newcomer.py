@@ -39,6 +39,12 @@ class Newcomer:
         self._donor = ""
         """Who has the results from there on."""
         self._counted_in: Generation | None = None
+        self._binds = worker.world.clock.chance(worker.world.scene.binds)
+        """What it did as it was handed a step holds for no other one."""
+        self._step = -1
+        """The operation with which that step begins; -1: that of the next copy."""
+        self._astray = False
+        """It goes through another step, and copies anew at the end of it."""
 
     def learn(self) -> None:
         """Which epoch the members are in: this one will take part in it, or in none. A spare has not asked yet."""
@@ -48,7 +54,7 @@ class Newcomer:
             return
         if self.w.p.phase is Phase.FRESH:
             self.w.world.hook("invited", self.w)
-        self._epoch = self.w.world.epoch()
+        self._epoch, self._step = self.w.world.place()
         self.w.after(0.03, 0.2, self.seek)  # after its rehearsal
 
     def seek(self) -> None:
@@ -69,7 +75,10 @@ class Newcomer:
         if self._number == self.w.script.last:
             self.w.world.reach("the loop ended before a newcomer had caught up")
             return  # the order to go will come
-        if self._number >= 0 and not self.w.script.operations[self._number].joinable:
+        if self._astray and self._number != self._step and self.w.script.operations[self._number].joinable:
+            self.w.world.reach("a newcomer went through a step as no holder, and copies anew")
+            self._number, self._step, self._donor, self._astray = -1, -1, "", False
+        if self._number >= 0 and (self._astray or not self.w.script.operations[self._number].joinable):
             of = p.acquaintances
             self._ask_next(self._donor or of[self._candidate % len(of)], join=False)
             return
@@ -78,7 +87,7 @@ class Newcomer:
         match position.seek(p):
             case CopyState(of):
                 whom, self.asks = of[self._candidate % len(of)], True
-                self.w.ask(whom, lambda other, reply: other.copies.serve(self.w, reply), self._copied)
+                self.w.ask(whom, lambda other, reply: other.copies.serve(self.w, self._binds, reply), self._copied)
             case AskOutcome(op, of) if self._counted_in is p.record:
                 whom = of[self._candidate % len(of)]
                 self.w.ask(whom, lambda other, reply: reply(other.copies.outcome(op)), self._outcome)
@@ -155,12 +164,16 @@ class Newcomer:
         self.asks = False
         self._answered()
         if isinstance(reply, tuple):
-            op, state, source, held = reply
+            op, state, source, held, waited_for = reply
             if self.w.script.operations[op].epoch != self._epoch:
                 self.w.world.reach("a newcomer was too late for its epoch")
                 self.w.die(75, "it cannot go on")
                 return
-            self._number, self._donor = op, source if held else ""
+            self._astray = self._binds and self._step not in (op, -1)
+            if self._astray and waited_for:
+                self.w.die(75, "its step is not the one that waits for it")
+                return
+            self._number, self._step, self._donor = op, op, source if held else ""
             self.w.state, self.w.applied = state, op
             if not held and self._post_copied(op).copied == op:
                 self._counted_in, base = self.w.p.record, self._base

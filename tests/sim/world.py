@@ -155,11 +155,14 @@ class World:
             self._runs[began] = self.script.resumed(name.step)
         return self._runs[began]
 
-    def epoch(self) -> int:
-        """In which the members are."""
+    def place(self) -> tuple[int, int]:
+        """In which epoch the members are, and the operation with which their step begins."""
         members = [worker for worker in self.workers.values() if worker.p.entered and worker.p.record]
         ahead = max(members, key=lambda worker: (worker.p.record.base, worker.p.reduced), default=None)  # type: ignore[union-attr]
-        return ahead.script.operations[min(ahead.p.reduced, ahead.script.last)].epoch if ahead else 0
+        if ahead is None:
+            return 0, 0
+        number, operations = min(ahead.p.reduced, ahead.script.last), ahead.script.operations
+        return operations[number].epoch, max((i for i in range(number + 1) if operations[i].joinable), default=0)
 
     def resize(self, workers: int) -> None:
         """Somebody gives the job another size."""
@@ -280,6 +283,11 @@ class World:
         troubled = not self.healed and self.clock.chance(self.scene.link_trouble)
         self.disturbed |= troubled
         return troubled
+
+    def link_is_slow(self) -> bool:
+        slow = not self.healed and self.clock.chance(self.scene.slow_links)
+        self.disturbed |= slow
+        return slow
 
     def look_at_streams(self) -> None:
         """Connections that carry nothing any more."""
