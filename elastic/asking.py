@@ -27,7 +27,7 @@ CONNECT = ("grpc.min_reconnect_backoff_ms", 1000)
 """How long a replica may take to accept a connection. One on a machine that is gone does not even refuse it."""
 
 NOBODY_THERE = "failed to connect to all addresses"
-"""So gRPC begins, whatever it was."""
+"""gRPC begins its message with these words, whatever the cause was."""
 
 
 def fetch_status(

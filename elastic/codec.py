@@ -22,7 +22,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import DecodeError, Message
 
-from elastic.config import LATER, JobSpec, is_text
+from elastic.config import JobSpec, is_text
 from elastic.errors import ConfigError, ElasticError
 from elastic.messages import Generation, Order, Publish, Word
 from elastic.wire import MESSAGE_LIMIT as MESSAGE_LIMIT
@@ -326,10 +326,7 @@ def to_json(value: Any) -> bytes:
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
-        said = ((field, getattr(value, field.name)) for field in fields(value))
-        return {
-            field.name: _plain(item) for field, item in said if not (LATER in field.metadata and item == field.default)
-        }
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value

@@ -18,9 +18,6 @@ from elastic.checkpoints.interval import Every
 from elastic.checkpoints.keep import Keep
 from elastic.errors import ConfigError
 
-LATER = "later"
-"""Metadata of a field that older versions do not know: it is written only where it says something."""
-
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """Names of jobs and nodes: they become store keys, file names and, before a dot, parts of worker ids."""
 
@@ -262,7 +259,7 @@ class JobSpec:
     env: tuple[str, ...] = ()
     """Environment of the workers besides that of their agent: NAME=VALUE each."""
 
-    env_from: str = field(default="", metadata={LATER: True})
+    env_from: str = ""
     """A file on each node with more of it, NAME=VALUE lines, read there when the job's agent starts. `env` counts
     more."""
 

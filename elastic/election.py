@@ -163,14 +163,14 @@ class Candidate:
         """Somebody has seen that term, which is later than the one that this candidate has won. Whoever still holds the
         key has to do with an etcd that was restored from a backup: it counts anew what others have seen. So have it
         count beyond that, and the next term is above all of before. Returns why the present one has to be given up, or
-        "" if it is over, or the other one cannot be meant. May be called again."""
+        "" if the other one cannot be meant. May be called again. Raises LeadershipLost if the present one is over."""
         found = self._store.between(self._leader_key, f"{self._leader_key}\0", limit=1, timeout_s=CALL_S)
         holds = [item for item in found.items if item.key == self._leader_key and item.create_revision == self._term]
         revision = found.revision
         if not holds or term > revision + SURPASSED_AT_MOST:
             return ""
         while revision < term:
-            revision = self._store.put(self._surpassed_key, str(term).encode(), timeout_s=CALL_S)
+            revision = self.write((), (Put(self._surpassed_key, str(term).encode()),)).revision
         return f"term {term} was seen before this one, {self._term}: etcd was restored from a backup"
 
     # ----------------------------------------------------------------------------------------------- records

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,13 +43,13 @@ def create_atomically(path: Path, content: bytes, mode: int | None = None) -> No
 
 
 def is_temporary(path: Path, name: str) -> bool:
-    """Whether it was left by a process that was killed while it wrote the file of that name."""
+    """Whether it was left by a thread that was killed while it wrote the file of that name."""
     return re.fullmatch(rf"\.{re.escape(name)}\.\d+", path.name) is not None
 
 
 @contextmanager
 def _temporary(path: Path, content: bytes, mode: int | None) -> Iterator[Path]:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")
     try:
         temporary.unlink(missing_ok=True)  # its mode would stay
         with open(temporary, "xb", opener=_opener(mode)) as file:

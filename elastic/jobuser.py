@@ -91,7 +91,7 @@ def acting(user: JobUser | None) -> Iterator[None]:
         _be(user.uid, user.gid, user.groups)
         yield
     finally:
-        _be(0, 0, tuple(own))
+        _be(0, os.getegid(), tuple(own))
 
 
 def _be(uid: int, gid: int, groups: tuple[int, ...]) -> None:

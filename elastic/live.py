@@ -22,7 +22,6 @@ from rich.text import Text
 
 from elastic.asking import fetch_status
 from elastic.errors import ElasticError
-from elastic.fleet.logs import is_worker
 from elastic.jobdir import read_json
 from elastic.journal import read_all, recoveries
 from elastic.tail import StepsTail
@@ -31,6 +30,8 @@ PLAIN_S = 10.0
 TABLE_S = 0.5
 SCALARS_SHOWN = 4
 STATUS_TIMEOUT_S = 2.0
+WAITING = "waiting for "
+"""What the leader of a new job says begins so: elastic/membership/arrivals.py."""
 
 
 class Snapshot:
@@ -74,14 +75,13 @@ class Snapshot:
             self._plan, self._planned_at = (told[-1] if told else {}), at
 
     def _waits_for(self) -> str:
-        """What has to happen before the next step, of a job that has not begun to train: started, or started again."""
-        started = [path for path in (self._job_dir / "logs").glob("*.log") if is_worker(path.stem)]
+        """What has to happen before the next step of a job that has not begun to train, or has to begin again; "" where
+        the leader's own sentence says more."""
         match self.status.get("state", "starting"):
             case "starting":
                 return "etcd and the rendezvous to start"
-            case "forming":
-                wanted = self.status["because"].removeprefix("waiting for ")
-                return f"{wanted} to get through the script's set-up; {len(started) or 'none'} started"
+            case "forming" if self.status["because"].startswith(WAITING):
+                return f"{self.status['because'].removeprefix(WAITING)} to get through the script's set-up"
             case "running" if self.tail.last.get("step") is None:
                 phases = [f"{one['worker_id']} is in {one['phase']}" for one in self.status["members"] if one["phase"]]
                 return "; ".join(["the first step", *phases])
@@ -282,7 +282,8 @@ class Watcher:
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):
-            self._snapshot.gather()
+            with contextlib.suppress(FileNotFoundError):  # the job directory was removed this moment
+                self._snapshot.gather()
             self._ready(self._snapshot.facts())
 
 

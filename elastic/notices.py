@@ -33,9 +33,12 @@ class Notices:
         if is_removed(job_dir):
             before, self._removed = self._removed, True
             return [] if before else [f"{removal(job_dir)}: training goes on, and nobody can go on with it later"]
-        before, self._full = self._full, shutil.disk_usage(job_dir).free < ROOM_BYTES
-        full = [f"no room in {self._journals.parent}: training goes on, and what it writes waits for room"]
-        return [*(full if self._full and not before else ()), *self._told()]
+        try:
+            before, self._full = self._full, shutil.disk_usage(job_dir).free < ROOM_BYTES
+            full = [f"no room in {self._journals.parent}: training goes on, and what it writes waits for room"]
+            return [*(full if self._full and not before else ()), *self._told()]
+        except FileNotFoundError:  # it was removed this moment, which the next call says
+            return []
 
     def _told(self) -> list[str]:
         lines = [line for path in sorted(self._journals.glob("*.jsonl")) for line in self._new_lines(path)]

@@ -318,7 +318,7 @@ class Reign:
     async def _surpass(self, term: int) -> None:
         try:
             because = await self._store.call(self._candidate.surpass, term)
-        except StoreError:
+        except (StoreError, LeadershipLost):
             return  # whoever has seen it comes again
         if because:
             self._depose(because)

@@ -281,6 +281,7 @@ class _Children:
             raise ConfigError("setpriv not found: install util-linux")
         # -P: a file of the working directory must not replace a module of the control plane.
         command = [setpriv, "--pdeathsig", "KILL", sys.executable, "-P", "-m", module, *arguments]
+        modes.make_directory(self._dir / "logs")  # somebody may have removed the directory
         with open(self._log_of(module), "ab", opener=modes.opener) as log:
             return subprocess.Popen(
                 command,
@@ -293,6 +294,7 @@ class _Children:
 
     def _spawn_keeper(self, *arguments: str) -> subprocess.Popen[bytes]:
         """The agent, in the care of a process that lives until everything below it is gone, and ends as it did."""
+        modes.make_directory(self._dir / "logs")
         with open(self._log_of("elastic.agent"), "ab", opener=modes.opener) as log:
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", "elastic.keeper", *arguments],
@@ -450,7 +452,6 @@ class _Children:
         return Outcome(status or 1, f"the agent gave up\n{_tail(self._log_of('elastic.agent'))}")
 
     def _log_of(self, module: str) -> Path:
-        (self._dir / "logs").mkdir(parents=True, exist_ok=True)  # somebody may have removed the directory
         return self._dir / "logs" / f"{module.removeprefix('elastic.')}.log"
 
 

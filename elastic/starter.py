@@ -18,7 +18,6 @@ from pathlib import Path
 
 from elastic import preload
 from elastic.config import JobSpec
-from elastic.envfile import with_environment
 from elastic.errors import ColdStart, ConfigError
 from elastic.journal import Journal
 from elastic.nursery import COLD, Nursery
@@ -50,7 +49,7 @@ class Starter:
     def __init__(self, spec: JobSpec, logs: Path, node: str, journal: Journal, *, first: bool = True) -> None:
         """first: no worker has been started yet."""
         self._command = spec.command
-        self._environment = worker_environment({**os.environ, **with_environment(spec, node).environment}, {})
+        self._environment = worker_environment({**os.environ, **spec.environment}, {})
         self._log = logs / f"nursery-{node}.log"
         self._journal = journal
         self._waiting: list[Start] = []

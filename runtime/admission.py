@@ -51,6 +51,8 @@ class Admission:
         """The operation whose state the carrier holds, or, while the script applies a result, will hold; -1: none."""
         self._op = Op(OpKind.SYNC, 0)
         """That operation; between `join`s only its number is known."""
+        self._here = self._op
+        """Where the script is, in `join`."""
         self._counted_in: Generation | None = None
         """In this generation the donor of that operation counts this worker as a holder of its state, or may do so
         because its answer was lost: then this worker may be a member after it. A loss voids that."""
@@ -103,6 +105,7 @@ class Admission:
     ) -> tuple[Op, Partial | None]:
         """Session.join."""
         self._epoch, self._op, self._copied_here, self._bound = here.epoch, here, False, bound
+        self._here = here
         while True:
             step = self._next()
             if step is None:
@@ -139,15 +142,15 @@ class Admission:
             step = self._next()
             if step is None:
                 raise JoinMissed("all members were lost before this newcomer had copied the state")
-            copy: Copy | None = None
             try:
                 copy = self._fetch_state(step[0], step[1].of)
+                if copy is not None:
+                    self._say_complete(-1, 0)
+                    return copy
             except CopyFailed as failed:
                 self._journal.write("copy_failed", generation=step[0].entered, because=str(failed))
+                self._number = -1
                 self._asker.unfollow()
-            if copy is not None:
-                self._say_complete(-1, 0)
-                return copy
             self._answered(False)
 
     def _answered(self, answered: bool) -> None:
@@ -229,7 +232,7 @@ class Admission:
 
     def _copy_state(self, p: Position, of: Sequence[str], carrier: Carrier) -> bool:
         """Inside the donor's window, or one that it holds. False: not now, or not from this one. Raises CopyFailed."""
-        here = self._op
+        here = self._here
         copy = self._fetch_state(p, of, carrier)
         if copy is None:
             return False
@@ -239,7 +242,11 @@ class Admission:
         if self.astray:
             if self._waited_for:
                 raise JoinMissed(f"step {self._op.step} waits for this newcomer, which is bound to step {here.step}")
-            self._say_complete(-1, 0)
+            try:
+                self._say_complete(-1, 0)
+            except CopyFailed:  # the donor does not keep the results either
+                self._number, self.astray = -1, False
+                raise
             return True
         p = self._standing.post(position.Copied(self._number, self._op.step))
         promised = not self._follows and p.copied == self._number

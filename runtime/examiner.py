@@ -22,9 +22,10 @@ from torch import nn
 from elastic.examination import Examination
 from elastic.ledger import plain
 from runtime.encoding import to_blob
+from runtime.scriptend import LIBRARIES
 from runtime.session import StepRecord
 from runtime.state import Carrier
-from runtime.strays import CONTAINER_MAX, DEPTH_MAX, ELEMENTS, LIBRARIES
+from runtime.strays import CONTAINER_MAX, DEPTH_MAX, ELEMENTS
 
 
 class Examiner:
@@ -106,7 +107,7 @@ def _content(value: object, registered: set[int], depth: int = 0) -> str | None:
     match value:
         case bool() | int() | float() | str() | None:
             return repr(value)
-        case torch.Tensor() if value.layout is torch.strided:
+        case torch.Tensor() if value.layout is torch.strided and not (value.is_meta or value.is_quantized):
             start = value.detach().flatten()[:ELEMENTS] if value.is_contiguous() else value.detach()[:1]
             return f"{value.dtype} {tuple(value.shape)} {to_blob(start).numpy().tobytes().hex()}"
         case np.ndarray() if not value.dtype.hasobject:

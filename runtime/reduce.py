@@ -42,7 +42,8 @@ class Sums:
     """The result of an operation while it comes together. It outlives an exchange that is broken off: the same members
     go on with it. A sum has the same bits whoever holds which roots, and in native order it is one of all leaves too.
 
-    out: as of `exchange`. held: member -> how many pieces of its slice, from the first on, are in out.
+    out: group -> the sum, a contiguous 1-D CPU tensor of the group's dtype and length. held: member -> how many pieces
+    of its slice, from the first on, are in out.
     """
 
     out: dict[str, Tensor]
@@ -58,26 +59,26 @@ def exchange(
     units: int,
     groups: dict[str, int],
     check: Callable[[Headers], None],
-    out: dict[str, Tensor] | None = None,
     sums: Sums | None = None,
     again: bool = False,
 ) -> tuple[Headers, Partial]:
     """Reduce the roots of all members along the canonical tree; returns all headers and Partial(0, units).
 
     roots: nodes of the tree over 0..units-1 held here, none if idle; they stay intact, and must not change until
-    this returns or raises. groups: name -> elements, empty if only scalars are reduced. flats, and out, are contiguous
-    1-D CPU tensors of the group's dtype and length; the sum is written into out, or into new tensors.
+    this returns or raises. groups: name -> elements, empty if only scalars are reduced. flats are contiguous 1-D CPU
+    tensors of the group's dtype and length.
     header: the caller's fields; check gets every member's header by worker_id, with the fields worker_id, generation,
     op, units, groups, terms (Partial.meta of each root) added, once all are in and before any sum is used. What check
     raises passes through, after this worker's own header has left.
-    sums: where the result comes together, instead of out, and what of it is there if this raises. again: of all members
-    or of none: some may have begun this operation before. Then only those pieces move that somebody lacks.
+    sums: where the result comes together, None: in new tensors; and what of it is there if this raises. again: of all
+    members or of none: some may have begun this operation before. Then only those pieces move that somebody lacks.
 
     Raises RingBroken when a peer is gone, the ring is aborted, or the roots do not cover each unit exactly once;
-    Disagree when members bring different groups or units. After any exception out is undefined and the ring unusable.
+    Disagree when members bring different groups or units. After any exception the ring is unusable, and of the sums
+    only what they count as held is defined.
     """
     metas = [root.meta() for root in roots]
-    reduction = _Reduction(ring, op, header, roots, metas, units, groups, check, out, along_tree, sums, again)
+    reduction = _Reduction(ring, op, header, roots, metas, units, groups, check, along_tree, sums, again)
     ring.run(reduction)
     return reduction.headers, reduction.result()
 
@@ -92,7 +93,6 @@ def exchange_native(
     units: int,
     groups: dict[str, int],
     check: Callable[[Headers], None],
-    out: dict[str, Tensor] | None = None,
     sums: Sums | None = None,
     again: bool = False,
 ) -> tuple[Headers, Partial]:
@@ -105,7 +105,7 @@ def exchange_native(
     if bool(own) != bool(leaves):
         raise ValueError("a contribution comes with its leaves, and leaves with their contribution")
     metas: list[dict[str, Json]] = [{**partial.meta(), "leaves": list[Json](sorted(leaves))} for partial in own]
-    reduction = _Reduction(ring, op, header, own, metas, units, groups, check, out, by_rank, sums, again)
+    reduction = _Reduction(ring, op, header, own, metas, units, groups, check, by_rank, sums, again)
     ring.run(reduction)
     return reduction.headers, reduction.result()
 
@@ -141,7 +141,6 @@ class _Reduction:
         units: int,
         groups: dict[str, int],
         check: Callable[[Headers], None],
-        out: dict[str, Tensor] | None,
         arrange: Callable[[Sequence[Term], int], list[Fold]],
         sums: Sums | None,
         again: bool,
@@ -153,9 +152,7 @@ class _Reduction:
         if units < 1 or op < 0 or set(groups) - set(DTYPES):
             raise ValueError(f"units={units}, op={op}, groups={groups}: wanted >= 1, >= 0, names in {list(DTYPES)}")
         if sums is None:
-            if out is None:
-                out = {group: torch.empty(length, dtype=DTYPES[group]) for group, length in groups.items()}
-            sums = Sums(out)
+            sums = Sums({group: torch.empty(length, dtype=DTYPES[group]) for group, length in groups.items()})
         self._own = [_checked(partial.flats, groups, "root") for partial in own]
         self._out = _checked(sums.out, groups, "out")
         self._out_bytes = {group: _bytes(flat) for group, flat in self._out.items()}

@@ -43,7 +43,7 @@ class Riders:
     def travel(self, scalars: Scalars) -> Scalars:
         """The scalars of a leaf, and whatever rides along."""
         riding = [name for name, wisher in self._wishers.items() if wisher.wishing]
-        because = self._stopping or self.stopped  # again, for who copies the state only now
+        because = self.stopped or self._stopping  # again, for who copies the state only now
         if because is not None:
             riding.append(_STOP + because)
         return {**scalars, **{name: ("sum", 1.0, 0.0) for name in riding}}

@@ -13,7 +13,9 @@ from typing import ClassVar
 
 from elastic.errors import ExitCode
 
-_LIBRARIES = (__file__.rpartition("/")[0], *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+"""What the names of files begin with that are installed, and not the script's."""
+OURS = f"{os.path.dirname(__file__)}{os.sep}"
 RAISED_AT = "_elastic_raised_at"
 """Attribute of an error that comes from another process: its place there."""
 
@@ -23,7 +25,7 @@ def raised_at(error: BaseException) -> str:
     if place := error.__dict__.get(RAISED_AT):
         return str(place)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))] or list(frames)
+    own = [frame for frame in frames if not frame.filename.startswith((OURS, *LIBRARIES, "<"))] or list(frames)
     return f"{own[-1].filename}:{own[-1].lineno}" if own else "unknown"
 
 

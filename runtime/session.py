@@ -264,9 +264,9 @@ class Session(Protocol):
         copy is the state; this worker goes on by beginning that pass.
 
         here, fingerprint: as in `begin`, what this worker is at; the pass returned is another one if the state was
-        copied, also when a worker that was behind has to copy anew. bound: what the script did for the step of `here`
-        holds for no other one; if another is returned, this worker is `behind`, `astray`, and has to `copy_anew` before
-        its next. So it is if the members have called something before the pass that is returned: this worker has not.
+        copied, also when a worker that was behind has to copy anew. bound: what the script did before the inner loop of
+        that step holds for that step only. If the members are in another step, this worker goes through theirs without
+        effect (`astray`), and then calls `copy_anew`; also where they have made collective calls before that pass.
         Raises JoinMissed if the epoch is over of which `here` is part, or `meta` told: this process must be replaced;
         and what disagreeing members raise, if it was behind.
         """
@@ -274,7 +274,7 @@ class Session(Protocol):
 
     @property
     def astray(self) -> bool:
-        """The last `join` was in another step than that of `here`, and what the script did before is of one only."""
+        """The last `join` entered another step than that of `here`, for which this worker was bound."""
         ...
 
     def copy_anew(self) -> Copy:

@@ -297,12 +297,12 @@ class Carrier:
             _plain_name(path) for path, part in thing.named_modules() if not self.modes.training(part)
         ]
         fixed: list[Json] = [_plain_name(path) for path, value in thing.named_parameters() if not value.requires_grad]
-        entry: dict[str, Json] = {
+        return {
             "state": encode(tensors, name, numbered),
             "evaluating": evaluating,
             "fixed": fixed,
+            "nonpersistent": encode(left_out, name, numbered),
         }
-        return {**entry, "nonpersistent": encode(left_out, name, numbered)} if left_out else entry
 
     def load(self, header: dict[str, Json], blobs: Sequence[torch.Tensor]) -> None:
         """Become the copy that `header` and `blobs` describe, in place: parameters and modules keep their identity.
@@ -326,7 +326,7 @@ class Carrier:
             for name, thing in self._objects.items():
                 if isinstance(thing, nn.Module):
                     _load_module(thing, decoded[name], objects[name])
-                    _load_nonpersistent(thing, decode(objects[name].get("nonpersistent"), tensors.__getitem__))
+                    _load_nonpersistent(thing, decode(objects[name]["nonpersistent"], tensors.__getitem__))
                 elif isinstance(thing, torch.optim.Optimizer):
                     _load_optimizer(thing, decode(objects[name]["state"], tensor))
                 else:
@@ -352,8 +352,7 @@ class Carrier:
             tensors = [from_blob(_nothing(tensor.nbytes), tensor.dtype, tensor.shape) for tensor in described]
             decode(header["state"], tensors.__getitem__)
             decoded = {name: decode(entry["state"], tensors.__getitem__) for name, entry in objects.items()}
-            buffers = {name: decode(objects[name].get("nonpersistent"), tensors.__getitem__) for name in self.modules()}
-            self._check_fit(objects, decoded, buffers)
+            self._check_fit(objects, decoded)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ConfigError(f"a copy of the state does not fit this script: {error}") from error
 
@@ -364,7 +363,7 @@ class Carrier:
         except ValueError as error:
             raise ConfigError(f"a copy of the state does not fit this script: {error}") from error
 
-    def _check_fit(self, objects: dict[str, dict[str, Json]], decoded: dict[str, Any], buffers: dict[str, Any]) -> None:
+    def _check_fit(self, objects: dict[str, dict[str, Json]], decoded: dict[str, Any]) -> None:
         for name, module in self.modules().items():
             if "evaluating" not in objects[name]:
                 raise ValueError(f"{name} is no module in it")
@@ -373,8 +372,9 @@ class Carrier:
             if there.keys() != here.keys():
                 raise ValueError(f"{name} differs in {', '.join(sorted(there.keys() ^ here.keys()))}")
             left_out = {path for path, *_ in _nonpersistent(module)}
-            if buffers[name] is not None and buffers[name].keys() != left_out:
-                raise ValueError(f"{name} differs in {', '.join(sorted(buffers[name].keys() ^ left_out))}")
+            left_out_there = cast(dict[str, Json], objects[name]["nonpersistent"]).keys()
+            if left_out_there != left_out:
+                raise ValueError(f"{name} differs in {', '.join(sorted(left_out_there ^ left_out))}")
             for path, value in here.items():
                 if _kind(value) != _kind(there[path]):
                     raise ValueError(f"{name}.{path} is {_kind(value)} here and {_kind(there[path])} in the copy")
@@ -430,14 +430,14 @@ class Carrier:
         tensors: list[NamedTensor] = []
         state = {key: encode_value(key, value, tensors) for key, value in self.values.items()}
         hashed.update(json.dumps([self.learning_rates(), state], sort_keys=True).encode())
-        _hash_some(hashed, [_rows(tensor) for _, tensor in tensors], step)
+        _hash_some(hashed, [tensor for _, tensor in tensors], step, rows=True)
         return hashed.hexdigest()
 
     def buffer_fingerprint(self, step: int) -> str:
         """The same of the buffers of the registered modules, also of those that state_dict() leaves out."""
         hashed = hashlib.blake2b(digest_size=8)
         live = [owner._buffers.get(key) for owner, key in self._buffers]
-        _hash_some(hashed, [_rows(tensor) for tensor in live if tensor is not None], step)
+        _hash_some(hashed, [tensor for tensor in live if tensor is not None], step, rows=True)
         return hashed.hexdigest()
 
     def watch(self, *, full: bool = False) -> Snapshot:
@@ -565,10 +565,8 @@ def _nonpersistent(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, tor
             yield _plain_name(f"{path}.{key}".lstrip(".")), owner, key, owner._buffers[key]
 
 
-def _load_nonpersistent(module: nn.Module, values: dict[str, Any] | None) -> None:
-    """In place where it can be. None: a checkpoint from before they were carried; they stay as the script made them."""
-    if values is None:
-        return
+def _load_nonpersistent(module: nn.Module, values: dict[str, Any]) -> None:
+    """In place where it can be."""
     for path, owner, key, live in _nonpersistent(module):
         value = values[path]
         if value is None or live is None or _kind(live) != _kind(value) or torch._debug_has_internal_overlap(live) == 1:
@@ -592,18 +590,15 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
                 loaded[key] = value.to(loaded[key].device)
 
 
-def _hash_some(hashed: hashlib.blake2b, tensors: Sequence[torch.Tensor], step: int) -> None:
-    """Elements of a few of them, of others in each step. tensors: whose elements lie without gaps."""
+def _hash_some(hashed: hashlib.blake2b, tensors: Sequence[torch.Tensor], step: int, *, rows: bool = False) -> None:
+    """Elements of a few of them, of others in each step. rows: in row-major order; else their elements lie without
+    gaps, and count as they lie."""
     count = len(tensors)
     share = min(FINGERPRINT_PARAMETERS, count)
     for place in range(step * share, (step + 1) * share):
         turn, at = divmod(place, count)
-        hashed.update(to_blob(_window(tensors[at], turn)).numpy().data)
-
-
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Without gaps, in row-major order."""
-    return tensor.detach().contiguous()
+        tensor = tensors[at].detach().contiguous() if rows else tensors[at]
+        hashed.update(to_blob(_window(tensor, turn)).numpy().data)
 
 
 def _window(parameter: torch.Tensor, turn: int) -> torch.Tensor:

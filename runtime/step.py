@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from elastic.errors import ConfigError, UsageError
 from runtime import guards
-from runtime.passes import Pass, Running, Shard
+from runtime.passes import Pass, Place, Running, Shard
 from runtime.randomness import ShardRandom
 from runtime.riders import RESERVED
 from runtime.scalars import Number, as_number
@@ -28,12 +28,18 @@ class Step:
     @property
     def index(self) -> int:
         """Number of this step in the job, from 0. A newcomer's first step has its final number after the pass."""
-        return self._running.place.index
+        return self._place.index
 
     @property
     def epoch(self) -> int:
         """Number of the epoch, from 0."""
-        return self._running.place.epoch
+        return self._place.epoch
+
+    @property
+    def _place(self) -> Place:
+        """What the script makes of it before the first pass is of this step and no other."""
+        self._training.place_read = True
+        return self._running.place
 
     @property
     def total(self) -> int:
@@ -46,7 +52,7 @@ class Step:
     @property
     def last_in_epoch(self) -> bool:
         """Whether the epoch ends with this step. Of a stream it is known when the first pass is over."""
-        return self._running.place.last_in_epoch
+        return self._place.last_in_epoch
 
     @property
     def metrics(self) -> dict[str, float]:

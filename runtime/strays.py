@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import sysconfig
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.errors import Unregistered
+from runtime.scriptend import LIBRARIES, OURS
 from runtime.state import unwrapped
 from runtime.watch import tensor_mark, value_sum
 
@@ -33,8 +33,6 @@ _OBJECTS_MAX = 20_000
 CONTAINER_MAX = 1000
 """A longer list or dict holds data."""
 ELEMENTS = 1024
-LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_OURS = __file__.rpartition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ class Strays:
 def caller() -> FrameType | None:
     """The nearest frame outside this package."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and frame.f_code.co_filename.startswith(OURS):
         frame = frame.f_back
     return frame
 

@@ -130,9 +130,11 @@ class Training:
         self._logged: dict[str, float] = {}
         """By job.log(), for that step, the one in progress, or the first."""
         self._shared: dict[str, Json] = {}
+        self.place_read = False
+        """The script has looked which step it is in."""
         self.bound = False
-        """Of a newcomer: before the inner loop it has drawn random numbers, or called what all do together, so that is
-        of this step and no other."""
+        """Of a newcomer: before the inner loop it has drawn random numbers, called what all do together, or read
+        job.state or which step it is in; what it made of that is of this step and no other."""
         self.astray = False
         """It went through another step than the one it was bound to: what came of that is worth nothing."""
         self._drawn_from: object = None
@@ -448,12 +450,15 @@ class Training:
         seed_all(self.seed, index, "step")  # behind the hooks: what they draw is not the same on all workers
         self._attributes.begin_step()
         self._drawn_from = drawn_from() if self.session.joining or self.session.behind else None
+        self.place_read = False
+        self.values.forget_reads()
 
     def settle(self) -> None:
         """The first pass of a step begins. What a newcomer has changed in a copy since the step was handed out is in
         that copy already, because the members had done it too."""
-        drew = self._drawn_from is not None and self._drawn_from != drawn_from()
-        self.bound = drew or (self._drawn_from is not None and self._early_calls > 0)
+        read = self.place_read or self.values.was_read
+        enters = self._drawn_from is not None
+        self.bound = enters and (read or self._early_calls > 0 or self._drawn_from != drawn_from())
         if self._copy is not None:
             self.carrier.load(self._copy.header, self._copy.blobs)
             self._copy = None

@@ -111,7 +111,7 @@ class Turn:
                 if beside is None:
                     add = partial(exchange_native, sums=sums, again=again)
                 else:
-                    add = partial(exchange_native_over, transport=beside)
+                    add = partial(exchange_native_over, transport=beside, out=sums.out)
                 _, result = add(
                     ring,
                     op=number,
@@ -121,13 +121,12 @@ class Turn:
                     units=task.op.units,
                     groups=task.groups,
                     check=check,
-                    out=sums.out,
                 )
             else:
                 if beside is None:
                     reduce = partial(exchange, sums=sums, again=again)
                 else:
-                    reduce = partial(exchange_over, transport=beside)
+                    reduce = partial(exchange_over, transport=beside, out=sums.out)
                 headers, result = reduce(
                     ring,
                     op=number,
@@ -136,7 +135,6 @@ class Turn:
                     units=task.op.units,
                     groups=task.groups,
                     check=check,
-                    out=sums.out,
                 )
                 if task.op.kind is OpKind.ALLREDUCE:
                     result.note = {worker: other["own"] for worker, other in headers.items()}

@@ -24,18 +24,21 @@ class Values:
     StateChanged when assigned inside a pass, AttributeError when read before it was set.
     """
 
-    __slots__ = ("_early", "_locked", "_values")
+    __slots__ = ("_early", "_locked", "_read", "_values")
     _early: set[str] | None
     """Before an epoch's first step: what was assigned there. None elsewhere."""
     _locked: bool
+    _read: bool
     _values: dict[str, Any]
 
     def __init__(self) -> None:
         object.__setattr__(self, "_early", None)
         object.__setattr__(self, "_locked", False)
+        object.__setattr__(self, "_read", False)
         object.__setattr__(self, "_values", {})
 
     def __getattr__(self, key: str) -> Any:
+        object.__setattr__(self, "_read", True)
         try:
             if key.startswith("_"):
                 raise KeyError(key)
@@ -64,10 +67,14 @@ class Values:
         del self._values[key]
 
     def __contains__(self, key: object) -> bool:
-        return key in self._values
+        try:
+            getattr(self, str(key))
+        except AttributeError:
+            return False
+        return True
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return iter(self.keys())
 
     def _check_writable(self, key: str) -> None:
         if self._locked:
@@ -84,11 +91,20 @@ class Values:
 
     def keys(self) -> list[str]:
         """Names, in the order they were first set."""
-        return list(self._values)
+        return [key for key, _ in self.items()]
 
     def items(self) -> list[tuple[str, Any]]:
         """(name, value), in the order they were first set."""
-        return list(self._values.items())
+        object.__setattr__(self, "_read", True)
+        return [(key, getattr(self, key)) for key in self._values]
+
+    @property
+    def was_read(self) -> bool:
+        """By the script, since `forget_reads`."""
+        return self._read
+
+    def forget_reads(self) -> None:
+        object.__setattr__(self, "_read", False)
 
     def lock(self) -> None:
         """A pass begins: assignments raise StateChanged until `unlock`."""
@@ -99,7 +115,8 @@ class Values:
         object.__setattr__(self, "_locked", False)
 
     def begin_early(self) -> None:
-        """An epoch begins. Until `end_early` a newcomer has only what `told` gives, so reading more is refused."""
+        """An epoch begins. Until `end_early` a newcomer has only what `to_json(packed=True)` of a member gives, so
+        reading more is refused."""
         object.__setattr__(self, "_early", set())
 
     def end_early(self) -> None:

@@ -179,8 +179,8 @@ class Roughen:
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """So many kilobits a second go through the cable of a node, in each direction, for that time, and of the packets
-    that share is lost. Beats share it with the gradients, so who is behind it may be taken for dead."""
+    """Limits the cable of a node to kbit_s kilobits a second in each direction for for_s seconds, and loses the share
+    `lost` (0 to 1) of its packets. Beats share the cable with gradients: a worker behind it may be taken for dead."""
 
     kbit_s: int
     for_s: float

@@ -180,7 +180,7 @@ def injected(events: Iterable[Event]) -> tuple[Injected, ...]:
 
 
 def every_kind_came(run: Run) -> bool:
-    """Whether faults were injected, and of each kind that was planned at least one: what these faults have not shown,
-    a longer run does not show."""
+    """Whether at least one fault of every planned kind was injected. If so, a longer run of this plan would show
+    nothing more."""
     came = {fault.kind for fault in injected(run.events)}
     return bool(came) and came.issuperset(str(event.line["fault"]) for event in run.of("fault_skipped"))

@@ -11,20 +11,22 @@ from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import RendezvousStub
 
 ANSWER_S = 6.0
-"""Of a replica; above elastic/fleet/admission.py, REREAD_S."""
+"""Seconds to wait for the answer of one replica; longer than REREAD_S of elastic/fleet/admission.py."""
 
-ADMITTED, REFUSED = "welcome", "UNAUTHENTICATED"
+ADMITTED, REFUSED = "welcome", grpc.StatusCode.UNAUTHENTICATED.name
 
 
 def attend(replicas: Iterable[str], job: str, node: str, token: str) -> dict[str, str]:
-    """What each replica, "host:port", says first, or the code with which it ends the stream."""
+    """What each replica, "host:port", of a cluster without TLS says first, or the code with which it ends the stream;
+    "ended" if it says nothing."""
     answers: dict[str, str] = {}
     for replica in replicas:
         hello = pb.AgentHello(job=job, node=node, slots=1, token=token)
         with PLAIN.channel(replica, ()) as channel:
             call = RendezvousStub(channel).Attend(iter([pb.AgentWord(hello=hello)]), timeout=ANSWER_S)
             try:
-                answers[replica] = str(next(call).WhichOneof("content"))
+                first = next(call, None)
+                answers[replica] = str(first.WhichOneof("content")) if first is not None else "ended"
             except grpc.RpcError as error:
                 answers[replica] = error.code().name
     return answers

@@ -15,8 +15,10 @@ from elastic.journal import read_all, recoveries
 
 
 def report(campaign: Campaign, may_be_unknown: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
-    """What every checker says. may_be_unknown: invariants for which that will do. Raises ConfigError if a run has left
-    nothing to judge."""
+    """What every checker says. may_be_unknown: invariants that may stay unknown in a run that passes.
+
+    Raises ConfigError if a run has left nothing to judge.
+    """
     history = read_history(campaign.home / "faulty", campaign.home / "quiet")
     if not history.faulty.events:
         raise ConfigError(f"{campaign.home / 'faulty'} holds no journal; the run did not begin")

@@ -9,8 +9,8 @@ So do checkpoints, snapshots, and members to a newcomer. It is checked here befo
      "state": {"best": a value, ...}}
 
 A value is one of JSON; {"__tensor__": i} stands where tensor i was, and other markers for what JSON cannot say
-(runtime/encoding.py). Modules alone have more than "state"; "nonpersistent" those with
-buffers that are not in their state_dict().
+(runtime/encoding.py). Modules alone have more than "state"; "nonpersistent" are their buffers that are not in their
+state_dict().
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def described_tensors(header: Any) -> list[Described]:
     referred: list[int] = []
     for name, entry in objects.items():
         _text(name, "the name of an object")
-        keys = {"state", "evaluating", "fixed"} if "evaluating" in _object(entry, name) else {"state"}
-        _object(entry, name, keys | (entry.keys() & {"nonpersistent"} if len(keys) > 1 else set()))
-        for key in keys - {"state"}:
+        is_module = "evaluating" in _object(entry, name)
+        _object(entry, name, {"state", "evaluating", "fixed", "nonpersistent"} if is_module else {"state"})
+        for key in ("evaluating", "fixed") if is_module else ():
             for path in _list(entry[key], key):
                 _text(path, key)
         _walk(entry["state"], name, referred, DEPTH_MAX)
-        for value in _object(entry.get("nonpersistent", {}), name).values():
+        for value in _object(entry["nonpersistent"], name).values() if is_module else ():
             if value is not None and (not isinstance(value, dict) or value.keys() != {"__tensor__"}):
                 raise ValueError(f"{name[:100]} has a buffer that is no tensor")
             _walk(value, name, referred, DEPTH_MAX)

@@ -260,12 +260,14 @@ def _checked(options: argparse.Namespace) -> _Checked:
     check_reachable(address, replicas)
     if keyring is not None:
         check_own(keyring, node)
-    _make(options.jobs_dir, "--jobs-dir")
     jobs_dir = options.jobs_dir.absolute()
+    is_new = not jobs_dir.exists()
+    _make(options.jobs_dir, "--jobs-dir")
     job_user = None
     if options.job_user is not None:
         job_user = jobuser.find(options.job_user)
-        jobs_dir.chmod(jobs_dir.stat().st_mode | 0o055)
+        if is_new:
+            jobs_dir.chmod(0o755)
         jobuser.check(job_user, jobs_dir)
     site = Site(
         node=node,

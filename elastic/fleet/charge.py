@@ -76,8 +76,8 @@ class Site:
 class Charge:
     """Used on the event loop, by the main thread. devices: accelerators for its workers, maybe none of them; None: on a
     node without any.
-    changed: called when `trouble` is another one, or it has ended. handed: by the program before this one.
-    token: by which the job's leader admits its agent."""
+    changed: called when `trouble` is another one, or it has ended. token: by which the job's leader admits its agent.
+    handed: by the program before this one."""
 
     def __init__(
         self,
@@ -88,8 +88,8 @@ class Charge:
         board: Board,
         journal: Journal,
         changed: Callable[[], None],
+        token: str,
         handed: Holding | None = None,
-        token: str = "",
     ) -> None:
         self._site = site
         self._token = token
@@ -161,12 +161,11 @@ class Charge:
         return self._dir
 
     def grant(self, token: str) -> None:
-        """Its agent is admitted by another token from now on. Empty: by the one it has."""
-        if token and token != self._token:
+        """Its agent is admitted by this token from now on."""
+        if token != self._token:
             self._token = token
             try:
-                with acting(self._site.job_user):
-                    self._write_token()
+                self._write_token()
             except OSError as error:
                 self._journal.write("token_unwritten", job=self.job, because=str(error))
 
@@ -206,6 +205,7 @@ class Charge:
                 if self._keeper is None:
                     self._starting = True
                     await asyncio.to_thread(self._prepare)
+                    self._write_token()  # in the thread that grants another one
                     self.notify()
                     self._keeper = self._start()
             except Exception as error:
@@ -325,7 +325,6 @@ class Charge:
             )
         here = with_environment(spec, self._site.node)
         write_atomically(self._dir / "job.json", codec.job_to_json(here), modes.SETTINGS)
-        self._write_token()
         self._write_certs(certs)
         storage = storage_at(self._submission.checkpoints)
         own(storage, spec.name, identity)
@@ -349,7 +348,8 @@ class Charge:
             write_atomically(self._dir / CERTS / name, content, 0o600)
 
     def _write_token(self) -> None:
-        write_atomically(self._dir / TOKEN, self._token.encode(), 0o600)
+        with acting(self._site.job_user):
+            write_atomically(self._dir / TOKEN, self._token.encode(), 0o600)
 
     def _start(self) -> subprocess.Popen[bytes]:
         site, spec, user = self._site, self._submission.spec, self._site.job_user

@@ -53,7 +53,7 @@ class FleetClient:
 
         document = codec.job_to_json(spec).decode()
         submit = pb.Submit(document=document, resume=resume, token=secrets.token_hex(8))
-        return {"larger": "", **self._ask(pb.Question(submit=submit))}  # perhaps asked several times, with one token
+        return self._ask(pb.Question(submit=submit))  # perhaps asked several times, with one token
 
     def stop(self, job: str, because: str) -> str:
         """Returns the job's name."""

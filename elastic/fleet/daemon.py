@@ -186,8 +186,8 @@ class Daemon:
                 self._board,
                 self._journal,
                 self._told,
+                left.token,
                 handed=left,
-                token=left.token,
             )
             self._charges[charge.job] = charge
             charge.notify()  # what stood for the program before this one is asked for anew
@@ -238,7 +238,7 @@ class Daemon:
                 return f"the job waits for the GPUs of {', '.join(ending)}, which has not ended here yet"
         given = own if self._devices else None
         self._charges[duty.job] = Charge(
-            self._site, submission, duty.slots, given, self._board, self._journal, self._told, token=duty.token
+            self._site, submission, duty.slots, given, self._board, self._journal, self._told, duty.token
         )
         self._told()
         return ""

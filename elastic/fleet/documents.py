@@ -4,8 +4,8 @@
 /elastic/.fleet/count              how many jobs were ever submitted
 /elastic/.fleet/jobs/<job>         Submission, written once
 /elastic/.fleet/placements/<job>   Placement, from when the job starts; may change while it runs
-/elastic/.fleet/owners/<job>       Caller: who has submitted it; a document of its own, as older versions know none
-/elastic/.fleet/grants/<job>       Grants: who may attend the job; a document of its own, as older versions know none
+/elastic/.fleet/owners/<job>       Caller: who has submitted it
+/elastic/.fleet/grants/<job>       Grants: who may attend the job
 /elastic/.fleet/sizes/<job>        Size: somebody wants it to have so many workers
 /elastic/.fleet/stops/<job>        Wish: somebody wants the job to end
 /elastic/.fleet/cordons/<node>     Wish: somebody wants no job on this node
@@ -83,7 +83,7 @@ class Placement:
 @dataclass(frozen=True, slots=True)
 class Grant:
     """The agent of the job on that node may attend it (elastic/fleet/grants.py). token: a secret of replicas and of the
-    node's daemon; empty: it needs none."""
+    node's daemon."""
 
     node: str
     token: str = field(repr=False)

@@ -3,8 +3,6 @@
 A share of a job on a node comes with a grant of a new token, which the fleet's leader tells the node's daemon alone,
 and the daemon the job's agent. The grant outlives the share until the agent has left: one that drains needs its leader
 for that. Then it is gone, and with the next share there is another token.
-
-A share that a version without tokens has placed, or that is on a node whose daemon knows none, is granted without one.
 """
 
 from __future__ import annotations
@@ -15,29 +13,25 @@ from collections.abc import Callable, Collection
 from elastic.fleet.documents import Grant, Job, Placement
 
 
-def granted(
-    job: Job, placement: Placement | None, knowing: Collection[str], left: Collection[str], new: Callable[[], str]
-) -> tuple[Grant, ...]:
-    """The grants of a job that is to be placed so. knowing: nodes whose daemons know tokens. left: those from which the
-    job's agent has gone. new: makes a token."""
+def granted(job: Job, placement: Placement | None, left: Collection[str], new: Callable[[], str]) -> tuple[Grant, ...]:
+    """The grants of a job that is to be placed so. left: nodes from which the job's agent has gone. new: makes a
+    token."""
     placed = placement.slots if placement is not None else {}
     kept = [grant for grant in job.grants if grant.node in placed or grant.node not in left]
-    before = {share.node for share in job.shares}
-    for node in placed.keys() - {grant.node for grant in kept}:
-        kept.append(Grant(node, new() if node in knowing and node not in before else ""))
+    kept += [Grant(node, new()) for node in sorted(placed.keys() - {grant.node for grant in kept})]
     return tuple(sorted(kept, key=lambda grant: grant.node))
 
 
 def token_of(job: Job, node: str) -> str:
-    """Empty where none is needed."""
+    """Empty where the job is not placed, and has not been since its agent left."""
     return next((grant.token for grant in job.grants if grant.node == node), "")
 
 
 def objection(job: Job | None, node: str, token: str) -> str:
     """Why the agent of that node may not attend the job, or nothing."""
-    grant = next((grant for grant in job.grants if grant.node == node), None) if job is not None else None
-    if grant is None and not (job is not None and job.runs and any(share.node == node for share in job.shares)):
+    wanted = token_of(job, node) if job is not None else ""
+    if not wanted:
         return "the fleet has not placed this job on this node, or not any more"
-    if grant is not None and grant.token and not hmac.compare_digest(grant.token.encode(), token.encode()):
+    if not hmac.compare_digest(wanted.encode(), token.encode()):
         return "the token is not that of this job's place on this node"
     return ""

@@ -33,7 +33,8 @@ ABSENT_S = 30.0
 """After this long the slots of a node that does not attend are looked for elsewhere, and it is no part of the fleet."""
 
 AWAY_S = 120.0
-"""How long the agent of a job may go on where the job has no share any more and the node's daemon does not attend."""
+"""How long the agent of a job may go on, at least, where the job has no share any more and the node's daemon does not
+say that it has left."""
 
 LEAVE_LIMIT_S = 3600.0
 """The longest that a daemon may ask for, for an agent that leaves."""
@@ -180,7 +181,7 @@ class Office:
         match word.WhichOneof("content"):
             case "troubles":
                 session.troubles = {trouble.job: trouble.because for trouble in word.troubles.troubles}
-                if session.hello.leave_ms and session.holds != (holds := frozenset(word.troubles.holds)):
+                if session.holds != (holds := frozenset(word.troubles.holds)):
                     session.holds = holds
                     self._changed.set()
             case "piece":
@@ -297,12 +298,11 @@ class Office:
         return True
 
     def _granted(self, job: Job, placement: Placement | None) -> tuple[Grant, ...]:
-        knowing = {node for node, session in self.sessions.items() if session.hello.leave_ms}
         placed = placement.slots if placement is not None else {}
         left = {grant.node for grant in job.grants if grant.node not in placed and self._has_left(job.name, grant.node)}
         for node in placed:
             self._withdrawn_s.pop((job.name, node), None)
-        return grants.granted(job, placement, knowing, left, lambda: secrets.token_hex(32))
+        return grants.granted(job, placement, left, lambda: secrets.token_hex(32))
 
     def _has_left(self, job: str, node: str) -> bool:
         """Whether the agent of a job is gone from a node where it has no share, or has had time for that."""
@@ -376,7 +376,5 @@ class Office:
 
 
 def _same_daemon(known: pb.NodeHello, hello: pb.NodeHello) -> bool:
-    """Whether it opens a new stream because it has lost the old one. Versions that do not say which process they are
-    are known by their address."""
-    said = known.process and hello.process
-    return known.address == hello.address and (not said or known.process == hello.process)
+    """Whether it opens a new stream because it has lost the old one."""
+    return (known.address, known.process) == (hello.address, hello.process)

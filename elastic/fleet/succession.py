@@ -66,7 +66,7 @@ class Holding:
     keeper: tuple[int, int] | None
     memory: tuple[str, int] | None
     finishing: bool
-    token: str = field(default="", repr=False)
+    token: str = field(repr=False)
 
     def process(self) -> Inherited | None:
         return Inherited(*self.keeper) if self.keeper is not None else None
@@ -99,7 +99,7 @@ class Holding:
             (int(keeper[0]), int(keeper[1])) if keeper is not None else None,
             (str(memory[0]), int(memory[1])) if memory is not None else None,
             bool(state["finishing"]),
-            str(state.get("token", "")),  # older versions hand none on
+            str(state["token"]),
         )
 
 

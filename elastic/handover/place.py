@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import elastic
-from elastic import process
+from elastic import modes, process
 from elastic.errors import ElasticError
 from elastic.files import write_atomically
 from elastic.jobuser import JobUser, acting
@@ -118,12 +118,8 @@ class Place:
         return self._directory / f"{self._name}.{what}.json"
 
     def _write(self, what: str, document: object) -> None:
-        mask = os.umask(0o177)
-        try:
-            with acting(self._user):
-                write_atomically(self._path(what), json.dumps(document).encode())
-        finally:
-            os.umask(mask)
+        with acting(self._user):
+            write_atomically(self._path(what), json.dumps(document).encode(), modes.SETTINGS)
 
     def _read(self, what: str) -> dict[str, Any] | None:
         try:

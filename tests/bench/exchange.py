@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
 from runtime.partial import Partial
-from runtime.reduce import exchange, exchange_native
+from runtime.reduce import Sums, exchange, exchange_native
 from runtime.ring import Listener, Peer, Ring, build
 
 GROUP = "float32"
@@ -106,7 +106,7 @@ def _rounds(ring: Ring, rank: int, members: int, elements: int, rounds: int) -> 
             units=members,
             groups={GROUP: elements},
             check=lambda headers: None,
-            out=outs,
+            sums=Sums(outs),
         )
 
     def native() -> None:
@@ -119,7 +119,7 @@ def _rounds(ring: Ring, rank: int, members: int, elements: int, rounds: int) -> 
             units=members,
             groups={GROUP: elements},
             check=lambda headers: None,
-            out=outs,
+            sums=Sums(outs),
         )
 
     def gloo() -> None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
 from runtime.partial import Partial
-from runtime.reduce import exchange
+from runtime.reduce import Sums, exchange
 from runtime.ring import Listener, Peer, Ring, build
 from tests.bench import work
 from tests.bench.intervals import median_interval, ratios
@@ -129,7 +129,7 @@ class Worker:
             units=self._ring.world_size,
             groups={GROUP: hi - lo},
             check=lambda headers: None,
-            out={GROUP: self._sum[lo:hi]},
+            sums=Sums({GROUP: self._sum[lo:hi]}),
         )
         self._op += 1
 

@@ -3,5 +3,6 @@
 draw.py      what is trained and what is done to it, from a seed; pure
 program.py   the script of all trainings; its argument says which
 play.py      one trial: the quiet run, the same under `elastic run` with its strikes, and what must hold afterwards
-__main__.py  many trials: python -m tests.fates --minutes 10, --seed 42 repeats one
+many.py      many trials, each in a process of its own, and their summary
+__main__.py  python -m tests.fates --minutes 10; --seed 42 --trials 1 repeats one
 """

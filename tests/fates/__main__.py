@@ -37,7 +37,8 @@ def main() -> int:
         trial = draw(options.seed)
         print(trial.program, f"{trial.workers} workers", *trial.options, *trial.strikes, sep="\n  ")
         return 0
-    return 1 if many(options.seed, options.trials, options.minutes, options.processes, options.home) else 0
+    summary = many(options.seed, options.trials, options.minutes, options.processes, options.home)
+    return 1 if summary["failed"] else 0
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from tests.fates.draw import draw
 from tests.fates.play import Broken, play, workspace
 
 
-def many(first: int, trials: int, minutes: float, processes: int, home: Path | None) -> list[int]:
-    """Seeds of trials that did not end as their quiet run; the last line printed is a summary in JSON."""
+def many(first: int, trials: int, minutes: float, processes: int, home: Path | None) -> dict[str, Any]:
+    """The summary, which is the last line printed, too: its "failed" are the seeds of trials that did not end as their
+    quiet run. They leave their files in home, which is a temporary directory if it is None."""
     home = home or Path(tempfile.mkdtemp(prefix="fates-"))
     until_s = time.monotonic() + minutes * 60
     counts: collections.Counter[str] = collections.Counter()
@@ -48,23 +49,29 @@ def many(first: int, trials: int, minutes: float, processes: int, home: Path | N
                         f"trial {number}: {result['seconds']:.0f} s, {', '.join(result['done']) or 'nothing done'}",
                         flush=True,
                     )
-    summary = {
+    summary: dict[str, Any] = {
+        "home": str(home),
         "first_seed": first,
         "trials": done,
         "strikes": counts.total(),
         "skipped": skipped,
         "generations": generations,
+        "kinds": dict(sorted(counts.items())),
+        "failed": failed,
     }
-    print(json.dumps({**summary, "kinds": dict(sorted(counts.items())), "failed": failed}), flush=True)
-    return failed
+    print(json.dumps(summary), flush=True)
+    return summary
 
 
 def _one(seed: int, parent: Path) -> dict[str, Any]:
-    home, began_s = workspace(parent, seed), time.monotonic()
+    began_s = time.monotonic()
     try:
+        home = workspace(parent, seed)
         played = play(draw(seed), home)
     except Broken as broken:
         return {"broken": str(broken)}
+    except Exception as error:  # a file that is not there, a quiet run without end: the other trials go on
+        return {"broken": f"{type(error).__name__}: {error}"}
     shutil.rmtree(home)
     return {
         "seconds": time.monotonic() - began_s,

@@ -30,7 +30,8 @@ END_S = 400.0
 """After the last strike, and between two: a job that takes longer has stopped."""
 
 PATIENCE_S = 4.0
-"""What waits for an event is done after this long in any case, and what cannot be done just now is left out then."""
+"""A strike that waits for an event is done after so many seconds without that event. A strike that cannot be done for
+so many seconds is skipped."""
 
 INTERRUPTED = {signal.SIGKILL: {-9}, signal.SIGTERM: {143, 6}, signal.SIGINT: {130}}
 """Exit codes of a command that such a signal has ended, and that the same command takes up again."""
@@ -130,10 +131,10 @@ class _Faulty:
 
     def _command(self, todo: list[Strike]) -> int:
         """One command, until it ends; its exit code, which is 0 or that of the signal which it was sent."""
-        os.environ["FATES_SINK"] = str(self._home / "sink.jsonl")
+        environment = {"FATES_SINK": str(self._home / "sink.jsonl")}
         words = [f"--workers={self._trial.workers}", "--quiet", "--notices=none", *self._trial.options]
         words += [str(PROGRAM), self._trial.program.to_json()]
-        with Job(self._home, *words) as job:
+        with Job(self._home, *words, environment=environment) as job:
             watch = _Watch(job)
             sent: signal.Signals | None = None
             moment = _Moment(watch, todo[0]) if todo else None
@@ -209,14 +210,14 @@ class _Watch:
             self.events[line["event"]] = self.events.get(line["event"], 0) + 1
 
     def struck(self) -> None:
-        """What is kept counts from here if nobody is left that holds the state."""
+        """If the last strike hit every holder of the state, only what is kept from now on counts."""
         if self._all_hit:
             self.world.lose_all()
             self._all_hit = False
 
     def victims(self, strike: Strike) -> list[int]:
         """Pids. Raises blows.Impossible: nobody is there, or the state would be lost, which has an end of its own."""
-        world = self.world
+        world, self._all_hit = self.world, False
         if (service := SERVICES.get(strike.act)) is not None:
             if service == "elastic.agent":
                 self._must_be_kept()

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -57,11 +58,11 @@ class Fleet(Cluster):
 
     # -------------------------------------------------------------------------------------------------- what is
 
-    def until(self, what: str, reached: Callable[[], T | None]) -> T:
+    def until(self, what: str, reached: Callable[[], T | None], deadline_s: float = DEADLINE_S) -> T:
         """The first true value."""
-        deadline_s = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + deadline_s
         while not (value := reached()):
-            assert time.monotonic() < deadline_s, f"not within {DEADLINE_S} s: {what}"
+            assert time.monotonic() < deadline, f"not within {deadline_s} s: {what}"
             time.sleep(POLL_S)  # files and other processes: there is nothing to wait on
         return value
 
@@ -85,7 +86,7 @@ class Fleet(Cluster):
         over = threading.Event()
 
         def compare() -> None:
-            while not over.is_set():
+            while not over.wait(POLL_S):
                 with suppress(ElasticError):  # nobody leads just now
                     (entry,) = (one for one in with_members(look(self.client))["jobs"] if one["job"] == job)
                     status = self.client.status(job)
@@ -96,15 +97,14 @@ class Fleet(Cluster):
                         compared[number] = compared.get(number, 0) + 1
                         if entry["members"] != [member["worker_id"] for member in status["members"]]:
                             differing.append((entry, status))
-                over.wait(POLL_S)
 
-        thread = threading.Thread(target=compare, daemon=True)
-        thread.start()
-        try:
-            yield compared
-        finally:
-            over.set()
-            thread.join(DEADLINE_S)
+        with ThreadPoolExecutor(1) as pool:
+            comparing = pool.submit(compare)
+            try:
+                yield compared
+            finally:
+                over.set()
+        comparing.result()
         assert differing == []
 
     def await_members(self, job: str, *worker_ids: str) -> Line:
@@ -125,10 +125,10 @@ class Fleet(Cluster):
         """The ledgers of all nodes, merged by step."""
         return ledger.merged(path for job in jobs for path in self.ledgers(job))
 
-    def await_more_steps(self, job: str, count: int) -> None:
+    def await_more_steps(self, job: str, count: int, deadline_s: float = DEADLINE_S) -> None:
         """From now on."""
         wanted = len(self.steps(job)) + count
-        self.until(f"{count} more steps of {job}", lambda: len(self.steps(job)) >= wanted)
+        self.until(f"{count} more steps of {job}", lambda: len(self.steps(job)) >= wanted, deadline_s)
 
     def events(self, event: str, **fields: object) -> list[Line]:
         return [line for line in self.journal() if line["event"] == event and fields.items() <= line.items()]

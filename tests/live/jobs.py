@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -42,9 +42,16 @@ Line = dict[str, Any]
 class Job:
     """`elastic run` of one script. A context manager; whatever it started is gone afterwards."""
 
-    def __init__(self, home: Path, *words: str, name: str = "job", site: Path | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *words: str,
+        name: str = "job",
+        site: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """words: options of `elastic run`, the script, and the script's arguments. site: the directory of a
-        sitecustomize for all its processes."""
+        sitecustomize for all its processes. environment: variables for them, besides."""
         self.dir = home / name
         self.gates = home / f"{name}.gates"
         self.gates.mkdir(exist_ok=True)
@@ -53,8 +60,10 @@ class Job:
         self._steps: list[Line] = []
         command = [sys.executable, "-m", "elastic.cli", "run", "--job-dir", str(self.dir), *words]
         path = f"{site}:{ROOT}" if site is not None else str(ROOT)
-        environment = {"PYTHONPATH": path, "LIVE_GATES": str(self.gates), "OMP_NUM_THREADS": "1"}
-        self.command = Command(command, home / f"{name}.out", environment=environment, cwd=home)
+        variables = {
+            "PYTHONPATH": path, "LIVE_GATES": str(self.gates), "OMP_NUM_THREADS": "1", **(environment or {})
+        }  # fmt: skip
+        self.command = Command(command, home / f"{name}.out", environment=variables, cwd=home)
 
     def __enter__(self) -> Self:
         return self

@@ -143,8 +143,8 @@ class Spread:
         return self.until(f"members {worker_ids}, {state}", there)
 
     def await_slots(self, *slots: str) -> None:
-        """That workers of these slots, in rank order, are the members: whichever, because a newcomer whose epoch ends
-        before it has copied the state gives way to another one."""
+        """Until workers of these slots, in rank order, are the members, of any incarnation: a newcomer whose epoch ends
+        before it has copied the state is replaced by another process."""
 
         def there() -> bool:
             status = self.status()

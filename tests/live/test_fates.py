@@ -17,10 +17,13 @@ pytestmark = pytest.mark.long
 MINUTES = float(os.environ.get("FATES_MINUTES", "10"))
 
 
+@pytest.mark.timeout(60 * MINUTES + 1200)  # the last trials begin within those minutes
 def test_every_fate_ends_in_the_bits_and_the_ledger_of_the_quiet_run(tmp_path: Path) -> None:
     first = int(os.environ.get("FATES_SEED", secrets.randbelow(10**9)))
-    failed = many(first, trials=0, minutes=MINUTES, processes=2, home=tmp_path)
+    summary = many(first, trials=0, minutes=MINUTES, processes=2, home=tmp_path)
+    failed = summary["failed"]
     assert failed == [], f"python -m tests.fates --seed {failed[0]} --trials 1"
+    assert summary["strikes"] > summary["skipped"]
 
 
 def test_a_script_whose_bits_depend_on_the_world_is_noticed(tmp_path: Path) -> None:

@@ -265,9 +265,12 @@ def test_a_host_behind_a_full_cable_that_loses_packets_is_not_taken_for_one_that
     monkeypatch.setattr(contact, "LOOK_S", 0.1)
     monkeypatch.setattr(contact, "SILENT_S", 1.0)
     command = [*PREFIX, *network.within("a"), sys.executable, "-c", SWALLOWER, network.address("a")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as reader:
+    with contextlib.ExitStack() as undone:
+        undone.callback(network.heal)
+        reader = undone.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+        undone.callback(reader.kill)
         assert reader.stdout is not None and reader.stdout.readline()
-        sock = socket.create_connection((network.address("a"), 7), timeout=PATIENCE_S)
+        sock = undone.enter_context(socket.create_connection((network.address("a"), 7), timeout=PATIENCE_S))
         sock.setblocking(False)
         network.narrow("a", 2000)
         network.roughen("a", Roughness(lost=0.3))
@@ -282,9 +285,6 @@ def test_a_host_behind_a_full_cable_that_loses_packets_is_not_taken_for_one_that
                 lost, because = lookout.lost([link])
                 assert not lost, because
                 time.sleep(0.1)
-        reader.kill()
-        sock.close()
-    network.heal()
 
 
 HOLDER = """

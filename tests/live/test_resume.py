@@ -120,7 +120,7 @@ def test_a_resumed_job_whose_only_member_dies_before_its_first_step_begins_there
         job.pace(0.02)
         job.await_event("checkpoint_complete")
         job.command.process.terminate()
-        assert job.wait() == ExitCode.DRAINED
+        assert job.wait() in (ExitCode.DRAINED, ExitCode.TERMINATED)  # the latter on a machine too busy for a step
     with Job(tmp_path, *words) as job:
         job.pace(0.0)
         job.shut("shard")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(why := why_not()), reaso
 HEAVY = SCRIPTS / "heavy.py"
 STEPS, FLOATS, KBIT_S = "4", "2000000", 1100
 """An exchange is 8 MB in each direction, and with what is lost and sent again takes more than 60 s; a step has two."""
+EXCHANGE_S = 8 * 4 * int(FLOATS) / (1000 * KBIT_S)
+STEP_AT_MOST_S = 900.0
 
 
 def test_an_exchange_of_a_minute_over_a_narrow_and_lossy_cable_finishes_with_the_bits_of_one_worker(
@@ -38,7 +41,9 @@ def test_an_exchange_of_a_minute_over_a_narrow_and_lossy_cable_finishes_with_the
         network.narrow("a", KBIT_S)
         network.roughen("a", Roughness(lost=0.02))
         fleet.pace(0.0)
-        fleet.await_more_steps(job, 1)
+        began_s = time.monotonic()
+        fleet.await_more_steps(job, 1, STEP_AT_MOST_S)
+        assert time.monotonic() - began_s > EXCHANGE_S, "the cable was not narrow"
         network.heal()
         ended = fleet.await_end(job)
         assert (ended["exit_code"], ended["digest"]) == (0, alone), ended["because"]

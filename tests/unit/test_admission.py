@@ -507,6 +507,44 @@ def test_the_results_since_its_second_copy_are_there_for_a_newcomer_that_takes_i
         assert joined_with(*joining(c, at_step(step), bound=True)) == (at_step(step), [float(step)] * 2)
 
 
+def cut_off_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The donor's window closes just before it hears that the copy is complete."""
+    say, cut = Admission._say_complete, list[int]()
+
+    def saying(admission: Admission, number: int, base: int) -> None:
+        if not cut:
+            cut.append(number)
+            assert admission._asker.following is not None
+            admission._asker.following.abort()
+        say(admission, number, base)
+
+    monkeypatch.setattr(Admission, "_say_complete", saying)
+
+
+def test_a_second_copy_that_is_cut_off_before_the_donor_hears_of_it_is_tried_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, c = make("a", 7.0), make("c")
+    go_astray(c, a)
+    cut_off_once(monkeypatch)
+    copies: list[Copy] = []
+    thread = threading.Thread(target=lambda: copies.append(c.admission.copy_anew()), daemon=True)
+    thread.start()
+    a.begin(at_step(1))
+    thread.join(GENEROUS_S)
+    assert [copy.op for copy in copies] == [at_step(1)] and c.events("copy_failed") == 1
+
+
+def test_a_first_copy_that_is_cut_off_before_the_donor_hears_of_it_is_tried_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the operation that it goes through nobody would keep the result for it."""
+    a, c = make("a", 7.0), make("c")
+    cut_off_once(monkeypatch)
+    go_astray(c, a)
+    assert c.events("copy_failed") == 1
+
+
 def test_a_newcomer_whose_draws_led_it_elsewhere_gives_way_to_a_new_process(make: Make) -> None:
     a, c = make("a", 7.0), make("c")
     go_astray(c, a)

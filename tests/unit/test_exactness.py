@@ -19,6 +19,7 @@ from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from runtime.job import Job
 from runtime.session import Session
+from runtime.step import Step
 from tests.unit.features import FEATURES, STEPS, Feature, anchored_in_a_variable, loader, mlp, train
 from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
 from tests.unit.worlds import FakeMember, Killed, World
@@ -222,13 +223,57 @@ def test_a_newcomer_that_was_told_for_another_step_than_it_entered_goes_through_
 
     session = Recorded()
     quiet = run(telling, session)
-    first = asked_at == copy_at or not (copy_at % every == 0 or asked_at % every == 0)
     world = World(3, kills={"w0": (1 + 3 * asked_at, 0)})
     world.run(lambda session: run(telling, session), newcomers=1, asked_at=asked_at, copy_at=copy_at, admit_at=copy_at)
     assert {worker: type(error) for worker, error in world.errors.items()} == {"w0": Killed}
     assert world.digests == dict.fromkeys(("w1", "w2", "n0"), quiet)
-    assert world.joined_at == {"n0": copy_at if first else copy_at + 2}
+    assert world.joined_at == {"n0": copy_at if asked_at == copy_at else copy_at + 2}
     assert ledger(world.sessions["n0"]) == ledger(session)[world.joined_at["n0"] :]
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("by", ["index", "epoch", "state", "its names"])
+def test_what_a_script_makes_of_its_place_before_the_inner_loop_is_of_the_step_that_a_newcomer_enters(
+    by: str, passes: int
+) -> None:
+    """It asks in step 1 and copies the state in step 3; in the second pass of a step it computes shards."""
+
+    def read(job: Job, step: Step) -> float:
+        match by:
+            case "index":
+                return 0.1 * step.index
+            case "epoch":
+                return 0.2 * step.epoch + 0.1 * step.last_in_epoch
+            case "state":
+                return float(job.state.p)
+            case _:
+                return 0.1 * len([key for key in job.state if key.startswith("seen")])
+
+    def reading(job: Job) -> None:
+        model = mlp(nn.BatchNorm1d(8), nn.Dropout(0.1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        job.register(model=model, optimizer=optimizer)
+        job.state.setdefault(p=0.1)
+        for step in job.steps(loader(job), total=STEPS):
+            factor = 1.0 + (noted := read(job, step))
+            dropout = model[2]
+            assert isinstance(dropout, nn.Dropout)
+            dropout.p = min(0.1 + noted, 0.8)
+            for _ in range(passes):
+                for x, y in step:
+                    cross_entropy(model(x), y).backward()
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad.mul_(factor)
+                optimizer.step()
+                optimizer.zero_grad()
+            job.state.p += 0.1
+            setattr(job.state, f"seen{step.index}", True)
+
+    quiet = run(reading, Recorded())
+    world = World(2)
+    world.run(lambda session: run(reading, session), newcomers=1, asked_at=1, copy_at=3, admit_at=3)
+    assert world.errors == {} and world.digests == dict.fromkeys(("w0", "w1", "n0"), quiet)
 
 
 def test_the_page_has_a_row_for_every_feature_and_no_other() -> None:

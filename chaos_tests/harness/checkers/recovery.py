@@ -233,8 +233,9 @@ def really_injected(history: History) -> Verdict:
     faults = injected(run.events)
     skipped = {int(event.line["number"]): event for event in run.of("fault_skipped")}
     if not faults:
-        why = [f": {len(skipped)} skipped, the first because {event.line['because']}" for event in skipped.values()]
-        return broken(f"no fault was injected{''.join(why[:1])}")
+        first = next(iter(skipped.values()), None)
+        why = f": {len(skipped)} skipped, the first because {first.line['because']}" if first is not None else ""
+        return broken(f"no fault was injected{why}")
     for fault in faults:
         if fault.number in skipped:
             return broken(f"fault {fault.number} was both injected and skipped", fault.event.at)

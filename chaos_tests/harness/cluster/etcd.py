@@ -98,7 +98,7 @@ class EtcdMembers:
             self._members[number].wait()
 
     def data(self, number: int) -> Path:
-        """Where it keeps its data."""
+        """The data directory of that member."""
         return self._directory / self.names[number]
 
     def pid(self, number: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -13,7 +14,7 @@ from chaos_tests.harness.report import plots
 from chaos_tests.harness.report.story import Story, tell
 
 INJECTED = "I16"
-"""The invariant without which a run proves nothing."""
+"""The invariant that says whether there were faults: a run without faults proves nothing."""
 
 CSS = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --dim: #68717d; --line: #d8dde3; --member: #4f7cc4;
@@ -102,29 +103,27 @@ def _allowed(finding: Finding, may_be_unknown: frozenset[str]) -> bool:
 
 
 def junit(findings: Sequence[Finding], seconds: float, may_be_unknown: frozenset[str] = frozenset()) -> str:
-    """One test case for each invariant; one that is not applicable, or may be unknown, counts as skipped, and otherwise
-    unknown as an error."""
+    """JUnit XML with one test case for each invariant. An invariant that is not applicable, or unknown and allowed to
+    be, counts as skipped; any other unknown invariant counts as an error."""
     cases = []
+    counted: Counter[str] = Counter()
     for finding in findings:
         name = quoteattr(f"{finding.invariant.number} {finding.invariant.name}")
         because = quoteattr(finding.verdict.because)
-        at = escape("\n".join(finding.verdict.at))
         match finding.verdict.answer:
             case Answer.TRUE:
-                cases.append(f'  <testcase classname="chaos" name={name}/>')
+                counts_as, told = "passed", ""
             case Answer.FALSE:
-                failure = f"<failure message={because}>{at}</failure>"
-                cases.append(f'  <testcase classname="chaos" name={name}>{failure}</testcase>')
+                at = escape("\n".join(finding.verdict.at))
+                counts_as, told = "failures", f"<failure message={because}>{at}</failure>"
             case Answer.UNKNOWN if not _allowed(finding, may_be_unknown):
-                error = f"<error message={because}/>"
-                cases.append(f'  <testcase classname="chaos" name={name}>{error}</testcase>')
+                counts_as, told = "errors", f"<error message={because}/>"
             case answer:
-                skipped = f"<skipped message={quoteattr(f'{answer}: {finding.verdict.because}')}/>"
-                cases.append(f'  <testcase classname="chaos" name={name}>{skipped}</testcase>')
-    counts = " ".join(
-        f'{what}="{sum(f"<{element} " in case for case in cases)}"'
-        for what, element in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
-    )
+                skipped = quoteattr(f"{answer}: {finding.verdict.because}")
+                counts_as, told = "skipped", f"<skipped message={skipped}/>"
+        counted[counts_as] += 1
+        cases.append(f'  <testcase classname="chaos" name={name}>{told}</testcase>')
+    counts = " ".join(f'{what}="{counted[what]}"' for what in ("failures", "errors", "skipped"))
     # A suite keeps its name from run to run, unless the run proves nothing.
     injected = any(_true(finding) for finding in findings if finding.invariant.number == INJECTED)
     title = "chaos" if injected else f"chaos: {headline(findings, may_be_unknown)}"
