@@ -29,7 +29,7 @@ $(VENV)/.stamp: pyproject.toml constraints.txt Makefile
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps grpcio-tools==$(PROTOC_VERSION)
 	touch $@
 
-etcd: $(ETCD) $(ETCDCTL) ## unpack Debian's etcd-server under .venv, for the tests that kill etcd (the service is not installed)
+etcd: $(ETCD) ## unpack Debian's etcd-server under .venv, for the tests that kill etcd (the service is not installed)
 
 # Of a package of Debian, under .venv; where there is none, its name and what follows from that are said.
 define unpack
@@ -44,10 +44,10 @@ $(ETCD): | $(VENV)/.stamp
 	$(call unpack,etcd-server,the tests that kill etcd will be skipped)
 
 $(ETCDCTL): | $(VENV)/.stamp
-	$(call unpack,etcd-client,one on PATH is taken)
+	$(call unpack,etcd-client,etcdctl on PATH is used; without one the tests of a restored etcd are skipped)
 
 $(SPIN): | $(VENV)/.stamp
-	$(call unpack,spin,one on PATH is taken)
+	$(call unpack,spin,spin on PATH is used)
 
 # Two parts at a time, because most of a live test is a wait, and the longest parts first, so that the short ones fill the
 # end; what a part says comes when it has ended.
@@ -76,7 +76,7 @@ test-exact: setup ## 200 random trainings and fates, other ones each time, again
 fuzz: setup ## 1500 damaged messages for each reader of bytes from outside, other ones each time
 	FUZZ=1500 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/test_fuzz_data.py tests/unit/test_fuzz_control.py tests/unit/test_fuzz_chaos.py
 
-test-live: setup etcd ## the long live tests, such as killing everything 30 times; SEED=n repeats what that printed
+test-live: setup etcd $(ETCDCTL) ## the long live tests, such as killing everything 30 times; SEED=n repeats what that printed
 	$(BOUND) 90m $(PYTEST) $(LONG) -m long -s tests/live
 
 # Not a part of `test`: without a GPU it skips everything and says so.

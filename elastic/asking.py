@@ -89,7 +89,7 @@ def plainly(code: grpc.StatusCode, details: str) -> str:
 
 
 def said_by(error: grpc.RpcError) -> str:
-    """As a sentence."""
+    """What an error of gRPC says, as a sentence."""
     code, details = getattr(error, "code", None), getattr(error, "details", None)
     if not (callable(code) and callable(details)):
         return str(error)

@@ -158,7 +158,7 @@ class _Runs:
         return str(self.directory / f"{name}-checkpoints")
 
     def _entry(self) -> str:
-        """Of the checkpoint that `once` has taken. Raises ConfigError."""
+        """The name of the checkpoint that the run `once` has written. Raises ConfigError if there is none."""
         names = Series(storage_at(self._checkpoints("once"))).names()
         if not names:
             raise ConfigError(

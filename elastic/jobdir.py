@@ -7,6 +7,9 @@ result.json       {"exit_code", "because", "digest", "generation"}, written once
 steps.jsonl       the ledger: one line for each applied step
 id                a number that no other job has; checkpoints name it
 run.lock          held (flock) by `elastic run`
+checkpoints.json  the job's settings of checkpoints; like job.json for its owner's eyes
+token             by which the job's leader admits the agent of a fleet's node
+certs/            of a fleet's node whose jobs run as another user: the worker's certificate
 journal/          the event log of each process; journal.jsonl is their merge, made at the end
 logs/             the output of each worker, of the agent and of the rendezvous service
 """

@@ -240,7 +240,7 @@ def table(facts: dict[str, Any]) -> Table:
 
 
 def _speed(facts: dict[str, Any]) -> list[str]:
-    """Of a script that draws its own samples nobody knows how many there are in a shard."""
+    """steps/s, samples/s or, where the script draws its own samples, shards/s, and the time left."""
     known = facts["samples_per_s"] is not None
     work = f"{facts['samples_per_s']:.0f} samples/s" if known else f"{facts['shards_per_s'] or 0:.0f} shards/s"
     left = [f"{span(facts['eta_s'])} left"] if facts["eta_s"] is not None else []

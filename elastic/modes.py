@@ -28,12 +28,12 @@ def mask() -> int:
 
 
 def of_file() -> int:
-    """Of a new one."""
+    """The mode of a new file."""
     return 0o666 & ~mask()
 
 
 def of_directory() -> int:
-    """Of a new one."""
+    """The mode of a new directory."""
     return 0o777 & ~mask()
 
 

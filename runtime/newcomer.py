@@ -165,7 +165,7 @@ def parse_meta(meta: Json) -> JoinMeta:
     with _well_formed("answer about where the job stands"):
         found = JoinMeta(**cast(dict[str, Any], meta))
         numbers = (found.epoch, found.step, found.epoch_start)
-        tables = (found.state, found.once, found.shared, found.data or {}, found.early)
+        tables = (found.state, found.once, found.shared, found.data or {}, found.early, found.values)
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError(f"{numbers} are no places in a job")
         if not all(isinstance(table, dict) for table in tables):

@@ -108,6 +108,9 @@ class JoinMeta:
     """What the samples of this epoch are planned from, as in StepRecord."""
     early: dict[str, list[Json]] = field(default_factory=dict)
     """What was called between the hand-out of a step and its first pass: key -> [the last such step, what it gave]."""
+    values: dict[str, Json] = field(default_factory=dict)
+    """job.state as it was when the epoch was handed out, with the tensors of values that hold few; `state` is that of
+    the step."""
 
     def early_in(self, step: int) -> dict[str, Json]:
         """What was called so in this step, and what it gave."""

@@ -117,6 +117,10 @@ class Training:
         """A resumed run has not come to the steps of its epoch yet; what lies before them an earlier run has done."""
         self._replies: dict[str, Json] = {}
         """What collective calls of this epoch gave before its steps, for newcomers which come later."""
+        self._epoch_values: dict[str, Json] = {}
+        """job.state as it was when this epoch was handed out."""
+        self._later: dict[str, Any] | None = None
+        """What job.state is in the step that this worker enters; before the steps of its epoch it is as it was then."""
         self._calls = 0
         self._called = False
         """Something was done together between passes."""
@@ -185,6 +189,7 @@ class Training:
         if meta is not None:
             self.values.update_from_json(meta.state, self.carrier.place)
             self._replies, self._shared, self._early = dict(meta.once), dict(meta.shared), dict(meta.early)
+            self._epoch_values = dict(meta.values)
             self._data_elsewhere = meta.data
             self._entry = Entry(meta.epoch, meta.step, meta.epoch_start)
         else:
@@ -207,6 +212,7 @@ class Training:
             self.claim_shards(moment.shards)
         self.checkpoints.load(manifest)
         self._replies, self._resuming = dict(moment.once), True
+        self._epoch_values = dict(moment.values)
         self._data_elsewhere = moment.data
         return Entry(moment.epoch, moment.step, moment.epoch_start)
 
@@ -221,6 +227,7 @@ class Training:
     def end_epoch(self, *, last: bool) -> None:
         """The script asks for the epoch after this one. Raises JoinMissed in a newcomer that is still outside."""
         self.leave_step()
+        self._end_early()
         self._check_strays(due=True)
         if self.session.joining:
             raise JoinMissed(f"epoch {self.epoch} ended before this newcomer had copied the state")
@@ -234,6 +241,11 @@ class Training:
         """An epoch is handed out."""
         self.epoch, self.looped, self._calls = epoch, False, 0
         seed_all(self.seed, epoch, "epoch")
+        if self.elsewhere:
+            self._later = self.values.as_dict()
+            self.values.rewind(self._epoch_values, self.carrier.place)
+        else:
+            self._epoch_values = self.values.to_json(packed=True)
         self.values.begin_early()
         self._attributes.begin_epoch()
 
@@ -255,12 +267,13 @@ class Training:
 
     def end_steps(self) -> None:
         """The steps() loop of this epoch is over."""
+        self._end_early()
         seed_all(self.seed, self.epoch, "behind the steps")
 
     def end_loop(self) -> None:
         """The script's loop is over; evaluating and saving are still possible."""
         self.leave_step()
-        self.values.end_early()
+        self._end_early()
         self.session.loop_over()
         if self.examiner is not None:
             self.examiner.note(self.next_step, self.shards, caller())
@@ -418,7 +431,7 @@ class Training:
 
     def hand_out(self, step: OpenStep, index: int, epoch: int) -> None:
         """A step begins: a newcomer may enter its first pass, and learns here where it will be."""
-        self.values.end_early()
+        self._end_early()
         self.tell()
         if self.examiner is not None:
             self.examiner.note(index, self.shards, caller())
@@ -444,7 +457,15 @@ class Training:
         state, shared = self.values.to_json(packed=True), dict(self._shared)
         self._early_calls = 0
         self._meta = JoinMeta(
-            self.epoch_of_op, index, self.epoch_start, state, once, shared, self.data, dict(self._early)
+            self.epoch_of_op,
+            index,
+            self.epoch_start,
+            state,
+            once,
+            shared,
+            self.data,
+            dict(self._early),
+            self._epoch_values,
         )
         self.session.publish(self._meta)
         seed_all(self.seed, index, "step")  # behind the hooks: what they draw is not the same on all workers
@@ -452,6 +473,13 @@ class Training:
         self._drawn_from = drawn_from() if self.session.joining or self.session.behind else None
         self.place_read = False
         self.values.forget_reads()
+
+    def _end_early(self) -> None:
+        """The steps of this epoch begin, or there are none left."""
+        self.values.end_early()
+        if self._later is not None:
+            self.values.replace(self._later)
+            self._later = None
 
     def settle(self) -> None:
         """The first pass of a step begins. What a newcomer has changed in a copy since the step was handed out is in
@@ -496,6 +524,7 @@ class Training:
             once=dict(self._replies),
             shared=dict(self._shared),
             data=self.data,
+            values=self._epoch_values,
         )
 
     def plan_save(self) -> Json:

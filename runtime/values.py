@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
+from elastic.checkpoints.description import PACKED
 from elastic.errors import ConfigError, NotCarried, StateChanged
 from runtime import small
 from runtime.encoding import NamedTensor, decode, encode
 from runtime.partial import Json
-
-_PACKED = "__packed__"
 
 
 class Values:
@@ -132,7 +131,7 @@ class Values:
             if not tensors:
                 found[key] = plain
             elif packed and small.fits(tensors):
-                found[key] = {_PACKED: small.packed(plain, tensors)}
+                found[key] = {PACKED: small.packed(plain, tensors)}
         return found
 
     def update_from_json(self, values: dict[str, Json], place: Callable[[str], torch.device]) -> None:
@@ -141,8 +140,8 @@ class Values:
         place: the type of the device where a tensor was -> where it comes to.
         """
         for key, value in values.items():
-            if isinstance(value, dict) and _PACKED in value:
-                setattr(self, key, small.unpack(value[_PACKED], place))
+            if isinstance(value, dict) and PACKED in value:
+                setattr(self, key, small.unpack(value[PACKED], place))
             else:
                 setattr(self, key, decode(value, _no_tensor_number))
 
@@ -151,6 +150,10 @@ class Values:
         for key in self.to_json(packed=True).keys() - values.keys():
             del self._values[key]
         self.update_from_json(values, place)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `replace`."""
+        return dict(self._values)
 
     def replace(self, values: dict[str, Any]) -> None:
         """Become exactly these values, also inside a pass: a copy of the state has arrived."""
@@ -176,7 +179,7 @@ def without_tensors(values: dict[str, Json]) -> dict[str, Any]:
     """Those values that `encode` gave which consist of no tensors, as they were."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        if not (isinstance(value, dict) and _PACKED in value):
+        if not (isinstance(value, dict) and PACKED in value):
             with contextlib.suppress(_HasTensor):
                 found[key] = decode(value, _no_tensor_number)
     return found

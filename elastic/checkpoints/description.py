@@ -15,6 +15,7 @@ state_dict().
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from typing import Any
 FORMAT = 1
 STATE = "job.state"
 """What the names of tensors in "state" begin with."""
+PACKED = "__packed__"
+"""The key of a value whose tensors are with it."""
 DEPTH_MAX = 400
 """Lists and objects within each other; 64 levels of tuples, or of dicts with numbers as keys, have at most 194."""
 DIMENSIONS_MAX = 64
@@ -79,6 +82,24 @@ def described_tensors(header: Any) -> list[Described]:
         if not any(f"{tensor.name}.".startswith(f"{owner}.") for owner in (*objects, STATE)):
             raise ValueError(f"{tensor.name[:100]!r} belongs to nothing that it names")
     return tensors
+
+
+def check_values(values: Any) -> None:
+    """Values of job.state without a copy of the state: name -> a value as above without tensors, or, with a few,
+    {PACKED: {"value": a value, "tensors": [{"dtype", "shape", "device", "bytes": base64}]}}. Raises ValueError.
+    """
+    for key, value in _object(values, STATE).items():
+        path, referred, tensors = f"{STATE}.{_text(key, 'the name of a value')}", list[int](), list[Any]()
+        if isinstance(value, dict) and value.keys() == {PACKED}:
+            body = _object(value[PACKED], path, {"value", "tensors"})
+            value, tensors = body["value"], _list(body["tensors"], path)
+        _walk(value, path, referred, DEPTH_MAX)
+        if sorted(referred) != list(range(len(tensors))):
+            raise ValueError(f"the tensors of {path[:100]} are not each in one place")
+        for entry in tensors:
+            _object(entry, path, {"dtype", "shape", "device", "bytes"})
+            blob = base64.b64decode(_text(entry["bytes"], "the bytes of a tensor"), validate=True)
+            _tensor({**{name: entry[name] for name in ("dtype", "shape", "device")}, "name": path, "nbytes": len(blob)})
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from elastic.checkpoints.description import BYTES_MAX, described_tensors
+from elastic.checkpoints.description import BYTES_MAX, check_values, described_tensors
 from elastic.checkpoints.naming import EntryName, is_inside, is_series
 from elastic.errors import CheckpointCorrupt
 
@@ -47,6 +47,8 @@ class Moment:
     """What `shared` calls before the loop gave, by name."""
     data: dict[str, Any] | None = None
     """What the samples of this epoch are planned from (Plan.about); None if the script draws its own."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """job.state as it was when this epoch was handed out, as of description.check_values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,7 @@ class Manifest:
         printable = all(isinstance(text, str) and text.isprintable() for text in texts)
         if not printable or not is_series(self.series) or not all(isinstance(table, dict) for table in tables):
             raise CheckpointCorrupt("its manifest is damaged: a field is of another type")
+        check_values(moment.values)
         _check_files(self.files, "its manifest")
         nbytes = sum(tensor.nbytes for tensor in described_tensors(self.header))
         held = sum(file.size for file in self.data)

@@ -42,7 +42,7 @@ MODULES = {
     "story": "elastic.cli.story",
     "certs": "elastic.cli.certs",
 }
-"""Of each verb, in the order of `elastic --help`; one may add several."""
+"""Verb -> the module that adds it, in the order of `elastic --help`. A module may add several verbs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -63,7 +63,7 @@ def _look_of(options: argparse.Namespace) -> Callable[[], dict[str, Any]]:
 
 
 def _dirs_here() -> list[Path]:
-    """Of all jobs that run, or the newest one."""
+    """The directories of all jobs that run in ./elastic-jobs; if none runs, that of the job which was started last."""
     found, live = job_dirs_here()
     return found[: max(live, 1)]
 

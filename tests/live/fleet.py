@@ -118,6 +118,19 @@ class Fleet(Cluster):
 
         return self.until(f"members {worker_ids} of {job}", there)
 
+    def await_slots(self, job: str, *slots: str, gone: str = "") -> Line:
+        """Until workers of these slots, of any incarnation, are the members of a job that runs, and have applied a
+        step: a newcomer whose epoch ends before it has copied the state is replaced by another process. gone: a worker
+        that is none of them."""
+
+        def there() -> Line | None:
+            status = self.status(job)
+            applied = {member["worker_id"].rpartition(".")[0]: member["applied"] for member in status["members"]}
+            settled = sorted(applied) == sorted(slots) and all(applied.values()) and gone not in pids(status)
+            return status if status["state"] == "running" and settled else None
+
+        return self.until(f"workers of {slots} of {job}", there)
+
     def await_end(self, job: str) -> Line:
         return self.until(f"the end of {job}", lambda: e if (e := self.entry(job))["state"] == "ended" else None)
 

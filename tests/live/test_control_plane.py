@@ -87,7 +87,7 @@ def test_all_of_etcd_is_away_for_a_minute_and_a_loss_meanwhile_waits_for_it(flee
         fleet.etcd.start(number)
     after = fleet.until("a generation without it", lambda: s if (s := fleet.status(job))["generation"] > 1 else None)
     assert "c.0.0" not in pids(after)
-    grown = fleet.await_members(job, "a.0.0", "b.0.0", "c.0.1")
+    grown = fleet.await_slots(job, "a.0", "b.0", "c.0")
     assert {worker: pid for worker, pid in pids(before).items() if worker != "c.0.0"}.items() < pids(grown).items()
     fleet.finish(job, quiet.digest, quiet.steps)
 
@@ -98,6 +98,6 @@ def test_workers_die_with_the_agent_of_their_job_and_the_others_go_on(fleet: Fle
     before = fleet.await_members(job, "a.0.0", "b.0.0", "c.0.0")
     os.kill(fleet.agent_of(job, "b"), signal.SIGKILL)
     fleet.until("its worker to be gone", lambda: not Path(f"/proc/{pids(before)['b.0.0']}").exists())
-    after = fleet.await_members(job, "a.0.0", "b.0.1", "c.0.0")
+    after = fleet.await_slots(job, "a.0", "b.0", "c.0", gone="b.0.0")
     assert {pids(after)[worker] for worker in ("a.0.0", "c.0.0")} < set(pids(before).values())
     fleet.finish(job, quiet.digest, quiet.steps)

@@ -49,11 +49,11 @@ def test_a_job_goes_on_without_a_node_and_without_the_leader_and_ends_with_the_q
         fleet.replica(leader)
 
         fleet.node("c")
-        grown = fleet.await_members(job, "a.0.0", "b.0.0", "c.0.1")
+        grown = fleet.await_slots(job, "a.0", "b.0", "c.0")
         fleet.until("both commands", lambda: compared.get(grown["generation"]))
         drained = fleet.run("drain", "--node", "b")
         assert (drained.returncode, drained.stderr) == (0, "")
-        small = fleet.await_members(job, "a.0.0", "c.0.1")
+        small = fleet.await_slots(job, "a.0", "c.0")
         fleet.until("both commands", lambda: compared.get(small["generation"]))
         assert pids(small).items() < pids(grown).items()
     assert not fleet.events("member_lost", worker_id="b.0.0"), "a drained node is no loss"

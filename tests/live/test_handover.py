@@ -99,7 +99,7 @@ def test_a_training_goes_on_over_an_upgrade_of_its_node(tmp_path: Path, quiet: Q
         assert not fleet.events("worker_exited") and not fleet.events("expelled")
 
         os.kill(pids[1]["a.0.0"], signal.SIGKILL)
-        fleet.await_members(job, "a.0.1", "b.0.0")
+        fleet.await_slots(job, "a.0", "b.0", gone="a.0.0")
         fleet.pace(0.0)
         ended = fleet.await_end(job)
         assert (ended["exit_code"], ended["digest"]) == (0, quiet.digest), ended["because"]

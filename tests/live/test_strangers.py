@@ -89,7 +89,7 @@ def test_a_stranger_is_refused_on_any_node_with_any_token_and_the_bits_are_the_q
         try_to_join(fleet, job, "b", token, NOT_PLACED)
 
         assert fleet.run("drain", "--node", "b", "--cancel").returncode == 0
-        again = fleet.await_members(job, "a.0.0", "b.0.1")
+        again = fleet.await_slots(job, "a.0", "b.0")
         other = (fleet.home / "b" / job / TOKEN).read_text()
         assert other not in ("", token)
         try_to_join(fleet, job, "b", token, NOT_ITS_TOKEN)

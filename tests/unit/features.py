@@ -746,6 +746,27 @@ def distance(model: nn.Module, anchor: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 @feature
+def state_read_once_an_epoch(job: Job) -> None:
+    """Values that steps change; where an epoch begins they are read, and set, too."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    job.register(model=model, optimizer=optimizer)
+    job.state.setdefault(p=0.1, mean=torch.zeros(6), epochs=0)
+    data = loader(job)
+    for _ in job.epochs(2):
+        scale, mean = 1.0 + job.state.p, job.state.mean.clone()
+        job.state.p *= 0.5
+        job.state.epochs += 1
+        for step in job.steps(data):
+            for x, y in step:
+                (scale * cross_entropy(model(x - mean), y)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            job.state.p += 0.1  # type: ignore[operator]
+            job.state.mean.add_(0.01 * (step.index + 1))
+
+
+@feature
 def random_behind_the_steps(job: Job) -> None:
     model = nn.Linear(6, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

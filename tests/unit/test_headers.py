@@ -87,6 +87,7 @@ def set_in(*keys: Any, to: Any) -> Callable[[Body], object]:
 
 
 FIRST = ("header", "tensors", 0)
+SHORT = {"dtype": "float32", "shape": [2], "device": "cpu", "bytes": "AAAA"}
 CHANGES: dict[str, Callable[[Body], object]] = {
     "a file outside": set_in("files", 0, "name", to="../../../../etc/passwd"),
     "an absolute file": set_in("files", 0, "name", to="/etc/passwd"),
@@ -133,6 +134,12 @@ CHANGES: dict[str, Callable[[Body], object]] = {
     "a job that is a number": set_in("job", to=5),
     "a series elsewhere": set_in("series", to="../x"),
     "a moment that is none": set_in("moment", to=[]),
+    "values of an epoch that are none": set_in("moment", "values", to=[]),
+    "a value of an epoch that nobody knows": set_in("moment", "values", to={"p": {"__bomb__": []}}),
+    "a value of an epoch without its tensor": set_in("moment", "values", to={"p": {"__tensor__": 0}}),
+    "a tensor of an epoch that is too short": set_in(
+        "moment", "values", to={"p": {"__packed__": {"value": {"__tensor__": 0}, "tensors": [SHORT]}}}
+    ),
     "a step that is none": set_in("moment", "step", to=True),
 }
 
