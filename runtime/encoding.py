@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from elastic.checkpoints.description import is_dense
 from elastic.errors import NotCarried
 from runtime.flats import CPU
 from runtime.partial import Json
@@ -76,6 +77,19 @@ def from_blob(blob: torch.Tensor, dtype: str, shape: Sequence[int]) -> torch.Ten
     if blob.data_ptr() % kind.itemsize or blob.storage_offset() % kind.itemsize:
         blob = blob.clone()
     return blob.view(kind).reshape(tuple(shape))
+
+
+def strides_of(tensor: torch.Tensor) -> list[Json]:
+    """Those that a copy is to have: its own, or row-major ones where it has gaps or overlaps, as torch.empty_like."""
+    strides = tensor.stride()
+    return list(strides if is_dense(tensor.shape, strides) else torch.empty(tensor.shape, device="meta").stride())
+
+
+def laid_out(tensor: torch.Tensor, strides: Sequence[int], device: torch.device) -> torch.Tensor:
+    """A copy there that lies in memory so. strides: as `strides_of` another tensor of this shape."""
+    if tensor.stride() == tuple(strides):
+        return tensor.to(device, copy=True)
+    return torch.empty_strided(tensor.shape, tuple(strides), dtype=tensor.dtype, device=device).copy_(tensor)
 
 
 def device_for(kind: str, own: torch.device) -> torch.device:

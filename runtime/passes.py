@@ -28,7 +28,8 @@ Nonfinite: TypeAlias = Literal["pass", "skip", "stop"]
 Source: TypeAlias = Loader | Stream
 
 REHEARSALS = 2
-"""Shards run and thrown away at the start, where there are as many: the second one meets what the first left."""
+"""Shards run and thrown away at the start, where there are as many: the second one meets what the first left. One is,
+where a worker without a shard comes to the n-th pass of a step for the first time: a GradScaler, say, begins with one."""
 CHECKSUM_STEPS = 256
 """Every so many steps a pass also compares checksums of all weights; runtime/watch.py says what only they see."""
 ENDS = RESERVED + "epoch ends"
@@ -170,12 +171,12 @@ class Pass(Iterator[Any]):
             self._checksums = training.carrier.watch(full=True)
         training.harvest().begin_pass(training.seed, place.index, self._number)
         self._phase = "rehearsing"
-        if first:
-            shards = self._running.work.shards
-            self._rehearsals = list(range(min(REHEARSALS, shards)))
+        shards = self._running.work.shards
+        if first or not (self._number in training.passes_tried or training.session.owned(shards)):
+            self._rehearsals = list(range(min(REHEARSALS, shards) if first else 1))
             self._rehearsed = True
-            if "LossDivided" not in self._running.work.allow:
-                training.watch_losses(lambda loss: guards.check_loss(loss, shards))
+        if first and "LossDivided" not in self._running.work.allow:
+            training.watch_losses(lambda loss: guards.check_loss(loss, shards))
 
     def _end_rehearsal(self) -> None:
         training, place = self._training, self._running.place
@@ -205,6 +206,7 @@ class Pass(Iterator[Any]):
     def _begin_shard(self, shard: int) -> Any:
         training, running = self._training, self._running
         training.running = shard
+        training.passes_tried.add(self._number)
         loader, place = running.work.loader, running.place
         batch = None
         if loader is not None:

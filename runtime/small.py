@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 import torch
 
 from elastic.errors import ConfigError, UsageError
-from runtime.encoding import NamedTensor, decode, dtype_name, encode, from_blob, to_blob
+from runtime.encoding import NamedTensor, decode, dtype_name, encode, from_blob, laid_out, strides_of, to_blob
 from runtime.partial import Json
 from runtime.scalars import Number, as_number
 
@@ -47,6 +47,7 @@ def packed(plain: Json, tensors: Sequence[NamedTensor]) -> dict[str, Json]:
         {
             "dtype": dtype_name(tensor),
             "shape": list[Json](tensor.shape),
+            "strides": strides_of(tensor),
             "device": tensor.device.type,
             "bytes": base64.b64encode(to_blob(tensor).numpy().tobytes()).decode("ascii"),
         }
@@ -65,7 +66,7 @@ def unpack(packed: Json, place: Callable[[str], torch.device]) -> Any:
     def tensor(number: int) -> torch.Tensor:
         entry = document["tensors"][number]
         blob = torch.frombuffer(bytearray(base64.b64decode(entry["bytes"])), dtype=torch.uint8)
-        return from_blob(blob, entry["dtype"], entry["shape"]).to(place(entry["device"]))
+        return laid_out(from_blob(blob, entry["dtype"], entry["shape"]), entry["strides"], place(entry["device"]))
 
     return decode(document["value"], tensor)
 

@@ -21,7 +21,18 @@ from torch.optim.lr_scheduler import LRScheduler
 from elastic.checkpoints.description import FORMAT, described_tensors
 from elastic.errors import ConfigError, NotCarried, Unregistered
 from runtime.buffers import Buffer, Kind, Merge, Modes, described
-from runtime.encoding import NamedTensor, decode, device_for, dtype_name, encode, from_blob, plain_leaves, to_blob
+from runtime.encoding import (
+    NamedTensor,
+    decode,
+    device_for,
+    dtype_name,
+    encode,
+    from_blob,
+    laid_out,
+    plain_leaves,
+    strides_of,
+    to_blob,
+)
 from runtime.flats import CPU
 from runtime.partial import Json
 from runtime.values import Values, encode_value
@@ -317,7 +328,7 @@ class Carrier:
         entries = cast(list[dict[str, Any]], header["tensors"])
 
         def tensor(i: int) -> torch.Tensor:
-            return tensors[i].to(devices[i], copy=True)
+            return laid_out(tensors[i], entries[i]["strides"], devices[i])
 
         devices = [self.place(entry["device"]) for entry in entries]
         decoded = {name: decode(entry["state"], tensors.__getitem__) for name, entry in objects.items()}
@@ -326,7 +337,7 @@ class Carrier:
             for name, thing in self._objects.items():
                 if isinstance(thing, nn.Module):
                     _load_module(thing, decoded[name], objects[name])
-                    _load_nonpersistent(thing, decode(objects[name]["nonpersistent"], tensors.__getitem__))
+                    _load_nonpersistent(thing, decode(objects[name]["nonpersistent"], tensor))
                 elif isinstance(thing, torch.optim.Optimizer):
                     _load_optimizer(thing, decode(objects[name]["state"], tensor))
                 else:
@@ -544,7 +555,14 @@ def _entry(path: str, tensor: torch.Tensor) -> dict[str, Json]:
     shape: list[Json] = list(tensor.shape)
     nbytes = tensor.numel() * tensor.element_size()
     device = tensor.device.type
-    return {"name": path, "dtype": dtype_name(tensor), "shape": shape, "nbytes": nbytes, "device": device}
+    return {
+        "name": path,
+        "dtype": dtype_name(tensor),
+        "shape": shape,
+        "strides": strides_of(tensor),
+        "nbytes": nbytes,
+        "device": device,
+    }
 
 
 def _load_module(module: nn.Module, state: dict[str, Any], entry: dict[str, Json]) -> None:
@@ -571,7 +589,7 @@ def _load_nonpersistent(module: nn.Module, values: dict[str, Any]) -> None:
         value = values[path]
         if value is None or live is None or _kind(live) != _kind(value) or torch._debug_has_internal_overlap(live) == 1:
             near = live if live is not None else next(module.parameters(), value)
-            owner._buffers[key] = None if value is None else value.to(near.device, copy=True)
+            owner._buffers[key] = None if value is None else value.to(near.device)
             continue
         with torch.no_grad():
             live.copy_(value)

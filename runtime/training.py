@@ -136,6 +136,8 @@ class Training:
         self._shared: dict[str, Json] = {}
         self.place_read = False
         """The script has looked which step it is in."""
+        self.passes_tried: set[int] = set()
+        """Numbers of passes within a step of which this process has run a shard."""
         self.bound = False
         """Of a newcomer: before the inner loop it has drawn random numbers, called what all do together, or read
         job.state or which step it is in; what it made of that is of this step and no other."""

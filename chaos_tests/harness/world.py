@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from elastic.checkpoints.naming import EntryName
+from elastic.checkpoints.naming import PERIODIC, EntryName
 
 
 def slot_of(worker: str) -> int:
@@ -69,7 +69,7 @@ class World:
                     self.agents[line["node"]] = line["pid"]
                 case "leading":
                     self.leader = line["pid"]
-                case "snapshot_complete" | "checkpoint_complete":
+                case "snapshot_complete" | "checkpoint_complete" if line["series"] == PERIODIC:  # a job goes on from these
                     name = EntryName.parse(line["entry"])
                     if name is not None and name.generation > self.lost_generation:
                         self.kept_step = max(self.kept_step, name.step)

@@ -3,13 +3,15 @@
 So do checkpoints, snapshots, and members to a newcomer. It is checked here before anything is made of what it claims.
 
     {"format": 1,
-     "tensors": [{"name": "model.weight", "dtype": "float32", "shape": [2, 3], "nbytes": 24, "device": "cpu"}, ...],
+     "tensors": [{"name": "model.weight", "dtype": "float32", "shape": [2, 3], "strides": [3, 1], "nbytes": 24,
+                  "device": "cpu"}, ...],
      "objects": {"model": {"state": a value, "evaluating": [names of modules], "fixed": [names of parameters],
                            "nonpersistent": {"queue": {"__tensor__": 7}, ...}}, ...},
      "state": {"best": a value, ...}}
 
 A value is one of JSON; {"__tensor__": i} stands where tensor i was, and other markers for what JSON cannot say
-(runtime/encoding.py). Modules alone have more than "state"; "nonpersistent" are their buffers that are not in their
+(runtime/encoding.py). The bytes of a tensor come in row-major order; "strides", in elements, say how it lay in memory, without
+gaps, because a fused optimizer pairs elements as they lie, and a kernel may sum in that order. Modules alone have more than "state"; "nonpersistent" are their buffers that are not in their
 state_dict().
 """
 
@@ -38,7 +40,8 @@ ITEM_BYTES = {**_FLOATS, **_INTEGERS, "bool": 1, "complex64": 8, "complex128": 1
 FACTORIES = ("bool", "int", "float", "str", "list", "tuple", "dict", "OrderedDict", "Counter")
 """What makes the values of a defaultdict."""
 
-_KEYS = {"name", "dtype", "shape", "nbytes", "device"}
+_KEYS = {"name", "dtype", "shape", "strides", "nbytes", "device"}
+_PACKED_KEYS = {"dtype", "shape", "strides", "device"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,9 @@ def described_tensors(header: Any) -> list[Described]:
 
 def check_values(values: Any) -> None:
     """Values of job.state without a copy of the state: name -> a value as above without tensors, or, with a few,
-    {PACKED: {"value": a value, "tensors": [{"dtype", "shape", "device", "bytes": base64}]}}. Raises ValueError.
+    {PACKED: {"value": a value, "tensors": [{"dtype", "shape", "strides", "device", "bytes": base64}]}}.
+
+    Raises ValueError.
     """
     for key, value in _object(values, STATE).items():
         path, referred, tensors = f"{STATE}.{_text(key, 'the name of a value')}", list[int](), list[Any]()
@@ -97,9 +102,9 @@ def check_values(values: Any) -> None:
         if sorted(referred) != list(range(len(tensors))):
             raise ValueError(f"the tensors of {path[:100]} are not each in one place")
         for entry in tensors:
-            _object(entry, path, {"dtype", "shape", "device", "bytes"})
+            _object(entry, path, _PACKED_KEYS | {"bytes"})
             blob = base64.b64decode(_text(entry["bytes"], "the bytes of a tensor"), validate=True)
-            _tensor({**{name: entry[name] for name in ("dtype", "shape", "device")}, "name": path, "nbytes": len(blob)})
+            _tensor({**{name: entry[name] for name in _PACKED_KEYS}, "name": path, "nbytes": len(blob)})
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
@@ -124,10 +129,25 @@ def _tensor(entry: Any) -> Described:
     if item_bytes is None:
         raise ValueError(f"{name} has the unknown dtype {entry['dtype'][:40]!r}")
     shape = sizes(entry["shape"], f"the shape of {name}")
+    strides = _list(entry["strides"], "strides")
+    if not all(type(stride) is int and 0 <= stride <= BYTES_MAX for stride in strides) or not is_dense(shape, strides):
+        raise ValueError(f"{name} cannot lie in memory with strides {str(strides)[:80]}")
     nbytes = math.prod(shape) * item_bytes
     if type(entry["nbytes"]) is not int or entry["nbytes"] != nbytes:
         raise ValueError(f"{name} has {nbytes} bytes by its shape, and {str(entry['nbytes'])[:40]} by what is said")
     return Described(name, entry["dtype"], shape, nbytes)
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the elements of such a tensor lie without gaps or overlaps, in whatever order of its dimensions."""
+    if len(shape) != len(strides):
+        return False
+    span = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
+        if stride != span:
+            return False
+        span *= size
+    return True
 
 
 def sizes(value: Any, what: str) -> tuple[int, ...]:

@@ -33,8 +33,9 @@ PATIENCE_S = 4.0
 """A strike that waits for an event is done after so many seconds without that event. A strike that cannot be done for
 so many seconds is skipped."""
 
-INTERRUPTED = {signal.SIGKILL: {-9}, signal.SIGTERM: {143, 6}, signal.SIGINT: {130}}
-"""Exit codes of a command that such a signal has ended, and that the same command takes up again."""
+INTERRUPTED = {signal.SIGKILL: {-9}, signal.SIGTERM: {143, 6, -15}, signal.SIGINT: {130, -2}}
+"""Exit codes of a command that such a signal has ended, and that the same command takes up again. A negative one is of a
+command that had only just begun."""
 
 THE_COMMAND = {
     "kill_command": signal.SIGKILL,
@@ -159,6 +160,8 @@ class _Faulty:
                 allowed = {0} | (INTERRUPTED[sent] if sent is not None else set())
                 if code not in allowed:
                     raise Broken(f"exit code {code}")
+                if sent is not None and _is_complete(job):
+                    code = 0  # which the command has said, too, and the same command would refuse it
                 if left := job.left_behind():
                     raise Broken(f"left behind: {left}")
             except Broken as broken:
@@ -194,17 +197,22 @@ class _Faulty:
 _SIGNALS = {"terminate": signal.SIGTERM, "segfault": signal.SIGSEGV}
 
 
+def _is_complete(job: Job) -> bool:
+    return (job.dir / "result.json").exists() and job.result["exit_code"] == 0
+
+
 class _Watch:
     """What the journals and the ledger of a running job say."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.world = job, World()
+        self._since_ns = time.monotonic_ns()
         self.events: dict[str, int] = {}
         self._all_hit = False
         self._journals = Journals(lambda: (job.dir / "journal").glob("*.jsonl"))
 
     def look(self) -> None:
-        new = self._journals.new()
+        new = [line for line in self._journals.new() if line["t_mono_ns"] > self._since_ns]  # not of a command before
         self.world.feed(new)
         for line in new:
             self.events[line["event"]] = self.events.get(line["event"], 0) + 1

@@ -577,6 +577,16 @@ FEATURES["clip_value"] = with_clipping(lambda model: nn.utils.clip_grad_value_(m
 
 
 @feature
+def transposed_parameters(job: Job) -> None:
+    """A fused optimizer pairs elements of a parameter and of its state as they lie in memory."""
+    model = mlp(nn.Linear(8, 8), nn.Tanh())
+    hidden = model[1]
+    assert isinstance(hidden, nn.Linear)
+    hidden.weight = nn.Parameter(torch.randn(8, 8).t())
+    train(job, model, torch.optim.AdamW(model.parameters(), 0.05, fused=True))
+
+
+@feature
 def ema(job: Job) -> None:
     model = mlp(nn.BatchNorm1d(8))
     average = torch.optim.swa_utils.AveragedModel(

@@ -276,6 +276,36 @@ def test_what_a_script_makes_of_its_place_before_the_inner_loop_is_of_the_step_t
     assert world.errors == {} and world.digests == dict.fromkeys(("w0", "w1", "n0"), quiet)
 
 
+def lazily_in_the_second_pass(job: Job) -> None:
+    """A GradScaler makes its scale in the first scale(), which a worker without a shard never calls by itself."""
+    model = mlp()
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.05), torch.amp.GradScaler("cpu", init_scale=8.0)
+    job.register(model=model, optimizer=optimizer, scaler=scaler)
+    for step in job.steps(loader(job, shards=1), total=STEPS):
+        for x, y in step:
+            cross_entropy(model(x), y).backward()
+        optimizer.zero_grad()
+        for x, y in step:
+            scaler.scale(cross_entropy(model(x), y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def test_workers_without_a_shard_have_what_a_shard_makes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newcomer, and all but one of those that go on from a checkpoint."""
+    configure(monkeypatch, Settings(root=str(tmp_path), every="4 steps"))
+    quiet = run(lazily_in_the_second_pass, Recorded())
+    world = World(2)
+    world.run(partial(run, lazily_in_the_second_pass), newcomers=1, asked_at=2, copy_at=2, admit_at=2)
+    assert world.errors == {} and world.digests == dict.fromkeys(("w0", "w1", "n0"), quiet)
+    entry = Series(storage_at(str(tmp_path))).names()[0]
+    configure(monkeypatch, Settings(root=str(tmp_path), resume=str(entry)))
+    resumed = World(2)
+    resumed.run(partial(run, lazily_in_the_second_pass))
+    assert resumed.errors == {} and resumed.digests == dict.fromkeys(("w0", "w1"), quiet)
+
+
 def test_the_page_has_a_row_for_every_feature_and_no_other() -> None:
     rows = set(re.findall(r"^\|[^|]+\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     assert rows == set(FEATURES)

@@ -25,7 +25,7 @@ SIZES = [10, 0, 700, 33]
 HEADER: dict[str, Json] = {
     "format": 1,
     "tensors": [
-        {"name": f"model.{i}", "dtype": "uint8", "shape": [size], "nbytes": size, "device": "cpu"}
+        {"name": f"model.{i}", "dtype": "uint8", "shape": [size], "strides": [1], "nbytes": size, "device": "cpu"}
         for i, size in enumerate(SIZES)
     ],
     "objects": {"model": {"state": [{"__tensor__": i} for i in range(len(SIZES))]}},

@@ -87,7 +87,7 @@ def set_in(*keys: Any, to: Any) -> Callable[[Body], object]:
 
 
 FIRST = ("header", "tensors", 0)
-SHORT = {"dtype": "float32", "shape": [2], "device": "cpu", "bytes": "AAAA"}
+SHORT = {"dtype": "float32", "shape": [2], "strides": [1], "device": "cpu", "bytes": "AAAA"}
 CHANGES: dict[str, Callable[[Body], object]] = {
     "a file outside": set_in("files", 0, "name", to="../../../../etc/passwd"),
     "an absolute file": set_in("files", 0, "name", to="/etc/passwd"),
@@ -114,6 +114,10 @@ CHANGES: dict[str, Callable[[Body], object]] = {
         body["files"][0].update(size=1 << 46),
     ),
     "a shape of other rows": set_in(*FIRST, "shape", to=[6, 8]),
+    "strides with gaps": set_in(*FIRST, "strides", to=[1 << 40, 1]),
+    "strides that overlap": set_in(*FIRST, "strides", to=[1, 1]),
+    "strides of other dimensions": set_in(*FIRST, "strides", to=[1]),
+    "strides that are none": set_in(*FIRST, "strides", to=[True, "1"]),
     "a shape of negative rows": set_in(*FIRST, "shape", to=[-8, -6]),
     "a shape of many dimensions": set_in(*FIRST, "shape", to=[1] * 10_000),
     "another dtype": set_in(*FIRST, "dtype", to="int32"),

@@ -65,7 +65,8 @@ PURE_ROOMS = [
 ]
 
 PURE_STDLIB = {
-    *("__future__", "abc", "ast", "bisect", "collections", "collections.abc", "contextlib", "copy", "dataclasses"),
+    *("__future__", "abc", "ast", "base64", "bisect", "collections", "collections.abc", "contextlib", "copy"),
+    "dataclasses",
     *(
         "difflib",
         "enum",

@@ -225,7 +225,11 @@ class FakeMember:
         return 1
 
     def owned(self, units: int) -> tuple[int, ...] | None:
-        return tuple(range(units)) if self.worker_id in self.world.members else None
+        if self.worker_id not in self.world.members:
+            return None
+        if units < self.world_size:
+            return (self.rank,) if self.rank < units else ()
+        return tuple(unit for unit in range(units) if unit * self.world_size // units == self.rank)
 
     because = ""
     began = ""
@@ -309,10 +313,7 @@ class FakeMember:
         if self.behind:
             return
         world = self.world
-        rank, size = self.rank, len(world.members)
-        todo = [unit for unit in range(op.units) if unit * size // op.units == rank] if op.units >= size else []
-        if op.units < size and rank < op.units:
-            todo = [rank]
+        todo = list(self.owned(op.units) or ())
         # Others may have begun when there were more members, and own by that count what would be ours now.
         taken = {unit for part in world.open.values() for unit in part.todo}
         taken |= {unit for part in world.open.values() for lo, hi in part.held for unit in range(lo, hi)}
