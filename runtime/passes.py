@@ -28,8 +28,8 @@ Nonfinite: TypeAlias = Literal["pass", "skip", "stop"]
 Source: TypeAlias = Loader | Stream
 
 REHEARSALS = 2
-"""Shards run and thrown away at the start, where there are as many: the second one meets what the first left. One is,
-where a worker without a shard comes to the n-th pass of a step for the first time: a GradScaler, say, begins with one."""
+"""Shards run and thrown away at the start, where there are as many: the second one meets what the first left. One is
+where a worker without a shard comes to the n-th pass of a step for the first time: a GradScaler begins with one."""
 CHECKSUM_STEPS = 256
 """Every so many steps a pass also compares checksums of all weights; runtime/watch.py says what only they see."""
 ENDS = RESERVED + "epoch ends"

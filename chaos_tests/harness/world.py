@@ -69,7 +69,7 @@ class World:
                     self.agents[line["node"]] = line["pid"]
                 case "leading":
                     self.leader = line["pid"]
-                case "snapshot_complete" | "checkpoint_complete" if line["series"] == PERIODIC:  # a job goes on from these
+                case "snapshot_complete" | "checkpoint_complete" if line["series"] == PERIODIC:  # no save()
                     name = EntryName.parse(line["entry"])
                     if name is not None and name.generation > self.lost_generation:
                         self.kept_step = max(self.kept_step, name.step)

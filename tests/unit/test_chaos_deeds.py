@@ -309,12 +309,18 @@ def test_all_are_lost_only_if_something_newer_is_kept(on_nodes: Stage) -> None:
     assert healthy == ["a.0.0", "b.0.0"]
     with pytest.raises(NotNow, match="nothing is kept"):
         nodes.lose_all(on_nodes.scene, Planned(1, 0.0, "kill-all"), LoseAll(), healthy)
-    on_nodes.scene.world.feed([line("snapshot_complete", "a.0.0", entry="step-000000000005.0.g1-c105d2d3")])
+    on_nodes.scene.world.feed(
+        [line("snapshot_complete", "a.0.0", series="_periodic", entry="step-000000000005.0.g1-c105d2d3")]
+    )
     assert on_nodes.scene.world.kept_step == 5
     on_nodes.scene.world.lose_all()
-    on_nodes.scene.world.feed([line("snapshot_complete", "a.0.0", entry="step-000000000006.0.g1-c105d2d3")])
+    on_nodes.scene.world.feed(
+        [line("snapshot_complete", "a.0.0", series="_periodic", entry="step-000000000006.0.g1-c105d2d3")]
+    )
     assert on_nodes.scene.world.kept_step == 0, "it is of before, and heard of late"
-    on_nodes.scene.world.feed([line("snapshot_complete", "a.0.0", entry="step-000000000006.0.g2-c105d2d3")])
+    on_nodes.scene.world.feed(
+        [line("snapshot_complete", "a.0.0", series="_periodic", entry="step-000000000006.0.g2-c105d2d3")]
+    )
     assert on_nodes.scene.world.kept_step == 6
     with pytest.raises(NotNow, match="healthy"):
         nodes.lose_all(on_nodes.scene, Planned(1, 0.0, "kill-all"), LoseAll(), healthy[:1])
