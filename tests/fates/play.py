@@ -34,8 +34,8 @@ PATIENCE_S = 4.0
 so many seconds is skipped."""
 
 INTERRUPTED = {signal.SIGKILL: {-9}, signal.SIGTERM: {143, 6, -15}, signal.SIGINT: {130, -2}}
-"""Exit codes of a command that such a signal has ended, and that the same command takes up again. A negative one is of a
-command that had only just begun."""
+"""Exit codes of a command that such a signal has ended, and that the same command takes up again. Negative ones are of
+commands that had only just begun."""
 
 THE_COMMAND = {
     "kill_command": signal.SIGKILL,
