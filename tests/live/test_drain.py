@@ -120,6 +120,10 @@ def test_an_operator_drains_a_node_and_takes_it_back(
     assert job.members() == ["a.0.0"]
     assert cli.main([*words, "--node", "b", "--cancel"]) == ExitCode.DONE
     job.await_members("a.0.0", "b.0.1")
+    asked = job.events("drain_asked", node="b")
+    assert [line["over"] for line in asked] == [False, True], "each by whom, and from where"
+    known = {(line["caller"], line["peer"].rpartition(":")[0]) for line in asked}
+    assert known == {("somebody without a certificate", "127.0.0.1")}
     job.pace(0.0)
     assert_as_quiet(job, quiet)
     assert losses(job) == []
