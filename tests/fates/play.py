@@ -189,6 +189,7 @@ class _Faulty:
             self._thaw.append((time.monotonic() + strike.freeze_ms / 1000, blows.freeze(pids)))
         else:
             blows.send(pids, _SIGNALS.get(strike.act, signal.SIGKILL))
+            watch.hit.update(pids)
         watch.struck()
         self._played.done.append(f"{strike.act} {strike.victim}".strip())
         return None
@@ -207,6 +208,8 @@ class _Watch:
     def __init__(self, job: Job) -> None:
         self.job, self.world = job, World()
         self._since_ns = time.monotonic_ns()
+        self.hit: set[int] = set()
+        """Pids that are about to end, which the journals may say a little later."""
         self.events: dict[str, int] = {}
         self._all_hit = False
         self._journals = Journals(lambda: (job.dir / "journal").glob("*.jsonl"))
@@ -233,7 +236,8 @@ class _Watch:
             if found is None:
                 raise blows.Impossible(f"{service} does not run")
             return [found]
-        alive = [worker for worker in world.members if worker not in world.ended and worker not in world.lost]
+        hit = {worker for worker, pid in world.pids.items() if pid in self.hit}
+        alive = [worker for worker in world.members if worker not in world.ended | world.lost | hit]
         if strike.act == "kill_all":
             chosen = alive
         elif strike.victim == "nursery":
@@ -242,12 +246,12 @@ class _Watch:
                 raise blows.Impossible("no fork server runs")
             return [int(ready[-1]["pid"])]
         elif strike.victim == "newest_process":
-            chosen = [worker for worker in world.pids if worker not in world.ended][-1:]
+            chosen = [worker for worker in world.pids if worker not in world.ended | hit][-1:]
         else:
             chosen = _chosen(strike.victim, alive)
         if not chosen:
             raise blows.Impossible("nobody is there")
-        if set(chosen) >= set(world.holders):
+        if set(chosen) >= set(world.holders) - hit:
             self._must_be_kept()
         return [world.pids[worker] for worker in chosen if worker in world.pids]
 
