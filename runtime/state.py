@@ -14,9 +14,8 @@ from typing import Any, cast, get_args
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import SyncBatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
-from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.checkpoints.description import FORMAT, described_tensors
 from elastic.errors import ConfigError, NotCarried, Unregistered
@@ -35,6 +34,7 @@ from runtime.encoding import (
 )
 from runtime.flats import CPU
 from runtime.partial import Json
+from runtime.registrable import check_registrable, sharded, unwrapped
 from runtime.values import Values, encode_value
 from runtime.watch import Snapshot, differences, tensor_mark
 
@@ -43,8 +43,6 @@ __all__ = ["Carrier", "Snapshot", "Values"]
 INT_BUFFER_ELEMENTS_MAX = 4096
 FINGERPRINT_PARAMETERS = 4
 FINGERPRINT_ELEMENTS = 1024
-_WRAPPERS = {"DistributedDataParallel"}
-_SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
 _COMPILED = "_orig_mod."
 
 NamedParameter = tuple[str, nn.Parameter]
@@ -90,7 +88,7 @@ class Carrier:
             if id(thing) in known:
                 raise ConfigError(f"{name} and {known[id(thing)]} are the same object; register it under one name")
             known[id(thing)] = name
-            _check_carried(name, thing)
+            check_registrable(name, thing)
         self._objects |= things
         self._declared |= dict(buffers or {})
 
@@ -110,7 +108,7 @@ class Carrier:
             if is_lazy(parameter):
                 raise ConfigError(f"{name} has no shape yet; run one batch through the model before the first step")
             if type(parameter.data).__name__ == "DTensor":
-                raise _sharded(f"{name} is a DTensor")
+                raise sharded(f"{name} is a DTensor")
             if parameter.is_complex():
                 raise NotCarried(f"{name} is of {parameter.dtype}: use a real tensor")
         self._owned = {id(parameter) for _, parameter in parameters}
@@ -499,52 +497,6 @@ def _unique(pairs: Iterator[NamedParameter]) -> Iterator[NamedParameter]:
         if id(parameter) not in seen:
             seen.add(id(parameter))
             yield name, parameter
-
-
-def unwrapped(thing: Any) -> Any:
-    """Without torch.compile's wrapper, and without a library's around an optimizer or a scheduler where it has no state
-    but that of what it wraps, as accelerate's have."""
-    thing = getattr(thing, "_orig_mod", thing)
-    optimizer, scheduler = getattr(thing, "optimizer", None), getattr(thing, "scheduler", None)
-    if isinstance(optimizer, torch.optim.Optimizer) and getattr(thing, "state", None) is optimizer.state:
-        return unwrapped(optimizer)
-    if isinstance(scheduler, LRScheduler) and hasattr(thing, "state_dict"):
-        return unwrapped(scheduler) if thing.state_dict() == scheduler.state_dict() else thing
-    return thing
-
-
-def _check_carried(name: str, thing: object) -> None:
-    if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-        raise ConfigError(
-            f"register({name}=...): a {type(thing).__name__} has no state_dict() and load_state_dict(); register "
-            "models, optimizers and schedulers one by one, and put plain values into job.state"
-        )
-    if isinstance(thing, torch.optim.LBFGS | torch.optim.SparseAdam):
-        raise NotCarried(
-            f"{name} is {type(thing).__name__}, which needs more than one dense gradient a step; use another optimizer"
-        )
-    if isinstance(thing, nn.Module):
-        for path, module in thing.named_modules():
-            kinds = {base.__name__ for base in type(module).__mro__}
-            where = ".".join(part for part in (name, path) if part)
-            if kind := kinds & _SHARDED:
-                raise _sharded(f"{where} is sharded by {kind.pop()}")
-            if kind := kinds & _WRAPPERS:
-                raise NotCarried(
-                    f"{where} is wrapped in {kind.pop()}; register the plain module, the job reduces gradients"
-                )
-            if isinstance(module, SyncBatchNorm):
-                raise NotCarried(
-                    f"{where} is a SyncBatchNorm, whose statistics depend on the world; use BatchNorm, each shard "
-                    "normalises by itself and the running statistics are merged"
-                )
-
-
-def _sharded(what: str) -> NotCarried:
-    return NotCarried(
-        f"{what}, and state that is sharded over workers is not carried yet: every worker of a job holds the whole "
-        "model and the whole optimizer. Leave fully_shard(), FullyShardedDataParallel and distribute_module() out"
-    )
 
 
 def _kind(value: object) -> str:

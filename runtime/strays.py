@@ -21,8 +21,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.errors import Unregistered
+from runtime.registrable import unwrapped
 from runtime.scriptend import LIBRARIES, OURS
-from runtime.state import unwrapped
 from runtime.watch import tensor_mark, value_sum
 
 _WATCHED = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
