@@ -100,7 +100,7 @@ def test_a_job_that_has_had_later_generations_ends_and_says_what_to_do(fleet: Fl
     assert "etcd holds an older state than this job" in ended["because"]
     assert f"submitted again with --resume {job} it goes on from its newest checkpoint" in ended["because"]
     assert fleet.living() == [], "it trains on"
-    newest, _ = Series(storage_at(str(fleet.home / "checkpoints"))).newest()
+    newest, _ = Series(storage_at(str(fleet.home / "checkpoints" / job))).newest()
     again = fleet.train("lost", "--resume", job, checkpoint_every="2 steps")
     fleet.await_members(again, "a.0.0", "b.0.0", "c.0.0")
     assert newest is not None and fleet.steps(again)[0]["step"] == newest.name.step
