@@ -174,17 +174,22 @@ def state_changed(where: str, changed: Sequence[str], fixed: Collection[str] = (
             f"{names} changed in {where}. Each worker runs other shards, so their buffers would part. Say how to merge "
             'it: job.register(buffers={"model.name": "mean"}), or "first" for the value of the first shard.'
         )
-    merged = ""
+    advice = ""
     if set(changed) <= {f"parameter {name}" for name in fixed}:
-        merged = (
+        advice = (
             " They are parameters that are not trained. If a layer keeps its running statistics in them, as Keras' "
             "BatchNormalization does, declare each of them as a buffer: "
             f'job.register(buffers={{"{changed[0].removeprefix("parameter ")}": "mean"}}), or "first" for integers.'
         )
+    elif all(name.startswith("parameter ") for name in changed):
+        advice = (
+            " A layer that changes its weights in forward, as nn.Embedding(max_norm=m) does, has to leave that to you: "
+            "without max_norm, and behind optimizer.step() `with torch.no_grad(): layer.weight.renorm_(2, 0, m)`."
+        )
     return StateChanged(
         f"{names} changed before {where} was reduced. Workers run different shards and a newcomer copies the state "
         "of this moment, so their models would part. Change weights, learning rates, schedulers and job.state after "
-        f"the inner loop, where the gradients are complete.{merged}"
+        f"the inner loop, where the gradients are complete.{advice}"
     )
 
 

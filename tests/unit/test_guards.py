@@ -255,6 +255,30 @@ def test_statistics_in_a_parameter_that_is_not_trained_are_named_with_the_declar
         job._detach()
 
 
+def test_an_embedding_that_renormalises_its_weights_in_forward_gets_advice_that_helps() -> None:
+    def run(layer: nn.Embedding, renormalise: Callable[[], object]) -> None:
+        with one_thread(), make_job() as job:
+            model = nn.Sequential(layer, nn.Linear(2, 1))
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            job.register(model=model, optimizer=optimizer)
+            for step in job.steps(shards=2, total=2):
+                for _ in step:
+                    model(torch.arange(4)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                renormalise()
+
+    def no_grad(layer: nn.Embedding) -> None:
+        with torch.no_grad():
+            layer.weight.renorm_(2, 0, 0.5)
+
+    with pytest.raises(StateChanged, match=r"layer\.weight\.renorm_\(2, 0, m\)"):
+        run(nn.Embedding(4, 2, max_norm=0.5), lambda: None)
+    plain = nn.Embedding(4, 2)
+    run(plain, lambda: no_grad(plain))
+    assert plain.weight.norm(dim=1).max() < 0.5001
+
+
 # LossDivided
 
 
