@@ -33,7 +33,11 @@ PATIENCE_S = 4.0
 """A strike that waits for an event is done after so many seconds without that event. A strike that cannot be done for
 so many seconds is skipped."""
 
-INTERRUPTED = {signal.SIGKILL: {-9}, signal.SIGTERM: {143, 6, -15}, signal.SIGINT: {130, -2}}
+INTERRUPTED: dict[signal.Signals | None, set[int]] = {
+    signal.SIGKILL: {-9},
+    signal.SIGTERM: {143, 6, -15},
+    signal.SIGINT: {130, -2},
+}
 """Exit codes of a command that such a signal has ended, and that the same command takes up again. Negative ones are of
 commands that had only just begun."""
 
@@ -137,7 +141,7 @@ class _Faulty:
         words += [str(PROGRAM), self._trial.program.to_json()]
         with Job(self._home, *words, environment=environment) as job:
             watch = _Watch(job)
-            sent: signal.Signals | None = None
+            allowed = {0}
             moment = _Moment(watch, todo[0]) if todo else None
             try:
                 deadline = time.monotonic() + END_S
@@ -146,7 +150,7 @@ class _Faulty:
                     watch.look()
                     if moment is not None and moment.reached():
                         try:
-                            sent = self._strike(moment.strike, watch) or sent
+                            allowed |= INTERRUPTED.get(self._strike(moment.strike, watch), set())
                         except blows.Impossible as reason:
                             if not moment.too_late():
                                 continue
@@ -157,10 +161,9 @@ class _Faulty:
                     if time.monotonic() > deadline:
                         raise Broken(f"no end after {END_S:.0f} s")
                     time.sleep(POLL_S)
-                allowed = {0} | (INTERRUPTED[sent] if sent is not None else set())
                 if code not in allowed:
                     raise Broken(f"exit code {code}")
-                if sent is not None and _is_complete(job):
+                if _is_complete(job):
                     code = 0  # which the command has said, too, and the same command would refuse it
                 if left := job.left_behind():
                     raise Broken(f"left behind: {left}")
