@@ -92,7 +92,7 @@ def test_a_training_goes_on_over_an_upgrade_of_its_node(tmp_path: Path, quiet: Q
         told = {"node": "a", "pid": known.pid, "from": known.version, "to": f"9.{known.version}", "jobs": [job]}
         assert json.loads(done.stdout) == told
         assert {line["version"] for line in fleet.events("agent_took_over")} == {told["to"]}
-        assert {line["caller"] for line in fleet.events("handover", version=told["to"])} == {f"user {os.geteuid()}"}
+        assert {line["caller"] for line in fleet.events("handover")} == {f"user {os.geteuid()}"}
         applied = before["applied"] + 5
         after = fleet.until("steps", lambda: s if (s := fleet.status(job)).get("applied", 0) > applied else None)
         pids = [{member["worker_id"]: member["pid"] for member in status["members"]} for status in (before, after)]
