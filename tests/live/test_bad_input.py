@@ -29,7 +29,7 @@ def said(job: Job) -> str:
     [
         ("no shards", "ConfigError: shards=0"),
         ("one shard is poison", "ValueError: poison"),
-        ("an exit with words behind the loop", "SystemExit: no data"),
+        pytest.param("an exit with words behind the loop", "SystemExit: no data", marks=pytest.mark.long),
     ],
 )
 def test_the_same_exception_at_the_same_place_ends_the_job_with_its_traceback_first(

@@ -55,6 +55,7 @@ def test_a_report_is_made_again_from_the_files(home: Path) -> None:
     assert json.loads((home / "report.json").read_bytes()) == before
 
 
+@pytest.mark.long
 def test_a_planted_defect_is_caught(home: Path, tmp_path: Path) -> None:
     quiet = Undisturbed(home, command(epochs=3), seconds=5.0)
     verdicts = disturbed(tmp_path / "mutant", quiet, ("kill", "kill", "kill"), gap_s=1.5, mutant="dropped-shard")

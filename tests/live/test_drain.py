@@ -149,6 +149,7 @@ def test_a_wish_to_leave_outlives_the_leader_that_heard_it(spread: Make, quiet: 
     assert losses(job) == []
 
 
+@pytest.mark.long
 def test_a_node_that_cannot_leave_in_time_is_lost_and_the_others_go_on(spread: Make, quiet: Quiet) -> None:
     job = spread()
     job.agent("a")
@@ -166,6 +167,7 @@ def test_a_node_that_cannot_leave_in_time_is_lost_and_the_others_go_on(spread: M
     assert len(job.events("worker_started", node="a")) == 1, "nobody starts on a node that has to go"
 
 
+@pytest.mark.long
 def test_an_agent_that_is_asked_to_stop_leaves_first(spread: Make, quiet: Quiet) -> None:
     job = spread()
     job.agent("a")

@@ -16,6 +16,7 @@ from tests.live.conftest import Quiet
 from tests.live.jobs import TRAINER, Job
 
 
+@pytest.mark.long
 def test_workers_lost_before_during_and_after_the_loss_of_the_rendezvous(quiet: Quiet, tmp_path: Path) -> None:
     """Nothing can be decided without it, but nothing is undone: the next one learns everything from the agent."""
     with Job(tmp_path, "--workers", "3", "--quiet", str(TRAINER)) as job:

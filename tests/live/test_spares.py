@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.live.conftest import Quiet
 from tests.live.jobs import TRAINER, Job
 
@@ -35,6 +37,7 @@ def test_a_spare_takes_the_place_of_a_killed_member(quiet: Quiet, tmp_path: Path
         assert {line["because"] for line in job.events("worker_exited", worker_id=successor)} == {"exited with 0"}
 
 
+@pytest.mark.long
 def test_a_job_whose_only_member_dies_in_its_first_step_begins_again(quiet: Quiet, tmp_path: Path) -> None:
     """Nothing was applied, so nothing is lost: what that member held every new process holds."""
     with Job(tmp_path, "--workers", "1", "--spares", "1", "--quiet", str(TRAINER)) as job:

@@ -47,6 +47,7 @@ def shards(status: dict[str, Any]) -> dict[str, int]:
     return {member["worker_id"]: member["shards"] for member in status["members"]}
 
 
+@pytest.mark.long
 def test_shards_follow_speed_and_the_slow_worker_is_named(tmp_path: Path, etcd: EmbeddedEtcd, quiet: Quiet) -> None:
     with ExitStack() as stack:
         job = mixed(stack, tmp_path, etcd, "uneven")

@@ -32,6 +32,7 @@ def job(tmp_path: Path) -> Iterator[Spread]:
         yield job
 
 
+@pytest.mark.long
 def test_who_gets_nowhere_in_a_shard_is_replaced_and_who_evaluates_is_waited_for(job: Spread, quiet: Quiet) -> None:
     job.shut("evaluate", "a.0.0")
     job.until("it is named", lambda: job.status().get("held_up_by"))

@@ -38,7 +38,7 @@ def pairs(draw: st.DrawFn) -> tuple[Generation, Generation]:
 
 
 def test_a_difference_makes_the_record_of_its_base() -> None:
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(pairs())
     def check(pair: tuple[Generation, Generation]) -> None:
         base, record = pair
