@@ -14,6 +14,7 @@ from runtime.admission import Admission
 from runtime.copy import CopyFailed
 from runtime.donor import Donor
 from runtime.gauge import Gauge
+from runtime.hello import HelloRefused
 from runtime.newcomer import Asker
 from runtime.orders import Orders
 from runtime.pace import Pace
@@ -22,6 +23,10 @@ from runtime.rings import Rings
 from runtime.session import Op, OpKind
 from runtime.standing import Standing
 from runtime.turn import Task, Turn
+
+UNHEARD_S = 1.0
+"""For so long the source of a result that refuses is asked again: it may not have heard of this generation yet."""
+RETRY_S = 0.02
 
 
 class Walk:
@@ -243,15 +248,22 @@ class Walk:
         with self._standing.changed:
             record = self._standing.position.record
             assert record is not None
-        member = record.member(source)
-        try:
-            if member is None:
-                raise CopyFailed(f"{source} is not in generation {record.number}")
-            result = self._asker.result(member, record, op)
-        except CopyFailed as failed:
-            self._journal.write("copy_failed", generation=record.number, because=str(failed))
-            self._standing.post(position.FetchFailed(op))
-            return None
+        member, until_s = record.member(source), time.monotonic() + UNHEARD_S
+        while True:
+            try:
+                if member is None:
+                    raise CopyFailed(f"{source} is not in generation {record.number}")
+                result = self._asker.result(member, record, op)
+                break
+            except CopyFailed as failed:
+                self._journal.write("copy_failed", generation=record.number, because=str(failed))
+                if not (isinstance(failed.__cause__, HelloRefused) and time.monotonic() < until_s):
+                    self._standing.post(position.FetchFailed(op))
+                    return None
+            with self._standing.changed:
+                self._standing.changed.wait(RETRY_S)
+                if self._standing.position.record is not record:
+                    return None
         self._journal.write("result_copied", generation=record.number, op=op, source=source)
         with self._standing.changed:
             return result if self._complete(position.Fetched(op), result) else None
