@@ -278,7 +278,7 @@ class Carrier:
         """(header, the tensors themselves, in its order). Raises NotCarried naming what cannot be copied."""
         tensors: list[NamedTensor] = []
         objects: dict[str, Json] = {name: self._encode(name, thing, tensors) for name, thing in self._objects.items()}
-        state: dict[str, Json] = {key: encode_value(key, value, tensors) for key, value in self.values.items()}
+        state: dict[str, Json] = {key: encode_value(key, value, tensors) for key, value in self.values.as_dict().items()}
         entries: list[Json] = [_entry(path, tensor) for path, tensor in tensors]
         header: dict[str, Json] = {"format": FORMAT, "tensors": entries, "objects": objects, "state": state}
         return header, tensors
@@ -437,7 +437,7 @@ class Carrier:
         hashed = hashlib.blake2b(digest_size=8)
         _hash_some(hashed, [parameter for _, parameter in self._parameters], step)
         tensors: list[NamedTensor] = []
-        state = {key: encode_value(key, value, tensors) for key, value in self.values.items()}
+        state = {key: encode_value(key, value, tensors) for key, value in self.values.as_dict().items()}
         hashed.update(json.dumps([self.learning_rates(), state], sort_keys=True).encode())
         _hash_some(hashed, [tensor for _, tensor in tensors], step, rows=True)
         return hashed.hexdigest()
@@ -465,7 +465,7 @@ class Carrier:
                 marks[f"learning rate of {name}, group {i}"] = float(group.get("lr", math.nan))
         for name, scheduler in self.schedulers().items():
             marks[f"scheduler {name}"] = scheduler.last_epoch
-        for key, value in self.values.items():
+        for key, value in self.values.as_dict().items():
             tensors: list[NamedTensor] = []
             plain = encode_value(key, value, tensors)
             marks[f"job.state.{key}"] = (json.dumps(plain), [tensor_mark(tensor, full) for _, tensor in tensors])

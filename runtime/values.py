@@ -152,7 +152,7 @@ class Values:
         self.update_from_json(values, place)
 
     def as_dict(self) -> dict[str, Any]:
-        """For `replace`."""
+        """All values, for whoever carries them and for `replace`: it is no read by the script."""
         return dict(self._values)
 
     def replace(self, values: dict[str, Any]) -> None:

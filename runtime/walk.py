@@ -27,6 +27,7 @@ from runtime.turn import Task, Turn
 UNHEARD_S = 1.0
 """For so long the source of a result that refuses is asked again: it may not have heard of this generation yet."""
 RETRY_S = 0.02
+"""Seconds between two such questions."""
 
 
 class Walk:

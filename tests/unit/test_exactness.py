@@ -306,6 +306,30 @@ def test_workers_without_a_shard_have_what_a_shard_makes_first(tmp_path: Path, m
     assert resumed.errors == {} and resumed.digests == dict.fromkeys(("w0", "w1"), quiet)
 
 
+def test_large_tensors_of_job_state_do_not_keep_a_script_from_calls_before_the_steps() -> None:
+    """The state is carried and compared there; only the script's own reads are refused."""
+
+    def calling(job: Job) -> None:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        job.register(model=model, optimizer=optimizer)
+        job.state.setdefault(queue=torch.zeros(20_000))
+        data = loader(job)
+        for epoch in job.epochs(2):
+            assert job.once(str, epoch) == str(epoch) and len(job.digest()) == 64
+            for step in job.steps(data):
+                for x, y in step:
+                    cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                job.state.queue.add_(1.0)
+
+    quiet = run(calling, Recorded())
+    world = World(2)
+    world.run(partial(run, calling), newcomers=1, asked_at=1, copy_at=1, admit_at=1)
+    assert world.errors == {} and world.digests == dict.fromkeys(("w0", "w1", "n0"), quiet)
+
+
 def test_the_page_has_a_row_for_every_feature_and_no_other() -> None:
     rows = set(re.findall(r"^\|[^|]+\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     assert rows == set(FEATURES)
