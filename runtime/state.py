@@ -278,7 +278,9 @@ class Carrier:
         """(header, the tensors themselves, in its order). Raises NotCarried naming what cannot be copied."""
         tensors: list[NamedTensor] = []
         objects: dict[str, Json] = {name: self._encode(name, thing, tensors) for name, thing in self._objects.items()}
-        state: dict[str, Json] = {key: encode_value(key, value, tensors) for key, value in self.values.as_dict().items()}
+        state: dict[str, Json] = {
+            key: encode_value(key, value, tensors) for key, value in self.values.as_dict().items()
+        }
         entries: list[Json] = [_entry(path, tensor) for path, tensor in tensors]
         header: dict[str, Json] = {"format": FORMAT, "tensors": entries, "objects": objects, "state": state}
         return header, tensors

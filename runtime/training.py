@@ -139,8 +139,8 @@ class Training:
         self.passes_tried: set[int] = set()
         """Numbers of passes within a step of which this process has run a shard."""
         self.bound = False
-        """This newcomer's script has drawn random numbers, made a collective call, or read job.state or its place before
-        the inner loop: what the script made of that holds for this step only."""
+        """This newcomer's script has drawn random numbers, made a collective call, or read job.state or its place
+        before the inner loop: what the script made of that holds for this step only."""
         self.astray = False
         """It went through another step than the one it was bound to: what came of that is worth nothing."""
         self._drawn_from: object = None
