@@ -146,6 +146,8 @@ class Training:
             job.state.setdefault(counts=defaultdict(int))
         if "tensor_state" in self.extras:
             job.state.setdefault(trace=torch.zeros(3))
+        if "queue_state" in self.extras:
+            job.state.setdefault(queue=torch.zeros(20_000))
         self.lr = self.optimizer.param_groups[0]["lr"]
 
     def _scheduler(self) -> Any:
@@ -173,14 +175,32 @@ class Training:
             return
         if source is None:
             arguments["total"] = self.program.steps
-        for _ in self.job.epochs(self.program.epochs):
+        for epoch in self.job.epochs(self.program.epochs):
             noise = torch.randn(INPUTS) if "draw_in_epoch" in self.extras else torch.zeros(INPUTS)
+            if "call_in_epoch" in self.extras:
+                noise = noise + self._call(f"epoch-{epoch}")
             for step in self.job.steps(**arguments):
                 self._step(step, noise)
             if "draw_in_epoch" in self.extras:
                 with torch.no_grad():
                     for parameter in self.model.parameters():
                         parameter.add_(torch.randn_like(parameter) * 1e-3)
+
+    def _call(self, name: str) -> float:
+        """What a script asks of its job before the steps of an epoch, or before the inner loop. A small number."""
+        found = self.job.evaluate(lambda x, y: {"loss": F.cross_entropy(self.model(x), y)}, self.data, batch_size=16)
+        assert self.job.once(str, name) == name and len(self.job.digest()) == 64
+        if "save" in self.extras:
+            self.job.save(name)
+        self.job.log(**{name.split("-")[0]: found["loss"]})
+        return found["loss"] * 1e-2 + (self._kept() if "read_state" in self.extras else 0.0)
+
+    def _kept(self) -> float:
+        """Of job.state, as it is now. A small number."""
+        state = self.job.state
+        trace = float(state.trace.sum()) * 1e-4 if "tensor_state" in self.extras else 0.0
+        seen = (state.seen[0] % 5) * 1e-3 if "state" in self.extras else 0.0
+        return trace + seen + (state.counts["k0"] % 7 * 1e-3 if "default_dict" in self.extras else 0.0)
 
     def _source(self) -> Any:
         p, arguments = self.program, dict[str, Any]()
@@ -209,6 +229,12 @@ class Training:
         if "draw_before_pass" in self.extras:
             noise = noise + torch.randn(INPUTS) * 0.1
         gain = random.uniform(0.9, 1.1) if "draw_after_pass" in self.extras else 1.0
+        if "read_place" in self.extras:
+            noise, gain = noise + 0.01 * (step.index % 3), gain * (1.0 if step.last_in_epoch else 0.9)
+        if "read_state" in self.extras:
+            gain += self._kept()
+        if "call_before_pass" in self.extras and step.index % 11 == 5:
+            noise = noise + self._call(f"entry-{step.index}")
         if "gan" in self.extras:
             self._critic(step)
         if "sam" in self.extras:
@@ -325,6 +351,8 @@ class Training:
             job.state.counts[f"k{step.index % 4}"] += 1
         if "tensor_state" in self.extras:
             job.state.trace = job.state.trace * 0.9 + step.index
+        if "queue_state" in self.extras:
+            job.state.queue[step.index % 100 :: 100] = loss
         if "evaluate" in self.extras and step.index % 6 == 4:
             found = job.evaluate(lambda x, y: {"loss": F.cross_entropy(self.model(x), y)}, self.data, batch_size=8)
             self.optimizer.param_groups[0]["lr"] *= 0.99 if found["loss"] > 0.5 else 0.98
