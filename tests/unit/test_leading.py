@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -232,7 +232,89 @@ def test_json_lines_go_on_behind_the_last_complete_line(tmp_path: Path) -> None:
     assert json.loads(second)["step"] == 1
 
 
-@pytest.mark.parametrize("text", ["hello\n", "hello", "[1]\n", '{"epoch": 1}\n{"st'])
+@pytest.fixture
+def to_metrics(tmp_path: Path) -> Iterator[Callable[[], JsonLines]]:
+    """Sinks of one file, each as in a process of its own."""
+    made: list[JsonLines] = []
+
+    def make() -> JsonLines:
+        made.append(JsonLines(tmp_path / "metrics.jsonl"))
+        return made[-1]
+
+    yield make
+    for sink in made:
+        sink.close()
+
+
+def steps_in(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_leader_that_was_frozen_writes_nothing_that_its_successor_has_written(
+    tmp_path: Path, to_metrics: Callable[[], JsonLines]
+) -> None:
+    """It wakes in its own step, and does not know yet that the job has gone on without it."""
+    frozen, successor = to_metrics(), to_metrics()
+    assert frozen.open(make_job()) == successor.open(make_job()) == 0
+    for step in range(3):
+        successor.write(record(step))
+    frozen.write(record(0))
+    frozen.close()
+    assert steps_in(tmp_path / "metrics.jsonl") == [0, 1, 2]
+    successor.write(record(3))
+    successor.close()
+    assert steps_in(tmp_path / "metrics.jsonl") == [0, 1, 2, 3]
+
+
+def test_a_leader_that_was_frozen_while_it_opened_cuts_nothing_off(
+    tmp_path: Path, to_metrics: Callable[[], JsonLines], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0, "epoch": 0}\n{"step": 1, "ep')
+    frozen, successor = to_metrics(), to_metrics()
+    read = JsonLines._read
+
+    def read_and_freeze(self: JsonLines) -> Any:
+        found = read(self)
+        if self is frozen and steps_in_whole(path) == [0]:
+            assert successor.open(make_job()) == 1
+            successor.write(record(1))
+            successor.write(record(2))
+        return found
+
+    def steps_in_whole(path: Path) -> list[int]:
+        return [json.loads(line)["step"] for line in path.read_bytes().splitlines() if line.endswith(b"}")]
+
+    monkeypatch.setattr(JsonLines, "_read", read_and_freeze)
+    assert frozen.open(make_job()) == 3
+    assert steps_in(path) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("then", ["write", "close", "open"])
+def test_a_line_that_came_too_late_is_taken_out_again(
+    tmp_path: Path, to_metrics: Callable[[], JsonLines], then: str
+) -> None:
+    """Frozen between its last look at the file and its write."""
+    path, sink = tmp_path / "metrics.jsonl", to_metrics()
+    sink.open(make_job())
+    for step in range(3):
+        sink.write(record(step))
+    with path.open("ab") as file:
+        file.write(path.read_bytes().splitlines(keepends=True)[0])
+    assert steps_in(path) == [0, 1, 2, 0]
+    match then:
+        case "write":
+            sink.write(record(3))
+            assert steps_in(path) == [0, 1, 2, 3]
+        case "close":
+            sink.close()
+            assert steps_in(path) == [0, 1, 2]
+        case _:
+            assert to_metrics().open(make_job()) == 3
+            assert steps_in(path) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("text", ["hello\n", "hello", "[1]\n", '{"epoch": 1}\n{"st', 'hello\n{"step": 0, "a": 1}\n'])
 def test_a_file_of_something_else_is_not_written_to(tmp_path: Path, text: str) -> None:
     path = tmp_path / "notes.txt"
     path.write_text(text, encoding="utf-8")
