@@ -98,7 +98,7 @@ def test_damage_that_is_found_only_while_the_state_is_loaded_costs_no_job(tmp_pa
         fleet.node("b")
         fleet.await_nodes("a", "b")
         fleet.pace(0.01)
-        job = fleet.train("train", workers=2, snapshot_every="4 steps", checkpoint_every="15 steps")  # no step of "best"
+        job = fleet.train("train", workers=2, snapshot_every="4 steps", checkpoint_every="15 steps")  # none of "best"
         first = fleet.await_members(job, "a.0.0", "b.0.0")
         memory = [memory_of(fleet, node, job) for node in ("a", "b")]
         fleet.until("two checkpoints", lambda: len(fleet.events("pointer_moved", series="_periodic")) >= 2)
