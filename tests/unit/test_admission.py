@@ -354,13 +354,14 @@ def test_a_copy_that_outlasts_a_loss_counts_for_donor_and_newcomer_alike(make: M
 def test_a_donor_that_hears_late_of_a_loss_does_not_count_a_copy(make: Make) -> None:
     """It would forget that when it hears of it, and the newcomer relied on it. In the next operation both agree."""
     a, b, c = make("a", 7.0), make("b", 7.0), make("c")
-    loss = generation(3, Kind.LOSS, a)
+    loss, heard = generation(3, Kind.LOSS, a), threading.Event()
 
     def the_newcomer_hears() -> None:
         for worker in (a, c):
             worker.hear(Quiesce(1, 1, 2))
         c.hear(Publish(1, loss))
         c.before_load = lambda: None
+        heard.set()
 
     c.before_load = the_newcomer_hears
     thread, joined = joining(c)
@@ -370,6 +371,7 @@ def test_a_donor_that_hears_late_of_a_loss_does_not_count_a_copy(make: Make) -> 
     for worker in (a, b):
         worker.begin(STEP)
     c.await_event("state_copied")
+    assert heard.wait(GENEROUS_S)
     wait_until(lambda: not a.standing.position.copying)
     assert a.standing.position.holders == ()
     a.hear(Publish(1, loss))
