@@ -157,7 +157,7 @@ def _encode(value: Any, path: str, tensors: list[NamedTensor], depth: int) -> Js
         return {"__tensor__": len(tensors) - 1}
     if _plain(value):
         if isinstance(value, float):
-            return float(value) if math.isfinite(value) else {"__float__": repr(float(value))}
+            return float(value) if math.isfinite(value) else {"__float__": _named(float(value))}
         return value  # type: ignore[no-any-return]
     if type(value) in (list, tuple):
         items: list[Json] = [_encode(item, f"{path}.{i}", tensors, depth - 1) for i, item in enumerate(value)]
@@ -179,6 +179,11 @@ def _encode(value: Any, path: str, tensors: list[NamedTensor], depth: int) -> Js
     return {"__dict__": listed}
 
 
+def _named(value: float) -> str:
+    """Of an infinity or a NaN, whose sign is a bit too."""
+    return "-nan" if math.isnan(value) and math.copysign(1.0, value) < 0 else repr(value)
+
+
 def decode(value: Json, tensor: Callable[[int], torch.Tensor]) -> Any:
     """What `encode` was given; `tensor(i)` gives back tensor i. Raises ValueError for what encode never writes."""
     if isinstance(value, list):
@@ -191,7 +196,7 @@ def decode(value: Json, tensor: Callable[[int], torch.Tensor]) -> Any:
     match marker, body:
         case "__tensor__", int():
             return tensor(body)
-        case "__float__", ("inf" | "-inf" | "nan") as name:
+        case "__float__", ("inf" | "-inf" | "nan" | "-nan") as name:
             return float(str(name))
         case "__tuple__", list():
             return tuple(decode(item, tensor) for item in body)

@@ -19,7 +19,7 @@ from runtime.loader import check_count, check_map_style, seed_fetch, to_device, 
 from runtime.partial import Json, Partial, Scalars
 from runtime.randomness import randomness_kept
 from runtime.riders import RESERVED
-from runtime.scalars import Number, as_number
+from runtime.scalars import Number, as_number, same_nan
 from runtime.session import OpKind
 from runtime.training import Training
 
@@ -56,7 +56,9 @@ def evaluate(
 
     def reply(result: Partial) -> Json:
         return {
-            key: total / weight for key, (_, total, weight) in result.scalars.items() if not key.startswith(RESERVED)
+            key: same_nan(total / weight)
+            for key, (_, total, weight) in result.scalars.items()
+            if not key.startswith(RESERVED)
         }
 
     chosen = (

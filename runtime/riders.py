@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from runtime.partial import Scalars
+from runtime.scalars import same_nan
 
 RESERVED = "elastic."
 """Names of scalars which begin so belong to the library."""
@@ -57,7 +58,7 @@ class Riders:
             if name.startswith(_STOP) and self.stopped is None:
                 self.stopped = name.removeprefix(_STOP)
         return {
-            name: total if kind == "sum" else total / weight
+            name: same_nan(total if kind == "sum" else total / weight)
             for name, (kind, total, weight) in scalars.items()
             if not name.startswith(RESERVED)
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TypeAlias
 
 import torch
@@ -9,6 +10,12 @@ import torch
 from elastic.errors import UsageError
 
 Number: TypeAlias = "torch.Tensor | float"
+
+
+def same_nan(value: float) -> float:
+    """The value; of the many NaNs always the same one. Which one a sum of NaNs and infinities gives, with which sign,
+    depends on what has travelled as text, and on the processor."""
+    return math.nan if math.isnan(value) else value
 
 
 def as_number(value: object, what: str) -> float:

@@ -181,7 +181,7 @@ def _walk(value: Any, path: str, referred: list[int], depth: int) -> None:
     match marker, body:
         case "__tensor__", int() if type(body) is int:
             referred.append(body)
-        case "__float__", "inf" | "-inf" | "nan":
+        case "__float__", "inf" | "-inf" | "nan" | "-nan":
             pass
         case "__tuple__", list():
             _walk(body, path, referred, depth - 1)

@@ -90,7 +90,7 @@ def rng_per_worker(module: Any) -> None:
 def late_copy(module: Any) -> None:
     """The donor's copy for a newcomer is taken after the update that the newcomer will make itself."""
 
-    def serve_state(self: Any, connection: Any, newcomer: str) -> None:
+    def serve_state(self: Any, connection: Any, newcomer: str, follow: bool) -> None:
         standing = self._standing
         with standing.changed:
             standing.changed.wait_for(lambda: self._may_copy(newcomer) or not standing.position.donor, 5.0)
@@ -98,12 +98,12 @@ def late_copy(module: Any) -> None:
                 connection.send({"later": "no window here"})
                 return
             number, window, carrier = standing.position.reduced, self._window, self.carrier
-            op = window.op
+            op, about = window.op, self._about()
             standing.post(module.CopyBegun(newcomer))
             standing.post(module.CopyEnded(newcomer, number, True))
             standing.changed.wait_for(lambda: window.op is not op and window.is_open, 10.0)
         header, blobs = carrier.capture()
-        connection.send({"op": number, "about": module.op_json(op), "state": header})
+        connection.send({"op": number, **about, "state": header})
         module.send_parts(connection, blobs)
 
     module.Donor._serve_state = serve_state
