@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos_tests.harness import processes
-from chaos_tests.harness.cluster.hosts import PREFIX
-from chaos_tests.harness.following import JobFailed
-from chaos_tests.harness.local import LocalJob, elastic_run
+from chaos_tests.cluster.hosts import PREFIX
+from chaos_tests.cluster.job_handle import JobFailed
+from chaos_tests.cluster.local_job import LocalJob, elastic_run
+from chaos_tests.support import processes
 from elastic.errors import ElasticError
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "laden.py"

@@ -1,21 +1,31 @@
-"""`elastic chaos`: break a training job on purpose, and judge whether it noticed."""
+"""`elastic chaos`: break a training job on purpose, and judge whether the job noticed.
+
+`elastic chaos list` shows presets, kinds of faults and traces, for people and for programs.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chaos_tests.cluster import sturdy_binary, why_not
+from chaos_tests.nemesis import out_of_memory
+from chaos_tests.run.request import traces_here
+from chaos_tests.scenario.catalogue import CATALOGUE
+from chaos_tests.scenario.faults import Fault, Ground, Starve, StrikeStore, ground, places
+from chaos_tests.scenario.schedule import PRESETS, ground_of
 from elastic.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
-    from chaos_tests.harness.campaign import Campaign
-    from chaos_tests.harness.checkers import Finding
+    from chaos_tests.checkers import Finding
+    from chaos_tests.run.campaign import Campaign
+
 
 NOT_TRUE = 1
 """Exit code of a run of which an invariant is not true."""
@@ -169,7 +179,7 @@ def _add_allow(parser: Any) -> None:
 
 
 def _seconds(text: str) -> float:
-    from chaos_tests.harness.scenario import seconds_of
+    from chaos_tests.scenario.scenario import seconds_of
 
     try:
         return seconds_of(text)
@@ -178,7 +188,7 @@ def _seconds(text: str) -> float:
 
 
 def _speed(text: str) -> float:
-    from chaos_tests.harness.scenario import checked_speed
+    from chaos_tests.scenario.scenario import checked_speed
 
     try:
         return checked_speed(float(text))
@@ -187,16 +197,16 @@ def _speed(text: str) -> float:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from chaos_tests import asking
-    from chaos_tests.harness.campaign import quiet_run_in
-    from chaos_tests.harness.report.documents import passed
+    from chaos_tests.report.documents import passed
+    from chaos_tests.run import request
+    from chaos_tests.run.campaign import quiet_run_in
 
-    scenario, words = asking.scenario_of(options)
-    asked = asking.campaign_of(scenario, words, Path())  # whatever is wrong with it is said before a directory is made
+    scenario, words = request.scenario_of(options)
+    asked = request.campaign_of(scenario, words, Path())  # whatever is wrong with it is said before a directory is made
     allowed = _allowed(options)
     if options.quiet_run is not None:
         quiet_run_in(options.quiet_run)
-    if (why := asking.cannot(asked)) and options.json:
+    if (why := request.cannot(asked)) and options.json:
         print(json.dumps({"passed": False, "skipped": why}))
     if why:
         print(f"chaos: SKIPPED preset={asked.preset}: {why}", file=sys.stderr)
@@ -218,7 +228,8 @@ def _told_on_stderr(really: bool) -> AbstractContextManager[object]:
 
 def _both_runs(asked: Campaign, earlier: Path | None) -> Campaign:
     """earlier: a directory with an undisturbed run to compare with."""
-    from chaos_tests.harness import campaign, faulty, processes
+    from chaos_tests.run import campaign, faulty_run
+    from chaos_tests.support import processes
 
     processes.exit_on_sigterm()
     if earlier is not None:
@@ -227,24 +238,23 @@ def _both_runs(asked: Campaign, earlier: Path | None) -> Campaign:
         print("\nundisturbed run", flush=True)
         quiet_s = campaign.quiet_run(asked)
     print("\nrun with faults", flush=True)
-    return faulty.faulty_run(asked, quiet_s)
+    return faulty_run.faulty_run(asked, quiet_s)
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from chaos_tests import asking
-    from chaos_tests.harness import replay
+    from chaos_tests.run import campaign, request
 
-    before = replay.read_report(options.report)
+    before = campaign.read_report(options.report)
     beside = (options.report if options.report.is_dir() else options.report.parent).absolute()
-    if why := asking.cannot(replay.campaign_again(before, Path())):
+    if why := request.cannot(campaign.campaign_again(before, Path())):
         print(f"chaos: SKIPPED {why}", file=sys.stderr)
         return SKIPPED
     home = _home(options.job_dir, beside.name)
-    asked = replay.campaign_again(before, home)
+    asked = campaign.campaign_again(before, home)
     with _told_on_stderr(options.json):
         print(f"chaos: again preset {asked.preset}, seed {asked.seed}, in {home}", flush=True)
         _judge(_both_runs(asked, beside if (beside / "quiet" / "result.json").exists() else None), frozenset())
-        differ = list(replay.differences(before, replay.read_report(home)))
+        differ = list(campaign.differences(before, campaign.read_report(home)))
         print(f"replay: {'the same' if not differ else 'DIFFERENT'}")
         for sentence in differ:
             print(f"  {sentence}")
@@ -254,8 +264,8 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from chaos_tests.harness import campaign
-    from chaos_tests.harness.report.documents import passed
+    from chaos_tests.report.documents import passed
+    from chaos_tests.run import campaign
 
     allowed = _allowed(options)
     findings = _judge(campaign.read_campaign(options.dir.absolute()), allowed)
@@ -263,8 +273,8 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _judge(asked: Campaign, allowed: frozenset[str]) -> Sequence[Finding]:
-    from chaos_tests.harness import publish
-    from chaos_tests.harness.report.documents import headline
+    from chaos_tests.report.documents import headline
+    from chaos_tests.run import publish
 
     findings = publish.report(asked, allowed)
     print()
@@ -279,7 +289,7 @@ def _judge(asked: Campaign, allowed: frozenset[str]) -> Sequence[Finding]:
 
 
 def _trace(options: argparse.Namespace) -> int:
-    from chaos_tests.harness.traces import NODES_MAX, as_csv, generate
+    from chaos_tests.scenario.traces import NODES_MAX, as_csv, generate
 
     if not 1 <= options.nodes <= NODES_MAX:
         raise ConfigError(f"--nodes {options.nodes}: 1 to {NODES_MAX}")
@@ -288,14 +298,13 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from chaos_tests import listing
 
-    print(json.dumps(listing.document()) if options.json else listing.text())
+    print(json.dumps(document()) if options.json else text())
     return ExitCode.DONE
 
 
 def _allowed(options: argparse.Namespace) -> frozenset[str]:
-    from chaos_tests.harness.checkers import INVARIANTS
+    from chaos_tests.checkers import INVARIANTS
 
     named = frozenset(filter(None, options.allow_unknown.split(",")))
     if strange := named - {invariant.number for invariant in INVARIANTS}:
@@ -305,7 +314,7 @@ def _allowed(options: argparse.Namespace) -> frozenset[str]:
 
 def _home(chosen: Path | None, script: str) -> Path:
     """A new directory. Raises ConfigError if it cannot be one."""
-    from elastic.jobdir import default_name, next_free
+    from elastic.records.job_directory import default_name, next_free
 
     try:
         if chosen is None:
@@ -323,3 +332,66 @@ if __name__ == "__main__":
     from elastic.cli import main
 
     sys.exit(main(["chaos", *sys.argv[1:]]))
+
+
+def document() -> dict[str, Any]:
+    """ground: what kind of a job it needs. cannot: why it is skipped on this machine, or ""."""
+    no_network, no_cgroup = why_not(), out_of_memory.why_not()
+    no_etcd = "" if sturdy_binary() else "no etcd here that stays consistent when it is killed; `make etcd`"
+
+    def cannot(fault: Fault) -> str:
+        if ground(fault) is Ground.NETWORK:
+            return no_network
+        if isinstance(fault, Starve):
+            return no_cgroup
+        return no_etcd if isinstance(fault, StrikeStore) and not fault.freeze else ""
+
+    return {
+        "presets": [
+            {
+                "name": name,
+                "about": preset.about,
+                "gap_s": preset.gap_s,
+                "ground": ground_of(preset.weights),
+                "faults": sorted(preset.weights),
+                "cannot": no_network if ground_of(preset.weights) is Ground.NETWORK else "",
+            }
+            for name, preset in PRESETS.items()
+        ],
+        "faults": [
+            {
+                "name": name,
+                "about": kind.about,
+                "ground": ground(kind.fault),
+                "places": list(places(kind.fault)),
+                "cannot": cannot(kind.fault),
+            }
+            for name, kind in CATALOGUE.items()
+        ],
+        "traces": traces_here(),
+    }
+
+
+def text() -> str:
+    return "\n".join(_lines(document()))
+
+
+def _lines(told: dict[str, Any]) -> Iterator[str]:
+    yield "presets, with the mean time between two faults"
+    for preset in told["presets"]:
+        yield f"  {preset['name']:<20}{preset['gap_s']:2.0f} s  {preset['about']}"
+        yield from _cannot(preset)
+    for where in Ground:
+        yield f"\nfaults of {'any job' if where is Ground.ANY else f'a job of {where}'}"
+        for fault in (one for one in told["faults"] if one["ground"] == where):
+            yield f"  {fault['name']:<20}{fault['about']}"
+            if fault["places"]:
+                yield f"  {'':<20}places: {', '.join(fault['places'])}"
+            yield from _cannot(fault)
+    yield "\ntraces"
+    yield from (f"  {name}" for name in told["traces"])
+
+
+def _cannot(one: dict[str, Any]) -> Iterator[str]:
+    if one["cannot"]:
+        yield f"  {'':<20}not here: {one['cannot']}"

@@ -16,12 +16,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from chaos_tests.harness.local import LocalJob, elastic_run
-from chaos_tests.harness.narrator import Narrator
+from chaos_tests.cluster.local_job import LocalJob, elastic_run
+from chaos_tests.run.narrator import Narrator
 from elastic.errors import ElasticError
-from elastic.journal import PHASES, read_all, recoveries
-from elastic.ledger import compare
-from elastic.ledger import read as read_ledger
+from elastic.records.journal import PHASES, read_all, recoveries
+from elastic.records.ledger import compare
+from elastic.records.ledger import read as read_ledger
 
 SCRIPT = Path(__file__).resolve().parent.parent / "docs" / "examples" / "train_gpt.py"
 WORKERS = 3

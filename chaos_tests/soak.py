@@ -18,12 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from chaos_tests.harness import processes, resources
-from chaos_tests.harness.following import JobFailed
-from chaos_tests.harness.leftovers import Before, left
-from chaos_tests.harness.local import LocalJob, elastic_run
-from chaos_tests.harness.resources import Held
-from chaos_tests.harness.world import World
+from chaos_tests.cluster.job_handle import JobFailed
+from chaos_tests.cluster.local_job import LocalJob, elastic_run
+from chaos_tests.nemesis.membership_view import World
+from chaos_tests.support import processes, resources
+from chaos_tests.support.resources import Before, Held, left
 from elastic.errors import ElasticError
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "tiny.py"

@@ -1,7 +1,25 @@
 """Elastic, fault-tolerant training for PyTorch. `job = elastic.join()` is where a script starts.
 
 What lives in `runtime`, which imports torch, is resolved at first use, so that agents and the command line, which
-import this package too, stay light.
+import this package too, stay light. Below, each package imports only those above it:
+
+    errors.py       every error, named by what the caller does next
+    version.py      of this program
+    file_modes.py   who may read what a job writes
+    checkpoints/    durable checkpoints, without torch
+    config.py       what a job is, and how long things may take
+    protocol/       what is said and what is decided, pure: the job's state machine, a worker's, plans, assignments
+    wire/           how messages are serialised
+    records/        a job's directory: ledger, journals, what is told from them
+    store/          durable truth: etcd, leases, elections
+    preemption/     notices that a machine is about to go
+    security/       certificates, roles, who may call what
+    rendezvous/     who leads a job, and how its leader is found
+    agent/          the agent of a node: its workers, their lives and deaths
+    fleet/          several machines, several jobs
+    cli/            the command line
+
+`runtime` is the other half, inside the training process; `chaos_tests` breaks both on purpose.
 """
 
 from __future__ import annotations
@@ -10,14 +28,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 from elastic import errors
+from elastic.version import __version__
 
 if TYPE_CHECKING:
-    from runtime.job import Job, join
-    from runtime.sinks import JsonLines, TensorBoard
+    from runtime.job.job import Job, join
+    from runtime.job.sinks import JsonLines, TensorBoard
 
-__all__ = ["Job", "JsonLines", "TensorBoard", "errors", "join"]
-_LAZY = {"Job": "runtime.job", "join": "runtime.job", "JsonLines": "runtime.sinks", "TensorBoard": "runtime.sinks"}
-__version__ = "0.1.0"
+__all__ = ["Job", "JsonLines", "TensorBoard", "__version__", "errors", "join"]
+_LAZY = {
+    "Job": "runtime.job.job",
+    "join": "runtime.job.job",
+    "JsonLines": "runtime.job.sinks",
+    "TensorBoard": "runtime.job.sinks",
+}
 
 
 def __getattr__(name: str) -> object:

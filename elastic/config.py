@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
-from elastic.checkpoints.interval import Every
-from elastic.checkpoints.keep import Keep
+from elastic.checkpoints.policy import Every, Keep
 from elastic.errors import ConfigError
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")

@@ -12,7 +12,7 @@ An *operation* is everything that all members do together: a pass over the shard
             break                                     # Partial(0, units): the same bits on every member
 
 `finish` returns None when a member was lost and this worker inherits more units. Two implementations: Alone
-(alone.py: a job of one) and Member (member.py: a worker under an agent).
+(single.py: a job of one) and Member (worker_session.py: a worker under an agent).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any, Protocol, Self
 import torch
 
 from elastic.checkpoints.naming import EntryName
-from runtime.partial import Json, Partial
-from runtime.state import Carrier
+from runtime.reduction.partial_sum import Json, Partial
+from runtime.state.training_state import Carrier
 
 
 class OpKind(StrEnum):

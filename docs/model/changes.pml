@@ -5,15 +5,15 @@
  * is not modelled at all, says README.md.
  *
  *   here                                   there
- *   Step: header                           elastic/position/joins.py to_carry, missing
- *   Step: result                           elastic/position/operations.py obtained; joins.py taking_effect
- *   Step: leave                            AwaitAcknowledgements, Acknowledged -> Left; membership/changes.py left
- *   Step: catch up                         elastic/position/generations.py _fall_behind; operations.py fetched
- *   Orders: publish, quiesce, loss         elastic/position/generations.py planned, quiesce, enter_loss
- *   Newcomer: copy, outcome, join          elastic/position/moves.py seek; joins.py outcome; generations.py joined
- *   Leader: plan, LISTED, EARLY_FIRST      elastic/membership/changes.py plan_change, _leaves_early
- *   Leader: quiesce, decide                elastic/membership/losses.py; elastic/plan.py decide_loss
- *   Leader: replace_stuck                  elastic/membership/changes.py replace_stuck
+ *   Step: header                           elastic/protocol/worker_state/pending.py to_carry, missing
+ *   Step: result                           elastic/protocol/worker_state/operation.py obtained; pending.py taking_effect
+ *   Step: leave                            AwaitAcknowledgements, Acknowledged -> Left; planned_changes.py left
+ *   Step: catch up                         elastic/protocol/worker_state/generation_change.py _fall_behind; operation.py fetched
+ *   Orders: publish, quiesce, loss         elastic/protocol/worker_state/generation_change.py planned, quiesce, enter_loss
+ *   Newcomer: copy, outcome, join          elastic/protocol/worker_state/next_move.py seek; pending.py outcome; generation_change.py joined
+ *   Leader: plan, LISTED, EARLY_FIRST      elastic/protocol/membership/planned_changes.py plan_change, _leaves_early
+ *   Leader: quiesce, decide                elastic/protocol/membership/loss.py; elastic/protocol/recovery_plan.py decide_loss
+ *   Leader: replace_stuck                  elastic/protocol/membership/planned_changes.py replace_stuck
  *   Leader: heard                          Group.running: what a leader has been told, which may be late
  *   list[], early, top, aim                Group.chain: the records since the last loss, renumbered from 0 by each loss
  *

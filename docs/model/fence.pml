@@ -5,11 +5,11 @@
  * a transaction may be lost. Orders are delivered late, in any order, and more than once.
  *
  *   here                                   there
- *   Replica: elected, read                 elastic/election.py; membership/arrivals.py elected
- *   Replica: commit                        elastic/membership/records.py commit; the transaction in elastic/ledger.py
- *   Replica: answer, lost answer           membership/commits.py committed, CommitRefused; read before anything is told
- *   Replica: tell                          membership/records.py publish
- *   Worker                                 orders of an older term are refused; generations.py enter_loss
+ *   Replica: elected, read                 elastic/store/election.py; formation.py elected
+ *   Replica: commit                        elastic/protocol/membership/transitions.py commit; the transaction in elastic/records/ledger.py
+ *   Replica: answer, lost answer           state_machine.py committed, CommitRefused; read before anything is told
+ *   Replica: tell                          transitions.py publish
+ *   Worker                                 orders of an older term are refused; generation_change.py enter_loss
  *
  * Claims: a record never changes once it is written [once]; nobody writes with a term that is over [term]; a worker
  * enters only what is written, so no two enter different lists of one number [same]; the numbers that a worker enters

@@ -4,13 +4,13 @@
  * whose generation is planned from the start. What a worker has sent outlives it.
  *
  *   here                                   there
- *   Worker: begin, start, done             elastic/position/operations.py begin, done
+ *   Worker: begin, start, done             elastic/protocol/worker_state/operation.py begin, done
  *   Worker: header, slice, result          runtime: roots to the owners of slices, slices to all; obtained
- *   Worker: catch up                       operations.py fetched, or fetch_failed and all units computed alone
- *   Worker: report                         elastic/position/generations.py quiesce
- *   Worker: enter                          generations.py enter_loss, _take_share, _fall_behind
- *   Worker: copy, join                     elastic/position/moves.py seek; generations.py joined
- *   Leader: quiesce, give up, decide       elastic/membership/losses.py; elastic/plan.py decide_loss, redo_shares
+ *   Worker: catch up                       operation.py fetched, or fetch_failed and all units computed alone
+ *   Worker: report                         elastic/protocol/worker_state/generation_change.py quiesce
+ *   Worker: enter                          generation_change.py enter_loss, _take_share, _fall_behind
+ *   Worker: copy, join                     elastic/protocol/worker_state/next_move.py seek; generation_change.py joined
+ *   Leader: quiesce, give up, decide       elastic/protocol/membership/loss.py; elastic/protocol/recovery_plan.py decide_loss, redo_shares
  *   number, list[], plan_*                 the committed records: durable, and each told to a worker with any delay
  *
  * Claims: members differ by at most one operation [one]; every sum has every unit exactly once [sum]; a ring that was

@@ -10,9 +10,9 @@ So do checkpoints, snapshots, and members to a newcomer. It is checked here befo
      "state": {"best": a value, ...}}
 
 A value is one of JSON; {"__tensor__": i} stands where tensor i was, and other markers for what JSON cannot say
-(runtime/encoding.py). The bytes of a tensor come in row-major order; "strides", in elements, say how it lay in memory,
-without gaps: a fused optimizer pairs elements as they lie, and a kernel may sum in that order. Modules alone have more
-than "state"; "nonpersistent" are their buffers that are not in their state_dict().
+(runtime/state/encoding.py). The bytes of a tensor come in row-major order; "strides", in elements, say how it lay in
+memory, without gaps: a fused optimizer pairs elements as they lie, and a kernel may sum in that order. Modules alone
+have more than "state"; "nonpersistent" are their buffers that are not in their state_dict().
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The pointer to the newest complete checkpoint of a series, which the rendezvous keeps in the store.
 
-It is a fence and not the truth: what a job goes on from is found on the storage (choose.py). Whoever has moved the
+It is a fence and not the truth: what a job goes on from is found on the storage (select.py). Whoever has moved the
 pointer to an entry may remove what is older than that entry; a writer that was frozen, expelled, and woke up cannot
 move it, and so removes nothing.
 """

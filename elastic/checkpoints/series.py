@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from elastic.checkpoints.choose import Found, assess, newest_first, problem_of_sizes
 from elastic.checkpoints.description import described_tensors
-from elastic.checkpoints.keep import Keep, superfluous
 from elastic.checkpoints.layout import LENGTH, Piece, check_covered, header_bytes, pieces
 from elastic.checkpoints.manifest import FileEntry, Manifest
 from elastic.checkpoints.naming import MANIFEST, PERIODIC, EntryName
+from elastic.checkpoints.policy import Keep, superfluous
+from elastic.checkpoints.select import Found, assess, newest_first, problem_of_sizes
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import MemoryStorage, Storage, put
 from elastic.errors import CheckpointCorrupt

@@ -12,7 +12,7 @@ VARIABLE = "ELASTIC_CHECKPOINTS"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """root: a directory or an fsspec path. every, keep: see interval.py and keep.py."""
+    """root: a directory or an fsspec path. every, keep: see policy.py."""
 
     root: str = "checkpoints"
     every: str = "off"
@@ -27,7 +27,7 @@ class Settings:
     resume_from: str = ""
     """Where that entry lies; "": at the root."""
     memory: str = ""
-    """A directory in this machine's memory (elastic/hostmemory.py) for snapshots; "": there is none."""
+    """A directory in this machine's memory (elastic/records/host_memory.py) for snapshots; "": there is none."""
     snapshot_every: str = "off"
     """As `every`."""
     skipped: tuple[str, ...] = ()

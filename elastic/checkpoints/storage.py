@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from elastic import modes
+from elastic import file_modes
 from elastic.errors import ConfigError
 
 Buffer = bytes | memoryview
@@ -138,7 +138,7 @@ class LocalStorage:
         directory, name = os.path.split(full)
         self._make(directory)
         temporary = os.path.join(directory, f".{name}.{secrets.token_hex(6)}.tmp")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, modes.of_file())
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, file_modes.of_file())
         try:
             try:
                 yield _LocalSink(descriptor)
@@ -181,7 +181,7 @@ class LocalStorage:
         parent = os.path.dirname(directory)
         self._make(parent)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(directory, modes.of_directory())
+            os.mkdir(directory, file_modes.of_directory())
         self._sync_directory(parent)
         if len(self._lasting) >= LASTING_KEPT:
             self._lasting.clear()  # once more is no harm

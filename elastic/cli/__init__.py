@@ -3,10 +3,23 @@
 Each module says what its verb takes and what it prints, and is imported when its verb is asked for. What that needs
 beside it imports when it runs: whoever only asks loads neither torch, etcd, cryptography nor rich.
 
-    parsing.py   the parser, and how an error is said
-    script.py    SCRIPT or -m MODULE, of run and doctor
-    upgrade.py   of `elastic agent --upgrade`
-    where.py     which job or fleet is meant: --job-dir, --rendezvous
+    local/          whole jobs on this machine: what `run` and `doctor --exact` do
+    options.py      what verbs share: the parser, the script, which job or fleet is meant
+    run.py          `elastic run`
+    status.py       `elastic status`
+    checkpoints.py  `elastic checkpoints`
+    samples.py      `elastic samples`
+    drain.py        `elastic drain`
+    doctor.py       `elastic doctor`
+    daemons.py      `elastic rendezvous`, `elastic agent`, `agent --upgrade`
+    submit.py       `elastic submit`
+    jobs.py         `elastic jobs`, `elastic stop`
+    scale.py        `elastic scale`
+    top.py          `elastic top`
+    logs.py         `elastic logs`
+    story.py        `elastic story`
+    certs.py        `elastic certs`
+    __main__.py     `python -m elastic.cli`
 """
 
 from __future__ import annotations
@@ -19,16 +32,16 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from elastic import __version__
-from elastic.cli.parsing import Parser, complain
+from elastic.cli.options import Parser, complain
 from elastic.errors import ConfigError, ElasticError, ExitCode
+from elastic.version import __version__
 
 MODULES = {
     "run": "elastic.cli.run",
     "status": "elastic.cli.status",
     "chaos": "chaos_tests.cli",
-    "checkpoints": "elastic.checkpoints.commands",
-    "samples": "elastic.samples",
+    "checkpoints": "elastic.cli.checkpoints",
+    "samples": "elastic.cli.samples",
     "drain": "elastic.cli.drain",
     "doctor": "elastic.cli.doctor",
     "rendezvous": "elastic.cli.daemons",

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from elastic.doors.roles import Role
 from elastic.errors import ConfigError, ExitCode
+from elastic.security.roles import Role
 
 ROLES = ("rendezvous", "agent", "operator", "viewer", "etcd")
 
@@ -72,15 +72,15 @@ def _add_days(verb: argparse.ArgumentParser, default: str) -> None:
 
 
 def _init(options: argparse.Namespace) -> int:
-    from elastic.doors import authority
+    from elastic.security import certificate_authority
 
-    authority.create(options.directory, options.days)
+    certificate_authority.create(options.directory, options.days)
     print(f"{options.directory} is an authority now; keep it off the nodes, and a copy of it where it is safe")
     return ExitCode.DONE
 
 
 def _node(options: argparse.Namespace) -> int:
-    from elastic.doors.authority import Authority
+    from elastic.security.certificate_authority import Authority
 
     Authority(options.ca).issue(options.name, options.role, options.out, options.address, options.days)
     for line in _lines(options.out):
@@ -100,8 +100,8 @@ def _show(options: argparse.Namespace) -> int:
 
 def _lines(directory: Path) -> list[dict[str, Any]]:
     """One for each certificate with a key. Raises ConfigError if there is no such directory."""
-    from elastic.doors import keyring
-    from elastic.doors.authority import ETCD, ETCD_CA, ETCD_CLIENT
+    from elastic.security import keyring
+    from elastic.security.certificate_authority import ETCD, ETCD_CA, ETCD_CLIENT
 
     if not directory.is_dir():
         raise ConfigError(f"{directory} is no directory")

@@ -1,27 +1,34 @@
-"""`elastic rendezvous` and `elastic agent`: the processes that a fleet is made of."""
+"""`elastic rendezvous` and `elastic agent`: the processes that a fleet is made of.
+
+`elastic agent --upgrade`: this program takes the place of a daemon that runs.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elastic import modes
-from elastic.cli.where import add_certs, add_replicas, certs_of, keyring_of
+from elastic import file_modes
+from elastic.agent.handover import POLL_S, Place, Refused, of_this_program
+from elastic.cli.options import add_certs, add_replicas, certs_of, keyring_of
 from elastic.config import check_name, check_pairs, check_text
-from elastic.doors.roles import ETCD_SERVER_NAME, Role
-from elastic.errors import ConfigError
-from elastic.fleet.addresses import check_plain, check_reachable, own_address, parse
-from elastic.jobdir import DEFAULT_PARENT
-from elastic.spot import choose
+from elastic.errors import ConfigError, ElasticError, ExitCode
+from elastic.preemption import selection
+from elastic.records.job_directory import DEFAULT_PARENT
+from elastic.rendezvous.endpoint import check_plain, check_reachable, own_address, parse
+from elastic.security.roles import ETCD_SERVER_NAME, Role
 
 if TYPE_CHECKING:
-    from elastic.doors.keyring import Keyring
-    from elastic.etcd import Tls
-    from elastic.fleet.charge import Site
+    from elastic.fleet.job_runner import Site
+    from elastic.security.keyring import Keyring
+    from elastic.store.etcd import Tls
+
 
 GRACE_S = 30.0
 
@@ -87,13 +94,13 @@ def _add_rendezvous(verbs: Any) -> None:
 def _rendezvous(options: argparse.Namespace) -> int:
     import asyncio
 
-    from elastic.doors import handshakes
+    from elastic.security import rejection_log
 
     certs = certs_of(options)
     if certs is not None:
-        handshakes.ask_for_talk()
-    from elastic.doors.doorman import Lock
+        rejection_log.ask_for_talk()
     from elastic.fleet.server import Server
+    from elastic.security.secure_server import Lock
 
     (listen,) = _one("--listen", parse("--listen", options.listen, any_port=True))
     endpoints = parse("--etcd", options.etcd)
@@ -112,9 +119,9 @@ def _rendezvous(options: argparse.Namespace) -> int:
 def _etcd_tls(certs: Path | None, *, several: bool) -> tuple[Tls | None, tuple[Keyring, ...]]:
     """What to show to etcd, if these certificates have something for it. several: endpoints, of which gRPC does not
     compare each with its certificate. Raises ConfigError."""
-    from elastic.doors.authority import ETCD_CA, ETCD_CLIENT
-    from elastic.doors.keyring import Keyring
-    from elastic.etcd import Tls
+    from elastic.security.certificate_authority import ETCD_CA, ETCD_CLIENT
+    from elastic.security.keyring import Keyring
+    from elastic.store.etcd import Tls
 
     if certs is None or not (certs / ETCD_CLIENT).exists():
         return None, ()
@@ -154,7 +161,7 @@ def _add_agent(verbs: Any) -> None:
         metavar="DIR",
         help="on this machine; each job gets a directory in it (default ./%(default)s)",
     )
-    choose.add_option(verb)
+    selection.add_option(verb)
     verb.add_argument(
         "--grace",
         type=float,
@@ -174,18 +181,16 @@ def _add_agent(verbs: Any) -> None:
 def _agent(options: argparse.Namespace) -> int:
     import asyncio
 
-    from elastic.doors import expiry
-    from elastic.doors.channels import Door
-    from elastic.fleet.attendance import Offer
-    from elastic.fleet.daemon import Daemon
-    from elastic.handover import Handed
-    from elastic.joblock import JobLock
-    from elastic.journal import Journal, journal_path
-    from elastic.retention import Retention
+    from elastic.agent.handover import Handed
+    from elastic.fleet.leader_session import Offer
+    from elastic.fleet.node_daemon import Daemon
+    from elastic.records.job_directory import JobLock
+    from elastic.records.journal import Journal, journal_path
+    from elastic.records.retention import Retention
+    from elastic.security import expiry
+    from elastic.security.channels import Door
 
     if options.upgrade:
-        from elastic.cli.upgrade import upgrade
-
         return upgrade(options.jobs_dir, _node_of(options), as_json=options.json)
     checked = _checked(options)
     site, node, jobs_dir = checked.site, checked.site.node, checked.site.jobs_dir
@@ -223,10 +228,10 @@ class _Checked:
 def trial(words: Sequence[str], state: Mapping[str, Any]) -> None:
     """Everything for which a daemon that takes over could end: of these words, and this state."""
     from elastic.cli import parser
-    from elastic.fleet import succession
+    from elastic.fleet import upgrade_state
 
     _checked(parser().parse_args(words))
-    succession.read(state)
+    upgrade_state.read(state)
 
 
 def _node_of(options: argparse.Namespace) -> str:
@@ -237,10 +242,10 @@ def _node_of(options: argparse.Namespace) -> str:
 
 def _checked(options: argparse.Namespace) -> _Checked:
     """Raises ConfigError."""
-    from elastic import jobuser
-    from elastic.fleet.charge import Site
-    from elastic.process import check_descriptors
-    from elastic.reach import Reach
+    from elastic.agent.process.worker_process import check_descriptors
+    from elastic.fleet.job_runner import Site
+    from elastic.rendezvous.reach import Reach
+    from elastic.security import job_user as users
 
     node = _node_of(options)
     if options.rendezvous is None:
@@ -250,8 +255,8 @@ def _checked(options: argparse.Namespace) -> _Checked:
         raise ConfigError(f"--slots={options.slots} must be >= 1")
     check_descriptors(options.slots, etcd=False)
     check_pairs("--label", options.label)
-    choose.check_grace(options.grace)
-    notices = choose.check(options.notices)
+    selection.check_grace(options.grace)
+    notices = selection.check(options.notices)
     address = own_address(options.address)
     certs = certs_of(options)
     keyring, of_workers = keyring_of(certs, Role.AGENT), keyring_of(certs, Role.WORKER)
@@ -265,10 +270,10 @@ def _checked(options: argparse.Namespace) -> _Checked:
     _make(options.jobs_dir, "--jobs-dir")
     job_user = None
     if options.job_user is not None:
-        job_user = jobuser.find(options.job_user)
+        job_user = users.find(options.job_user)
         if is_new:
             jobs_dir.chmod(0o755)
-        jobuser.check(job_user, jobs_dir)
+        users.check(job_user, jobs_dir)
     site = Site(
         node=node,
         reach=Reach(address, replicas, certs),
@@ -301,6 +306,48 @@ def _one(option: str, values: tuple[str, ...]) -> tuple[str]:
 def _make(directory: Path, option: str) -> None:
     check_text(option, directory.absolute())
     try:
-        modes.make_directory(directory / "journal")
+        file_modes.make_directory(directory / "journal")
     except OSError as error:
         raise ConfigError(f"{option} {directory}: {error.strerror}; give a directory that can be written") from error
+
+
+PATIENCE_S = 300.0
+"""The agents of all jobs come first, one after the other."""
+
+
+def upgrade(jobs_dir: Path, node: str, *, as_json: bool) -> int:
+    """Until it is done. Raises ConfigError if there is nothing to upgrade or it was refused, and ElasticError if the
+    daemon does not answer."""
+    try:
+        return _upgrade(Place(jobs_dir.absolute(), node), jobs_dir, node, as_json=as_json)
+    except Refused as refused:  # by the files, before anything was asked
+        raise ConfigError(f"the agent of node {node} cannot be asked: {refused}") from refused
+
+
+def _upgrade(place: Place, jobs_dir: Path, node: str, *, as_json: bool) -> int:
+    request, running = of_this_program(), place.running()
+    if running is None:
+        raise ConfigError(
+            f"no `elastic agent` of node {node} runs in {jobs_dir}; give the --jobs-dir and --node with which it was "
+            "started"
+        )
+    place.ask(running, request)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while (answer := place.answer(request)) is None:
+        if place.running() is None:
+            raise ElasticError(f"the agent of node {node}, process {running.pid}, has ended meanwhile")
+        if time.monotonic() > deadline_s:
+            raise ElasticError(
+                f"the agent of node {node}, process {running.pid}, has not answered within {PATIENCE_S:g} s; its "
+                f"journal says how far it is: {jobs_dir}/journal"
+            )
+        time.sleep(POLL_S)  # another process and its files: there is nothing to wait on
+    if answer["refused"]:
+        raise ConfigError(f"nothing was lost, and node {node} goes on with {running.version}: {answer['refused']}")
+    told = {"node": node, "pid": running.pid, "from": running.version, "to": answer["version"], "jobs": answer["jobs"]}
+    if as_json:
+        print(json.dumps(told))
+    else:
+        jobs = ", ".join(answer["jobs"]) or "no job"
+        print(f"node {node}, process {running.pid}: {running.version} -> {answer['version']}; goes on with {jobs}")
+    return ExitCode.DONE

@@ -7,10 +7,9 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from elastic.cli.script import command
-from elastic.cli.where import add_replicas, client_of, known_replicas
+from elastic.agent.worker.examination import STEPS
+from elastic.cli.options import add_replicas, client_of, command, known_replicas
 from elastic.errors import ConfigError, ExitCode
-from elastic.examination import STEPS
 
 if TYPE_CHECKING:
     from elastic.fleet.findings import Finding
@@ -65,23 +64,23 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _of_script(options: argparse.Namespace) -> int:
-    from elastic import doctor
+    from elastic.cli.local import exactness_check
 
     if options.steps < 1:
         raise ConfigError(f"--steps {options.steps} must be at least 1")
     _, words = command(options.script, options.module, "doctor --exact")
-    report = doctor.examine(words, options.steps)
+    report = exactness_check.examine(words, options.steps)
     print(json.dumps(report.document()) if options.json else "\n".join(report.text()))
     return ExitCode.DONE if report.exact else ExitCode.SCRIPT_FAILED
 
 
 def _of_fleet(options: argparse.Namespace) -> int:
-    from elastic.fleet import survey
+    from elastic.fleet import probes
     from elastic.fleet.findings import findings
 
     if options.script:
         raise ConfigError(f"{options.script[0]}: a fleet is examined without a script; give one with --exact")
-    found = findings(survey.take(client_of(options)))
+    found = findings(probes.take(client_of(options)))
     well = not any(finding.advice for finding in found)
     if options.json:
         print(json.dumps({"well": well, "findings": [asdict(finding) for finding in found]}))

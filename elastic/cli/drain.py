@@ -1,20 +1,28 @@
-"""`elastic drain`: a node leaves, a job or a fleet."""
+"""`elastic drain`: a node leaves a job or a fleet.
+
+The command asks the leader, which tells the node's agent, and waits until the node is empty.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elastic.cli.parsing import waiting
-from elastic.cli.where import EXIT_CODES, add_either, client_of
+from elastic.cli.options import EXIT_CODES, add_either, client_of, waiting
+from elastic.cli.status import job_status
 from elastic.errors import ConfigError, ElasticError, ExitCode
+from elastic.protocol.worker_id import node_of
+from elastic.records.job_directory import read_json
+from elastic.rendezvous.operator_client import ask_to_drain
 
 if TYPE_CHECKING:
     from elastic.fleet.client import FleetClient
 
-LOOK_S = 0.2
+
+FLEET_POLL_S = 0.2
 
 EXAMPLES = """\
 examples:
@@ -47,15 +55,14 @@ def add(verbs: Any) -> None:
 
 
 def _drain(options: argparse.Namespace) -> int:
-    from elastic import drain
 
     if not 0 < options.budget < float("inf"):
         raise ConfigError(f"--budget {options.budget:g} must be a positive number of seconds")
     if options.job_dir is None:
         return _drain_fleet(options)
-    node = drain.ask(options.job_dir, options.node, options.budget, over=options.cancel)
+    node = ask(options.job_dir, options.node, options.budget, over=options.cancel)
     with waiting(_leaves(node)):
-        said = f"node {node} stays" if options.cancel else drain.wait(options.job_dir, node, options.budget)
+        said = f"node {node} stays" if options.cancel else wait(options.job_dir, node, options.budget)
     print(json.dumps({"node": node, "drained": not options.cancel}) if options.json else said)
     return ExitCode.DONE
 
@@ -75,7 +82,7 @@ def _drain_fleet(options: argparse.Namespace) -> int:
         while left := _still_on(client, options.node):
             if time.monotonic() >= deadline_s:
                 raise ElasticError(f"still on node {options.node} after {options.budget:g} s: {', '.join(left)}")
-            time.sleep(LOOK_S)  # a remote process: there is nothing to wait on
+            time.sleep(FLEET_POLL_S)  # a remote process: there is nothing to wait on
     said = f"node {options.node} is empty, and gets no job until `elastic drain --node {options.node} --cancel`"
     print(json.dumps({"node": options.node, "drained": True}) if options.json else said)
     return ExitCode.DONE
@@ -87,7 +94,6 @@ def _leaves(node: str) -> str:
 
 def _still_on(client: FleetClient, node: str) -> list[str]:
     """Workers of jobs that are on that node, as far as the jobs' leaders know."""
-    from elastic.drain import workers_on
 
     try:
         overview = client.overview()
@@ -102,3 +108,70 @@ def _still_on(client: FleetClient, node: str) -> list[str]:
     except ElasticError:
         return ["nobody leads the fleet at the moment"]
     return left
+
+
+TIMEOUT_S = 5.0
+DRAIN_POLL_S = 0.1
+SLACK_S = 10.0
+"""Beyond the budget, for processes to end."""
+
+BECAUSE = "asked for by `elastic drain`"
+
+
+def ask(job_dir: Path, node: str | None, budget_s: float, *, over: bool) -> str:
+    """Have it told to the node's agent. node None: the only one. Returns the node.
+
+    Raises ConfigError if there is no such job or node, ElasticError if nobody leads the job.
+    """
+    status = job_status(job_dir)
+    if status["state"] == "closed":
+        raise ConfigError(f"the job in {job_dir} is over: {status['because']}")
+    address = (read_json(job_dir / "rendezvous.json") or {})["address"]
+    left_ms = round(1000 * budget_s)
+    if node is None:
+        nodes = ask_to_drain(address, "", 0, "", over=True, timeout_s=TIMEOUT_S)
+        if len(nodes) != 1:
+            raise ConfigError(f"say which node with --node; there are {_named(nodes)}")
+        node = nodes[0]
+    nodes = ask_to_drain(address, node, left_ms, BECAUSE, over=over, timeout_s=TIMEOUT_S)
+    if node not in nodes:
+        raise ConfigError(f"no agent of a node {node!r} takes part in the job; there are {_named(nodes)}")
+    return node
+
+
+def wait(job_dir: Path, node: str, budget_s: float) -> str:
+    """Until no worker of the job is on the node. Returns a sentence.
+
+    Raises ElasticError if that does not happen within the budget, or if the job ends in another way.
+    """
+    deadline_s = time.monotonic() + budget_s + SLACK_S
+    while True:
+        try:
+            status = job_status(job_dir)
+        except ElasticError:  # nobody leads just now; the agent says its wish again to whoever does next
+            status = None
+        if status is not None and status["state"] == "closed":
+            if status["exit_code"] in (ExitCode.DONE, ExitCode.DRAINED):
+                return f"the job is over: {status['because']}"
+            raise ElasticError(f"the job has failed meanwhile: {status['because']}")
+        if status is not None and status["members"] and not workers_on(node, status):
+            others = sorted({member["node"] for member in status["members"]})
+            count = len(status["members"])
+            return f"node {node} is empty; the job goes on with {count} worker{'s' * (count > 1)}, on {_named(others)}"
+        if time.monotonic() >= deadline_s:
+            raise ElasticError(
+                f"workers are still on node {node} after {budget_s:g} s, because they hold the only copy of the state; "
+                f"`elastic status --job-dir {job_dir}` shows them"
+            )
+        time.sleep(DRAIN_POLL_S)  # a remote process: there is nothing to wait on
+
+
+def workers_on(node: str, status: dict[str, Any]) -> list[str]:
+    """All workers that are on that node, as a job's status tells."""
+    members = [member["worker_id"] for member in status["members"]]
+    known = [*members, *(worker for kind in ("draining", "waiting", "spares") for worker in status.get(kind, ()))]
+    return [worker for worker in known if node_of(worker) == node]
+
+
+def _named(nodes: list[str]) -> str:
+    return ", ".join(nodes) or "none"

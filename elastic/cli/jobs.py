@@ -8,10 +8,9 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from elastic.cli.parsing import waiting
-from elastic.cli.where import EXIT_CODES, add_replicas, client_of
+from elastic.cli.options import EXIT_CODES, add_replicas, client_of, waiting
 from elastic.errors import ConfigError, ElasticError, ExitCode
-from elastic.ids import node_of
+from elastic.protocol.worker_id import node_of
 
 if TYPE_CHECKING:
     from elastic.fleet.client import FleetClient
@@ -60,7 +59,7 @@ def add(verbs: Any) -> None:
 
 
 def _jobs(options: argparse.Namespace) -> int:
-    from elastic.fleet import top
+    from elastic.cli import top
 
     overview = top.with_members(top.look(client_of(options)))
     print(json.dumps(overview) if options.json else overview_text(overview, long=options.long))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from elastic.cli.where import EXIT_CODES, add_either, client_of, job_dir_of
+from elastic.cli.options import EXIT_CODES, add_either, client_of, job_dir_of
 from elastic.errors import ExitCode
 
 EXAMPLES = """\
@@ -33,12 +33,12 @@ def add(verbs: Any) -> None:
 
 
 def _logs(options: argparse.Namespace) -> int:
-    from elastic.fleet import logs
+    from elastic.fleet import remote_logs
 
     if (job_dir := job_dir_of(options)) is not None:
-        source: logs.Source = logs.Directory(job_dir)
+        source: remote_logs.Source = remote_logs.Directory(job_dir)
     else:
         client = client_of(options)
-        source = logs.Nodes(client, client.job(options.job or "")["job"])
-    logs.show(source, options.worker, follow=options.follow, as_json=options.json)
+        source = remote_logs.Nodes(client, client.job(options.job or "")["job"])
+    remote_logs.show(source, options.worker, follow=options.follow, as_json=options.json)
     return ExitCode.DONE

@@ -8,13 +8,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from elastic import launchers, siblings
 from elastic.checkpoints.naming import OWN_FILES_PREFIX
-from elastic.cli.parsing import complain
-from elastic.cli.script import command
+from elastic.cli.local import one_of_many, outer_launcher
+from elastic.cli.options import command, complain
 from elastic.config import JobSpec, Reduction, RingKind, Stragglers, Timing
 from elastic.errors import ConfigError, ExitCode
-from elastic.spot import choose
+from elastic.preemption import selection
 
 DEFAULT_WORKERS = 2
 """The smallest world in which one death loses nothing."""
@@ -168,7 +167,7 @@ def add(verbs: Any) -> None:
         "processor in one shard, before it is replaced, and that all may get nowhere before the job goes back to the "
         "newest snapshot or checkpoint (default %(default)g)",
     )
-    choose.add_option(run)
+    selection.add_option(run)
     run.add_argument(
         "--grace",
         type=float,
@@ -187,19 +186,22 @@ def add(verbs: Any) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     """Once, however many processes of this command a launcher has started on this machine."""
-    launch = launchers.find(os.environ, os.getppid())
+    launch = outer_launcher.find(os.environ, os.getppid())
     if launch is None:
         return _run_here(options, DEFAULT_WORKERS)
     if launch.local_rank:
-        return siblings.follow(launch)
-    return siblings.lead(launch, lambda: _run_here(options, launch.local_size))
+        return one_of_many.follow(launch)
+    return one_of_many.lead(launch, lambda: _run_here(options, launch.local_size))
 
 
 def _run_here(options: argparse.Namespace, default_workers: int) -> int:
-    from elastic import embedded, hostmemory, jobdir, mpirun, process, runs, scratch
+    from elastic.agent.process import mpirun, worker_process
+    from elastic.cli.local import reruns
+    from elastic.records import host_memory, job_directory, temp_dirs
+    from elastic.store import embedded
 
-    notices = choose.check(options.notices)
-    choose.check_grace(options.grace)
+    notices = selection.check(options.notices)
+    selection.check_grace(options.grace)
     program, words = command(options.script, options.module)
     workers: int = default_workers if options.workers is None else options.workers
     if options.max_workers not in (None, workers):
@@ -209,7 +211,7 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
             "left, and with --spares how many to keep ready"
         )
     spec = JobSpec(
-        name=options.name if options.name is not None else jobdir.default_name(program),
+        name=options.name if options.name is not None else job_directory.default_name(program),
         command=words,
         workers=workers,
         min_workers=options.min_workers,
@@ -229,7 +231,7 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
         fork=not options.cold_start,
         timing=Timing(pause_limit_s=options.pause_limit, hang_s=options.hang_limit),
     )
-    process.check_descriptors(spec.workers + spec.spares, etcd=True)
+    worker_process.check_descriptors(spec.workers + spec.spares, etcd=True)
     if spec.ring is RingKind.MPI:
         mpirun.find()
     try:
@@ -237,10 +239,10 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
     except ConfigError as error:
         complain(error)
         return ExitCode.BELOW_QUORUM
-    scratch.sweep(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)
-    claim = jobdir.claim(spec, options.job_dir, fresh=options.fresh)
-    with jobdir.running(claim.path), hostmemory.directory(wanted=spec.snapshot_every != "off") as memory:
-        return runs.to_the_end(
+    temp_dirs.sweep(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)
+    claim = job_directory.claim(spec, options.job_dir, fresh=options.fresh)
+    with job_directory.running(claim.path), host_memory.directory(wanted=spec.snapshot_every != "off") as memory:
+        return reruns.to_the_end(
             spec,
             claim.path,
             again=claim.again,

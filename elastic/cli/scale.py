@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from elastic.cli.where import EXIT_CODES, add_replicas, client_of
+from elastic.cli.options import EXIT_CODES, add_replicas, client_of
 from elastic.errors import ConfigError, ExitCode
 
 EXAMPLES = """\

@@ -1,14 +1,19 @@
-"""`elastic status`: what one job is doing."""
+"""`elastic status`: what one job is doing, asked of its leader, or told from its directory when the job is over."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from elastic.cli.where import EXIT_CODES, add_either, client_of, job_dir_of
-from elastic.errors import ConfigError, ExitCode
+from elastic.cli.options import EXIT_CODES, add_either, client_of, job_dir_of
+from elastic.errors import ConfigError, ElasticError, ExitCode
+from elastic.records import job_directory
+from elastic.records.ledger_tail import StepsTail
+from elastic.rendezvous.operator_client import fetch_status
 
 EXAMPLES = """\
 examples:
@@ -33,8 +38,7 @@ def add(verbs: Any) -> None:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from elastic import troubles
-    from elastic.status import job_status
+    from elastic.records import problems
 
     job_dir = job_dir_of(options)
     if job_dir is None:
@@ -44,7 +48,7 @@ def _status(options: argparse.Namespace) -> int:
     else:
         document = job_status(job_dir)
         if document["state"] != "closed":
-            document["troubles"] = [asdict(trouble) for trouble in troubles.of_job(job_dir)]
+            document["troubles"] = [asdict(trouble) for trouble in problems.of_job(job_dir)]
     print(json.dumps(document) if options.json else status_text(document))
     return ExitCode.DONE
 
@@ -87,3 +91,54 @@ def _speed_text(member: dict[str, Any]) -> str:
 
 def _three_digits(ms: float) -> str:
     return f"{ms:.0f}" if ms >= 1000 else f"{ms:.3g}"
+
+
+STATUS_WAIT_S = 5.0
+"""How long `status` waits for a leader: an election takes two seconds."""
+
+
+def job_status(job_dir: Path, wait_s: float = STATUS_WAIT_S) -> dict[str, Any]:
+    """The job's state as `elastic status --json` prints it.
+
+    Of an ended job: state "closed", no members. Raises ConfigError if there never was a job, ElasticError if nobody
+    answers for it within wait_s.
+    """
+    if not (job_dir / "job.json").exists():
+        raise ConfigError(f"{job_dir} holds no job; give the --job-dir of `elastic run`")
+    deadline_s, where = time.monotonic() + wait_s, None
+    while True:
+        if (result := job_directory.read_json(job_dir / "result.json")) is not None:
+            return _closed(job_dir, result)
+        try:
+            where = job_directory.read_json(job_dir / "rendezvous.json")
+            if where is None:
+                raise ElasticError("the job is being started; nobody leads it yet")
+            return fetch_status(where["address"], wait_s)
+        except ElasticError as error:
+            if time.monotonic() >= deadline_s:
+                if where is None and not job_directory.is_of_run(job_dir):
+                    raise ConfigError(
+                        f"{job_dir} is of a job of several machines; ask for it with --rendezvous HOST:PORT,..."
+                    ) from error
+                if not job_directory.is_live(job_dir):
+                    raise ElasticError(
+                        f"the job in {job_dir} was interrupted; none of its processes is alive, and the same command "
+                        "again goes on with it"
+                    ) from error
+                raise
+            time.sleep(0.1)  # a file and a remote process: there is nothing to wait on
+
+
+def _closed(job_dir: Path, result: dict[str, Any]) -> dict[str, Any]:
+    tail = StepsTail(job_dir / "steps.jsonl")
+    tail.poll(0.0)
+    return {
+        "job": (job_directory.read_json(job_dir / "job.json") or {}).get("name", ""),
+        "state": "closed",
+        "generation": result["generation"],
+        "because": result["because"],
+        "applied": tail.steps,
+        "members": [],
+        "exit_code": result["exit_code"],
+        "digest": result["digest"],
+    }

@@ -8,12 +8,12 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from elastic import story
-from elastic.cli.where import EXIT_CODES, add_either, client_of, job_dir_of
+from elastic.cli.options import EXIT_CODES, add_either, client_of, job_dir_of
 from elastic.errors import ConfigError, ExitCode
+from elastic.records import story
 
 if TYPE_CHECKING:
-    from elastic.journal import Line
+    from elastic.records.journal import Line
 
 EXAMPLES = """\
 examples:
@@ -68,11 +68,11 @@ def _story(options: argparse.Namespace) -> int:
 def _lines(options: argparse.Namespace) -> tuple[list[Line], dict[str, str]]:
     """By time; and whose are missing, and why."""
     if options.job_dir is None:
-        from elastic.fleet import journals
+        from elastic.fleet import remote_logs
 
         client = client_of(options)
-        return journals.of_job(client, client.job(options.job or "")["job"])
-    from elastic import journal
+        return remote_logs.of_job(client, client.job(options.job or "")["job"])
+    from elastic.records import journal
 
     for job_dir in options.job_dir:
         if not (job_dir / "job.json").exists():
@@ -85,7 +85,7 @@ def _lines(options: argparse.Namespace) -> tuple[list[Line], dict[str, str]]:
 
 def _recovery(options: argparse.Namespace, lines: list[Line]) -> str:
     """Where the time of the recovery went that led to this generation, if there was one and one clock has seen it."""
-    from elastic.journal import recoveries
+    from elastic.records.journal import recoveries
 
     if not options.about.isdigit() or options.job_dir is None or len(options.job_dir) > 1:
         return ""

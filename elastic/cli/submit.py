@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic.cli.jobs import await_end, ended_text
-from elastic.cli.parsing import waiting
-from elastic.cli.where import EXIT_CODES, add_replicas, client_of
+from elastic.cli.options import EXIT_CODES, add_replicas, client_of, waiting
 from elastic.config import JobSpec, job_from_toml
 from elastic.errors import ConfigError, ExitCode
 from elastic.fleet.documents import check_for_fleet

@@ -2,27 +2,31 @@
 
     operator --Ask: submit, stop, drain-->  rendezvous, 1..3 replicas  <--Attend: what to run--  node daemon
                                                |  all that lasts: etcd                              |  a process each
-                                            one elastic.replica.Part for each job  <--Attend--  elastic.agent of a job
+                                            the leader of each job  <---------Attend---------  elastic.agent of a job
 
-`elastic rendezvous` is one replica (server.py). All replicas read the same documents from the store (registry.py);
-one of them, elected, is the fleet's leader (office.py): it alone changes the documents, and the node daemons attend
-it. For each job that has a place every replica stands for election besides, as for a job alone (elastic/replica.py), so
-jobs do not depend on each other, nor a running one on the fleet's leader.
+`elastic rendezvous` is one replica (server.py). All replicas read the same documents from the store; one of them,
+elected, is the fleet's leader: it alone changes the documents, and the node daemons attend it. For each job that has a
+place every replica stands for election besides, as for a job alone (elastic/rendezvous/job_replica.py), so jobs do not
+depend on each other, nor a running one on the fleet's leader.
 
-`elastic agent` is the daemon of a node (daemon.py), with a stream to the leader (attendance.py). For each job that it
-is told to run it starts an agent of that job (charge.py), the same program as under `elastic run`, which attends the
-job's leader by itself.
+`elastic agent` is the daemon of a node, with a stream to the leader. For each job that it is told to run it starts an
+agent of that job, the same program as under `elastic run`, which attends the job's leader by itself.
 
-    documents.py     P  what is kept: submissions, sizes, placements, cordons
-    schedule.py      P  which job gets which slots, and what the others wait for
-    succession.py       what a daemon hands to the program that takes its place
+    documents.py        what is kept: submissions, sizes, placements, cordons, who may attend. Pure
+    scheduler.py        which job gets which slots, and what the others wait for. Pure
+    findings.py         what `elastic doctor` makes of the facts: add a check there. Pure
+    registry.py         the documents in the store
+    server.py           one replica: what `elastic rendezvous` runs
+    leader.py           what a replica does while it leads the fleet
+    service.py          what a replica answers to daemons and operators
+    admission.py        whether an agent may attend a job
+    node_daemon.py      the daemon of a node: what `elastic agent` runs
+    leader_session.py   the daemon's stream to the leader
+    job_runner.py       one job on one node: its directory and its agent
+    job_environment.py  what of the node's environment and accelerators a job's workers get
+    notice_board.py     a node's notices: asked for once, shown to all its jobs
+    upgrade_state.py    what a daemon hands to the program that takes its place
     client.py           how an operator asks a fleet
-    addresses.py        addresses as they are given; devices.py: which GPUs a job gets
-    board.py            a node's notices: asked for once, shown to all its jobs
-    archive.py          logs and journals, read from afar; logs.py and journals.py put them together
-    surroundings.py     what a replica or a node finds around itself; survey.py asks all of them
-    findings.py      P  what `elastic doctor` makes of it: add a check there
-    top.py              one look after another
-
-P = pure: standard library only; no clock, thread, socket or file.
+    remote_logs.py      logs and journals of a job, put together from its nodes
+    probes.py           what replicas and nodes find around themselves
 """

@@ -1,4 +1,4 @@
-"""At the door of each job of a fleet: an agent attends if the fleet has placed the job on its node (grants.py).
+"""At the door of each job of a fleet: an agent attends if the fleet has placed the job on its node (documents.py).
 
 What this replica has read of the documents may be a moment old. So it admits by what it has read, and reads once more
 before it refuses: a daemon hears of a new place from the fleet's leader sooner than other replicas from the store.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from elastic.fleet import grants
+from elastic.fleet import documents
 from elastic.fleet.documents import Book
-from elastic.service import NotKnown
+from elastic.rendezvous.service import NotKnown
 
 REREAD_S = 5.0
 """How long a reading may take, before it is said that nobody can tell now."""
@@ -75,4 +75,4 @@ class Admission:
         self._reread()
 
     def _objection(self, job: str, node: str, token: str) -> str:
-        return grants.objection(self._book.job(job), node, token)
+        return documents.objection(self._book.job(job), node, token)

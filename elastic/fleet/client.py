@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
-from elastic.asking import ask_leader, fetch_status
-from elastic.doors.channels import PLAIN, Door
 from elastic.errors import ConfigError, ElasticError
-from elastic.fleet.archive import Piece
+from elastic.records.job_files import Piece
+from elastic.rendezvous.operator_client import ask_leader, fetch_status
+from elastic.security.channels import PLAIN, Door
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import FleetStub
 
@@ -49,7 +49,7 @@ class FleetClient:
     def submit(self, spec: JobSpec, resume: str = "") -> dict[str, Any]:
         """resume: "<job>@<checkpoint>", an ended job and the entry from which the new one goes on. Returns {"job",
         "larger"}: its name, and a sentence if it is larger than the fleet."""
-        from elastic import codec  # which who only asks does not need
+        from elastic.wire import codec  # which who only asks does not need
 
         document = codec.job_to_json(spec).decode()
         submit = pb.Submit(document=document, resume=resume, token=secrets.token_hex(8))
@@ -114,7 +114,7 @@ class FleetClient:
         return Log(str(told["text"]).encode("latin-1"), int(told["end"]), int(told["size"]))
 
     def examine(self, node: str = "", replica: str = "") -> dict[str, Any]:
-        """What a node, or a replica, finds around itself (elastic/fleet/surroundings.py). Raises ElasticError if it
+        """What a node, or a replica, finds around itself (elastic/fleet/probes.py). Raises ElasticError if it
         does not answer."""
         told = self._ask(pb.Question(examine=pb.Examine(node=node)), (replica,) if replica else ())
         if told.get("away"):
@@ -122,7 +122,7 @@ class FleetClient:
         return told
 
     def crossings(self) -> dict[str, Any]:
-        """Which nodes reach which others where workers listen (elastic/fleet/crossings.py)."""
+        """Which nodes reach which others where workers listen (elastic/fleet/probes.py)."""
         return self._ask(pb.Question(ports=pb.Ports()))
 
     def _ask(self, question: pb.Question, replicas: Sequence[str] = ()) -> dict[str, Any]:

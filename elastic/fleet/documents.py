@@ -1,6 +1,6 @@
 """What a fleet keeps in its store, as frozen values.
 
-/elastic/.fleet/leader             address of the fleet's leader, on its lease (elastic/election.py)
+/elastic/.fleet/leader             address of the fleet's leader, on its lease (elastic/store/election.py)
 /elastic/.fleet/count              how many jobs were ever submitted
 /elastic/.fleet/jobs/<job>         Submission, written once
 /elastic/.fleet/placements/<job>   Placement, from when the job starts; may change while it runs
@@ -12,15 +12,22 @@
 /elastic/.fleet/results/<job>      Result, written once; what a job of its own keeps lies beside, at /elastic/<job>/
 
 A job's number makes its name unique in the fleet for good, so that no record of an earlier one is ever taken for its.
+
+Who may attend a job: the agents of the nodes on which the fleet has placed it, each by a token of its own. A share of a
+job on a node comes with a grant of a new token, which the fleet's leader tells the node's daemon alone, and the daemon
+the job's agent. The grant outlives the share until the agent has left: one that drains needs its leader for that. Then
+it is gone, and with the next share there is another token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hmac
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from elastic.config import JobSpec, RingKind
 from elastic.errors import ConfigError
+from elastic.security.roles import Caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +54,6 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asked for something. name, role: of his certificate, "" where there are none; address: he called from."""
-
-    name: str
-    role: str
-    address: str
-
-    def __str__(self) -> str:
-        return f"{self.role} {self.name}" if self.role else "somebody without a certificate"
-
-
-@dataclass(frozen=True, slots=True)
 class Share:
     """So many slots of a node."""
 
@@ -82,8 +77,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The agent of the job on that node may attend it (elastic/fleet/grants.py). token: a secret of replicas and of the
-    node's daemon."""
+    """The agent of the job on that node may attend it. token: a secret of replicas and of the node's daemon."""
 
     node: str
     token: str = field(repr=False)
@@ -193,3 +187,27 @@ def check_for_fleet(spec: JobSpec) -> None:
         raise ConfigError(f"env_from={spec.env_from!r} must be an absolute path: each node reads its own file")
     if spec.directory and not spec.directory.startswith("/"):
         raise ConfigError(f"directory={spec.directory!r} must be an absolute path, the same on every node")
+
+
+def granted(job: Job, placement: Placement | None, left: Collection[str], new: Callable[[], str]) -> tuple[Grant, ...]:
+    """The grants of a job that is to be placed so. left: nodes from which the job's agent has gone. new: makes a
+    token."""
+    placed = placement.slots if placement is not None else {}
+    kept = [grant for grant in job.grants if grant.node in placed or grant.node not in left]
+    kept += [Grant(node, new()) for node in sorted(placed.keys() - {grant.node for grant in kept})]
+    return tuple(sorted(kept, key=lambda grant: grant.node))
+
+
+def token_of(job: Job, node: str) -> str:
+    """Empty where the job is not placed, and has not been since its agent left."""
+    return next((grant.token for grant in job.grants if grant.node == node), "")
+
+
+def objection(job: Job | None, node: str, token: str) -> str:
+    """Why the agent of that node may not attend the job, or nothing."""
+    wanted = token_of(job, node) if job is not None else ""
+    if not wanted:
+        return "the fleet has not placed this job on this node, or not any more"
+    if not hmac.compare_digest(wanted.encode(), token.encode()):
+        return "the token is not that of this job's place on this node"
+    return ""

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from elastic import codec
 from elastic.config import JobSpec, check_name
-from elastic.election import CALL_S, Candidate
 from elastic.errors import CompareFailed, ConfigError
-from elastic.fleet.documents import Book, Caller, Grant, Grants, Job, Placement, Result, Size, Submission, Wish
-from elastic.store import CreateRevision, Item, ModRevision, Prefix, Put, Store
+from elastic.fleet.documents import Book, Grant, Grants, Job, Placement, Result, Size, Submission, Wish
+from elastic.security.roles import Caller
+from elastic.store.base import CreateRevision, Item, ModRevision, Prefix, Put, Store
+from elastic.store.election import CALL_S, Candidate
+from elastic.wire import codec
 
 NAME = ".fleet"
 """Under which its leader is elected; no job can be called so."""

@@ -18,25 +18,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from elastic import codec, modes, retention
-from elastic.doors.doorman import Doorman, Lock
-from elastic.election import Candidate
+from elastic import file_modes
 from elastic.errors import ConfigError, StoreError, StoreUnavailable
-from elastic.etcd import EtcdStore
-from elastic.files import write_atomically
-from elastic.fleet import registry, surroundings
+from elastic.fleet import probes, registry
 from elastic.fleet.admission import Admission
-from elastic.fleet.desk import Desk
 from elastic.fleet.documents import Book, Job, Result
 from elastic.fleet.findings import ETCD_BROKEN, ETCD_INSTEAD
-from elastic.fleet.office import Office
-from elastic.journal import Journal, journal_path
-from elastic.membership import Resized, State, Stopped
-from elastic.reign import StoreThread
-from elastic.rendezvous import REPLICAS, settle_down, stop_signal
-from elastic.replica import Part, closing, win
-from elastic.service import SERVER_OPTIONS, Service
-from elastic.tenure import RETRY_S, Tenure
+from elastic.fleet.leader import Office
+from elastic.fleet.service import Desk
+from elastic.protocol.membership import Resized, State, Stopped
+from elastic.records import retention
+from elastic.records.files import write_atomically
+from elastic.records.journal import Journal, journal_path
+from elastic.rendezvous.job_replica import Part, closing, win
+from elastic.rendezvous.leader import StoreThread
+from elastic.rendezvous.server import REPLICAS, settle_down, stop_signal
+from elastic.rendezvous.service import SERVER_OPTIONS, Service
+from elastic.security.secure_server import Doorman, Lock
+from elastic.store.election import Candidate
+from elastic.store.etcd import EtcdStore
+from elastic.store.lease import RETRY_S, Tenure
+from elastic.wire import codec
 from elastic.wire.elastic_pb2_grpc import add_FleetServicer_to_server, add_RendezvousServicer_to_server
 
 SILENCE_S = 2.0
@@ -147,7 +149,7 @@ class Server:
 
     async def _judged(self, endpoints: Sequence[str]) -> list[str]:
         """The members of etcd among them that do not answer. Raises ConfigError for one that may lose data."""
-        looks = [asyncio.to_thread(surroundings.of_etcd, endpoint, self._open_etcd) for endpoint in endpoints]
+        looks = [asyncio.to_thread(probes.of_etcd, endpoint, self._open_etcd) for endpoint in endpoints]
         found = await asyncio.gather(*looks)
         for endpoint, member in zip(endpoints, found, strict=True):
             if member.get("version") in ETCD_BROKEN:
@@ -169,7 +171,7 @@ class Server:
 
     def _look(self) -> object:
         """Around this replica. Any thread."""
-        return surroundings.of_replica(self._directory, self._endpoints, self._open_etcd)
+        return probes.of_replica(self._directory, self._endpoints, self._open_etcd)
 
     def _saw(self, leader: str) -> None:
         self._desk.leader = leader
@@ -265,9 +267,9 @@ class Server:
     async def _take_part(self, job: Job) -> None:
         """Until the job is over, and the fleet knows it."""
         directory = self._directory / "jobs" / job.name
-        modes.make_directory(directory / "logs")
+        file_modes.make_directory(directory / "logs")
         spec = replace(job.spec, env=())  # what workers get in their environment is no business of a replica
-        write_atomically(directory / "job.json", codec.job_to_json(spec), modes.SETTINGS)
+        write_atomically(directory / "job.json", codec.job_to_json(spec), file_modes.SETTINGS)
         who = f"rendezvous-{os.getpid()}"
         with (
             Journal(journal_path(directory, who), job.name, who, socket.gethostname(), retention=REPLICAS) as journal,

@@ -8,13 +8,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Self
 
 from elastic.checkpoints.description import unique_names
-from elastic.checkpoints.ranges import share
+from elastic.checkpoints.partition import share
 from runtime.checkpoint.stager import Copied, Staged, Stager
-from runtime.encoding import NamedTensor
-from runtime.partial import Json
+from runtime.reduction.partial_sum import Json
+from runtime.state.encoding import NamedTensor
 
 if TYPE_CHECKING:
-    from runtime.state import Carrier
+    from runtime.state.training_state import Carrier
 
 
 @dataclass(frozen=True, slots=True)

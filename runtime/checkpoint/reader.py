@@ -30,8 +30,8 @@ from elastic.checkpoints.naming import EntryName
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import NoCheckpoint
-from runtime.checkpoint.files import Reading, dtype_of, plain
-from runtime.encoding import from_blob
+from runtime.checkpoint.safetensors_files import Reading, dtype_of, plain
+from runtime.state.encoding import from_blob
 
 
 class EntryReader(StorageReader):

@@ -16,18 +16,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from elastic.checkpoints.keep import Keep
 from elastic.checkpoints.manifest import FileEntry, Manifest, Moment, PartNote
 from elastic.checkpoints.naming import FILES, MANIFEST, PERIODIC, EntryName, is_inside, part_file, part_note
+from elastic.checkpoints.policy import Keep
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import Storage, put
 from elastic.errors import CheckpointError
-from elastic.scratch import Scratch
-from runtime.checkpoint import files
-from runtime.checkpoint.ledger import await_step
+from elastic.records.temp_dirs import Scratch
+from runtime.checkpoint import safetensors_files
+from runtime.checkpoint.ledger_barrier import await_step
 from runtime.checkpoint.stager import Copied, Staged
-from runtime.partial import Json
+from runtime.reduction.partial_sum import Json
 from runtime.session import Place
 
 ATTEMPTS = 5
@@ -242,7 +242,7 @@ class Saver:
         if task.shares[rank]:
             name = part_file(rank, world)
             with self._storage.create(series.path(task.name, name)) as sink:
-                written.append(files.write(sink, name, task.shares[rank]))
+                written.append(safetensors_files.write(sink, name, task.shares[rank]))
         if task.own_files is not None and rank == task.place.rank:
             written += self._write_own(series, task.name, task.own_files.path)
         note = PartNote(tuple(written), task.taken)

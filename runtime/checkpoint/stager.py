@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from elastic.checkpoints.ranges import Rows
-from runtime.encoding import NamedTensor
+from elastic.checkpoints.partition import Rows
+from runtime.state.encoding import NamedTensor
 
 ALIGNMENT = 64
 """Every row range starts at such an offset, whatever its dtype."""

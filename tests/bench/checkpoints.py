@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos_tests.harness.processes import exit_on_sigterm
-from elastic.journal import read_all
+from chaos_tests.support.processes import exit_on_sigterm
+from elastic.records.journal import read_all
 from tests.bench import contenders
 
 WORKERS = 3

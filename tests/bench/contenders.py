@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from chaos_tests.harness.processes import Command
+from chaos_tests.support.processes import Command
 from tests.bench import sent, stamps
 from tests.bench.stamps import Stamp
 from tests.bench.turnstile import OPEN, Gate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from elastic.election import lease_of
+from elastic.store.election import lease_of
 from tests.bench import report
 from tests.bench.curves import Curve, Panel, drawing
 from tests.bench.machine import Part

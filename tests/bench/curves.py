@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chaos_tests.harness.report import svg
+from chaos_tests.report import plots
 
 WIDTH, HEIGHT = 470.0, 250.0
 LEFT, TOP, RIGHT, BOTTOM = 60.0, 34.0, 130.0, 36.0
@@ -41,29 +41,29 @@ def drawing(panels: Sequence[Panel], title: str) -> str:
     for number, panel in enumerate(panels):
         curves = [curve for curve in panel.curves if curve.points]
         shapes += _panel(number * WIDTH, panel, curves) if curves else []
-    return svg.drawing(WIDTH * len(panels), HEIGHT, shapes, title)
+    return plots.drawing(WIDTH * len(panels), HEIGHT, shapes, title)
 
 
 def _panel(at: float, panel: Panel, curves: Sequence[Curve]) -> list[str]:
     low_x, high_x = _decades([x for curve in curves for x, _ in curve.points])
     low_y, high_y = _decades([y for curve in curves for _, y in curve.points])
 
-    def place(x: float, y: float) -> svg.Point:
+    def place(x: float, y: float) -> plots.Point:
         across = (math.log10(x) - low_x) / (high_x - low_x)
         up = (math.log10(y) - low_y) / (high_y - low_y)
         return at + LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
 
-    shapes = [svg.text((at + LEFT, TOP - 14), panel.caption)]
+    shapes = [plots.text((at + LEFT, TOP - 14), panel.caption)]
     for decade in range(low_y, high_y + 1):
         start, end = place(10**low_x, 10.0**decade), place(10**high_x, 10.0**decade)
         shapes += [
-            svg.line(start, end, "grid"),
-            svg.text((start[0] - 6, start[1] + 4), f"{10.0**decade:g}", "small", "end"),
+            plots.line(start, end, "grid"),
+            plots.text((start[0] - 6, start[1] + 4), f"{10.0**decade:g}", "small", "end"),
         ]
     for decade in range(low_x, high_x + 1):
         start, end = place(10**decade, 10.0**low_y), place(10**decade, 10.0**high_y)
-        shapes += [svg.line(start, end, "grid"), svg.text((start[0], start[1] + 16), 10**decade, "small", "middle")]
-    shapes.append(svg.text((at + (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6), panel.across, "small", "middle"))
+        shapes += [plots.line(start, end, "grid"), plots.text((start[0], start[1] + 16), 10**decade, "small", "middle")]
+    shapes.append(plots.text((at + (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6), panel.across, "small", "middle"))
     taken: list[float] = []
     for kind, curve in zip("abcd", curves, strict=False):
         points = [place(x, y) for x, y in curve.points]
@@ -71,7 +71,7 @@ def _panel(at: float, panel: Panel, curves: Sequence[Curve]) -> list[str]:
         while any(abs(height - other) < 13 for other in taken):
             height += 13
         taken.append(height)
-        shapes += [svg.polyline(points, kind), svg.text((points[-1][0] + 6, height), curve.name, kind)]
+        shapes += [plots.polyline(points, kind), plots.text((points[-1][0] + 6, height), curve.name, kind)]
     return shapes
 
 

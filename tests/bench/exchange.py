@@ -21,9 +21,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
-from runtime.partial import Partial
-from runtime.reduce import Sums, exchange, exchange_native
-from runtime.ring import Listener, Peer, Ring, build
+from runtime.reduction.over_mesh import Sums, exchange, exchange_native
+from runtime.reduction.partial_sum import Partial
+from runtime.ring.ring import Listener, Peer, Ring, build
 
 GROUP = "float32"
 

@@ -2,8 +2,8 @@
 
     python -m tests.bench.fleet --job-dir DIR --first 0 --count 250
 
-The stream is the product's own (elastic/attendance.py), on a connection of its own; so are what a new leader is told
-(elastic/standing.py), and beats. A worker answers at once what a real one would: its ring is up, or its report. Agents
+The stream is the product's own (leader_session.py), on a connection of its own; so are what a new leader is told
+(standing_words.py), and beats. A worker answers at once what a real one would: its ring is up, or its report. Agents
 of one process read what is the same for all once between them: each would have a machine to itself.
 
 Commands are lines on stdin: `go`, `lose WORKER`, `count`. What happened is told in lines of JSON on stdout.
@@ -25,13 +25,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from elastic import attendance, codec, deltas, publishing
-from elastic.attendance import Attendance, Ended, beats_between
+from elastic.agent import leader_session
+from elastic.agent.leader_session import Attendance, Ended, beats_between
+from elastic.agent.standing_words import Standing
 from elastic.config import JobSpec
-from elastic.deltas import Delta
-from elastic.files import read_job
-from elastic.journal import Journal, journal_path
-from elastic.messages import (
+from elastic.protocol.messages import (
     Announce,
     Doing,
     Generation,
@@ -47,10 +45,13 @@ from elastic.messages import (
     Word,
     WorkerDead,
 )
-from elastic.reach import Reach
-from elastic.standing import Standing
+from elastic.records.files import read_job
+from elastic.records.journal import Journal, journal_path
+from elastic.rendezvous.reach import Reach
+from elastic.wire import broadcast, codec, generation_delta
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import RendezvousStub
+from elastic.wire.generation_delta import Delta
 
 STEP_S = 1.0
 """Training of this fleet makes a step so often; words of it go with the beats."""
@@ -222,8 +223,8 @@ def read_once() -> None:
     """What is the same for all agents of this process is read for one of them."""
     codec.order_from_bytes = lru_cache(64)(codec.order_from_bytes)
     codec.unpacked = lru_cache(8)(codec.unpacked)
-    publishing.read_delta = lru_cache(8)(publishing.read_delta)
-    plain = deltas.applied
+    broadcast.read_delta = lru_cache(8)(broadcast.read_delta)
+    plain = generation_delta.applied
     made: dict[tuple[str, str], Generation] = {}
 
     def applied(
@@ -239,7 +240,7 @@ def read_once() -> None:
         vars(mine).update({name: value for name, value in vars(whole).items() if name not in vars(mine)})
         return mine
 
-    deltas.applied = applied
+    generation_delta.applied = applied
 
 
 def _ended(attending: asyncio.Task[None]) -> None:
@@ -268,7 +269,7 @@ async def main() -> None:
     options = parser.parse_args()
     gc.disable()  # what collecting garbage of thousands costs would fall upon each of them
     read_once()
-    vars(attendance)[RendezvousStub.__name__] = Counting
+    vars(leader_session)[RendezvousStub.__name__] = Counting
     spec, who = read_job(options.job_dir), f"agents-{options.first}"
     with Journal(journal_path(options.job_dir, who), spec.name, who, "bench") as journal:
         numbers = range(options.first, options.first + options.count)

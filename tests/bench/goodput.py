@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from chaos_tests.harness.cluster import why_not
-from chaos_tests.harness.processes import exit_on_sigterm
+from chaos_tests.cluster import why_not
+from chaos_tests.support.processes import exit_on_sigterm
 from tests.bench import contenders, legs, report, work
 from tests.bench.legs import DRAIN, FREEZE, KILL, PARTITION, Leg, Recipe
 from tests.bench.recovery import say

@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from chaos_tests.harness.processes import exit_on_sigterm
-from elastic.checkpoints.interval import SNAPSHOT_LEAST_S
+from chaos_tests.support.processes import exit_on_sigterm
+from elastic.checkpoints.policy import SNAPSHOT_LEAST_S
 from tests.bench.checkpoints import Figures, run_blocks
 
 WORKERS = 2

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from chaos_tests.harness import blows
-from chaos_tests.harness.blows import End, Impossible
-from chaos_tests.harness.cluster import Network
-from chaos_tests.harness.world import node_of
-from elastic.embedded import EmbeddedEtcd
-from elastic.journal import Journal, journal_path, read_all, recoveries
-from elastic.process import facts
+from chaos_tests.cluster import Network
+from chaos_tests.nemesis import signals
+from chaos_tests.nemesis.membership_view import node_of
+from chaos_tests.nemesis.signals import End, Impossible
+from elastic.agent.process.worker_process import facts
+from elastic.records.journal import Journal, journal_path, read_all, recoveries
+from elastic.store.embedded import EmbeddedEtcd
 from tests.bench import contenders, stamps
 from tests.bench.stamps import Stamp
 from tests.bench.turnstile import OPEN, Gate
@@ -107,11 +107,11 @@ Blow: TypeAlias = Callable[[str, int], Lasting | None]
 
 
 def kill(worker: str, pid: int) -> None:
-    blows.send([pid], signal.SIGKILL)
+    signals.send([pid], signal.SIGKILL)
 
 
 def freeze(worker: str, pid: int) -> Lasting:
-    return FROZEN_S, blows.freeze([pid])
+    return FROZEN_S, signals.freeze([pid])
 
 
 def partition(network: Network) -> Blow:

@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from elastic import membership
 from elastic.config import JobSpec
-from elastic.membership import AgentUp, Commit, Committed, Elected, Event, Group, State
-from elastic.messages import Announce, Doing, Generation, Progress, Report, RingState, RingUp, WorkerDead
-from elastic.reign import letters_at_once
+from elastic.protocol import membership
+from elastic.protocol.membership import AgentUp, Commit, Committed, Elected, Event, Group, State
+from elastic.protocol.messages import Announce, Doing, Generation, Progress, Report, RingState, RingUp, WorkerDead
+from elastic.rendezvous.leader import letters_at_once
 
 
 @dataclass(frozen=True, slots=True)

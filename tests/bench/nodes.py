@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from elastic.embedded import EmbeddedEtcd
-from runtime.passes import REHEARSALS
+from elastic.store.embedded import EmbeddedEtcd
+from runtime.job.passes import REHEARSALS
 from tests.bench import stamps
 from tests.bench.contenders import SCRIPTS
 from tests.bench.stamps import Stamp

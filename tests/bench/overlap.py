@@ -25,9 +25,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
-from runtime.partial import Partial
-from runtime.reduce import Sums, exchange
-from runtime.ring import Listener, Peer, Ring, build
+from runtime.reduction.over_mesh import Sums, exchange
+from runtime.reduction.partial_sum import Partial
+from runtime.ring.ring import Listener, Peer, Ring, build
 from tests.bench import work
 from tests.bench.intervals import median_interval, ratios
 

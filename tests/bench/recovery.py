@@ -22,8 +22,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from chaos_tests.harness.processes import exit_on_sigterm
-from elastic.journal import PHASES, Journal, read_all, recoveries
+from chaos_tests.support.processes import exit_on_sigterm
+from elastic.records.journal import PHASES, Journal, read_all, recoveries
 from tests.bench import contenders, healthy, kills, report, work
 from tests.bench.healthy import BASELINE, KEEP_MEMORY, KEEPING, NULL, Healthy
 from tests.bench.intervals import Interval, median_interval, ratios

@@ -27,9 +27,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic.doors.channels import limits
-from elastic.embedded import EmbeddedEtcd
-from elastic.rendezvous import settle_down
+from elastic.rendezvous.server import settle_down
+from elastic.security.channels import limits
+from elastic.store.embedded import EmbeddedEtcd
 from tests.bench import costs, report
 from tests.bench.machine import Drill, Part
 from tests.bench.stage import Stage, Stuck, cpu_s, peak_mb, stage

@@ -6,7 +6,7 @@ import os
 import struct
 from pathlib import Path
 
-from runtime.link import Link
+from runtime.ring.frames import Link
 
 _NUMBERS = struct.Struct("<qq")
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elastic import codec
 from elastic.config import JobSpec, Timing
-from elastic.embedded import EmbeddedEtcd
+from elastic.store.embedded import EmbeddedEtcd
+from elastic.wire import codec
 
 ROOT = Path(__file__).resolve().parents[2]
 PROCESSES = 2

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from chaos_tests.harness.processes import exit_on_sigterm
+from chaos_tests.support.processes import exit_on_sigterm
 from tests.bench import checkpoints, contenders, copying, hostmem, nodes, replacements, report
 from tests.bench.checkpoints import Figures
 from tests.bench.copying import Copies

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from chaos_tests.harness.processes import Command, exit_on_sigterm
+from chaos_tests.support.processes import Command, exit_on_sigterm
 from tests.bench import contenders, overlap, report, work
 from tests.bench.contenders import Contender
 from tests.bench.healthy import BASELINE, KEEP_MEMORY, KEEPING, NO_COPIES, NULL, Start, take_turns

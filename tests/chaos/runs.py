@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import elastic
-from chaos_tests.harness import campaign, faulty, publish
-from chaos_tests.harness.campaign import Campaign
-from chaos_tests.harness.checkers import Verdict
-from chaos_tests.harness.schedule import Planned
+from chaos_tests.checkers import Verdict
+from chaos_tests.run import campaign, faulty_run, publish
+from chaos_tests.run.campaign import Campaign
+from chaos_tests.scenario.schedule import Planned
 from tests.mutants import SITE, VARIABLE
 
 ROOT = Path(elastic.__file__).resolve().parents[1]
@@ -45,7 +45,7 @@ def disturbed(
     planned = tuple(Planned(n + 1, 1.0 + n * gap_s, kind) for n, kind in enumerate(faults))
     asked = Campaign(home, quiet.command, WORKERS, "kill", 7, None, planned)
     campaign.adopt_quiet_run(asked, quiet.home)
-    return judged(faulty.faulty_run(asked, quiet.seconds, planted(mutant)))
+    return judged(faulty_run.faulty_run(asked, quiet.seconds, planted(mutant)))
 
 
 def judged(asked: Campaign) -> dict[str, Verdict]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.harness.checkers import Answer
+from chaos_tests.checkers import Answer
 from tests.chaos.runs import Undisturbed, disturbed, told, undisturbed
 from tests.mutants.catalogue import MUTANTS
 

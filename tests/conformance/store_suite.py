@@ -12,7 +12,7 @@ from typing import Protocol
 import pytest
 
 from elastic.errors import LeaseExpired, StoreRefused
-from elastic.store import (
+from elastic.store.base import (
     Compare,
     CreateRevision,
     Delete,

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos_tests.harness import blows
-from chaos_tests.harness.jsonlines import Journals
-from chaos_tests.harness.processes import living, services
-from chaos_tests.harness.world import World
-from elastic import ledger
-from elastic.exactly_once import prove
+from chaos_tests.nemesis import signals
+from chaos_tests.nemesis.membership_view import World
+from chaos_tests.support.json_lines import Journals
+from chaos_tests.support.processes import living, services
+from elastic.records import ledger
+from elastic.records.exactly_once import prove
 from tests.fates.draw import Program, Strike, Trial
 from tests.live.jobs import ROOT, Job
 
@@ -123,7 +123,7 @@ class _Faulty:
     def __init__(self, trial: Trial, home: Path) -> None:
         self._trial, self._home = trial, home
         self._played = Played()
-        self._thaw: list[tuple[float, blows.End]] = []
+        self._thaw: list[tuple[float, signals.End]] = []
 
     def run(self) -> Played:
         todo = list(self._trial.strikes)
@@ -151,7 +151,7 @@ class _Faulty:
                     if moment is not None and moment.reached():
                         try:
                             allowed |= INTERRUPTED.get(self._strike(moment.strike, watch), set())
-                        except blows.Impossible as reason:
+                        except signals.Impossible as reason:
                             if not moment.too_late():
                                 continue
                             self._played.skipped.append(f"{moment.strike}: {reason}")
@@ -189,9 +189,9 @@ class _Faulty:
             return number
         pids = watch.victims(strike)
         if strike.act.startswith("freeze"):
-            self._thaw.append((time.monotonic() + strike.freeze_ms / 1000, blows.freeze(pids)))
+            self._thaw.append((time.monotonic() + strike.freeze_ms / 1000, signals.freeze(pids)))
         else:
-            blows.send(pids, _SIGNALS.get(strike.act, signal.SIGKILL))
+            signals.send(pids, _SIGNALS.get(strike.act, signal.SIGKILL))
             watch.hit.update(pids)
         watch.struck()
         self._played.done.append(f"{strike.act} {strike.victim}".strip())
@@ -237,7 +237,7 @@ class _Watch:
                 self._must_be_kept()
             found = services(self.job.command.mark).get(service)
             if found is None:
-                raise blows.Impossible(f"{service} does not run")
+                raise signals.Impossible(f"{service} does not run")
             return [found]
         hit = {worker for worker, pid in world.pids.items() if pid in self.hit}
         alive = [worker for worker in world.members if worker not in world.ended | world.lost | hit]
@@ -246,21 +246,21 @@ class _Watch:
         elif strike.victim == "nursery":
             ready = [line for line in self._journals.all() if line["event"] == "nursery_ready"]
             if not ready or ready[-1]["pid"] not in living(self.job.command.mark):
-                raise blows.Impossible("no fork server runs")
+                raise signals.Impossible("no fork server runs")
             return [int(ready[-1]["pid"])]
         elif strike.victim == "newest_process":
             chosen = [worker for worker in world.pids if worker not in world.ended | hit][-1:]
         else:
             chosen = _chosen(strike.victim, alive)
         if not chosen:
-            raise blows.Impossible("nobody is there")
+            raise signals.Impossible("nobody is there")
         if set(chosen) >= set(world.holders) - hit:
             self._must_be_kept()
         return [world.pids[worker] for worker in chosen if worker in world.pids]
 
     def _must_be_kept(self) -> None:
         if self.world.kept_step <= self.world.began_step:
-            raise blows.Impossible("nothing newer is kept than that from which the job began")
+            raise signals.Impossible("nothing newer is kept than that from which the job began")
         self._all_hit = True
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastic import ledger
-from runtime.encoding import to_blobs
-from runtime.nccl import make_group
-from runtime.partial import Partial
-from runtime.process_group import meeting
+from elastic.records import ledger
+from runtime.reduction.partial_sum import Partial
+from runtime.ring.nccl import make_group
+from runtime.ring.process_group import meeting
+from runtime.state.encoding import to_blobs
 from tests.live.exchanges import kill_and_freeze
 from tests.live.jobs import Job
 from tests.unit.rings import rings
@@ -52,7 +52,7 @@ def test_sums_on_the_gpu_have_the_bits_of_sums_on_the_cpu(tmp_path: Path) -> Non
 
 def test_what_one_rank_costs(capsys: pytest.CaptureFixture[str]) -> None:
     """Prints; nothing is compared with anything."""
-    from runtime.bulk import exchange_over
+    from runtime.reduction.over_transport import exchange_over
 
     device = torch.device("cuda:0")
     groups = {"float32": ELEMENTS}

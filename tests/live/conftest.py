@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elastic import ledger
+from elastic.records import ledger
 from tests.live.fleet import Fleet
 from tests.live.jobs import DEADLINE_S, TRAINER, Job, run_alone
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def kill_and_freeze(job: Job) -> None:
     """Kill a member in the middle of an exchange, and then freeze one, in a world of three; each is replaced, the job
     goes on to its end, and nobody else is touched."""
-    from chaos_tests.harness import blows  # not in the processes of jobs, which run this file at their start
+    from chaos_tests.nemesis import signals  # not in the processes of jobs, which run this file at their start
 
     members = job.await_world(3)
     victims = []
@@ -24,7 +24,7 @@ def kill_and_freeze(job: Job) -> None:
         (job.gates / "exchange").write_text(victim)
         job.until("the victim in an exchange", (job.gates / f"exchange.{victim}").exists)
         if sent is signal.SIGSTOP:
-            blows.freeze([job.workers()[victim]])  # it does not come out of the gate any more
+            signals.freeze([job.workers()[victim]])  # it does not come out of the gate any more
         else:
             job.send(victim, sent)
         job.open("exchange")

@@ -13,11 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from chaos_tests.harness.cluster import Cluster, Hosts
-from elastic import ledger
+from chaos_tests.cluster import Cluster, Hosts
+from elastic.agent.process.worker_process import facts
+from elastic.cli.top import look, with_members
 from elastic.errors import ElasticError
-from elastic.fleet.top import look, with_members
-from elastic.process import facts
+from elastic.records import ledger
 from tests.live.jobs import DEADLINE_S, POLL_S, ROOT, TRAINER
 from tests.live.spread import told_from
 

@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from elastic import process
+from elastic.agent.process import worker_process
+from elastic.agent.process.launcher import Start, Starter
+from elastic.agent.process.worker_process import WorkerProcess
 from elastic.config import JobSpec
-from elastic.journal import Journal, read
-from elastic.process import WorkerProcess
-from elastic.starter import Start, Starter
+from elastic.records.journal import Journal, read
 
 PATIENCE_S = 100.0
 
@@ -86,4 +86,4 @@ class Node:
 
 
 def _lives(pid: int) -> bool:
-    return (seen := process.facts(pid)) is not None and seen.state != "Z"
+    return (seen := worker_process.facts(pid)) is not None and seen.state != "Z"

@@ -17,15 +17,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from chaos_tests.harness.cluster import Network
-from chaos_tests.harness.cluster.hosts import PREFIX
-from chaos_tests.harness.jsonlines import Journals
-from elastic import codec, ledger
+from chaos_tests.cluster import Network
+from chaos_tests.cluster.hosts import PREFIX
+from chaos_tests.support.json_lines import Journals
 from elastic.checkpoints.settings import Settings
+from elastic.cli.status import job_status
 from elastic.config import JobSpec, Timing
-from elastic.embedded import EmbeddedEtcd
 from elastic.errors import ElasticError
-from elastic.status import job_status
+from elastic.records import ledger
+from elastic.store.embedded import EmbeddedEtcd
+from elastic.wire import codec
 from tests.live.jobs import ANSWER_S, ASK_S, DEADLINE_S, POLL_S, ROOT, TRAINER
 
 T = TypeVar("T")

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from chaos_tests.harness import blows
-from elastic import codec, journal, ledger
-from elastic.asking import fetch_status
+from chaos_tests.nemesis import signals
 from elastic.config import JobSpec, Timing
-from elastic.election import Candidate
-from elastic.embedded import EmbeddedEtcd
 from elastic.errors import ElasticError
+from elastic.records import journal, ledger
+from elastic.rendezvous.operator_client import fetch_status
+from elastic.store.election import Candidate
+from elastic.store.embedded import EmbeddedEtcd
+from elastic.wire import codec
 from tests.live.fleet import lives, pids
 from tests.live.jobs import SLACK_S
 
@@ -187,7 +188,7 @@ def test_a_frozen_worker_is_expelled_while_it_stands_still_and_comes_back_as_a_n
     job.agent(slots=3)
     before = job.running(3)
     frozen = pids(before)["a.2.0"]
-    thaw = blows.freeze([frozen])
+    thaw = signals.freeze([frozen])
     try:
         after = job.running(2, above=before["generation"])
         assert "a.2.0" not in pids(after)

@@ -14,17 +14,17 @@ from typing import Any
 import grpc
 import pytest
 
-from elastic.doors import authority, keyring
-from elastic.doors.authority import Authority
-from elastic.doors.channels import PLAIN, Door
-from elastic.doors.roles import SERVER_NAME, Role
 from elastic.errors import ConfigError, ElasticError
 from elastic.fleet.client import FleetClient
+from elastic.security import certificate_authority, keyring
+from elastic.security.certificate_authority import Authority
+from elastic.security.channels import PLAIN, Door
+from elastic.security.roles import SERVER_NAME, Role
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import FleetStub
-from runtime.copy import CopyFailed, open_copy
-from runtime.ring import Peer
-from runtime.seal import Seal
+from runtime.ring.ring import Peer
+from runtime.ring.tls import Seal
+from runtime.transfer.connection import CopyFailed, open_copy
 from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet
 
@@ -100,11 +100,11 @@ def test_whoever_is_no_member_of_the_fleet_is_refused_with_a_reason(
     ):
         FleetStub(channel).Ask(look, timeout=CALL_S)
     refused(fleet, "no certificate", "handshake")
-    authority.create(certs(fleet, "other-ca"))
+    certificate_authority.create(certs(fleet, "other-ca"))
     Authority(certs(fleet, "other-ca")).issue("eve", ["operator"], certs(fleet, "eve"))
     (certs(fleet, "eve") / "ca.pem").write_bytes(roots)
     with monkeypatch.context() as past:
-        past.setattr(authority, "_now", lambda: datetime.now(UTC) - timedelta(days=3))
+        past.setattr(certificate_authority, "_now", lambda: datetime.now(UTC) - timedelta(days=3))
         Authority(certs(fleet, "ca")).issue("late", ["operator"], certs(fleet, "late"), days=1)
     for who, because in (("eve", "unable to get local issuer"), ("late", "has expired")):
         with pytest.raises(grpc.RpcError):

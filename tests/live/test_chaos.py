@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.harness.checkers import Answer
-from chaos_tests.harness.cluster import why_not
-from chaos_tests.harness.replay import differences, read_report
+from chaos_tests.checkers import Answer
+from chaos_tests.cluster import why_not
+from chaos_tests.run.campaign import differences, read_report
 from elastic.cli import main
 from tests.chaos.runs import Undisturbed, command, disturbed, told
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.harness.cluster import sturdy_binary
+from chaos_tests.cluster import sturdy_binary
 from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet, Line, pids
 

@@ -16,8 +16,8 @@ from elastic import cli
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import storage_at
 from elastic.config import Timing
-from elastic.embedded import EmbeddedEtcd
 from elastic.errors import ExitCode
+from elastic.store.embedded import EmbeddedEtcd
 from tests.live.conftest import Quiet
 from tests.live.jobs import DEADLINE_S, SCRIPTS, run_alone
 from tests.live.spread import Spread

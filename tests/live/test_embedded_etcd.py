@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic.embedded import EmbeddedEtcd, find_binary
 from elastic.errors import ConfigError, StoreUnavailable
+from elastic.store.embedded import EmbeddedEtcd, find_binary
 from tests.children import child
 
 PATIENCE_S = 60
@@ -71,7 +71,7 @@ def test_two_servers_do_not_meet(scratch: Path) -> None:
 
 def test_it_dies_with_its_parent_and_the_next_start_removes_what_is_left(scratch: Path) -> None:
     code = (
-        "import signal\nfrom elastic.embedded import EmbeddedEtcd\n"
+        "import signal\nfrom elastic.store.embedded import EmbeddedEtcd\n"
         "etcd = EmbeddedEtcd()\nprint(etcd.process.pid, flush=True)\nsignal.pause()"
     )
     with child(sys.executable, "-c", code, stdout=subprocess.PIPE) as parent:

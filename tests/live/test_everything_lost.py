@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from chaos_tests.harness.processes import kill_if_there, living
-from elastic import ledger
+from chaos_tests.support.processes import kill_if_there, living
 from elastic.checkpoints.naming import EntryName
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import storage_at
-from elastic.resume import decide
+from elastic.records import ledger
+from elastic.records.resume import decide
 from tests.live.jobs import POLL_S, SCRIPTS, Job, run_alone
 
 SCRIPT = SCRIPTS / "brief.py"

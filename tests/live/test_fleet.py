@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic import ledger
 from elastic.errors import ExitCode
+from elastic.records import ledger
 from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet, lives, pids
 from tests.live.jobs import SCRIPTS

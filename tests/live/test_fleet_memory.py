@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic import ledger
-from elastic.hostmemory import PARENT
+from elastic.records import ledger
+from elastic.records.host_memory import PARENT
 from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet, Line
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic import ledger
 from elastic.config import Timing
+from elastic.records import ledger
 from tests.live.conftest import Quiet
 from tests.live.jobs import SLACK_S, TRAINER, Job, Line
 

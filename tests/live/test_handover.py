@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic import ledger
-from elastic.handover import Place, Request, of_this_program
+from elastic.agent.handover import Place, Request, of_this_program
+from elastic.records import ledger
 from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet
 from tests.live.jobs import DEADLINE_S, ROOT, TRAINER, Job
@@ -52,12 +52,12 @@ def test_a_training_goes_on_over_a_new_program_of_its_agent(tmp_path: Path, quie
 
 
 def copy_of_the_project(home: Path, before: str, after: str) -> Path:
-    """Another version of it: with that change in elastic/__init__.py."""
+    """Another version of it: with that change in elastic/version.py."""
     home.mkdir()
     for name in ("runtime", "chaos_tests", "tests"):
         (home / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "elastic", home / "elastic", ignore=shutil.ignore_patterns("__pycache__"))
-    start = home / "elastic" / "__init__.py"
+    start = home / "elastic" / "version.py"
     text = start.read_text()
     assert before in text
     start.write_text(text.replace(before, after))
@@ -112,7 +112,7 @@ def test_a_training_goes_on_over_an_upgrade_of_its_node(tmp_path: Path, quiet: Q
 @pytest.mark.long
 def test_a_program_that_cannot_take_over_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     older = copy_of_the_project(tmp_path / "older", '__version__ = "', '__version__ = "0.')
-    reader = older / "elastic" / "heirloom.py"
+    reader = older / "elastic" / "agent" / "upgrade_state.py"
     reader.write_text(reader.read_text().replace("FORMAT = 1", "FORMAT = 0"))
     with Fleet(tmp_path, replicas=1, nodes=("a",)) as fleet:
         fleet.pace(0.03)

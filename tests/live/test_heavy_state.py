@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.membership.invitations import OUTDATED
+from elastic.protocol.membership.newcomers import OUTDATED
 from tests.live.jobs import SCRIPTS, Job, run_alone
 
 HEAVY = SCRIPTS / "heavy.py"

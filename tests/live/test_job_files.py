@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from elastic import ledger
 from elastic.checkpoints.manifest import Manifest
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import storage_at
+from elastic.records import ledger
 from tests.live.conftest import Quiet
 from tests.live.jobs import DEADLINE_S, ROOT, TRAINER, Job
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.harness.cluster.fleet import Cluster
+from chaos_tests.cluster.cluster import Cluster
 from tests.live.jobs import DEADLINE_S, POLL_S, ROOT, SCRIPTS
 
 NAME = "nobody"

@@ -6,7 +6,7 @@ import random
 import time
 from pathlib import Path
 
-from elastic import ledger
+from elastic.records import ledger
 from tests.live.conftest import Quiet
 from tests.live.jobs import TRAINER, Job
 

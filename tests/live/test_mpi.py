@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.harness.processes import command_line, living
-from elastic.journal import Journal, read_all
-from elastic.mpirun import Mpirun, find
+from chaos_tests.support.processes import command_line, living
+from elastic.agent.process.mpirun import Mpirun, find
+from elastic.records.journal import Journal, read_all
 from tests.live.conftest import Quiet
 from tests.live.jobs import DEADLINE_S, ROOT, TRAINER, Job, Line
 

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from chaos_tests.harness.cluster import OUTSIDE, Network, Roughness, why_not
-from chaos_tests.harness.cluster.hosts import PREFIX
-from runtime import contact
-from runtime.link import Link
+from chaos_tests.cluster import OUTSIDE, Network, Roughness, why_not
+from chaos_tests.cluster.hosts import PREFIX
+from runtime.ring import tcp_liveness
+from runtime.ring.frames import Link
 from tests.live.jobs import ROOT
 
 pytestmark = pytest.mark.skipif(bool(why := why_not()), reason=why)
@@ -210,15 +210,15 @@ def test_a_host_that_is_cut_off_is_told_from_one_whose_process_reads_nothing(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are silent to whoever waits; only for the first the kernel over there gives no answer either."""
-    monkeypatch.setattr(contact, "LOOK_S", 0.1)
-    monkeypatch.setattr(contact, "SILENT_S", 0.5)
+    monkeypatch.setattr(tcp_liveness, "LOOK_S", 0.1)
+    monkeypatch.setattr(tcp_liveness, "SILENT_S", 0.5)
     answerers, connections = [], {}
     for name in ("a", "b"):
         command = [*PREFIX, *network.within(name), sys.executable, "-c", ANSWERER, network.address(name)]
         answerers.append(process := subprocess.Popen(command, stdout=subprocess.PIPE))
         assert process.stdout is not None and process.stdout.readline()
         sock = connections[name] = socket.create_connection((network.address(name), 7), timeout=PATIENCE_S)
-        contact.probe(sock)
+        tcp_liveness.probe(sock)
         sock.setblocking(False)
         with contextlib.suppress(BlockingIOError):  # both have taken all that they take
             while True:
@@ -227,18 +227,18 @@ def test_a_host_that_is_cut_off_is_told_from_one_whose_process_reads_nothing(
     network.cut([OUTSIDE], ["b"])
     busy, gone = (Link(name, sock, 1) for name, sock in connections.items())
     deadline_s = time.monotonic() + PATIENCE_S
-    with contact.Lookout({"b": gone}) as lookout, contact.Lookout({"a": busy}) as other:
+    with tcp_liveness.Lookout({"b": gone}) as lookout, tcp_liveness.Lookout({"a": busy}) as other:
         while not lookout.lost([gone])[0]:
-            assert time.monotonic() < deadline_s, contact.counters(cut)
+            assert time.monotonic() < deadline_s, tcp_liveness.counters(cut)
             time.sleep(0.05)
         # What is full is asked ever more rarely, so it answers rarely, too.
-        while contact.counters(connections["a"]).answered_ms < 3 * 1000 * contact.SILENT_S:
+        while tcp_liveness.counters(connections["a"]).answered_ms < 3 * 1000 * tcp_liveness.SILENT_S:
             assert not other.lost([busy])[0]
-            assert time.monotonic() < deadline_s, contact.counters(connections["a"])
+            assert time.monotonic() < deadline_s, tcp_liveness.counters(connections["a"])
             time.sleep(0.05)
     network.heal()
-    while contact.counters(cut).insists:
-        assert time.monotonic() < deadline_s, contact.counters(cut)
+    while tcp_liveness.counters(cut).insists:
+        assert time.monotonic() < deadline_s, tcp_liveness.counters(cut)
         time.sleep(0.05)
     for process, sock in zip(answerers, connections.values(), strict=True):
         sock.close()
@@ -262,8 +262,8 @@ def test_a_host_behind_a_full_cable_that_loses_packets_is_not_taken_for_one_that
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own connection alone looks lost again and again: TCP waits longer with each packet that is lost twice."""
-    monkeypatch.setattr(contact, "LOOK_S", 0.1)
-    monkeypatch.setattr(contact, "SILENT_S", 1.0)
+    monkeypatch.setattr(tcp_liveness, "LOOK_S", 0.1)
+    monkeypatch.setattr(tcp_liveness, "SILENT_S", 1.0)
     command = [*PREFIX, *network.within("a"), sys.executable, "-c", SWALLOWER, network.address("a")]
     with contextlib.ExitStack() as undone:
         undone.callback(network.heal)
@@ -275,13 +275,13 @@ def test_a_host_behind_a_full_cable_that_loses_packets_is_not_taken_for_one_that
         network.narrow("a", 2000)
         network.roughen("a", Roughness(lost=0.3))
         link, doubts, deadline_s = Link("a", sock, 1), 0, time.monotonic() + PATIENCE_S
-        with contact.Lookout({"a": link}) as lookout:
+        with tcp_liveness.Lookout({"a": link}) as lookout:
             while doubts < DOUBTS:
-                assert time.monotonic() < deadline_s, contact.counters(sock)
+                assert time.monotonic() < deadline_s, tcp_liveness.counters(sock)
                 with contextlib.suppress(BlockingIOError):
                     sock.send(bytes(1 << 16))
                 now = link.counters()
-                doubts += now.insists and now.answered_ms >= 1000 * contact.SILENT_S
+                doubts += now.insists and now.answered_ms >= 1000 * tcp_liveness.SILENT_S
                 lost, because = lookout.lost([link])
                 assert not lost, because
                 time.sleep(0.1)
@@ -289,7 +289,7 @@ def test_a_host_behind_a_full_cable_that_loses_packets_is_not_taken_for_one_that
 
 HOLDER = """
 import sys, time
-from chaos_tests.harness.cluster import Network
+from chaos_tests.cluster import Network
 with Network() as there:
     there.add("a")
     print(there.outside, flush=True)

@@ -185,7 +185,7 @@ def test_a_module_that_starts_a_thread_when_it_is_imported_is_left_to_the_worker
 
 
 def test_a_process_with_threads_is_not_fit_to_be_forked() -> None:
-    from runtime.nursery.server import unfit
+    from runtime.forkserver.server import unfit
 
     release = threading.Event()
     thread = threading.Thread(target=release.wait)

@@ -16,8 +16,8 @@ from werkzeug.serving import make_server
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
+from tests.unit.elastic.checkpoints.test_checkpoints import settle
 from tests.unit.jobs import Recorded, make_job, one_thread, set_up, train
-from tests.unit.test_checkpoints import settle
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 

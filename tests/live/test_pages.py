@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.harness.cluster import Network, sturdy_binary, why_not
-from chaos_tests.harness.processes import Command
+from chaos_tests.cluster import Network, sturdy_binary, why_not
+from chaos_tests.support.processes import Command
 from tests.live import pages
 from tests.live.jobs import ROOT
 from tests.live.pages import Block, alike

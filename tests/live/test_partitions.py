@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from chaos_tests.harness.cluster import Network, why_not
+from chaos_tests.cluster import Network, why_not
 from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet, pids
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic import process
+from elastic.agent.process import worker_process
+from elastic.agent.process.worker_process import KEEP_MEMORY, Outlets, WorkerProcess, start_cold, worker_environment
 from elastic.errors import ConfigError
-from elastic.process import KEEP_MEMORY, Outlets, WorkerProcess, start_cold, worker_environment
 
 PATIENCE_S = 100.0
 
@@ -84,7 +84,7 @@ def test_children_die_with_the_worker_and_do_not_hold_up_its_end(tmp_path: Path)
     child = int(watched.lines[0])
 
     async def gone() -> None:
-        while (seen := process.facts(child)) is not None and seen.state not in "ZX":
+        while (seen := worker_process.facts(child)) is not None and seen.state not in "ZX":
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(gone(), PATIENCE_S))
@@ -95,7 +95,7 @@ def test_last_words_are_whole_lines_of_the_end(tmp_path: Path) -> None:
     words = watched.worker.last_words()
     assert words.startswith("line ")
     assert words.endswith("line 9999\n")
-    assert len(words) <= process.LAST_WORDS_BYTES
+    assert len(words) <= worker_process.LAST_WORDS_BYTES
 
 
 def test_no_descriptor_is_left_after_many_workers(tmp_path: Path) -> None:
@@ -134,12 +134,12 @@ def test_facts_are_read_though_the_program_has_a_strange_name(tmp_path: Path) ->
 
     with subprocess.Popen([strange, "1000"]) as child:
         try:
-            seen = process.facts(child.pid)
+            seen = worker_process.facts(child.pid)
         finally:
             child.kill()
     assert seen is not None
     assert seen.state in "RSD"
-    assert process.facts(2**22 + 1) is None
+    assert worker_process.facts(2**22 + 1) is None
 
 
 def test_a_child_stays_with_a_process_that_becomes_another_program_and_dies_with_it() -> None:

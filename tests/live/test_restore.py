@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.harness.cluster import sturdy_binary
+from chaos_tests.cluster import sturdy_binary
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import ExitCode

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.harness import blows
-from elastic import ledger
+from chaos_tests.nemesis import signals
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import ExitCode
+from elastic.records import ledger
 from tests.live.conftest import Quiet
 from tests.live.jobs import SCRIPTS, TRAINER, Job
 
@@ -56,8 +56,8 @@ def test_a_job_that_was_killed_goes_on_from_its_newest_checkpoint(tmp_path: Path
 def kill_every_worker(job: Job) -> None:
     """At once: none of them sees another one die."""
     pids = job.workers().values()
-    blows.freeze(pids)
-    blows.send(pids, signal.SIGKILL)
+    signals.freeze(pids)
+    signals.send(pids, signal.SIGKILL)
 
 
 def test_a_job_that_loses_every_worker_goes_on_from_memory(tmp_path: Path, quiet: Quiet) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic import cli, journal, ledger
+from elastic import cli
 from elastic.errors import ExitCode
+from elastic.records import journal, ledger
 from tests.live.conftest import Quiet
 from tests.live.jobs import DEADLINE_S, ROOT, SCRIPTS, SLACK_S, TRAINER, Job, run_alone
 

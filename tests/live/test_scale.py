@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from elastic.embedded import EmbeddedEtcd
+from elastic.store.embedded import EmbeddedEtcd
 from tests.bench.scale import measure
 
 pytestmark = pytest.mark.long

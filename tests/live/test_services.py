@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.harness import blows
-from elastic import ledger
+from chaos_tests.nemesis import signals
 from elastic.config import Timing
+from elastic.records import ledger
 from tests.live.conftest import Quiet
 from tests.live.jobs import TRAINER, Job
 
@@ -57,7 +57,7 @@ def test_services_that_stand_still_for_a_while_cost_no_worker(quiet: Quiet, tmp_
         job.await_world(2)
         pids = job.workers()
         for service in ("elastic.agent", "elastic.rendezvous", "--data-dir=data"):
-            thaw = blows.freeze([job.pid_of(service)])
+            thaw = signals.freeze([job.pid_of(service)])
             time.sleep(Timing().evict_s * 1.3)
             thaw()
             steps = len(job.steps())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.harness.cluster import Network, Roughness, why_not
+from chaos_tests.cluster import Network, Roughness, why_not
 from tests.live.fleet import Fleet
 from tests.live.jobs import SCRIPTS, run_alone
 

@@ -16,17 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.harness import blows
-from chaos_tests.harness.cluster import EtcdMembers, sturdy_binary
-from elastic import codec
-from elastic.doors import authority
-from elastic.doors.roles import ETCD_SERVER_NAME
-from elastic.election import Candidate, Won
-from elastic.embedded import EmbeddedEtcd, find_binary
+from chaos_tests.cluster import EtcdMembers, sturdy_binary
+from chaos_tests.nemesis import signals
 from elastic.errors import ConfigError, StoreUnavailable
-from elastic.etcd import EtcdStore, Tls
-from elastic.messages import Generation, Kind, Member, Plan, Share
-from elastic.store import CreateRevision, KeyPut, Put, WatchLost
+from elastic.protocol.messages import Generation, Kind, Member, Plan, Share
+from elastic.security import certificate_authority
+from elastic.security.roles import ETCD_SERVER_NAME
+from elastic.store.base import CreateRevision, KeyPut, Put, WatchLost
+from elastic.store.election import Candidate, Won
+from elastic.store.embedded import EmbeddedEtcd, find_binary
+from elastic.store.etcd import EtcdStore, Tls
+from elastic.wire import codec
 from tests.conformance.store_suite import CALL_S, At, Inbox, StoreSuite, Surroundings
 
 PATIENCE_S = 100.0
@@ -131,7 +131,7 @@ def test_a_watch_goes_on_through_many_idle_probes(
     store: EtcdStore, at: At, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answered probe is invisible; if etcd did not answer them, the watch would be declared lost."""
-    monkeypatch.setattr("elastic.etcd.watch.PROBE_S", 1.0)
+    monkeypatch.setattr("elastic.store.etcd_watch.PROBE_S", 1.0)
     inbox = Inbox()
     next_revision = store.prefix(at(""), timeout_s=CALL_S).revision + 1
     watch = store.watch(at(""), next_revision, inbox, timeout_s=CALL_S)
@@ -146,7 +146,7 @@ def test_a_watch_goes_on_through_many_idle_probes(
 def test_a_watch_whose_receiver_hangs_is_cancelled_all_the_same(
     store: EtcdStore, at: At, surroundings: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastic.etcd.watch.CANCEL_S", 0.05)
+    monkeypatch.setattr("elastic.store.etcd_watch.CANCEL_S", 0.05)
     hangs, go_on, seen = threading.Event(), threading.Event(), list[object]()
 
     def hang(event: object) -> None:
@@ -167,11 +167,11 @@ def test_a_watch_whose_receiver_hangs_is_cancelled_all_the_same(
 
 
 def test_a_frozen_etcd_ends_calls_and_watches_and_is_found_again(at: At, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastic.etcd.watch.PROBE_S", 0.5)
+    monkeypatch.setattr("elastic.store.etcd_watch.PROBE_S", 0.5)
     with EmbeddedEtcd() as etcd, etcd.connect() as store:
         inbox = Inbox()
         store.watch(at(""), 1, inbox, timeout_s=CALL_S)
-        thaw = blows.freeze([etcd.process.pid])
+        thaw = signals.freeze([etcd.process.pid])
         with pytest.raises(StoreUnavailable) as read:
             store.get(at("k"), timeout_s=0.3)
         with pytest.raises(StoreUnavailable) as written:
@@ -246,9 +246,9 @@ def test_one_member_of_three_may_fail(make_cluster: Callable[[int], EtcdMembers]
             retried(partial(store.put, "k", b"before", timeout_s=ATTEMPT_S))
             if fault == "kill":
                 cluster.kill(number)
-                mend: blows.End = partial(cluster.start, number)
+                mend: signals.End = partial(cluster.start, number)
             else:
-                mend = blows.freeze([cluster.pid(number)])
+                mend = signals.freeze([cluster.pid(number)])
             retried(partial(store.put, "k", value, timeout_s=ATTEMPT_S))
             retried(partial(expect, store, value))
             mend()
@@ -274,18 +274,18 @@ def test_a_member_without_quorum_ends_its_watches_instead_of_keeping_them_silent
 
 def test_both_sides_prove_who_they_are_over_tls(tmp_path: Path) -> None:
     """Also with a certificate that came while the store was in use; one of the fleet is none for etcd."""
-    authority.create(tmp_path / "ca")
+    certificate_authority.create(tmp_path / "ca")
     ours, others = tmp_path / "ours", tmp_path / "others"
-    issuer = authority.Authority(tmp_path / "ca")
+    issuer = certificate_authority.Authority(tmp_path / "ca")
     issuer.issue("m0", ["rendezvous", "agent"], ours)
     issuer.issue("m0", ["etcd"], ours, ["127.0.0.1"])
-    authority.create(tmp_path / "other-ca")
-    authority.Authority(tmp_path / "other-ca").issue("m0", ["rendezvous"], others)
-    server = str(ours / authority.ETCD)
-    flags = ["--client-cert-auth", f"--trusted-ca-file={ours / authority.ETCD_CA}"]
+    certificate_authority.create(tmp_path / "other-ca")
+    certificate_authority.Authority(tmp_path / "other-ca").issue("m0", ["rendezvous"], others)
+    server = str(ours / certificate_authority.ETCD)
+    flags = ["--client-cert-auth", f"--trusted-ca-file={ours / certificate_authority.ETCD_CA}"]
     flags += [f"--cert-file={server}", f"--key-file={server}"]
-    client, foreign = (str(directory / authority.ETCD_CLIENT) for directory in (ours, others))
-    tls = Tls(str(ours / authority.ETCD_CA), client, client, ETCD_SERVER_NAME)
+    client, foreign = (str(directory / certificate_authority.ETCD_CLIENT) for directory in (ours, others))
+    tls = Tls(str(ours / certificate_authority.ETCD_CA), client, client, ETCD_SERVER_NAME)
     cluster = EtcdMembers(find_binary(), tmp_path, 1, scheme="https", flags=flags)
     try:
         changing = tmp_path / "changing.pem"

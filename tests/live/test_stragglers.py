@@ -11,7 +11,7 @@ import pytest
 
 from elastic.cli.status import status_text
 from elastic.config import Stragglers, Timing
-from elastic.embedded import EmbeddedEtcd
+from elastic.store.embedded import EmbeddedEtcd
 from tests.live.conftest import Quiet
 from tests.live.spread import Spread
 from tests.live.test_drain import assert_as_quiet, losses

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.harness.processes import MARK
+from chaos_tests.support.processes import MARK
 from elastic.errors import ExitCode
-from elastic.files import TOKEN
+from elastic.records.files import TOKEN
 from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet, pids
 from tests.live.jobs import DEADLINE_S

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elastic.config import Timing
-from elastic.embedded import EmbeddedEtcd
+from elastic.store.embedded import EmbeddedEtcd
 from tests.live.conftest import Quiet
 from tests.live.jobs import TRAINER, Job
 from tests.live.spread import Spread

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic import ledger
+from elastic.records import ledger
 from tests.live.conftest import Quiet
 from tests.live.exchanges import kill_and_freeze
 from tests.live.jobs import TRAINER, Job

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from chaos_tests.harness.patching import patch_when_imported
+from chaos_tests.failpoints.import_patch import patch_when_imported
 from tests.mutants.catalogue import MUTANTS
 
 VARIABLE = "ELASTIC_MUTANT"

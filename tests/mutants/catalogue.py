@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from chaos_tests.harness.patching import Patch
+from chaos_tests.failpoints.import_patch import Patch
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,15 +182,15 @@ def no_eviction(module: Any) -> None:
 
 
 MUTANTS = {
-    "dropped-shard": Mutant("runtime.standing", dropped_shard, "I7"),
-    "shard-twice": Mutant("runtime.standing", shard_twice, "I7"),
-    "unordered-sum": Mutant("runtime.reduce", unordered_sum, "I10"),
-    "rng-per-worker": Mutant("runtime.shards", rng_per_worker, "I10"),
-    "late-copy": Mutant("runtime.donor", late_copy, "I6", ("kill",)),
-    "no-fencing": Mutant("runtime.orders", no_fencing, "I4", ("freeze-long",)),
-    "stale-generation": Mutant("runtime.walk", stale_generation, "I4", ("kill",)),
-    "double-commit": Mutant("elastic.ledger", double_commit, "I5", ("kill",)),
-    "restart-everybody": Mutant("runtime.orders", restart_everybody, "I13", ("kill",)),
+    "dropped-shard": Mutant("runtime.worker.state_owner", dropped_shard, "I7"),
+    "shard-twice": Mutant("runtime.worker.state_owner", shard_twice, "I7"),
+    "unordered-sum": Mutant("runtime.reduction.over_mesh", unordered_sum, "I10"),
+    "rng-per-worker": Mutant("runtime.reduction.gradient_harvest", rng_per_worker, "I10"),
+    "late-copy": Mutant("runtime.worker.donor", late_copy, "I6", ("kill",)),
+    "no-fencing": Mutant("runtime.worker.leader_orders", no_fencing, "I4", ("freeze-long",)),
+    "stale-generation": Mutant("runtime.worker.operations", stale_generation, "I4", ("kill",)),
+    "double-commit": Mutant("elastic.records.ledger", double_commit, "I5", ("kill",)),
+    "restart-everybody": Mutant("runtime.worker.leader_orders", restart_everybody, "I13", ("kill",)),
     "torn-checkpoint": Mutant("runtime.checkpoint.saver", torn_checkpoint, "I14", ("kill", "kill-in-checkpoint")),
-    "no-eviction": Mutant("elastic.detector", no_eviction, "I11", ("freeze-for-good",)),
+    "no-eviction": Mutant("elastic.protocol.failure_detector", no_eviction, "I11", ("freeze-for-good",)),
 }

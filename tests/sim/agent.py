@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from elastic import supervision
-from elastic.detector import Detector, Health
-from elastic.membership import AgentUp, Event
-from elastic.messages import (
+from elastic.agent.standing_words import Standing
+from elastic.protocol import worker_slot
+from elastic.protocol.failure_detector import Detector, Health
+from elastic.protocol.membership import AgentUp, Event
+from elastic.protocol.messages import (
     Announce,
     Close,
     DrainOver,
@@ -33,9 +34,8 @@ from elastic.messages import (
     WorkerDead,
     WorkerFrozen,
 )
-from elastic.publishing import Reader
-from elastic.standing import Standing
 from elastic.wire import elastic_pb2 as pb
+from elastic.wire.broadcast import Reader
 from tests.sim.memory import Memory
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Agent:
         self._asleep: list[Callable[[], None]] = []
         self._led_s, self._orphaned = self.clock.now_s, False
         count = slots + world.spec.spares
-        self.places = [supervision.new(node, number, world.spec, 0) for number in range(count)]
+        self.places = [worker_slot.new(node, number, world.spec, 0) for number in range(count)]
         self._timers = [0] * count
         for number in range(count):
             self._arm(number)
@@ -156,19 +156,19 @@ class Agent:
 
     # ---------------------------------------------------------------------------------------- supervision
 
-    def supervise(self, number: int, event: supervision.Event) -> None:
+    def supervise(self, number: int, event: worker_slot.Event) -> None:
         before = self.places[number]
-        self.places[number], actions = supervision.step(before, event, self.clock.now_s)
+        self.places[number], actions = worker_slot.step(before, event, self.clock.now_s)
         self.world.stepped("supervision", before.phase, event, self.places[number].phase)
         for action in actions:
             match action:
-                case supervision.Say(word):
+                case worker_slot.Say(word):
                     self.hear(word)
-                case supervision.Signal(sent):
+                case worker_slot.Signal(sent):
                     worker = self.workers.get(self.places[number].worker_id)
                     if worker is not None:
                         worker.signalled(sent)
-                case supervision.Spawn():
+                case worker_slot.Spawn():
                     delay_s = self.world.clock.between(0.01, 0.3)
                     self.after(delay_s, lambda: self._spawned(number))
         self._arm(number)
@@ -182,29 +182,29 @@ class Agent:
 
     def _due(self, number: int, timer: int) -> None:
         if self._timers[number] == timer:
-            self.supervise(number, supervision.Due())
+            self.supervise(number, worker_slot.Due())
 
     def _spawned(self, number: int) -> None:
         slot = self.places[number]
         if self.world.may_not_start(self):
-            self.supervise(number, supervision.SpawnFailed("no such program"))
+            self.supervise(number, worker_slot.SpawnFailed("no such program"))
             return
         worker = self.world.new_worker(self, slot.number, slot.incarnation)
         self.workers[worker.me] = worker
-        self.supervise(number, supervision.Spawned(len(self.world.workers)))
+        self.supervise(number, worker_slot.Spawned(len(self.world.workers)))
         worker.start()
 
-    def supervise_worker(self, worker_id: str, event: supervision.Event) -> None:
+    def supervise_worker(self, worker_id: str, event: worker_slot.Event) -> None:
         for number, slot in enumerate(self.places):
             if slot.worker_id == worker_id and slot.lives:
                 self.supervise(number, event)
 
-    def for_all_places(self, event: supervision.Event) -> None:
+    def for_all_places(self, event: worker_slot.Event) -> None:
         for number in range(len(self.places)):
             self.supervise(number, event)
 
     def saw_dying(self, worker: Worker, status: int) -> None:
-        self.supervise_worker(worker.me, supervision.Dying(status))
+        self.supervise_worker(worker.me, worker_slot.Dying(status))
 
     def saw_exit(self, worker: Worker, status: int, last_words: str) -> None:
         if self.workers.pop(worker.me, None) is None:
@@ -213,7 +213,7 @@ class Agent:
         self._frozen.discard(worker.me)
         if worker.announced:
             self.hear(Progress(worker.me, 0, 0, 0, "gone"))
-        self.supervise(worker.slot, supervision.Exited(status, last_words))
+        self.supervise(worker.slot, worker_slot.Exited(status, last_words))
 
     def crash(self) -> None:
         """The whole node: workers die with their agent, and nobody is left to say so."""
@@ -225,11 +225,11 @@ class Agent:
 
     def stop(self) -> None:
         """It was asked to go, and has no time."""
-        self.for_all_places(supervision.Stop())
+        self.for_all_places(worker_slot.Stop())
 
     def on_end(self) -> None:
         self.ended = True
-        self.for_all_places(supervision.JobOver(complete=self.world.exit_code == 0))
+        self.for_all_places(worker_slot.JobOver(complete=self.world.exit_code == 0))
         for worker in self.workers.values():
             worker.order(Close(self._term, "the job is over", self.world.exit_code))
 
@@ -239,7 +239,7 @@ class Agent:
         """left_s: until the node may be gone. Of some notices nothing comes, and the node is there again."""
         clock = self.world.clock
         self.draining, self._gone_s = True, self.clock.now_s + left_s
-        self.for_all_places(supervision.NodeLeaves())
+        self.for_all_places(worker_slot.NodeLeaves())
         for worker in self._announced():
             self.hear(self._wish(worker))
         if clock.chance(0.3):
@@ -252,7 +252,7 @@ class Agent:
         self.draining = False
         for worker in self._announced():
             self.hear(DrainOver(worker))
-        self.for_all_places(supervision.NodeStays())
+        self.for_all_places(worker_slot.NodeStays())
 
     def _announced(self) -> list[str]:
         return [name for name, worker in self.workers.items() if worker.announced]
@@ -280,11 +280,11 @@ class Agent:
             self.world.judged(self, name, verdict.health)
             if verdict.health is Health.FROZEN and name not in self._frozen:
                 self._frozen.add(name)
-                self.supervise_worker(name, supervision.FoundFrozen())
+                self.supervise_worker(name, worker_slot.FoundFrozen())
                 self.hear(WorkerFrozen(name, verdict.because))
             elif verdict.health is Health.ALIVE and name in self._frozen:
                 self._frozen.discard(name)
-                self.supervise_worker(name, supervision.FoundAlive())
+                self.supervise_worker(name, worker_slot.FoundAlive())
                 self._standing.thawed(name)
         if self.stream is None and not self._orphaned and not self.world.over:
             self._park_if_orphaned()
@@ -313,14 +313,14 @@ class Agent:
         match word:
             case Announce():
                 self._detector.watch(word.worker_id, self.clock.now_s)
-                self.supervise_worker(word.worker_id, supervision.Joined())
+                self.supervise_worker(word.worker_id, worker_slot.Joined())
             case RingUp() | Progress() if word.generation:
                 self._served(word.worker_id)
             case Failed():
-                raised = supervision.Raised(word.place, word.message, word.exit_code)
+                raised = worker_slot.Raised(word.place, word.message, word.exit_code)
                 self.supervise_worker(word.worker_id, raised)
             case Finished():
-                self.supervise_worker(word.worker_id, supervision.MayLeave())
+                self.supervise_worker(word.worker_id, worker_slot.MayLeave())
         self._standing.heard(word)
         if self.stream:
             self.stream.say(word)
@@ -329,7 +329,7 @@ class Agent:
 
     def _served(self, worker_id: str) -> None:
         if any(slot.worker_id == worker_id and not slot.served for slot in self.places):
-            self.supervise_worker(worker_id, supervision.Served())
+            self.supervise_worker(worker_id, worker_slot.Served())
 
     def obey(self, to: tuple[str, ...], order: Order) -> None:
         if order.term < self._term:
@@ -342,14 +342,14 @@ class Agent:
             match order:
                 case Kill():
                     self.world.killed(self.workers.get(name))
-                    self.supervise_worker(name, supervision.KillOrdered())
+                    self.supervise_worker(name, worker_slot.KillOrdered())
                     continue
                 case Release():
-                    self.supervise_worker(name, supervision.Released())
+                    self.supervise_worker(name, worker_slot.Released())
                 case Invite():
                     self._standing.invited(name)
                 case Close():
-                    self.supervise_worker(name, supervision.JobOver(complete=order.exit_code == 0))
+                    self.supervise_worker(name, worker_slot.JobOver(complete=order.exit_code == 0))
             if (worker := self.workers.get(name)) is not None:
                 worker.order(order)
 

@@ -5,8 +5,8 @@ of a `case`, of a loop. What a machine does with an event in a state is the arms
 every arm has made every transition that the code knows; and nobody has to keep a table of them. An arm that only
 raises an AssertionError is a claim that it is never taken, and is none.
 
-Names do not hold line numbers: `membership/losses.py decide: if not chosen` is the first arm of that text in that
-function, `... #2` the second.
+Names do not hold line numbers: `protocol/membership/loss.py decide: if not chosen` is the first arm of that text in
+that function, `... #2` the second.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 
 MACHINES = (
-    "elastic.detector",
-    "elastic.membership",
-    "elastic.plan",
-    "elastic.position",
-    "elastic.standing",
-    "elastic.supervision",
+    "elastic.protocol.failure_detector",
+    "elastic.protocol.membership",
+    "elastic.protocol.recovery_plan",
+    "elastic.protocol.worker_state",
+    "elastic.agent.standing_words",
+    "elastic.protocol.worker_slot",
 )
 """Modules, and packages with all that is in them."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from elastic import position
-from elastic.position import CopyBegun, CopyEnded, Fetched, FetchFailed, Phase
+from elastic.protocol import worker_state
+from elastic.protocol.worker_state import CopyBegun, CopyEnded, Fetched, FetchFailed, Phase
 from tests.sim.script import Sum
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Copies:
         return p.donor and wanted and collecting and not p.quiesced
 
     def next_result(self, newcomer: str, op: int, join: bool, base: int) -> tuple[str, Sum | None]:
-        """As {"want": "next"} of runtime/donor.py."""
+        """As {"want": "next"} of runtime/worker/donor.py."""
         p = self.w.p
         if join and op == p.reduced and self._may_copy(newcomer) and self._knows(base):
             self._followers[newcomer] = op
@@ -120,5 +120,5 @@ class Copies:
 
     def outcome(self, op: int) -> object:
         """What became of operation op: None if not known, else the generation that took effect, and the result."""
-        number = position.outcome(self.w.p, op)
+        number = worker_state.outcome(self.w.p, op)
         return None if number is None else (number, self.w.results.get(op))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from elastic.checkpoints.naming import EntryName
 from elastic.errors import ExitCode
-from elastic.membership import End, Group, deadline_s
-from elastic.messages import ANEW, Generation, Kind, RingState
-from elastic.position import Position
-from elastic.tree import Node, leaves
+from elastic.protocol.membership import End, Group, deadline_s
+from elastic.protocol.messages import ANEW, Generation, Kind, RingState
+from elastic.protocol.reduction_tree import Node, leaves
+from elastic.protocol.worker_state import Position
 from tests.sim.script import Sum
 from tests.sim.worker import Worker
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic.checkpoints.naming import PERIODIC, TOKEN_DIGITS, EntryName
-from elastic.messages import CheckpointComplete, Pointed, node_of
+from elastic.protocol.messages import CheckpointComplete, Pointed
+from elastic.protocol.worker_id import node_of
 from tests.sim.memory import Kept
 
 if TYPE_CHECKING:

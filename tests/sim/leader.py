@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from elastic import membership
 from elastic.checkpoints.pointer import Pointer
-from elastic.membership import (
+from elastic.protocol import membership
+from elastic.protocol.failure_detector import Vigil
+from elastic.protocol.membership import (
     AgentDown,
     AgentUp,
     Commit,
@@ -27,10 +28,10 @@ from elastic.membership import (
     Tell,
     Tick,
 )
-from elastic.membership.silence import silence
-from elastic.messages import Generation, Kind, Order, Pointed, node_of
-from elastic.publishing import Publisher
-from elastic.vigil import Vigil
+from elastic.protocol.membership.partitions import silence
+from elastic.protocol.messages import Generation, Kind, Order, Pointed
+from elastic.protocol.worker_id import node_of
+from elastic.wire.broadcast import Publisher
 
 if TYPE_CHECKING:
     from tests.sim.agent import Stream
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 LEASE_S = 3.0
 RETRY_S = 0.1
 LETTERS_AT_ONCE = 256
-"""As of elastic/reign.py."""
+"""As of elastic/rendezvous/leader.py."""
 
 
 class Leader:

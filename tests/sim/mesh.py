@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from elastic.messages import Generation
-from elastic.position import (
+from elastic.protocol.messages import Generation
+from elastic.protocol.reduction_tree import Node
+from elastic.protocol.worker_state import (
     Acknowledged,
     AwaitAcknowledgements,
     HeadersHeld,
@@ -15,7 +16,6 @@ from elastic.position import (
     RingFailed,
     RingLost,
 )
-from elastic.tree import Node
 from tests.sim.script import Sum
 
 if TYPE_CHECKING:

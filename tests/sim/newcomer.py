@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from elastic import position
-from elastic.messages import Generation, Progress, Ready
-from elastic.position import AskOutcome, Copied, CopyState, Joined, Phase, Position, Wait
+from elastic.protocol import worker_state
+from elastic.protocol.messages import Generation, Progress, Ready
+from elastic.protocol.worker_state import AskOutcome, Copied, CopyState, Joined, Phase, Position, Wait
 from tests.sim.script import Sum
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Newcomer:
             return
         if p.copied != self._number:
             p = self._post_copied(self._number)
-        match position.seek(p):
+        match worker_state.seek(p):
             case CopyState(of):
                 whom, self.asks = of[self._candidate % len(of)], True
                 self.w.ask(whom, lambda other, reply: other.copies.serve(self.w, self._binds, reply), self._copied)

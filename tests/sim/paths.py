@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic.membership import Group, State
-from elastic.membership.invitations import OUTDATED
-from elastic.messages import ANEW, Generation, Kind
-from elastic.position import Phase, Position
+from elastic.protocol.membership import Group, State
+from elastic.protocol.membership.newcomers import OUTDATED
+from elastic.protocol.messages import ANEW, Generation, Kind
+from elastic.protocol.worker_state import Phase, Position
 from tests.sim.worker import Worker
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ newest checkpoint."""
 from __future__ import annotations
 
 from elastic.checkpoints.pointer import Pointer
-from elastic.messages import Generation, Kind
+from elastic.protocol.messages import Generation, Kind
 
 
 class Records:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic.position import Phase
+from elastic.protocol.worker_state import Phase
 from tests.sim.agent import KEEPALIVE_S, Agent
 from tests.sim.faults import WHOLE, Fault
 from tests.sim.leader import Leader

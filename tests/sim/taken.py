@@ -1,6 +1,8 @@
 """Which arms of the machines (arms.py) a unit test takes: a plugin of pytest, and a run of it beside a search.
 
-python -m pytest -p tests.sim.taken --taken FILE tests/unit/test_plan.py     FILE: {"test_plan.py::test": ["arm", ...]}
+python -m pytest -p tests.sim.taken --taken FILE tests/unit/elastic/protocol/test_recovery_plan.py
+
+FILE: {"elastic/protocol/test_recovery_plan.py::test": ["arm", ...]}
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ _taken: dict[str, list[str]] = {}
 
 
 class Tests:
-    """Some of tests/unit, as in test_plan.py::test. They run in a process of their own, because what they import must
-    be marked first."""
+    """Some of tests/unit, as in elastic/protocol/test_recovery_plan.py::test. They run in a process of their own,
+    because what they import must be marked first."""
 
     def __init__(self, tests: Sequence[str]) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="elastic-sim-")

@@ -122,128 +122,133 @@ class Excluded(NamedTuple):
 _OVERLAP = "needs two members that compute one operation alone, and lose whom they were behind before either is done"
 _SUCCESSOR = Excluded(
     "an agent that becomes another program",
-    "test_standing.py::test_a_program_that_goes_on_with_these_workers_says_the_same",
+    "elastic/agent/test_standing_words.py::test_a_program_that_goes_on_with_these_workers_says_the_same",
 )
 _NOBODY_STAYS = (
-    "membership/changes.py close_if_all_left: if g.running is None or g.running.ids or g.state is State.CLOSED"
+    "protocol/membership/planned_changes.py close_if_all_left: if g.running is None or g.running.ids "
+    "or g.state is State.CLOSED"
 )
-_DAMAGED = Excluded("what is kept here can be read", "test_membership.py::test_scenario")
+_DAMAGED = Excluded("what is kept here can be read", "elastic/protocol/test_membership.py::test_scenario")
 _STRANGER = Excluded(
     "an agent says of a worker first that it exists, to every leader",
-    "test_ignored.py::test_a_word_of_a_stranger_changes_nothing",
+    "elastic/protocol/test_ignored.py::test_a_word_of_a_stranger_changes_nothing",
 )
 
 _OVERTAKEN = Excluded(
     "needs a newcomer that is not told of a job formed anew, nor of its first generations, and finds it before it ends",
-    "test_position.py::test_scenario",
+    "elastic/protocol/test_worker_state.py::test_scenario",
 )
 
 EXCLUDED = {
-    "position/machine.py step: if overtaken(p, generation)": _OVERTAKEN,
-    "position/generations.py give_way": _OVERTAKEN,
-    "position/state.py Position.known": Excluded(
+    "protocol/worker_state/state_machine.py step: if overtaken(p, generation)": _OVERTAKEN,
+    "protocol/worker_state/generation_change.py give_way": _OVERTAKEN,
+    "protocol/worker_state/state.py Position.known": Excluded(
         "where sockets find an address; decides nothing",
-        "test_ignored.py::test_a_newcomer_finds_the_address_of_any_member_it_knows_of",
+        "elastic/protocol/test_ignored.py::test_a_newcomer_finds_the_address_of_any_member_it_knows_of",
     ),
-    "standing.py Standing.has_others": Excluded(
+    "agent/standing_words.py Standing.has_others": Excluded(
         "asked by an agent that is signalled; decides nothing about words",
-        "test_standing.py::test_a_node_knows_whether_its_generation_has_members_elsewhere",
+        "elastic/agent/test_standing_words.py::test_a_node_knows_whether_its_generation_has_members_elsewhere",
     ),
-    "standing.py Standing.to_state": _SUCCESSOR,
-    "standing.py Standing.from_state": _SUCCESSOR,
-    "plan.py smallest_cover: while links": Excluded(
-        "five members of whom each pair is cut off", "test_plan.py::test_a_cover_touches_every_accused_link"
+    "agent/standing_words.py Standing.to_state": _SUCCESSOR,
+    "agent/standing_words.py Standing.from_state": _SUCCESSOR,
+    "protocol/recovery_plan.py smallest_cover: while links": Excluded(
+        "five members of whom each pair is cut off",
+        "elastic/protocol/test_recovery_plan.py::test_a_cover_touches_every_accused_link",
     ),
-    "plan.py redo_shares: not if covered.isdisjoint(range(*node))": Excluded(
-        _OVERLAP, "test_plan.py::test_a_redo_holds_each_unit_exactly_once"
+    "protocol/recovery_plan.py redo_shares: not if covered.isdisjoint(range(*node))": Excluded(
+        _OVERLAP, "elastic/protocol/test_recovery_plan.py::test_a_redo_holds_each_unit_exactly_once"
     ),
-    "position/operations.py done: if not set(event.consumed) <= set(p.roots)": Excluded(
-        _OVERLAP, "test_position.py::test_scenario"
+    "protocol/worker_state/operation.py done: if not set(event.consumed) <= set(p.roots)": Excluded(
+        _OVERLAP, "elastic/protocol/test_worker_state.py::test_scenario"
     ),
-    "position/generations.py quiesce: if order.up_to < p.entered": Excluded(
+    "protocol/worker_state/generation_change.py quiesce: if order.up_to < p.entered": Excluded(
         "a leader knows of all records, an agent of all that it has passed on, and orders of older terms are refused; "
         "kept, because to obey would break a ring that is up",
-        "test_position.py::test_scenario",
+        "elastic/protocol/test_worker_state.py::test_scenario",
     ),
-    "detector.py Detector.look: if pulse is None": Excluded(
+    "protocol/failure_detector.py Detector.look: if pulse is None": Excluded(
         "only suspects are looked at, and they are watched",
-        "test_detector.py::test_only_watched_processes_are_judged",
+        "elastic/protocol/test_failure_detector.py::test_only_watched_processes_are_judged",
     ),
-    "membership/machine.py _apply: not if worker in g.workers": _STRANGER,
-    "membership/changes.py _neighbours: if worker not in g.workers": _STRANGER,
-    "membership/ending.py finished: if worker not in g.workers or not g.lists(worker)": _STRANGER,
-    "membership/arrivals.py announced: if g.lost and word.invited": Excluded(
+    "protocol/membership/state_machine.py _apply: not if worker in g.workers": _STRANGER,
+    "protocol/membership/planned_changes.py _neighbours: if worker not in g.workers": _STRANGER,
+    "protocol/membership/closing.py finished: if worker not in g.workers or not g.lists(worker)": _STRANGER,
+    "protocol/membership/formation.py announced: if g.lost and word.invited": Excluded(
         "needs a newcomer whose agent lost the leader before the state was lost, and finds the next one after that",
-        "test_membership.py::test_scenario",
+        "elastic/protocol/test_membership.py::test_scenario",
     ),
-    "membership/losses.py lost: if g.state is State.CLOSED": Excluded(
+    "protocol/membership/loss.py lost: if g.state is State.CLOSED": Excluded(
         "needs all nodes silent while a job closes and a newcomer has just been admitted",
-        "test_membership.py::test_scenario",
+        "elastic/protocol/test_membership.py::test_scenario",
     ),
-    "membership/changes.py left: if g.state is not State.CLOSING and all_gone and lost": Excluded(
+    "protocol/membership/planned_changes.py left: if g.state is not State.CLOSING and all_gone and lost": Excluded(
         "needs another leader between the death of all that stayed, newcomers of it, and the last word of who left",
-        "test_membership.py::test_scenario",
+        "elastic/protocol/test_membership.py::test_scenario",
     ),
     _NOBODY_STAYS: Excluded(
         "of a generation that is not in effect nobody says that he has left it",
-        "test_ignored.py::test_a_late_word_of_one_that_was_to_leave_with_all_others_does_not_end_the_job",
+        "elastic/protocol/test_ignored.py::test_a_late_word_of_one_that_was_to_leave_with_all_others_does_not_end_the_job",
     ),
-    "membership/rings.py heard_of_ring: if seen is None or record is None": Excluded(
+    "protocol/membership/ring_reports.py heard_of_ring: if seen is None or record is None": Excluded(
         "whoever has slept through a loss is fenced before it can say that its ring broke",
-        "test_membership.py::test_scenario",
+        "elastic/protocol/test_membership.py::test_scenario",
     ),
-    "membership/commits.py committed: if record is None or record.number != number": Excluded(
+    "protocol/membership/state_machine.py committed: if record is None or record.number != number": Excluded(
         "one record is committed at a time, and what came of it is said once",
-        "test_ignored.py::test_what_came_of_another_record_than_the_one_awaited_is_no_answer",
+        "elastic/protocol/test_ignored.py::test_what_came_of_another_record_than_the_one_awaited_is_no_answer",
     ),
     (
-        "membership/invitations.py wait_for_slow: if worker in running.ids or worker in {*g.dead, *g.drains, "
+        "protocol/membership/newcomers.py wait_for_slow: if worker in running.ids or worker in {*g.dead, *g.drains, "
         "*g.turned_away} or (not g.workers[worker]"
     ): Excluded(
         "needs a third outdated copy in the moment in which its node drains",
-        "test_ignored.py::test_who_waits_as_a_spare_or_has_to_go_does_not_hold_up_the_ring_with_its_copies",
+        "elastic/protocol/test_ignored.py::test_who_waits_as_a_spare_or_has_to_go_does_not_hold_up_the_ring_with_its_copies",
     ),
-    "membership/invitations.py stop_in_vain: for worker in late": Excluded(
+    "protocol/membership/newcomers.py stop_in_vain: for worker in late": Excluded(
         "a copy that takes longer than half of pause_limit_s while the ring stands still for it",
-        "test_membership.py::test_scenario",
+        "elastic/protocol/test_membership.py::test_scenario",
     ),
-    "supervision.py step: case Stop() if not slot.lives": Excluded(
+    "protocol/worker_slot.py step: case Stop() if not slot.lives": Excluded(
         "an agent that is signalled during a back-off",
-        "test_supervision.py::test_stop_and_job_over_end_a_slot_that_waits",
+        "elastic/protocol/test_worker_slot.py::test_stop_and_job_over_end_a_slot_that_waits",
     ),
-    "supervision.py _due: if now_s < slot.deadline_s": Excluded(
-        "timers here are exact", "test_supervision.py::test_nothing_starts_before_the_back_off_is_over"
+    "protocol/worker_slot.py _due: if now_s < slot.deadline_s": Excluded(
+        "timers here are exact", "elastic/protocol/test_worker_slot.py::test_nothing_starts_before_the_back_off_is_over"
     ),
     (
-        "membership/losses.py reported: if g.state in "
+        "protocol/membership/loss.py reported: if g.state in "
         "(State.RUNNING, State.PAUSED, State.REBUILDING, State.FORMING) and word.worker_id in g"
     ): Excluded(
         "needs a leader that is replaced between its quiesce and the report, within milliseconds",
-        "test_membership.py::test_scenario",
+        "elastic/protocol/test_membership.py::test_scenario",
     ),
     (
-        "membership/losses.py reported: not if g.state in "
+        "protocol/membership/loss.py reported: not if g.state in "
         "(State.RUNNING, State.PAUSED, State.REBUILDING, State.FORMING) and word.worker_id "
-    ): Excluded("the same while the job ends", "test_ignored.py::test_a_report_while_the_job_ends_starts_nothing"),
+    ): Excluded(
+        "the same while the job ends",
+        "elastic/protocol/test_ignored.py::test_a_report_while_the_job_ends_starts_nothing",
+    ),
     (
-        "membership/losses.py decide: if isinstance(outcome, LossPlan) and (not waited_out) and "
+        "protocol/membership/loss.py decide: if isinstance(outcome, LossPlan) and (not waited_out) and "
         "(g.hung.keys() >= set(outcome.ids))"
-    ): Excluded("whoever is ended dies before it can report", "test_membership.py::test_scenario"),
-    "membership/stuck.py _end_all: if g.hung and now_s < g.hung_s + g.spec.timing.fence_grace_s": Excluded(
+    ): Excluded("whoever is ended dies before it can report", "elastic/protocol/test_membership.py::test_scenario"),
+    "protocol/membership/hangs.py _end_all: if g.hung and now_s < g.hung_s + g.spec.timing.fence_grace_s": Excluded(
         "needs a beat between the order and the end of a process, which takes milliseconds",
-        "test_membership.py::test_scenario",
+        "elastic/protocol/test_membership.py::test_scenario",
     ),
-    "membership/stuck.py _end_all: not if not g.hung": Excluded(
-        "needs an agent that has not heard the order", "test_membership.py::test_scenario"
+    "protocol/membership/hangs.py _end_all: not if not g.hung": Excluded(
+        "needs an agent that has not heard the order", "elastic/protocol/test_membership.py::test_scenario"
     ),
     (
-        "membership/losses.py decide: if isinstance(outcome, LossPlan) and "
+        "protocol/membership/loss.py decide: if isinstance(outcome, LossPlan) and "
         "(newer := newer_than_copies(g, outcome.copied_step))"
-    ): Excluded("a copy here is seldom older than what is kept", "test_membership.py::test_scenario"),
-    "membership/machine.py _apply: case Unreadable()": _DAMAGED,
-    "membership/revival.py unreadable": _DAMAGED,
-    "membership/revival.py kept_badly": _DAMAGED,
-    "membership/revival.py revive: if damaged": _DAMAGED,
+    ): Excluded("a copy here is seldom older than what is kept", "elastic/protocol/test_membership.py::test_scenario"),
+    "protocol/membership/state_machine.py _apply: case Unreadable()": _DAMAGED,
+    "protocol/membership/restore.py unreadable": _DAMAGED,
+    "protocol/membership/restore.py kept_badly": _DAMAGED,
+    "protocol/membership/restore.py revive: if damaged": _DAMAGED,
 }
 """Arm, or function or file with all its arms."""
 

@@ -10,10 +10,10 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from elastic import position
-from elastic.detector import Facts
 from elastic.errors import ExitCode
-from elastic.messages import (
+from elastic.protocol import worker_state
+from elastic.protocol.failure_detector import Facts
+from elastic.protocol.messages import (
     ANEW,
     Announce,
     Close,
@@ -30,8 +30,9 @@ from elastic.messages import (
     Report,
     Word,
 )
-from elastic.messages import Release as ReleaseOrder
-from elastic.position import (
+from elastic.protocol.messages import Release as ReleaseOrder
+from elastic.protocol.reduction_tree import Node, fold_nodes
+from elastic.protocol.worker_state import (
     AbortRings,
     Acknowledge,
     AwaitAcknowledgements,
@@ -63,8 +64,7 @@ from elastic.position import (
     Used,
     Wait,
 )
-from elastic.tree import Node, fold_nodes
-from runtime.pace import Speed
+from runtime.worker.speed import Speed
 from tests.sim.copies import Copies
 from tests.sim.keeping import Keeping
 from tests.sim.mesh import Mesh
@@ -246,7 +246,7 @@ class Worker:
 
     def post(self, event: Event) -> Position:
         before = self.p
-        self.p, actions = position.step(before, event)
+        self.p, actions = worker_state.step(before, event)
         self.world.stepped("position", before.phase, event, self.p.phase)
         if self.p.record is not before.record:
             self._follow(before)
@@ -315,7 +315,7 @@ class Worker:
         for act in waiting:
             self.after(0, 0, act)
 
-    def _perform(self, action: position.Action) -> None:
+    def _perform(self, action: worker_state.Action) -> None:
         match action:
             case AbortRings():
                 self.mesh.abort()
@@ -372,7 +372,7 @@ class Worker:
         self.mesh.check_acknowledgements()
         if self.p.phase is Phase.FRESH:
             return
-        match position.move(self.p):
+        match worker_state.move(self.p):
             case Compute(unit) if place := self.world.raises(self, unit):
                 self._raise(place)
             case Compute(unit):

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from elastic import position
 from elastic.checkpoints.naming import EntryName
 from elastic.config import JobSpec, Timing
-from elastic.detector import Health
-from elastic.membership import End, Group
-from elastic.messages import Generation, Order
-from elastic.position import Position
+from elastic.protocol import worker_state
+from elastic.protocol.failure_detector import Health
+from elastic.protocol.membership import End, Group
+from elastic.protocol.messages import Generation, Order
+from elastic.protocol.worker_state import Position
 from tests.sim.agent import Agent
 from tests.sim.clock import Clock, Lane, Timepiece
 from tests.sim.directed import draw
@@ -366,5 +366,5 @@ class World:
         lines = [f"leader {group.state if group else '-'}: {group.because if group else ''}"]
         for worker in self.workers.values():
             if worker.alive:
-                lines.append(f"{worker.me}: {position.move(worker.p) if worker.p.record else ''} {worker.p}")
+                lines.append(f"{worker.me}: {worker_state.move(worker.p) if worker.p.record else ''} {worker.p}")
         return "\n".join(lines)

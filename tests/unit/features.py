@@ -27,8 +27,8 @@ from torch.optim.lr_scheduler import (
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
-from runtime.job import Job
-from runtime.loader import Loader
+from runtime.data.loader import Loader
+from runtime.job.job import Job
 from tests.unit.jobs import cross_entropy, dataset
 
 Feature = Callable[[Job], None]

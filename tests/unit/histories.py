@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from chaos_tests.harness.history import Event, History, Run, Step
+from chaos_tests.checkers.history import Event, History, Run, Step
 
 A, B, C, D = "n.0.0", "n.1.0", "n.2.0", "n.2.1"
 S = 1_000_000_000

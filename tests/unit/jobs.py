@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from runtime.alone import Alone
-from runtime.job import Job
+from runtime.job.job import Job
 from runtime.session import Session, StepRecord
+from runtime.worker.single import Alone
 
 SHARDS = 4
 BATCH = 16

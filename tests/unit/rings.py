@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TypeVar
 
-from runtime.hello import Hello, decode_challenge, encode_hello, proven_hello
-from runtime.listener import Refused, ServeCopy
-from runtime.ring import Listener, Peer, Ring, build
-from runtime.seal import PLAIN, Seal
+from runtime.ring.handshake import Hello, decode_challenge, encode_hello, proven_hello
+from runtime.ring.listener import Refused, ServeCopy
+from runtime.ring.ring import Listener, Peer, Ring, build
+from runtime.ring.tls import PLAIN, Seal
 
 T = TypeVar("T")
 JOB = "job"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.link import Link
+from runtime.ring.frames import Link
 from tests.bench import overlap, report, sent, step, work
 from tests.bench.healthy import BASELINE, KEEPING, NULL
 from tests.bench.step import EXACT, NATIVE, Measured, Part

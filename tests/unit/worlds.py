@@ -15,11 +15,11 @@ import torch
 
 from elastic.checkpoints.naming import EntryName
 from elastic.errors import JoinMissed, UsageError
-from elastic.tree import next_fold
-from runtime import guards
-from runtime.partial import Json, Partial, fold
+from elastic.protocol.reduction_tree import next_fold
+from runtime.guards import checks
+from runtime.reduction.partial_sum import Json, Partial, fold
 from runtime.session import Copy, Going, JoinMeta, Op, OpKind, Place, StepRecord
-from runtime.state import Carrier
+from runtime.state.training_state import Carrier
 
 WAIT_S = 100.0
 """For what takes seconds on a quiet machine, and on a loaded one while a model is compiled."""
@@ -122,11 +122,11 @@ class World:
             return False
         ops = {name: part.op for name, part in self.open.items()}
         if len(set(ops.values())) > 1:
-            self.fail(guards.disagreement(ops, self.members[0]))
+            self.fail(checks.disagreement(ops, self.members[0]))
         op = ops[self.members[0]]
         fingerprints = {name: part.fingerprint for name, part in self.open.items()}
         if len({tuple(sorted(values.items())) for values in fingerprints.values()}) > 1:
-            self.fail(guards.disagree(fingerprints, op))
+            self.fail(checks.disagree(fingerprints, op))
         first = op.kind is OpKind.PASS and op.pass_no == 0
         newcomers = [self.sessions[name] for name in self.newcomers] if first else []
         if any(op.step in (newcomer.copy_at, newcomer.admit_at) and not newcomer.ready for newcomer in newcomers):

@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 
 import elastic
-from runtime import reduce
+from runtime.reduction import over_mesh
 from tests.bench import sent, turnstile, work
 from tests.bench.stamps import Stamps
 
-reduce.PIECE_BYTES = int(os.environ.get("BENCH_PIECE_KB", "1024")) << 10
+over_mesh.PIECE_BYTES = int(os.environ.get("BENCH_PIECE_KB", "1024")) << 10
 job = elastic.join(seed=work.SEED)
 model, optimizer = work.build()
 job.register(model=model, optimizer=optimizer)

@@ -1,7 +1,7 @@
 """Run by Python itself at the start of every process of a job that has this directory on its path."""
 
-from chaos_tests.harness.patching import patch_when_imported
+from chaos_tests.failpoints.import_patch import patch_when_imported
 from tests.live.exchanges import gated, gloo_for_nccl
 
-patch_when_imported("runtime.nccl", gloo_for_nccl)
-patch_when_imported("runtime.process_group", gated)
+patch_when_imported("runtime.ring.nccl", gloo_for_nccl)
+patch_when_imported("runtime.ring.process_group", gated)

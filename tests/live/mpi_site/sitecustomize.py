@@ -1,6 +1,6 @@
 """Run by Python itself at the start of every process of a job that has this directory on its path."""
 
-from chaos_tests.harness.patching import patch_when_imported
+from chaos_tests.failpoints.import_patch import patch_when_imported
 from tests.live.exchanges import gated_start
 
-patch_when_imported("runtime.mpi", gated_start)
+patch_when_imported("runtime.ring.mpi", gated_start)

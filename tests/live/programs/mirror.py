@@ -21,7 +21,7 @@ import torch
 import torch._dynamo
 import torch.utils.data
 
-import runtime.member  # noqa: F401
+import runtime.worker.worker_session  # noqa: F401
 
 PR_GET_PDEATHSIG = 2
 

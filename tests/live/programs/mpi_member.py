@@ -13,17 +13,17 @@ from pathlib import Path
 
 import torch
 
+from elastic.agent.worker.mpi_ranks import Ranks
 from elastic.errors import RingBroken
-from elastic.journal import Journal
-from elastic.ranks import Ranks
-from elastic.tree import fold_nodes
-from runtime.bulk import exchange_over
-from runtime.mpi import MpiTransport, World
-from runtime.partial import Partial
-from runtime.reduce import exchange
-from runtime.ring import Peer, Ring
+from elastic.protocol.reduction_tree import fold_nodes
+from elastic.records.journal import Journal
+from runtime.reduction.over_mesh import exchange
+from runtime.reduction.over_transport import exchange_over
+from runtime.reduction.partial_sum import Partial
+from runtime.ring.mpi import MpiTransport, World
+from runtime.ring.ring import Peer, Ring
 from tests.unit.rings import build_one, listener
-from tests.unit.test_reduce import sum_of
+from tests.unit.runtime.reduction.test_over_mesh import sum_of
 
 LAYOUTS = (
     (4, {"float32": 1000, "float64": 7}),

@@ -1,4 +1,4 @@
-"""A worker on paper: it speaks the protocol through elastic.client and trains nothing.
+"""A worker on paper: it speaks the protocol through elastic.agent.worker.client and trains nothing.
 
 An operation is complete when a ring is up, so `reduced` is one more than the operation of the ring's plan. Files in
 the job directory tell it what to do: `finish` (leave the loop), and `print` (say a line, once).
@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from elastic.client import AgentClient
+from elastic.agent.worker.client import AgentClient
 from elastic.errors import ExitCode
-from elastic.messages import (
+from elastic.protocol.messages import (
     Announce,
     Close,
     Fence,

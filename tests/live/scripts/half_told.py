@@ -10,7 +10,7 @@ import os
 import torch
 
 import elastic
-from runtime.link import Frame, Kind, Link, Payload
+from runtime.ring.frames import Frame, Kind, Link, Payload
 from tests.live.scripts import gates
 
 MISSED, STEPS = 5, 10

@@ -1,0 +1,179 @@
+"""I5 to I10: every step once, on every replica the same, with the same samples and bits as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+
+from chaos_tests.checkers.history import History, Line, Run, Step, every_kind_came, injected
+from chaos_tests.checkers.verdict import Verdict, broken, first_broken, holds, not_applicable, unknown
+
+IDENTITY = ("step", "epoch", "lr", "scalars", "samples")
+"""What is the same in every run of a job, whatever died or joined."""
+
+DISAGREED = 5
+"""Exit code of a job whose workers differ."""
+
+
+def total_order(history: History) -> Verdict:
+    """I5: the ledger holds 0, 1, 2, ... without gap or repeat, as far as the quiet run went."""
+    run = history.faulty
+    if not run.steps:
+        return unknown("no step was applied")
+    ends = _ends_early(history)
+    return first_broken((*_disorder(run), *ends), holds(f"{len(run.steps)} steps, each once, in order"))
+
+
+def _disorder(run: Run) -> Iterator[Verdict]:
+    for place, step in enumerate(run.steps):
+        if step.number != place:
+            yield broken(f"line {place + 1} of the ledger is that of step {step.number}", step.at)
+
+
+def _ends_early(history: History) -> Iterator[Verdict]:
+    here, there = len(history.faulty.steps), len(history.quiet.steps)
+    if here != there:
+        yield broken(f"{here} steps were applied, {there} in the quiet run", history.faulty.steps[-1].at)
+
+
+def replicas(history: History) -> Verdict:
+    """I6: no two members ever differed, and all that came to the end have the same state."""
+    run = history.faulty
+    if run.result is None:
+        return unknown("the job did not end by itself")
+    if run.result["exit_code"] == DISAGREED:
+        said = [event.at for event in run.of("ledger_broken")]
+        return broken(f"the job ended because workers differ: {_sentence(run.result['because'])}", "result.json", *said)
+    finished = list(run.of("finished"))
+    if not finished:
+        return unknown("no member came to the end")
+    first = finished[0]
+    for event in finished:
+        if event.line["digest"] != first.line["digest"]:
+            return broken(f"{first.worker} and {event.worker} end with other states", first.at, event.at)
+    return holds(f"{len(finished)} members end with {str(first.line['digest'])[:16]}, and no step differed")
+
+
+def continuity(history: History) -> Verdict:
+    """I7: the first step of each generation is that of the quiet run."""
+    run = history.faulty
+    firsts = [
+        step
+        for before, step in zip((None, *run.steps), run.steps, strict=False)
+        if before is None or step.generation != before.generation
+    ]
+    if not history.quiet.steps:
+        return unknown("there is no quiet run to compare with")
+    if len(firsts) < 2:
+        never = "the generation never changed while steps were applied"
+        return unknown(never) if _had_to_change(run) else not_applicable(f"{never}, and no fault was to change it")
+    return first_broken(_differences(history, firsts), holds(f"{len(firsts)} generations go on where the last ended"))
+
+
+def _had_to_change(run: Run) -> bool:
+    begun_ns = next((event.t_ns for event in run.of("steps_seen")), 0)
+    changes = (event for event in run.of("committed") if event.t_ns > begun_ns)
+    return not every_kind_came(run) or any(fault.lethal for fault in injected(run.events)) or any(changes)
+
+
+def _differences(history: History, steps: list[Step]) -> Iterator[Verdict]:
+    quiet = {step.number: step for step in history.quiet.steps}
+    for step in steps:
+        expected = quiet.get(step.number)
+        if expected is None:
+            yield broken(f"step {step.number} is not in the quiet run", step.at)
+        elif (field := first_difference(step.line, expected.line)) is not None:
+            because = f"step {step.number}, generation {step.generation}: {field} differs from the quiet run's"
+            yield broken(because, step.at, f"quiet/{expected.at}")
+
+
+def first_difference(one: Line, other: Line) -> str | None:
+    """The first field in which two lines of a step are not the same, bit for bit."""
+    # As text, because 0.0 == -0.0 and 1 == 1.0 while their bits differ.
+    return next((field for field in IDENTITY if _text(one.get(field)) != _text(other.get(field))), None)
+
+
+def exactly_once(history: History) -> Verdict:
+    """I8: an epoch's applied steps hold each sample as often as the quiet run's: once, but for a padded tail."""
+    if not history.faulty.steps or not history.quiet.steps:
+        return unknown("there are no steps to compare")
+    if _draws_itself(history):
+        return not_applicable("the script draws its samples itself, so the ledger does not know them")
+    return first_broken(_miscounted(history), holds("every epoch holds each sample as often as planned"))
+
+
+def _miscounted(history: History) -> Iterator[Verdict]:
+    found, planned = _samples(history.faulty), _samples(history.quiet)
+    for epoch in sorted({*found, *planned}):
+        here, there = found.get(epoch, Counter()), planned.get(epoch, Counter())
+        if here != there:
+            sample = next(iter({**(here - there), **(there - here)}))
+            yield broken(f"epoch {epoch}: sample {sample} {here[sample]} times, planned {there[sample]} times")
+
+
+def _samples(run: Run) -> dict[int, Counter[str]]:
+    """epoch -> how often each sample was in an applied step; a shard known by its hash counts as one sample."""
+    counted: dict[int, Counter[str]] = {}
+    for step in run.steps:
+        counts = counted.setdefault(int(step.line["epoch"]), Counter())
+        for shard in step.line["samples"]:
+            counts.update(map(str, shard) if isinstance(shard, list) else [_text(shard)])
+    return counted
+
+
+def global_batch(history: History) -> Verdict:
+    """I9: samples in a step and learning rate are functions of the step alone, not of the world."""
+    if not history.faulty.steps or not history.quiet.steps:
+        return unknown("there are no steps to compare")
+    otherwise = holds("batch and learning rate are those of the quiet run in every step")
+    if _draws_itself(history):
+        otherwise = not_applicable(
+            "the script draws its samples itself, so the ledger does not know how many; the learning rate is that of "
+            "the quiet run in every step"
+        )
+    return first_broken(_resized(history), otherwise)
+
+
+def _draws_itself(history: History) -> bool:
+    """Whether neither run knows its samples. If one of the two does, they are compared."""
+    return not any(step.line["samples"] for run in (history.faulty, history.quiet) for step in run.steps)
+
+
+def _resized(history: History) -> Iterator[Verdict]:
+    quiet = {step.number: step for step in history.quiet.steps}
+    for step in history.faulty.steps:
+        expected = quiet.get(step.number)
+        if expected is None:
+            yield broken(f"step {step.number} is not in the quiet run", step.at)
+        elif _batch(step) != _batch(expected):
+            because = f"step {step.number} has {_batch(step)} samples, {_batch(expected)} in the quiet run"
+            yield broken(because, step.at, f"quiet/{expected.at}")
+        elif _text(step.line["lr"]) != _text(expected.line["lr"]):
+            yield broken(f"step {step.number} has another learning rate", step.at, f"quiet/{expected.at}")
+
+
+def _batch(step: Step) -> int:
+    return sum(len(shard) if isinstance(shard, list) else int(shard.get("n", 1)) for shard in step.line["samples"])
+
+
+def same_maths(history: History) -> Verdict:
+    """I10: the final state and every logged scalar are those of the quiet run, bit for bit."""
+    found, expected = history.faulty.result, history.quiet.result
+    if found is None or expected is None or not expected["digest"]:
+        return unknown("a run has no final digest")
+    if found["digest"] != expected["digest"]:
+        where = next(_differences(history, list(history.faulty.steps)), None)
+        first = f"; first: {where.because}" if where is not None else "; no logged value differs"
+        because = f"digest {str(found['digest'])[:16]}, quiet run {str(expected['digest'])[:16]}{first}"
+        return broken(because, "result.json", *(where.at if where is not None else ()))
+    otherwise = holds(f"digest {str(found['digest'])[:16]} and all logged values are those of the quiet run")
+    return first_broken(_differences(history, list(history.faulty.steps)), otherwise)
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _sentence(text: object) -> str:
+    return str(text).partition("\n")[0]

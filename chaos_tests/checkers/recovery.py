@@ -1,0 +1,247 @@
+"""I11 to I13, I15 and I16: found in time, back in time, nobody else disturbed, nothing left, and faults there were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from chaos_tests.checkers.history import Event, History, Injected, Run, every_kind_came, injected
+from chaos_tests.checkers.verdict import Verdict, broken, first_broken, holds, not_applicable, unknown
+from chaos_tests.scenario.catalogue import CATALOGUE
+from chaos_tests.scenario.faults import (
+    AGENT,
+    Between,
+    Cut,
+    EndLeader,
+    FreezeService,
+    KillService,
+    StrikeStore,
+    leaves,
+    parts,
+    stalls,
+)
+
+AGAIN_S = 3.0
+"""After a service was killed or thawed, until an agent attends a leader again: a lease of 2 s, and a process begins."""
+EXCUSED_S = 15.0
+"""Of one loss, however many services stood still one after the other."""
+LOSSES = ("member_lost", "worker_lost", "expelled")
+
+
+def detection(history: History) -> Verdict:
+    """I11: each lost member is noted in time, and nobody is declared lost to whom nothing happened."""
+    run = history.faulty
+    faults = injected(run.events)
+    found = (*_late(history, faults), *_false_alarms(history, faults), *_not_in_order(history, faults))
+    noted = sum(fault.lethal for fault in faults)
+    if not noted and not any(_expels(history, fault) or _leaves(fault) for fault in faults):
+        nothing = "no fault that has to be detected was injected"
+        return first_broken(found, not_applicable(nothing) if every_kind_came(run) else unknown(nothing))
+    return first_broken(found, holds(f"{noted} faults that end workers noted in time, nobody else declared lost"))
+
+
+def _late(history: History, faults: tuple[Injected, ...]) -> Iterator[Verdict]:
+    run = history.faulty
+    members = {worker for event in run.of("committed") for worker in event.line["members"]}
+    noted: dict[str, Event] = {}
+    for event in run.of(*LOSSES, "finished"):
+        noted.setdefault(event.worker, event)
+    for fault in faults:
+        limit_s = fault.noted_s or (history.limits.exit_s if fault.lethal else history.limits.freeze_s)
+        if not fault.lethal and not _expels(history, fault):
+            continue
+        if run.over_ns is not None and run.over_ns < fault.begun_ns + limit_s * 1e9:
+            continue
+        for worker in fault.targets:
+            sign = noted.get(worker)
+            if worker in members and (sign is None or _served_s(history, faults, fault, sign) > limit_s):
+                when = "never" if sign is None else f"after {(sign.t_ns - fault.begun_ns) / 1e9:.1f} s"
+                at = fault.event.at if sign is None else sign.at
+                yield broken(f"{worker}: {fault.kind} was noted {when}, must be within {limit_s:.0f} s", at)
+
+
+def _served_s(history: History, faults: tuple[Injected, ...], fault: Injected, sign: Event) -> float:
+    """From a fault to its sign, without the time in which those who have to notice were killed or stood still."""
+    away = [_away(history.faulty, other, sign.t_ns) for other in faults if _stops_service(other)]
+    excused_s = _covered_ns(away, fault.begun_ns, sign.t_ns) / 1e9
+    return (sign.t_ns - fault.begun_ns) / 1e9 - min(excused_s, EXCUSED_S)
+
+
+def _stops_service(fault: Injected) -> bool:
+    """Whether it stops one that serves the job, or takes a leader from it; what etcd is asked for does not."""
+    if (kind := CATALOGUE.get(fault.kind)) is None:
+        return False
+    if isinstance(kind.fault, Cut):
+        return kind.fault.between in (Between.CONTROL, Between.STORE)
+    return isinstance(kind.fault, KillService | FreezeService | EndLeader | StrikeStore)
+
+
+def _parts(fault: Injected) -> bool:
+    """Whether workers are cut off by it from those who decide whether they live."""
+    kind = CATALOGUE.get(fault.kind)
+    return kind is not None and parts(kind.fault)
+
+
+def _leaves(fault: Injected) -> bool:
+    kind = CATALOGUE.get(fault.kind)
+    return kind is not None and leaves(kind.fault)
+
+
+def _stalls(fault: Injected) -> bool:
+    kind = CATALOGUE.get(fault.kind)
+    return kind is None or stalls(kind.fault)
+
+
+def _isolates(fault: Injected) -> bool:
+    """Whether they have to be expelled for it."""
+    kind = CATALOGUE.get(fault.kind)
+    return kind is not None and isinstance(kind.fault, Cut) and kind.fault.between is Between.NODE
+
+
+def _away(run: Run, fault: Injected, otherwise_ns: int) -> tuple[int, int]:
+    """From when to when a service was away: until the agent attends a leader again, if it has lost that."""
+    ended_ns = fault.ended_ns(otherwise_ns)
+    latest_ns = ended_ns + int(AGAIN_S * 1e9)
+    back_ns = next((event.t_ns for event in run.of("attending") if event.t_ns >= ended_ns), latest_ns)
+    return fault.begun_ns, min(back_ns, latest_ns)
+
+
+def _covered_ns(spans: list[tuple[int, int]], begin_ns: int, end_ns: int) -> int:
+    """How much of that time at least one of the spans holds."""
+    covered, until = 0, begin_ns
+    for begun, ended in sorted(spans):
+        begun, ended = max(begun, until), min(ended, end_ns)
+        if ended > begun:
+            covered, until = covered + ended - begun, ended
+    return covered
+
+
+def _expels(history: History, fault: Injected) -> bool:
+    """Whether workers stood still, or were cut off, for so long that they must be expelled; if it was shorter, it may
+    go either way."""
+    lasted_s = fault.lasted_s(otherwise=history.faulty.events[-1].t_ns)
+    silent = fault.kind.startswith("freeze") or _isolates(fault)
+    return silent and not fault.lethal and lasted_s > history.limits.freeze_s
+
+
+def _false_alarms(history: History, faults: tuple[Injected, ...]) -> Iterator[Verdict]:
+    run = history.faulty
+    first: dict[str, int] = {}
+    for fault in faults:
+        if fault.lethal or fault.kind.startswith("freeze") or _parts(fault):
+            for worker in (*fault.targets, *fault.held):
+                first.setdefault(worker, fault.begun_ns)
+    for event in run.of("worker_dying", "worker_exited"):
+        first[event.worker] = min(first.get(event.worker, event.t_ns), event.t_ns)
+    mute = [fault for fault in faults if AGENT in fault.targets]
+    for event in run.of(*LOSSES):
+        if any(_while_mute(history, fault, event) for fault in mute):
+            continue
+        if event.worker not in first or event.t_ns < first[event.worker]:
+            yield broken(f"{event.worker} was declared lost although nothing had happened to it", event.at)
+
+
+def _not_in_order(history: History, faults: tuple[Injected, ...]) -> Iterator[Verdict]:
+    """Who is asked to leave, while nothing else happens to anybody, is not lost: it leaves between two steps."""
+    run = history.faulty
+    last_ns = run.events[-1].t_ns
+    for asked in filter(_leaves, faults):
+        begun_ns, ended_ns = asked.begun_ns, asked.ended_ns(last_ns)
+        others = (other for other in faults if other is not asked)
+        settled_ns = int(EXCUSED_S * 1e9)
+        if any(o.begun_ns <= ended_ns and begun_ns <= o.ended_ns(last_ns) + settled_ns for o in others):
+            continue
+        for event in run.of("member_lost", "expelled"):
+            if event.worker in asked.targets and begun_ns <= event.t_ns <= ended_ns:
+                yield broken(f"{event.worker} was asked to leave by {asked.kind}, and was lost instead", event.at)
+
+
+def _while_mute(history: History, agent_fault: Injected, event: Event) -> bool:
+    """While an agent stands still, and until it has been heard again, its workers are given up; that is in order."""
+    ended_ns = agent_fault.ended_ns(history.faulty.events[-1].t_ns)
+    return agent_fault.begun_ns <= event.t_ns <= ended_ns + history.limits.exit_s * 1e9 and event.name != "expelled"
+
+
+def liveness(history: History) -> Verdict:
+    """I12: the job comes to its end, and steps are applied all along, but while a fault stops everybody."""
+    run = history.faulty
+    if run.result is None:
+        return broken("the job did not come to its end")
+    if run.result["exit_code"] != 0:
+        because = str(run.result["because"]).partition("\n")[0]
+        return broken(f"the job ended with exit code {run.result['exit_code']}: {because}", "result.json")
+    seen = list(run.of("steps_seen"))
+    if len(seen) < 2:
+        return unknown("nobody noted when steps were applied")
+    gaps = [(_idle_s(run, before.t_ns, after.t_ns), after) for before, after in pairwise(seen)]
+    longest_s, after = max(gaps, key=lambda gap: gap[0])
+    if longest_s > history.limits.step_s:
+        return broken(f"no step for {longest_s:.1f} s while no fault stopped everybody", after.at)
+    return holds(f"the job came to its end; the longest time without a step was {longest_s:.1f} s")
+
+
+def _idle_s(run: Run, begin_ns: int, end_ns: int) -> float:
+    """Of that time, what no lasting fault explains."""
+    lasting = [
+        (fault.begun_ns, fault.ended_ns(run.events[-1].t_ns))
+        for fault in injected(run.events)
+        if (not fault.lethal or fault.noted_s is not None) and _stalls(fault)
+    ]
+    return (end_ns - begin_ns - _covered_ns(lasting, begin_ns, end_ns)) / 1e9
+
+
+def survivors(history: History) -> Verdict:
+    """I13: a member to which nothing was done keeps its process until the job is over."""
+    run = history.faulty
+    otherwise = holds("no member ended but those that were hit")
+    if not any(fault.lethal or _hits_workers(run, fault) for fault in injected(run.events)):
+        nobody = "no worker was hit, so there are no survivors"
+        otherwise = not_applicable(nobody) if every_kind_came(run) else unknown(nobody)
+    return first_broken(_restarted(run), otherwise)
+
+
+def _hits_workers(run: Run, fault: Injected) -> bool:
+    members = {event.worker for event in run.of("entered")}
+    return any(worker in members for worker in fault.targets)
+
+
+def _restarted(run: Run) -> Iterator[Verdict]:
+    members = {event.worker for event in run.of("entered")}
+    hit = {worker for fault in injected(run.events) for worker in (*fault.targets, *fault.held)}
+    pids: dict[str, Event] = {}
+    for event in run.events:
+        if event.by_worker and event.line["pid"] != pids.setdefault(event.worker, event).line["pid"]:
+            yield broken(f"{event.worker} has two processes", pids[event.worker].at, event.at)
+    over_ns = run.over_ns if run.over_ns is not None else run.events[-1].t_ns + 1
+    for event in run.of("worker_exited"):
+        if event.worker in members - hit and event.t_ns < over_ns:
+            yield broken(f"{event.worker} ended although nobody touched it: {event.line['because']}", event.at)
+
+
+def cleanliness(history: History) -> Verdict:
+    """I15: when the job has ended nothing of it is left on the machine."""
+    looked = next(history.faulty.of("left_behind"), None)
+    if looked is None:
+        return unknown("nobody looked what was left")
+    left = list(looked.line["left"])
+    return broken("; ".join(left), looked.at) if left else holds("nothing is left of the job")
+
+
+def really_injected(history: History) -> Verdict:
+    """I16: there were faults, each took hold, each has ended, and each is told once."""
+    run = history.faulty
+    faults = injected(run.events)
+    skipped = {int(event.line["number"]): event for event in run.of("fault_skipped")}
+    if not faults:
+        first = next(iter(skipped.values()), None)
+        why = f": {len(skipped)} skipped, the first because {first.line['because']}" if first is not None else ""
+        return broken(f"no fault was injected{why}")
+    for fault in faults:
+        if fault.number in skipped:
+            return broken(f"fault {fault.number} was both injected and skipped", fault.event.at)
+        if fault.seen is None:
+            return broken(f"fault {fault.number}, {fault.kind}, was sent, but nobody saw it", fault.event.at)
+        if fault.ended is None:
+            return broken(f"fault {fault.number}, {fault.kind}, was not ended", fault.event.at)
+    kinds = len({fault.kind for fault in faults})
+    return holds(f"{len(faults)} faults of {kinds} kinds, each of them seen; {len(skipped)} skipped")

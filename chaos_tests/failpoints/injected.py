@@ -1,0 +1,215 @@
+"""The worker's side: points are put into the product's modules as they are imported, and each looks for an order.
+
+An order is taken by renaming its file, so that one process alone carries it out. Nothing here may disturb a worker
+that is not meant: what cannot be read is nobody's order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from chaos_tests.failpoints.import_patch import patch_when_imported
+from chaos_tests.scenario import failpoints
+from chaos_tests.scenario.failpoints import ANYBODY, DONE, Act, Order
+
+FAR_TOO_MUCH_BYTES = 1 << 42
+SLOW_S = 1.0
+"""Of each fsync on a slow disk."""
+
+
+class Ambushed(Exception):
+    """What a script's own mistake looks like."""
+
+
+class _Place:
+    """Where this worker is in the job, as far as the points need to know. Written and read by the user's thread."""
+
+    step: int | None = None
+    in_pass = False
+
+
+class _Disk:
+    """What is the matter with this worker's disk. Written and read by the thread that saves."""
+
+    act: Act | None = None
+    until_s = 0.0
+
+
+def install(directory: str) -> None:
+    """Put the points into this process, and those forked from it."""
+    look = _look_in(directory)
+    for module, patch in (
+        ("runtime.worker.operations", _in_walk),
+        ("runtime.worker.exchange", _in_turn),
+        ("runtime.worker.progress_report", _in_gauge),
+        ("runtime.reduction.over_mesh", _in_reduce),
+        ("runtime.ring.ring_set", _in_rings),
+        ("runtime.worker.donor", _in_donor),
+        ("runtime.transfer.connection", _in_copy),
+        ("runtime.checkpoint.saver", _in_saver),
+        ("elastic.checkpoints.storage", _in_storage),
+    ):
+        patch_when_imported(module, lambda module, patch=patch: patch(module, look))  # type: ignore[misc]
+
+
+def _look_in(directory: str) -> Callable[[str], None]:
+    pending = os.path.join(directory, "pending")
+
+    def look(point: str) -> None:
+        me = os.environ.get("ELASTIC_WORKER_ID", "")
+        for name in os.listdir(pending):
+            if not name.startswith((f"{me}-", f"{ANYBODY}-")):
+                continue
+            path = os.path.join(pending, name)
+            try:
+                with open(path, "rb") as file:
+                    order = Order.from_json(file.read())
+                if order.point != point or order.step not in (None, _Place.step):
+                    continue
+                os.rename(path, os.path.join(directory, name))
+            except (OSError, ValueError, TypeError, KeyError):  # somebody else was faster, or it was withdrawn
+                continue
+            _tell(directory, order, me)
+            _act(order)
+
+    return look
+
+
+def _tell(directory: str, order: Order, me: str) -> None:
+    line = {"number": order.number, "worker_id": me, "pid": os.getpid(), "t_mono_ns": time.monotonic_ns()}
+    file = os.open(os.path.join(directory, DONE), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    os.write(file, json.dumps(line).encode() + b"\n")
+    os.close(file)
+
+
+def _act(order: Order) -> None:
+    match order.act:
+        case Act.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case Act.STOP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case Act.HANG:
+            threading.Event().wait()
+        case Act.HANG_GIL:
+            _wait_with_the_lock()
+        case Act.RAISE:
+            raise Ambushed("raised by the chaos harness")
+        case Act.INTERRUPT:
+            main = ctypes.c_ulong(threading.main_thread().ident or 0)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(Ambushed))
+        case Act.NO_MEMORY:
+            resource.setrlimit(resource.RLIMIT_AS, (FAR_TOO_MUCH_BYTES - 1, FAR_TOO_MUCH_BYTES - 1))
+            bytearray(FAR_TOO_MUCH_BYTES)
+        case Act.DISK_FAILS | Act.DISK_SLOW:
+            _Disk.act, _Disk.until_s = order.act, time.monotonic() + order.for_s
+
+
+def _wait_with_the_lock() -> None:
+    """For ever: a second lock of a mutex, unlike a sleep, does not end with a signal, such as the one that asks for
+    stacks."""
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(128)
+    for _ in range(2):
+        library.pthread_mutex_lock(mutex)
+
+
+Look = Callable[[str], None]
+
+
+def _before(owner: Any, name: str, look: Look, *at: str) -> None:
+    """Let a function look for orders at these points before it begins."""
+    sound = getattr(owner, name)
+
+    def ambushed(*args: Any, **kwargs: Any) -> Any:
+        for point in at:
+            look(point)
+        return sound(*args, **kwargs)
+
+    setattr(owner, name, ambushed)
+
+
+def _in_walk(module: Any, look: Look) -> None:
+    next_unit, unit_done = module.Walk.next_unit, module.Walk.unit_done
+
+    def ambushed_next(self: Any) -> Any:
+        unit = next_unit(self)
+        _Place.step = self._task.op.step
+        if unit is not None and self._task.op.kind is module.OpKind.PASS:
+            look(failpoints.IN_SHARD)
+        return unit
+
+    def ambushed_done(self: Any, leaf: Any) -> None:
+        unit_done(self, leaf)
+        if self._task.op.kind is module.OpKind.EVALUATE:
+            look(failpoints.IN_EVALUATION)
+
+    module.Walk.next_unit, module.Walk.unit_done = ambushed_next, ambushed_done
+
+
+def _in_turn(module: Any, look: Look) -> None:
+    exchange = module.Turn.exchange
+
+    def ambushed(self: Any, task: Any, *rest: Any) -> Any:
+        _Place.step, _Place.in_pass = task.op.step, task.op.kind is module.OpKind.PASS
+        if _Place.in_pass:
+            look(failpoints.BEFORE_REDUCTION)
+        result = exchange(self, task, *rest)
+        if _Place.in_pass and result is not None:
+            look(failpoints.RESULT_HELD)
+        return result
+
+    module.Turn.exchange = ambushed
+
+
+def _in_gauge(module: Any, look: Look) -> None:
+    _before(module.Gauge, "gathered", lambda point: look(point) if _Place.in_pass else None, failpoints.IN_REDUCTION)
+
+
+def _in_reduce(module: Any, look: Look) -> None:
+    _before(module._Reduction, "_sum", lambda point: look(point) if _Place.in_pass else None, failpoints.BETWEEN)
+
+
+def _in_rings(module: Any, look: Look) -> None:
+    _before(module.Rings, "_mesh", look, failpoints.IN_REBUILD)
+
+
+def _in_donor(module: Any, look: Look) -> None:
+    _before(module, "send_parts", look, failpoints.COPY_SENT)
+
+
+def _in_copy(module: Any, look: Look) -> None:
+    _before(module.CopyConnection, "_receive_blob", look, failpoints.COPY_RECEIVED)
+
+
+def _in_saver(module: Any, look: Look) -> None:
+    _before(module, "put", look, failpoints.PART_WRITTEN)
+    _before(module.Saver, "_publish", look, failpoints.BEFORE_MANIFEST)
+
+
+def _in_storage(module: Any, look: Look) -> None:
+    """Files of the checkpoints that come by themselves: a script is told when one fails that it has asked for, and may
+    end. What fails at a directory would fail after the file has its name."""
+    from elastic.checkpoints.naming import PERIODIC  # not before the product itself imports it
+
+    sync = module.LocalStorage._sync
+
+    def ambushed(self: Any, descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        periodic = f"/{PERIODIC}/" in path and os.path.isfile(path)
+        if periodic:
+            look(failpoints.IN_WRITE)
+        if periodic and time.monotonic() < _Disk.until_s:
+            if _Disk.act is Act.DISK_FAILS:
+                raise OSError(errno.EIO, f"{os.strerror(errno.EIO)}, by the chaos harness")
+            time.sleep(SLOW_S)  # this is the fault
+        sync(self, descriptor)
+
+    module.LocalStorage._sync = ambushed

@@ -1,1 +1,0 @@
-"""What breaks (faults), when (schedules), what happened (history), and who judges it (checkers)."""

@@ -1,0 +1,92 @@
+"""Orders to workers to do something to themselves at a point of their own work, and what becomes of those orders."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from chaos_tests.nemesis import signals, workers
+from chaos_tests.nemesis.scene import Running, Scene
+from chaos_tests.nemesis.signals import Impossible
+from chaos_tests.scenario.catalogue import CATALOGUE
+from chaos_tests.scenario.failpoints import ANYBODY, SPARES, Act, Order
+from chaos_tests.scenario.faults import Ambush, When
+from chaos_tests.scenario.schedule import Planned
+
+PLACE_S = 10.0
+"""How long a fault waits for its place once it has made a recovery or a join begin."""
+AMBUSH_S = 45.0
+"""How long one waits for somebody to come by: checkpoints and evaluations are rare."""
+
+
+def lay(scene: Scene, planned: Planned, worker: str) -> None:
+    """Whoever that is, it is hit whenever it comes by."""
+    order = _order(scene, planned)
+    scene.orders.give(order, worker)
+    scene.victims.condemned.add(worker)
+    scene.running.append(Running(planned, time.monotonic(), laid=(order, worker)))
+
+
+def spark(scene: Scene, planned: Planned, worker: str) -> None:
+    """Kill that one, so that somebody comes to the place of an order to anybody."""
+    order = _order(scene, planned)
+    scene.orders.give(order)
+    try:
+        workers.hit(scene, planned, (worker,), signal.SIGKILL, awaits_place=True, laid=(order, ANYBODY))
+    except Impossible:
+        scene.orders.withdraw(order)
+        raise
+
+
+def spring(scene: Scene, done: Mapping[str, Any]) -> None:
+    """A worker came to its place and did what it was ordered to."""
+    running = next(one for one in scene.running if one.laid and one.planned.number == done["number"])
+    fault, planned, worker = running.fault, running.planned, str(done["worker_id"])
+    assert isinstance(fault, Ambush)
+    scene.world.pids[worker] = int(done["pid"])
+    running.laid, running.awaits_place = None, False
+    if fault.act in SPARES:
+        scene.running.remove(running)
+        scene.victims.condemned.discard(worker)
+    if fault.act is Act.STOP:
+        text = f"at {planned.place} SIGSTOP to"
+        workers.freeze(scene, planned, (worker,), signals.thaw_later, fault.for_s, text)
+        return
+    if fault.act in SPARES:  # nothing happens to the worker itself: it may not be lost for it
+        scene.teller.injected(planned, {}, int(done["t_mono_ns"]), target=f"disk of {worker}")
+        scene.lasts(planned, fault.for_s, None, f"{worker} {fault.act}, for {fault.for_s:g} s")
+        return
+    scene.teller.injected(planned, scene.victims.pids([worker]), int(done["t_mono_ns"]))
+    scene.teller.told(planned, f"{worker} {fault.act} at {planned.place}")
+    scene.victims.condemned.add(worker)
+    running.injected = True
+    running.hit.add(worker)
+
+
+def lies_still(scene: Scene, running: Running, now_s: float) -> bool:
+    """Whether nobody has come into an ambush that waits on; one that has waited too long is given up."""
+    if running.laid is None:
+        return False
+    order, worker = running.laid
+    patience_s = PLACE_S if worker == ANYBODY else AMBUSH_S
+    gone = worker in scene.world.ended
+    if (now_s - running.since_s <= patience_s and not gone) or not scene.orders.withdraw(order, worker):
+        return True  # or somebody has just come, and will be heard of
+    running.laid, running.awaits_place = None, False
+    because = f"nobody came to {order.point}" + (f", and {worker} has ended" if gone else "")
+    if running.injected:
+        scene.teller.told(running.planned, because)
+        return False
+    scene.victims.condemned.discard(worker)
+    scene.running.remove(running)
+    scene.teller.skipped(running.planned, because)
+    return True
+
+
+def _order(scene: Scene, planned: Planned) -> Order:
+    fault = CATALOGUE[planned.kind].fault
+    assert isinstance(fault, Ambush)
+    step = {When.FIRST: 0, When.LAST: scene.steps - 1, None: None}[fault.step]
+    return Order(planned.number, planned.place, fault.act, step, fault.for_s)

@@ -1,0 +1,239 @@
+"""What is done to the nodes of a cluster, to the replica that leads, and to all workers at once.
+
+A stranger who attends a job as the agent of a node is a fault of a node too.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import grpc
+
+from chaos_tests.nemesis import checkpoint_damage, signals
+from chaos_tests.nemesis.membership_view import node_of
+from chaos_tests.nemesis.scene import NotNow, Running, Scene
+from chaos_tests.nemesis.signals import End
+from chaos_tests.scenario.faults import LoseAll, NoticeNode
+from chaos_tests.scenario.schedule import Planned
+from chaos_tests.support import processes
+from elastic.errors import ElasticError
+from elastic.security.channels import PLAIN
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.elastic_pb2_grpc import RendezvousStub
+
+
+def some_node(scene: Scene, planned: Planned, healthy: Sequence[str]) -> str:
+    """Of a healthy member; another one is spared. Raises NotNow."""
+    if len(healthy) < 2:
+        raise NotNow(f"{len(healthy)} healthy members, 2 are needed")
+    return scene.victims.dice(planned).choice(sorted({node_of(worker) for worker in healthy}))
+
+
+def leading(scene: Scene) -> str:
+    """The replica that leads the job. Raises NotNow."""
+    replicas = scene.on_nodes().cluster.replicas
+    name = next((name for name, process in replicas.items() if process.pid == scene.world.leader), None)
+    if name is None:
+        raise NotNow("no replica leads")
+    return name
+
+
+def end_agent(scene: Scene, planned: Planned, healthy: Sequence[str]) -> None:
+    scene.on_nodes()
+    node = some_node(scene, planned, healthy)
+    if (agent := scene.world.agents.get(node, 0)) == 0 or not signals.state(agent):
+        raise NotNow(f"there is no agent on node {node}")
+    begun_ns, workers = time.monotonic_ns(), scene.world.there(node)
+    signals.send([agent], signal.SIGKILL)
+    _note(scene, planned, begun_ns, workers, [agent], 0.0, None, f"SIGKILL to the agent of node {node}")
+
+
+def end_node(scene: Scene, planned: Planned, healthy: Sequence[str], for_s: float) -> None:
+    job = scene.on_nodes()
+    node = some_node(scene, planned, healthy)
+    begun_ns, workers = time.monotonic_ns(), scene.world.there(node)
+    agents = [pid for pid in (scene.world.agents.get(node, 0),) if signals.state(pid)]
+    job.cluster.end(node)
+    text = f"SIGKILL to node {node}, for {for_s:g} s"
+    _note(scene, planned, begun_ns, workers, agents, for_s, lambda: job.cluster.node(node), text)
+
+
+def freeze_node(scene: Scene, planned: Planned, healthy: Sequence[str], for_s: float) -> None:
+    job = scene.on_nodes()
+    node = some_node(scene, planned, healthy)
+    begun_ns, workers = time.monotonic_ns(), scene.world.there(node)
+    pids = scene.victims.pids(workers)
+    agents = [pid for pid in (scene.world.agents.get(node, 0),) if signals.state(pid)]
+    thaw = signals.freeze((job.cluster.nodes[node].pid, *agents, *pids.values()))
+    scene.teller.injected(planned, pids, begun_ns, target=f"node {node}")
+    scene.victims.frozen.update(workers)
+
+    def end() -> None:
+        thaw()
+        scene.victims.frozen.difference_update(workers)
+
+    scene.lasts(planned, for_s, end, f"SIGSTOP to all on node {node} for {for_s:g} s")
+
+
+def drain_node(scene: Scene, planned: Planned, healthy: Sequence[str], for_s: float) -> None:
+    client = scene.on_nodes().cluster.client
+    node = some_node(scene, planned, healthy)
+    begun_ns, workers = time.monotonic_ns(), scene.world.there(node)
+
+    def wish(*, over: bool) -> None:
+        try:
+            client.cordon(node, "" if over else "chaos", over=over)
+        except ElasticError as error:
+            raise NotNow(f"nobody hears that node {node} is to be empty, or no longer: {error}") from error
+
+    wish(over=False)
+    text = f"node {node} is to be empty, for {for_s:g} s"
+    _leave(scene, planned, node, begun_ns, workers, for_s, lambda: wish(over=True), text)
+
+
+def notice_node(scene: Scene, planned: Planned, healthy: Sequence[str], fault: NoticeNode) -> None:
+    cluster = scene.on_nodes().cluster
+    node = some_node(scene, planned, healthy)
+    begun_ns, workers, cloud = time.monotonic_ns(), scene.world.there(node), cluster.clouds[node]
+    cloud.reclaim(fault.within_s)
+
+    def end() -> None:
+        if fault.true:
+            cluster.end(node)
+        cloud.withdraw()
+        if fault.true:
+            cluster.node(node)
+
+    text = f"{cloud.choice} says that it takes the machine of node {node} in {fault.within_s:g} s"
+    _leave(scene, planned, node, begun_ns, workers, fault.within_s, end, text)
+
+
+def intrude(scene: Scene, planned: Planned, healthy: Sequence[str]) -> None:
+    """If he is admitted, the stream of that node's own agent ends, and the fault is never seen."""
+    job = scene.on_nodes()
+    node, token = some_node(scene, planned, healthy), scene.victims.dice(planned).randbytes(32).hex()
+    begun_ns = time.monotonic_ns()
+    answers = attend(job.cluster.client.replicas, job.name, node, token)
+    if not {ADMITTED, REFUSED} & set(answers.values()):
+        raise NotNow(f"nobody who leads answers: {answers}")
+    scene.teller.injected(planned, {}, begun_ns, target=f"node {node}")
+    if ADMITTED not in answers.values():
+        scene.teller.seen(planned, "he was refused")
+    scene.running.append(Running(planned, time.monotonic(), injected=True))
+    scene.teller.told(planned, f"attends as node {node}: {answers}")
+
+
+def end_leader(scene: Scene, planned: Planned, for_s: float) -> None:
+    job, leader = scene.on_nodes(), leading(scene)
+
+    def end() -> End:
+        job.cluster.end(leader)
+        return lambda: job.cluster.replica(leader)
+
+    scene.lasting(planned, f"replica {leader}", end, for_s)
+
+
+def lose_all(scene: Scene, planned: Planned, fault: LoseAll, healthy: Sequence[str]) -> None:
+    """Raises NotNow unless there is something to go on from that is newer than where the job began, and all nodes are
+    there: a job that has lost everything waits for those that are away."""
+    job, world = scene.on_nodes(), scene.world
+    if not world.steady or set(healthy) != set(world.members):
+        raise NotNow("not all members are healthy")
+    if {node_of(worker) for worker in world.members} != set(job.nodes):
+        raise NotNow("not all nodes have a member")
+    if fault.damage is None and world.kept_step <= world.began_step:
+        raise NotNow("nothing is kept yet from which the job could go on")
+    workers = tuple(worker for node in job.nodes for worker in world.there(node))
+    begun_ns, pids = time.monotonic_ns(), scene.victims.pids(workers)
+    thaw = signals.freeze(pids.values())  # what stands still writes no checkpoint after the one that is spoiled
+    try:
+        spoiled = checkpoint_damage.spoil(scene, job, fault.damage) if fault.damage is not None else ""
+        signals.send(pids.values(), signal.SIGKILL)
+    except BaseException:
+        thaw()
+        raise
+    world.lose_all()
+    scene.teller.injected(planned, pids, begun_ns, **({"spoiled": spoiled} if spoiled else {}))
+    scene.victims.condemned.update(workers)
+    running = Running(planned, time.monotonic(), hit=set(workers), injected=True)
+    if spoiled:  # who begins from what is damaged gives way to the next one, until all are at work again
+        running.reach, running.until_steady = frozenset(job.nodes), True
+    scene.running.append(running)
+    harm = f"; of {spoiled} {fault.damage}, and memory is empty" if spoiled else ""
+    scene.teller.told(planned, f"SIGKILL to {', '.join(workers)}{harm}")
+
+
+def reach(scene: Scene, running: Running, lines: Sequence[dict[str, Any]]) -> None:
+    """Whoever begins on a node while a fault lasts there is hit too. lines: new ones of the journals."""
+    for line in lines:
+        if line["event"] == "worker_started" and node_of(line["worker_id"]) in running.reach:
+            scene.teller.held(running.planned, line["worker_id"], int(line["t_mono_ns"]))
+
+
+def _leave(
+    scene: Scene,
+    planned: Planned,
+    node: str,
+    begun_ns: int,
+    workers: tuple[str, ...],
+    for_s: float,
+    end: End,
+    text: str,
+) -> None:
+    """A node has been asked to be without workers: those must leave by themselves, which is no loss."""
+    scene.teller.injected(planned, scene.victims.pids(workers), begun_ns, target=f"node {node}")
+    scene.victims.condemned.update(workers)
+    now_s = time.monotonic()
+    scene.running.append(Running(planned, now_s, hit=set(workers), until_s=now_s + for_s, end=end, injected=True))
+    scene.teller.told(planned, text)
+
+
+def _note(
+    scene: Scene,
+    planned: Planned,
+    begun_ns: int,
+    workers: tuple[str, ...],
+    agents: Iterable[int],
+    for_s: float,
+    end: End | None,
+    text: str,
+) -> None:
+    """What stands over these workers was killed: they must die with it, and nobody is left there to say so."""
+    pids = scene.victims.pids(workers)
+    scene.teller.injected(planned, pids, begun_ns)
+    scene.victims.condemned.update(workers)
+    left = processes.await_exits((*agents, *pids.values()), signals.SEEN_S)
+    now_s = time.monotonic()
+    scene.running.append(Running(planned, now_s, until_s=now_s + for_s, end=end, injected=True))
+    if left:
+        scene.teller.told(planned, f"{text}; processes {sorted(left)} live on")
+        return
+    scene.world.ended.update(workers)
+    scene.world.newcomers.difference_update(workers)
+    scene.teller.seen(planned, f"its workers died with it: {', '.join(workers) or 'there were none'}")
+    scene.teller.told(planned, text)
+
+
+ANSWER_S = 6.0
+"""Seconds to wait for the answer of one replica; longer than REREAD_S of elastic/fleet/admission.py."""
+
+ADMITTED, REFUSED = "welcome", grpc.StatusCode.UNAUTHENTICATED.name
+
+
+def attend(replicas: Iterable[str], job: str, node: str, token: str) -> dict[str, str]:
+    """What each replica, "host:port", of a cluster without TLS says first, or the code with which it ends the stream;
+    "ended" if it says nothing."""
+    answers: dict[str, str] = {}
+    for replica in replicas:
+        hello = pb.AgentHello(job=job, node=node, slots=1, token=token)
+        with PLAIN.channel(replica, ()) as channel:
+            call = RendezvousStub(channel).Attend(iter([pb.AgentWord(hello=hello)]), timeout=ANSWER_S)
+            try:
+                first = next(call, None)
+                answers[replica] = str(first.WhichOneof("content")) if first is not None else "ended"
+            except grpc.RpcError as error:
+                answers[replica] = error.code().name
+    return answers

@@ -1,0 +1,169 @@
+"""What all faults of a run work on: who is in the job and can be hit, which faults have begun and not ended, and who is
+told of them: the journal, for the checkers, and the person who watches.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chaos_tests.cluster.cluster_job import NodesJob
+from chaos_tests.failpoints.orders import Orders
+from chaos_tests.nemesis.membership_view import World
+from chaos_tests.nemesis.signals import End, Impossible
+from chaos_tests.scenario.catalogue import CATALOGUE
+from chaos_tests.scenario.failpoints import Order
+from chaos_tests.scenario.faults import Fault, Targeted, choose, lethal, noted_s
+from chaos_tests.scenario.schedule import Planned
+from elastic.records.journal import Journal
+
+
+class NotNow(Exception):
+    """It may become possible."""
+
+
+@dataclass(slots=True)
+class Scene:
+    """mark: of the job's processes. steps: how many the job has; applied: so far. nodes: the job, if it has several."""
+
+    world: World
+    victims: Victims
+    teller: Teller
+    orders: Orders
+    directory: Path
+    mark: str
+    steps: int
+    nodes: NodesJob | None = None
+    applied: int = 0
+    running: list[Running] = field(default_factory=list)
+
+    def on_nodes(self) -> NodesJob:
+        """Raises Impossible."""
+        if self.nodes is None:
+            raise Impossible("it needs a job over several nodes; the presets cluster, storage and partition have one")
+        return self.nodes
+
+    def on_machine(self) -> None:
+        """Raises Impossible."""
+        if self.nodes is not None:
+            raise Impossible("it is done to a job of one machine, and this one has several nodes")
+
+    def lasting(
+        self, planned: Planned, target: str, blow: Callable[[], End | None], for_s: float, **fields: object
+    ) -> None:
+        """Do something to what is no worker."""
+        begun_ns = time.monotonic_ns()
+        end = blow()
+        self.teller.injected(planned, {}, begun_ns, target=target, **fields)
+        self.lasts(planned, for_s, end, f"{target}, for {for_s:g} s" if for_s else target)
+
+    def lasts(
+        self, planned: Planned, for_s: float, end: End | None, text: str, frozen: frozenset[str] = frozenset()
+    ) -> Running:
+        """It has begun, and ends later. frozen: workers that stand still meanwhile."""
+        self.teller.seen(planned, "it has taken hold")
+        now_s = time.monotonic()
+        running = Running(planned, now_s, frozen=frozen, until_s=now_s + for_s, end=end, injected=True)
+        self.running.append(running)
+        self.teller.told(planned, text)
+        return running
+
+
+class Teller:
+    """say: for people. See history.py for the lines of the journal."""
+
+    def __init__(self, journal: Journal, say: Callable[[str], None]) -> None:
+        self._journal, self._say = journal, say
+
+    def injected(self, planned: Planned, workers: Mapping[str, int], begun_ns: int, **fields: object) -> None:
+        """Written once it is known to be possible, with the time at which it was begun. workers: with their pids."""
+        fault = CATALOGUE[planned.kind].fault
+        about: dict[str, object] = {
+            "t_mono_ns": begun_ns,
+            "number": planned.number,
+            "fault": planned.kind,
+            "place": planned.place,
+            "lethal": lethal(fault),
+            **({"noted_s": within_s} if (within_s := noted_s(fault)) is not None else {}),
+            **fields,
+        }
+        for worker, pid in workers.items():
+            self._journal.write("fault_injected", 0, **{**about, "worker_id": worker, "pid": pid})
+        if not workers:
+            self._journal.write("fault_injected", 0, **about)
+
+    def held(self, planned: Planned, worker: str, begun_ns: int) -> None:
+        self._journal.write("fault_held", t_mono_ns=begun_ns, number=planned.number, worker_id=worker)
+
+    def seen(self, planned: Planned, because: str) -> None:
+        self._journal.write("fault_seen", number=planned.number, because=because)
+
+    def ended(self, planned: Planned) -> None:
+        self._journal.write("fault_ended", number=planned.number)
+
+    def skipped(self, planned: Planned, because: str) -> None:
+        self._journal.write("fault_skipped", number=planned.number, fault=planned.kind, because=because)
+        self.told(planned, f"skipped: {because}")
+
+    def told(self, planned: Planned, text: str) -> None:
+        self._say(f"#{planned.number} {planned.kind}: {text}")
+
+
+@dataclass(slots=True)
+class Running:
+    """A fault that has begun. hit: workers whose end is awaited. frozen: those that it makes stand still.
+
+    awaits_place: it is in two parts, and waits for the second. laid: an ambush into which nobody has come yet, and
+    whose it is. slot: a place of which each new process is held, in `held`, until the fault ends. reach: nodes on which
+    whoever begins meanwhile is hit too. until_steady: it lasts until all members are at work.
+    """
+
+    planned: Planned
+    since_s: float
+    awaits_place: bool = False
+    laid: tuple[Order, str] | None = None
+    hit: set[str] = field(default_factory=set)
+    frozen: frozenset[str] = frozenset()
+    until_s: float = 0.0
+    until_steady: bool = False
+    end: End | None = None
+    slot: int | None = None
+    reach: frozenset[str] = frozenset()
+    held: list[str] = field(default_factory=list)
+    injected: bool = False
+    seen: bool = False
+
+    @property
+    def fault(self) -> Fault:
+        return CATALOGUE[self.planned.kind].fault
+
+
+class Victims:
+    """frozen: who stands still by our doing. condemned: who has been hit, or will be when it comes by."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self._world, self._seed = world, seed
+        self.frozen: set[str] = set()
+        self.condemned: set[str] = set()
+
+    def dice(self, planned: Planned) -> random.Random:
+        """Of this fault alone, so that a replay hits the same ranks, whatever happened to the faults before it."""
+        return random.Random(f"{self._seed}/{planned.number}")
+
+    def healthy(self) -> list[str]:
+        """Members that hold the state, the oldest first."""
+        return [w for w in self._world.holders if w not in self.frozen and w not in self.condemned]
+
+    def any_of(self, planned: Planned, workers: Sequence[str]) -> str:
+        return self.dice(planned).choice(workers)
+
+    def of(self, planned: Planned, fault: Targeted) -> tuple[str, ...]:
+        """Nobody, if that cannot be done now."""
+        newcomers = sorted(self._world.newcomers - self.condemned)
+        return choose(fault, self.healthy(), newcomers, self.dice(planned))
+
+    def pids(self, workers: Sequence[str]) -> dict[str, int]:
+        return {worker: self._world.pids[worker] for worker in workers}

@@ -1,0 +1,202 @@
+"""A whole chaos run: the job once undisturbed, once with faults, and what both have left on disk.
+
+<home>/quiet/    the job directory of the undisturbed run
+<home>/faulty/   that of the run with faults
+<home>/chaos.json  what was asked for: command, preset, seed, plan
+<home>/job.json    the job's specification, where it was given by a file
+
+A run can be repeated from its report, with the same command, seed and plan, and the two compared.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from chaos_tests.cluster.job_handle import Followed, JobFailed
+from chaos_tests.cluster.local_job import LocalJob, elastic_run
+from chaos_tests.run.narrator import Narrator
+from chaos_tests.scenario.faults import Ground
+from chaos_tests.scenario.schedule import Planned, ground_of, plan, preset_of
+from elastic.cli import options as command_line
+from elastic.config import JobSpec
+from elastic.errors import ConfigError
+from elastic.records.files import write_atomically
+from elastic.records.job_directory import default_name
+from elastic.records.journal import read_all
+from elastic.wire import codec
+
+START_S = 300.0
+"""From the start of the command to its first applied step."""
+SHARE = 0.8
+"""Of the undisturbed run's time faults are planned for, if nobody says otherwise; the rest heals."""
+RESTARTS = 1_000_000
+"""A segmentation fault counts as the script's own; a schedule may hold many."""
+
+CHECKPOINT_EVERY, SNAPSHOT_EVERY = "4 s", "2 s"
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """What was asked for. duration_s: faults are injected for so long; None: most of the undisturbed run's time.
+
+    command: a script and its arguments. job: its specification as JSON, where it was given by a file.
+    plan: empty until the preset and the seed have been made into one. directory: where the job runs; "": here.
+    """
+
+    home: Path
+    command: tuple[str, ...]
+    workers: int
+    preset: str
+    seed: int
+    duration_s: float | None
+    plan: tuple[Planned, ...] = ()
+    job: str = ""
+    directory: str = ""
+
+
+def quiet_run(campaign: Campaign) -> float:
+    """Returns the seconds from the first step to the end. Raises JobFailed if it does not end well."""
+    narrator = Narrator()
+    job_dir = campaign.home / "quiet"
+    with on_one_machine(campaign, job_dir, lambda job: narrator.hear(job.new_events(), job.steps())) as job:
+        job.until("a first step was applied", job.steps, START_S)
+        begun_s = time.monotonic()
+        if (status := job.ended(deadline_s=24 * 3600.0)) != 0:
+            raise JobFailed(f"the undisturbed run ended with {status}\n{job.output()}")
+    return time.monotonic() - begun_s
+
+
+def quiet_run_in(earlier: Path) -> Path:
+    """The undisturbed run of another campaign, or any job directory of the same command. Raises ConfigError."""
+    source = earlier / "quiet" if (earlier / "quiet").is_dir() else earlier
+    if not (source / "result.json").exists():
+        raise ConfigError(f"{source} holds no job that has ended; give the directory of an earlier chaos run")
+    return source
+
+
+def adopt_quiet_run(campaign: Campaign, earlier: Path) -> float:
+    """Use that run in place of an own one."""
+    source = quiet_run_in(earlier)
+    shutil.copytree(source, campaign.home / "quiet")
+    times = {line["event"]: line["t_mono_ns"] for line in read_all(campaign.home / "quiet")}
+    return float(times["finished"] - times["running"]) / 1e9
+
+
+@contextmanager
+def on_one_machine(
+    campaign: Campaign, job_dir: Path, on_poll: Callable[[Followed], None], environment: dict[str, str] | None = None
+) -> Iterator[LocalJob]:
+    """Its job as `elastic run` runs it."""
+    if campaign.job:
+        specification = campaign.home / "job.json"
+        write_atomically(specification, campaign.job.encode())
+        program = [sys.executable, "-m", "chaos_tests.cluster.local_job", str(specification), str(job_dir)]
+    else:
+        options = ["--max-restarts", str(RESTARTS), "--workers", str(campaign.workers)]
+        program = elastic_run(job_dir, options, campaign.command)
+    directory = Path(campaign.directory) if campaign.directory else None
+    with LocalJob(job_dir, program, on_poll, environment, directory) as job:
+        yield job
+
+
+def ground(campaign: Campaign) -> Ground:
+    """What kind of a job its faults need."""
+    return ground_of([planned.kind for planned in campaign.plan] or preset_of(campaign.preset).weights)
+
+
+def specification(campaign: Campaign) -> JobSpec:
+    """Of its job on several nodes. One whose file says nothing of checkpoints takes them often, so that there are some
+    when all workers are lost."""
+    if campaign.job:
+        return codec.job_from_json(campaign.job.encode(), "the job")
+    name, command = command_line.command(campaign.command, module=False)
+    return JobSpec(
+        name=default_name(name),
+        command=command,
+        workers=campaign.workers,
+        max_restarts=RESTARTS,
+        checkpoint_every=CHECKPOINT_EVERY,
+        snapshot_every=SNAPSHOT_EVERY,
+        directory=campaign.directory,
+    )
+
+
+def read_campaign(home: Path) -> Campaign:
+    """As it was asked for. Raises ConfigError if there was none."""
+    try:
+        return from_document(home, json.loads((home / "chaos.json").read_bytes()))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        because = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{home} holds no chaos run (chaos.json: {because}); give the --job-dir of `elastic chaos run`"
+        ) from error
+
+
+def from_document(home: Path, fields: Mapping[str, Any]) -> Campaign:
+    """As chaos.json or a report has it. Raises TypeError, ValueError or KeyError if it is none."""
+    plan = tuple(Planned(**planned) for planned in fields["plan"])
+    return Campaign(**{**fields, "home": home, "plan": plan, "command": tuple(map(str, fields["command"]))})
+
+
+def planned(campaign: Campaign, quiet_s: float) -> Campaign:
+    """With its plan, and written down. quiet_s: how long the undisturbed run took."""
+    duration_s = campaign.duration_s if campaign.duration_s is not None else SHARE * quiet_s
+    if not campaign.plan:
+        campaign = replace(campaign, plan=plan(preset_of(campaign.preset), campaign.seed, duration_s, campaign.workers))
+    fields = asdict(campaign)
+    del fields["home"]
+    write_atomically(campaign.home / "chaos.json", json.dumps(fields, indent=1).encode() + b"\n")
+    return campaign
+
+
+Report = Mapping[str, Any]
+
+
+def read_report(path: Path) -> Report:
+    """report.json, or that of a directory. Raises ConfigError if it is none."""
+    path = path / "report.json" if path.is_dir() else path
+    try:
+        document: Report = json.loads(path.read_bytes())
+        from_document(path.parent, document["asked"])
+        list(differences(document, document))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; give a report.json of `elastic chaos`") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        because = f"{type(error).__name__} {error}"
+        raise ConfigError(f"{path} is no report of `elastic chaos`: {because!s:.200}") from error
+    return document
+
+
+def campaign_again(report: Report, home: Path) -> Campaign:
+    """What the report was asked for, to be run in another directory."""
+    return from_document(home, report["asked"])
+
+
+def differences(before: Report, after: Report) -> Iterator[str]:
+    """Sentences on what came out differently. Times and victims are not compared: machines are not that regular."""
+    answers = {one["number"]: one["answer"] for one in before["invariants"]}
+    for one in after["invariants"]:
+        was = answers.get(one["number"], "not decided")
+        if one["answer"] != was:
+            yield f"{one['number']} is {one['answer']}, was {was}: {one['because']}"
+    for name in ("digest", "quiet_digest", "steps"):
+        if before[name] != after[name]:
+            yield f"{name} is {after[name]!s:.16}, was {before[name]!s:.16}"
+    done, then = _kinds(after), _kinds(before)
+    for number in sorted({*done, *then}):
+        if done.get(number) != then.get(number):
+            was, now = (kinds.get(number, "not done") for kinds in (then, done))
+            yield f"fault {number} is {now}, was {was}"
+
+
+def _kinds(report: Report) -> dict[int, str]:
+    """Of the injected faults."""
+    return {int(one["number"]): str(one["fault"]) for one in report["faults"]}

@@ -1,0 +1,160 @@
+"""The run with faults: the job is followed, broken as planned, and looked after when it has ended."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from chaos_tests.cluster.cluster_job import NodesJob
+from chaos_tests.cluster.etcd import EtcdMembers
+from chaos_tests.cluster.job_handle import Followed
+from chaos_tests.failpoints.orders import Orders
+from chaos_tests.nemesis.membership_view import World
+from chaos_tests.nemesis.nemesis import Breaker
+from chaos_tests.nemesis.scene import Scene, Teller, Victims
+from chaos_tests.run.campaign import START_S, Campaign, ground, on_one_machine, planned, specification
+from chaos_tests.run.checkpoint_audit import Auditor
+from chaos_tests.run.narrator import Narrator
+from chaos_tests.run.recorder import Embedded, Recorder, Source
+from chaos_tests.scenario.faults import Ground
+from chaos_tests.support import processes, resources
+from elastic.cli.local.job_run import NODE
+from elastic.store.etcd import EtcdStore
+
+LOOK_S = 1.0
+STALLED_S = 90.0
+"""A run with faults in which no step was applied for so long is stopped; the checkers say what that means."""
+
+
+def faulty_run(campaign: Campaign, quiet_s: float, environment: Mapping[str, str] | None = None) -> Campaign:
+    """The same with faults. Returns the campaign with its plan. Judging is another matter: see checkers.
+
+    environment: of this run only. Raises JobFailed if the job does not come to its first step.
+    """
+    campaign = planned(campaign, quiet_s)
+    with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
+        # etcd's socket lies below, and the path of a socket is short.
+        temporary = Path(directory) / "t"
+        temporary.mkdir()
+        # torch keeps a cache among the temporary files for the next process, on purpose.
+        own = {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(Path(directory) / "torch")}
+        orders = Orders(Path(directory) / "ambush")
+        own |= orders.environment((environment or os.environ).get("PYTHONPATH", ""))
+        _Faulty(campaign, temporary, orders, {**(environment or {}), **own}).run()
+    return campaign
+
+
+class _Faulty:
+    def __init__(self, campaign: Campaign, temporary: Path, orders: Orders, environment: dict[str, str]) -> None:
+        self._campaign = campaign
+        self._orders = orders
+        self._quiet_steps = len((campaign.home / "quiet" / "steps.jsonl").read_bytes().splitlines())
+        self._dir = campaign.home / "faulty"
+        self._temporary, self._environment = temporary, environment
+        self._narrator = Narrator()
+        self._world = World()
+        self._recorder: Recorder | None = None
+        self._auditor: Auditor | None = None
+        self._breaker: Breaker | None = None
+        self._before = resources.Before.now(temporary)
+        self._daemons: Callable[[], frozenset[int]] = frozenset
+        self._doors: set[resources.Door] = set()
+        self._looked_s = 0.0
+        self._stepped_s = math.inf
+        """When the ledger grew last."""
+        self._steps = 0
+
+    def run(self) -> None:
+        where = ground(self._campaign)
+        if where is Ground.MACHINE:
+            self._on_one_machine()
+        else:
+            self._on_nodes(cuttable=where is Ground.NETWORK)
+
+    def _on_one_machine(self) -> None:
+        with on_one_machine(self._campaign, self._dir, self._turn, self._environment) as job:
+            job.until("the job has a directory", (self._dir / "job.json").exists, START_S)
+            workers = [f"{NODE}.{slot}.0" for slot in range(self._campaign.workers)]
+            self._follow(job, Embedded(job.mark), workers, {NODE: self._dir}, None)
+
+    def _on_nodes(self, *, cuttable: bool) -> None:
+        spec = specification(self._campaign)
+        with NodesJob(self._dir, spec, self._turn, self._environment, cuttable=cuttable) as job:
+            self._before = resources.Before.now(self._temporary)
+            self._daemons = lambda: job.daemons
+            job.submit()
+            places = {node: job.place(node) for node in job.nodes}
+            self._follow(job, _Members(job.cluster.etcd), [f"{node}.0.0" for node in job.nodes], places, job)
+            job.gather()
+
+    def _follow(
+        self, job: Followed, etcd: Source, workers: Sequence[str], places: Mapping[str, Path], nodes: NodesJob | None
+    ) -> None:
+        """workers: the first ones. places: the job's directory on each node. nodes: the job, if it has several."""
+        name = json.loads((self._dir / "job.json").read_bytes())["name"]
+        with Recorder(self._dir, name, etcd) as self._recorder:
+            self._auditor = Auditor(places, self._recorder.journal)
+            scene = Scene(
+                world=self._world,
+                victims=Victims(self._world, self._campaign.seed),
+                teller=Teller(self._recorder.journal, self._narrator.say),
+                orders=self._orders,
+                directory=self._dir,
+                mark=job.mark,
+                steps=self._quiet_steps,
+                nodes=nodes,
+            )
+            self._breaker = Breaker(self._campaign.plan, scene)
+            try:
+                self._break(job, self._breaker, workers)
+            finally:
+                self._breaker.heal("the run is over")
+            self._auditor.look_at_all()
+            left = resources.left(job.mark, self._doors, self._temporary, self._before, self._daemons())
+            self._recorder.journal.write("left_behind", left=list(left))
+
+    def _break(self, job: Followed, breaker: Breaker, workers: Sequence[str]) -> None:
+        """Until the job has ended."""
+        breaker.prepare(workers)
+        job.until("a first step was applied", job.steps, START_S)
+        breaker.begin()
+        while job.ended(LOOK_S) is None:
+            if time.monotonic() - self._stepped_s > STALLED_S:
+                self._narrator.say(f"no step was applied for {STALLED_S:.0f} s, so the job is stopped")
+                job.stop()
+
+    def _turn(self, job: Followed) -> None:
+        lines, steps = list(job.new_events()), job.steps()
+        self._world.feed(lines)
+        self._narrator.hear(lines, steps)
+        if len(steps) > self._steps:
+            self._steps, self._stepped_s = len(steps), time.monotonic()
+        if self._recorder is not None:
+            self._recorder.look(len(steps))
+        if self._auditor is not None:
+            self._auditor.look(lines)
+        if self._breaker is not None:
+            self._breaker.poll(lines, len(steps))
+        if time.monotonic() - self._looked_s > 1.0:
+            self._looked_s = time.monotonic()
+            segments, own = resources.shared_memory() - self._before.segments, processes.living(job.mark)
+            self._doors |= resources.doors(own - self._daemons())
+            self._before = self._before.beside(resources.in_use(segments, but_by=own))
+
+
+class _Members:
+    """The members of a cluster's etcd, as the recorder's source."""
+
+    def __init__(self, etcd: EtcdMembers) -> None:
+        self._etcd = etcd
+
+    def connect(self) -> EtcdStore | None:
+        return self._etcd.connect()
+
+    def may_write(self) -> bool:
+        return True

@@ -1,0 +1,9 @@
+"""What is to be done to a job, and when. Pure.
+
+faults.py      the kinds of faults, as values
+catalogue.py   all kinds by their names
+failpoints.py  points at which a worker can be struck, and what can be done there
+schedule.py    which faults come when, from a preset, a seed and a duration
+scenario.py    what `elastic chaos run` is asked for, in TOML
+traces.py      nodes that come and go, as spot markets were seen to do
+"""

@@ -1,0 +1,193 @@
+"""Which faults come when: a pure function of a preset, a seed and a duration."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from chaos_tests.scenario.catalogue import CATALOGUE
+from chaos_tests.scenario.failpoints import Act
+from chaos_tests.scenario.faults import Ambush, Ground, LoseAll, ground, places
+from chaos_tests.scenario.traces import MEDIAN_GAP_S, Change, absences, generate
+from elastic.errors import ConfigError
+
+FIRST_S = 1.0
+"""Steps before the first fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One fault. at_s: earliest time, from the first applied step. place: the journal event it waits for, or "".
+
+    slot: the place of a worker, of what is done to that and to no other. for_s: how long, where not the kind says it.
+    """
+
+    number: int
+    at_s: float
+    kind: str
+    place: str = ""
+    slot: int | None = None
+    for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """gap_s: mean time between two faults. weights: how often each kind comes. each: whether the kinds come in turn,
+    so that few faults already hold all of them. speed: above 0, faults are those of a generated trace, so many times
+    faster."""
+
+    about: str
+    gap_s: float
+    weights: Mapping[str, float]
+    each: bool = False
+    speed: float = 0.0
+
+
+SPOT_SPEED = 20.0
+"""Of the preset's trace: two minutes become six seconds."""
+
+KILLS = {"kill": 4.0, "kill-rank-0": 2.0, "kill-two": 2.0, "kill-in-recovery": 3.0, "kill-newcomer": 1.0}
+
+SPOILS = tuple(kind for kind, it in CATALOGUE.items() if isinstance(it.fault, LoseAll) and it.fault.damage is not None)
+
+UNUSUAL = ("disk-full", "reclaim", *SPOILS)
+"""Kinds that need a file system of their own, a trace, or two checkpoints."""
+
+ON_NODES = {k: 1.0 for k, it in CATALOGUE.items() if ground(it.fault) is Ground.CLUSTER and k not in UNUSUAL}
+LINKS = {k: 1.0 for k, it in CATALOGUE.items() if ground(it.fault) is Ground.NETWORK}
+
+PRESETS: Mapping[str, Preset] = {
+    "kill": Preset("members are killed, one or two, rank 0, and again while the others recover", 4.0, KILLS),
+    "freeze": Preset(
+        "members stand still, shorter and longer than it takes to be expelled",
+        8.0,
+        {"freeze-short": 2.0, "freeze-long": 2.0, "freeze-rank-0": 1.0, "freeze-for-good": 0.5, "freeze-all": 1.0},
+        each=True,
+    ),
+    "stuck": Preset(
+        "scripts hang, raise, run out of memory and are slow",
+        10.0,
+        {"hang": 1.0, "hang-gil": 1.0, "raise": 1.0, "interrupt": 1.0, "no-memory": 1.0, "slow": 1.0},
+        each=True,
+    ),
+    "places": Preset(
+        "members are killed at points of a step, an evaluation, a checkpoint, a rebuild and a copy",
+        4.0,
+        {kind: 1.0 for kind, it in CATALOGUE.items() if isinstance(it.fault, Ambush) and it.fault.act is Act.KILL},
+        each=True,
+    ),
+    "batch": Preset(
+        "several members are killed at one instant, as spot markets do it",
+        6.0,
+        {"kill-two": 2.0, "kill-all-but-one": 1.0},
+        each=True,
+    ),
+    "spot": Preset(
+        "machines are taken away and come back, up to six at one instant, as in a trace of a spot market",
+        MEDIAN_GAP_S / SPOT_SPEED,
+        {"reclaim": 1.0},
+        speed=SPOT_SPEED,
+    ),
+    "flap": Preset("the member that came last is killed again and again", 2.0, {"kill-youngest": 3.0, "kill": 1.0}),
+    "etcd": Preset(
+        "etcd stands still, forgets its history, rewrites its database, revokes all leases, and members are killed",
+        5.0,
+        {"kill": 1.0, "freeze-etcd": 1.0, "compact-etcd": 1.0, "defragment-etcd": 1.0, "revoke-leases": 1.0},
+        each=True,
+    ),
+    "control": Preset(
+        "what decides is killed or stands still, and members are killed meanwhile",
+        5.0,
+        {"kill": 2.0, "kill-rendezvous": 1.0, "freeze-rendezvous": 1.0, "freeze-agent": 1.0, "freeze-etcd": 1.0},
+        each=True,
+    ),
+    "storage": Preset(
+        "disks fail and are slow, the newest checkpoint is damaged while all workers and copies in memory are lost",
+        20.0,
+        {kind: 1.0 for kind in ("disk-error", "disk-slow", "kill-in-checkpoint", *SPOILS)},
+        each=True,
+    ),
+    "partition": Preset(
+        "nodes are cut off from all, from what decides, from each other; links are late, lossy, narrow, reset (root)",
+        15.0,
+        {**LINKS, "kill": 1.0},
+        each=True,
+    ),
+    "cluster": Preset(
+        "of a job over several nodes: agents, nodes, leaders, members of etcd and all workers die, and strangers come",
+        12.0,
+        {**ON_NODES, "kill": 1.0},
+        each=True,
+    ),
+    "everything": Preset(
+        "every kind that a job of one machine has, in turn, in an order drawn by the seed",
+        4.0,
+        {kind: 1.0 for kind in CATALOGUE if kind not in (*UNUSUAL, *ON_NODES, *LINKS)},
+        each=True,
+    ),
+}
+
+
+KINDS_GAP_S = 6.0
+"""Mean time between two faults of kinds that were named one by one."""
+
+
+def preset_of(name: str) -> Preset:
+    """The preset of that name, or one made of kinds: "kill,freeze-etcd". Raises ConfigError if there is none."""
+    if name in PRESETS:
+        return PRESETS[name]
+    kinds = name.split(",")
+    if strange := [kind for kind in kinds if kind not in CATALOGUE]:
+        raise ConfigError(
+            f"there is no preset and no fault {strange[0]!r}; presets are {', '.join(PRESETS)}; faults are shown by "
+            "`elastic chaos list`"
+        )
+    return Preset(", ".join(kinds), KINDS_GAP_S, dict.fromkeys(kinds, 1.0), each=True)
+
+
+def ground_of(kinds: Iterable[str]) -> Ground:
+    """What kind of a job these can be done to; those that need another one are skipped there."""
+    asked = {ground(CATALOGUE[kind].fault) for kind in kinds}
+    return next((one for one in (Ground.NETWORK, Ground.CLUSTER) if one in asked), Ground.MACHINE)
+
+
+def plan(preset: Preset, seed: int, duration_s: float, workers: int) -> tuple[Planned, ...]:
+    """Faults by time, the last before duration_s. Equal arguments give an equal plan."""
+    if preset.speed:
+        return plan_of_trace(generate(seed, workers, duration_s * preset.speed), workers, preset.speed, duration_s)
+    dice = random.Random(seed)
+    planned: list[Planned] = []
+    bag: list[str] = []
+    once: set[str] = set()
+    at_s = FIRST_S
+    while at_s < duration_s:
+        if preset.each:
+            if not bag:
+                bag = sorted(preset.weights)
+                dice.shuffle(bag)
+            kind = bag.pop()
+        else:
+            kind = dice.choices(list(preset.weights), list(preset.weights.values()))[0]
+        fault = CATALOGUE[kind].fault
+        if kind in once:
+            continue
+        if isinstance(fault, Ambush) and fault.step is not None:
+            once.add(kind)  # there is one first step
+        known = places(fault)
+        place = dice.choice(known) if known else ""
+        planned.append(Planned(len(planned) + 1, round(at_s, 3), kind, place))
+        at_s += dice.uniform(0.5, 1.5) * preset.gap_s
+    return tuple(planned)
+
+
+def plan_of_trace(
+    trace: Sequence[Change], workers: int, speed: float, duration_s: float = math.inf
+) -> tuple[Planned, ...]:
+    """What a trace does to a job of so many workers, until duration_s."""
+    found = (one for one in absences(trace, workers, speed) if FIRST_S + one.at_s < duration_s)
+    return tuple(
+        Planned(number, round(FIRST_S + one.at_s, 3), "reclaim", "", one.slot, round(one.for_s, 3))
+        for number, one in enumerate(found, start=1)
+    )

@@ -1,0 +1,61 @@
+"""Reading files of JSON lines while others write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from elastic.records.journal import parse
+
+
+class Tail:
+    """The complete lines that were added to a JSON lines file since the last look, but for those that a kill has torn.
+
+    read: one line; None for a torn one.
+    """
+
+    def __init__(self, path: Path, read: Callable[[bytes], dict[str, Any] | None] = parse) -> None:
+        self._path, self._read = path, read
+        self._offset = 0
+
+    def lines(self) -> list[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [line for text in whole.splitlines() if (line := self._read(text)) is not None]
+
+
+class Journals:
+    """The lines of all journals there are, by time, as they come.
+
+    paths: looked up again each time, because processes that begin later have journals of their own.
+    """
+
+    def __init__(self, paths: Callable[[], Iterable[Path]]) -> None:
+        self._paths = paths
+        self._tails: dict[Path, Tail] = {}
+        self._lines: list[dict[str, Any]] = []
+
+    def new(self) -> list[dict[str, Any]]:
+        """Those that were added since the last look."""
+        tails = [self._tails.setdefault(path, Tail(path)) for path in self._paths()]
+        added = sorted((line for tail in tails for line in tail.lines()), key=_when)
+        if added:
+            self._lines += added
+            self._lines.sort(key=_when)
+        return added
+
+    def all(self) -> list[dict[str, Any]]:
+        """Of another process a line may come behind later ones, and is put where it belongs."""
+        self.new()
+        return list(self._lines)
+
+
+def _when(line: dict[str, Any]) -> int:
+    return int(line["t_mono_ns"])

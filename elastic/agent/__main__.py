@@ -1,0 +1,7 @@
+"""`python -m elastic.agent`."""
+
+import sys
+
+from elastic.agent.agent import main
+
+sys.exit(main())

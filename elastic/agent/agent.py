@@ -1,0 +1,280 @@
+"""The node daemon: `python -m elastic.agent --job-dir DIR --node NAME --slots N`.
+
+    rendezvous  <-- words up, orders down -->  agent  <-- unix socket -->  workers
+                     (leader_session.py)                   (workers.py)
+
+It starts workers and replaces them, watches their exits and their beats, forwards words and orders unchanged, and keeps
+the ledger of applied steps. It decides nothing about membership, and it never stops workers because no leader answers.
+Everything runs on one asyncio thread, the main one, with which the workers die; no torch is imported here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from elastic.agent import handover, options, upgrade_state
+from elastic.agent.drain import OPERATOR, Departure
+from elastic.agent.handover import Handed, Place, Trial
+from elastic.agent.leader_session import Attendance, Ended
+from elastic.agent.options import GRACE_S, Assignment
+from elastic.agent.slot_file import SlotFile
+from elastic.agent.workers import Workforce
+from elastic.checkpoints.series import newest_in_memory
+from elastic.errors import ElasticError, ExitCode
+from elastic.protocol import worker_slot
+from elastic.protocol.messages import Close, Fence, Invite, Kill, Order, Publish, Quiesce, Release, SlotGivenUp, Word
+from elastic.protocol.worker_slot import Slot
+from elastic.records.job_directory import JobLock, read_settings
+from elastic.records.journal import Journal, journal_path
+from elastic.records.ledger import Ledger
+from elastic.version import __version__
+
+
+class Agent:
+    """Between the leader and one node's workers. Everything below runs on the event loop; nothing between two awaits
+    can interleave.
+
+    handed: by the program before this one in the same process, with its workers. Raises what heirloom.read does.
+    """
+
+    def __init__(self, given: Assignment, journal: Journal, ledger: Ledger, handed: Handed | None = None) -> None:
+        spec, job_dir, node, slots = given.spec, given.job_dir, given.node, given.slots
+        self._notices = given.notices
+        self._grace_s = given.grace_s
+        self._beat_s = spec.timing.beat_s
+        self._node = node
+        self._journal = journal
+        self._handed = handed
+        slot_file = SlotFile(job_dir / f"{node}.slots.json")
+        if handed is not None:
+            inherited = upgrade_state.read(handed.state)
+        else:
+            kept = newest_in_memory(read_settings(job_dir))
+            inherited = upgrade_state.first(spec, node, slots + spec.spares, slot_file, kept)
+        self._standing = inherited.standing
+        self._workforce = Workforce(spec, job_dir, node, given.reach, journal, ledger, slot_file, inherited, self)
+        self._place = Place(job_dir, node)
+        self._hands_over = False
+        self._deferred: list[int] = []
+        self._attendance = Attendance(spec, job_dir, node, slots, journal, self, given.reach, inherited.term)
+        self._departure = Departure(journal, self)
+        self._end: Ended | None = None
+        self._late_failure = False
+        self._stop_status: int | None = None
+        self._stops_when_empty = False
+        self._all_over = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Until the job is over and its workers are gone, or a signal came. Returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for sent in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(sent, self._on_signal, sent)
+        loop.add_signal_handler(handover.SIGNAL, self._asked_to_hand_over)
+        await self._workforce.listen()
+        self._departure.watch(self._notices)
+        if self._handed is not None:
+            self._journal.write("agent_took_over", version=__version__, workers=self._workforce.inherited)
+        handover.begin(self._place, self._journal, self._handed)
+        await self._workforce.start()
+        attending = asyncio.create_task(self._attendance.always())
+        watching = asyncio.create_task(self._watch())
+        over = asyncio.create_task(self._all_over.wait())
+        try:
+            for task in asyncio.as_completed((attending, watching, over)):
+                await task
+                if over.done():
+                    break
+            await self._attendance.part(attending)
+            return self._exit_code()
+        finally:
+            for running in (attending, watching, over):
+                running.cancel()
+            await asyncio.gather(attending, watching, over, return_exceptions=True)
+            self._departure.close()
+            await self._workforce.end()
+            self._place.end()
+
+    def _exit_code(self) -> int:
+        if self._stop_status is not None:
+            return self._stop_status
+        if self._end is not None and self._end.exit_code:
+            return self._end.exit_code
+        return ExitCode.SCRIPT_FAILED if self._late_failure else ExitCode.DONE
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        """The first asks the workers to stop, or, of SIGTERM where there is time, to leave in order; another one stops
+        and then kills them."""
+        if self._hands_over:
+            self._deferred.append(number)
+            return
+        self._journal.write("agent_signalled", signal=signal.Signals(number).name)
+        in_order = number == signal.SIGTERM and (self.has_others or self._grace_s is not None)
+        if in_order and not self._stops_when_empty and self._stop_status is None:
+            self._stops_when_empty = True
+            self._departure.asked(self._grace_s or GRACE_S, "it was asked to stop (SIGTERM)", source="SIGTERM")
+            return
+        if self._stop_status is not None:
+            self._workforce.kill_all()
+            return
+        self._stop_status = 128 + number
+        self.for_all_slots(worker_slot.Stop())
+
+    # ------------------------------------------------------------------------------- another program's turn
+
+    def _asked_to_hand_over(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._hand_over())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _hand_over(self) -> None:
+        """Become another program, if somebody asks for it and nothing is in the way. The workers notice nothing but a
+        stream that ends and is opened again; the leader, that this agent attends anew."""
+        if self._hands_over:
+            return
+        request = await handover.prepared(
+            self._place,
+            self._journal,
+            Trial(options.TRIAL, sys.argv[1:]),
+            lambda: upgrade_state.write(self._workforce.heirloom(self.term)),
+            lambda: self._in_the_way,
+        )
+        if request is None or self._hands_over:
+            return
+        self._hands_over = True
+        try:
+            state = upgrade_state.write(await self._workforce.hand_over(self.term))
+            handover.go(request, ["elastic.agent", *sys.argv[1:]], state, self._deferred)
+        except Exception as error:  # this program has given up its workers: with it they end, and are started again
+            print(f"elastic: the agent can neither hand over nor go on: {error!r}", file=sys.stderr, flush=True)
+            os._exit(ExitCode.BAD_INPUT)
+
+    @property
+    def _in_the_way(self) -> str:
+        """Why no other program can take over now, or nothing."""
+        if self._end is not None or self._stop_status is not None:
+            return "the job ends here"
+        if self._stops_when_empty or not self._departure.stays:
+            return "the node leaves the job"
+        return self._workforce.in_the_way
+
+    # ------------------------------------------------------------------------------------------ the workers
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        return self._workforce.slots
+
+    @property
+    def term(self) -> int:
+        return self._attendance.term
+
+    @property
+    def has_others(self) -> bool:
+        return self._standing.has_others(self._node)
+
+    def order(self, worker_id: str, order: Order) -> None:
+        self._workforce.order(worker_id, order)
+
+    def for_all_slots(self, event: worker_slot.Event) -> None:
+        self._workforce.for_all_slots(event)
+
+    def supervise_worker(self, worker_id: str, event: worker_slot.Event) -> None:
+        self._workforce.supervise_worker(worker_id, event)
+
+    def on_announced(self, worker_id: str) -> None:
+        self._departure.announced(worker_id)
+
+    def on_exited(self, worker_id: str, status: int) -> None:
+        if self._end is not None and not self._end.exit_code and 0 < status != ExitCode.FENCED:
+            self._late_failure = True
+            because = worker_slot.describe(status)
+            print(f"elastic: {worker_id} {because} after the job was complete", file=sys.stderr)
+
+    def on_step(self) -> None:
+        self._departure.look()
+        if self._stops_when_empty and self._departure.is_done and self._stop_status is None:
+            self._stop_status = 128 + signal.SIGTERM
+        if (self._end or self._stop_status is not None) and self._workforce.is_empty:
+            self._all_over.set()
+
+    # ------------------------------------------------------------------------------------ the leader speaks
+
+    def say(self, word: Word) -> None:
+        """To this leader now, and to every later one as far as it stays true."""
+        self._standing.heard(word)
+        if isinstance(word, SlotGivenUp):
+            self._journal.write("slot_given_up", slot=word.slot, because=word.because)
+        self._attendance.say(word)
+
+    def standing_words(self) -> tuple[Word, ...]:
+        for wish in self._departure.wishes():
+            self._standing.heard(wish)
+        return self._standing.words()
+
+    def on_drain(self, left_s: float, because: str) -> None:
+        self._departure.asked(left_s, because)
+
+    def on_drain_over(self) -> None:
+        self._departure.heard(OPERATOR, None)
+
+    def on_order(self, to: list[str], order: Order) -> None:
+        if isinstance(order, Publish):
+            self._standing.published(order.generation)
+        for worker_id in to:
+            match order:
+                case Kill():
+                    self._workforce.end_worker(worker_id)
+                    continue
+                case Release():
+                    self.supervise_worker(worker_id, worker_slot.Released())
+                case Invite():
+                    self._standing.invited(worker_id)
+                case Close():
+                    self.supervise_worker(worker_id, worker_slot.JobOver(complete=order.exit_code == 0))
+            if isinstance(order, Fence):
+                self._workforce.show_stacks(worker_id)
+            if isinstance(order, Fence | Release | Close):
+                because = getattr(order, "because", "released")
+                self._journal.write("ordered", worker_id=worker_id, order=type(order).__name__, because=because)
+            self._workforce.order(worker_id, order)
+
+    def on_orphaned(self, term: int) -> None:
+        """Workers keep their state; the next leader hears that the ring is aborted, and rebuilds it."""
+        self._workforce.order_all(Quiesce(term, 0, self._standing.newest))
+
+    def on_end(self, ended: Ended) -> None:
+        self._end = ended
+        self.for_all_slots(worker_slot.JobOver(complete=ended.exit_code == 0))
+        # One that was cut off, or expelled, has not heard of it, and would wait in its ring for ever.
+        self._workforce.order_all(Close(self.term, ended.because, ended.exit_code))
+
+    async def _watch(self) -> None:
+        """Look at silent workers, and send a beat upstream, every beat_s."""
+        while True:
+            await asyncio.sleep(self._beat_s)
+            self._attendance.beat()
+            self._workforce.look()
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        given = options.of_words(argv)
+        handed = Handed.read(given.handed) if given.handed is not None else None
+        spec, job_dir, who = given.spec, given.job_dir, f"agent-{given.node}"
+        with (
+            JobLock(job_dir / "lock", "wait until that job is over, or give another --job-dir"),
+            Ledger(job_dir / "steps.jsonl", whole=not given.reach.replicas) as ledger,
+            Journal(journal_path(job_dir, who), spec.name, who, given.node) as journal,
+        ):
+
+            async def attend() -> int:
+                return await Agent(given, journal, ledger, handed).run()
+
+            return asyncio.run(attend())
+    except ElasticError as error:
+        print(f"elastic: {error}", file=sys.stderr)
+        return ExitCode.BAD_INPUT

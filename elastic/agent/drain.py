@@ -1,0 +1,185 @@
+"""How a node leaves the job: what policy.py decides about its notices, done to the agent's workers.
+
+The wish of each worker to drain is this agent's to keep: it is said again, with the time that is left, to every leader
+and for every worker that announces itself meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from elastic.preemption import policy
+from elastic.preemption.notice import Kind, Notice
+from elastic.preemption.policy import Phase, Stay
+from elastic.preemption.provider import Source
+from elastic.preemption.watcher import Watcher, watch_all
+from elastic.protocol import worker_slot
+from elastic.protocol.messages import Drain, DrainOver, DrainWish, Order, Word
+from elastic.protocol.worker_slot import Slot
+from elastic.records.journal import Journal
+
+OPERATOR = "operator"
+"""The source of what `elastic drain` says."""
+
+LAST_WORD_S = 2.0
+
+
+class Host(Protocol):
+    """The agent, whose workers leave."""
+
+    @property
+    def slots(self) -> Sequence[Slot]: ...
+
+    @property
+    def term(self) -> int:
+        """Of the newest leader."""
+        ...
+
+    @property
+    def has_others(self) -> bool:
+        """Whether members on other nodes go on without this one."""
+        ...
+
+    def for_all_slots(self, event: worker_slot.Event) -> None: ...
+    def supervise_worker(self, worker_id: str, event: worker_slot.Event) -> None: ...
+    def say(self, word: Word) -> None:
+        """To the leader."""
+
+    def order(self, worker_id: str, order: Order) -> None:
+        """To a worker."""
+
+
+class Departure:
+    """Used on the event loop; only the watchers' threads come from elsewhere, through `call_soon_threadsafe`."""
+
+    def __init__(self, journal: Journal, host: Host) -> None:
+        self._journal = journal
+        self._host = host
+        self._stay = Stay()
+        self._timer: asyncio.TimerHandle | None = None
+        self._watchers: list[Watcher] = []
+        self._told = False
+
+    def watch(self, sources: Iterable[Source]) -> None:
+        """Begin to look; asks nobody anything on this thread."""
+        self._watchers = watch_all(sources, self.heard, self._troubled, self._journal)
+
+    def heard(self, source: str, notice: Notice | None) -> None:
+        """What a source says now; None: nothing any more."""
+        if notice is None:
+            self._journal.write("notice_over", source=source)
+        else:
+            left_s = notice.seconds_left if notice.leaves else None
+            self._journal.write(
+                "notice", source=source, kind=str(notice.kind), seconds_left=left_s, because=notice.because
+            )
+        self._step(policy.Heard(source, notice))
+
+    def asked(self, left_s: float, because: str, source: str = OPERATOR) -> None:
+        """Somebody wants this node empty until it is taken back by `heard(source, None)`."""
+        self.heard(source, Notice(Kind.ASKED, left_s, because))
+
+    def announced(self, worker_id: str) -> None:
+        """A worker has told the leader of itself."""
+        if (wish := self._wish_of(worker_id)) is not None:
+            self._host.say(wish)
+            self._host.order(worker_id, Drain(self._host.term, worker_id, wish.left_ms, wish.because))
+
+    def wishes(self) -> Iterator[DrainWish]:
+        """What a new leader has to be told, as of now."""
+        for worker_id in self._workers():
+            if (wish := self._wish_of(worker_id)) is not None:
+                yield wish
+
+    @property
+    def stays(self) -> bool:
+        """Whether nobody wants this node to leave."""
+        return self._stay.phase is Phase.STAYING
+
+    @property
+    def is_done(self) -> bool:
+        """Whether this node wanted to leave and no worker is on it any more."""
+        idle = all(slot.phase in (worker_slot.Phase.AWAY, worker_slot.Phase.OVER) for slot in self._host.slots)
+        return idle and self._stay.phase is not Phase.STAYING
+
+    def look(self) -> None:
+        """A worker has ended: was it the last?"""
+        if self.is_done and not self._told:
+            self._told = True
+            self._journal.write("node_empty")
+            for watcher in self._watchers:
+                watcher.left()
+
+    def close(self) -> None:
+        """Look no more. A provider that waits for this node to be empty is told, for at most LAST_WORD_S."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for watcher in self._watchers:
+            watcher.close()
+        for watcher in self._watchers if self._told else ():
+            watcher.join(LAST_WORD_S)
+
+    def _troubled(self, source: str, because: str) -> None:
+        self._journal.write("notices_unreadable", source=source, because=because)
+
+    def _tick(self) -> None:
+        self._step(policy.Tick())
+
+    def _step(self, event: policy.Event) -> None:
+        self._stay, actions = policy.step(self._stay, event, time.monotonic())
+        for action in actions:
+            match action:
+                case policy.Leave(ends_s, because):
+                    self._journal.write(
+                        "node_leaves", seconds_left=round(ends_s - time.monotonic(), 3), because=because
+                    )
+                    self._leave()
+                case policy.BreakRing(because):
+                    self._journal.write("node_late", because=because)
+                    self._end_workers(lambda slot: slot.served and not slot.released)
+                case policy.EndWorkers(because):
+                    self._journal.write("node_out", because=because)
+                    self._end_workers(lambda slot: True)
+                case policy.Return(because):
+                    self._journal.write("node_stays", because=because)
+                    self._return()
+                case policy.Advise(because):
+                    self._journal.write("advised", because=because)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._stay.deadline_s < math.inf:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, self._stay.deadline_s - time.monotonic()), self._tick)
+
+    def _leave(self) -> None:
+        self._told = False
+        self._host.for_all_slots(worker_slot.NodeLeaves())
+        for worker_id in self._workers():
+            self.announced(worker_id)
+        self.look()
+
+    def _end_workers(self, which: Callable[[Slot], bool]) -> None:
+        """A member is ended only if others go on: the last copy of the state is not thrown away for a notice."""
+        for slot in list(self._host.slots):
+            is_member = slot.served and not slot.released
+            if slot.lives and which(slot) and (self._host.has_others or not is_member):
+                self._host.supervise_worker(slot.worker_id, worker_slot.KillOrdered())
+
+    def _return(self) -> None:
+        for worker_id in self._workers():
+            self._host.say(DrainOver(worker_id))
+        self._host.for_all_slots(worker_slot.NodeStays())
+
+    def _workers(self) -> list[str]:
+        return [slot.worker_id for slot in self._host.slots if slot.lives and slot.joined]
+
+    def _wish_of(self, worker_id: str) -> DrainWish | None:
+        held = self._stay.urgent
+        if held is None:
+            return None
+        return DrainWish(worker_id, held.because, max(0, round(1000 * (held.ends_s - time.monotonic()))))

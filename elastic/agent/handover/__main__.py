@@ -1,0 +1,7 @@
+"""`python -m elastic.agent.handover MODULE:FUNCTION`: the new program is tried; older versions call it so, too."""
+
+import sys
+
+from elastic.agent.handover.trial_run import main
+
+sys.exit(main())

@@ -1,0 +1,93 @@
+"""A process becomes another program: what it leaves to that, and the signals which come meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+from elastic.agent.handover.request_files import SIGNAL, Place, Request
+from elastic.errors import ConfigError
+from elastic.records.journal import Journal
+
+OPTION = "--handover"
+HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, SIGNAL)
+"""They wait until the new program can hear them; by default they would end it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What the program before this one has left. refused: why this is no new program, or nothing."""
+
+    request: Request
+    state: dict[str, Any]
+    refused: str = ""
+
+    @classmethod
+    def read(cls, descriptor: int) -> Handed:
+        """Once: it is closed then. Raises ConfigError."""
+        try:
+            with os.fdopen(descriptor, "rb") as file:
+                document = json.loads(file.read())
+            return cls(Request(**document["request"]), document["state"], document["refused"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{OPTION} {descriptor} cannot be read: {error}") from error
+
+
+def go(request: Request, command: Sequence[str], state: Mapping[str, Any], signals: Sequence[int] = ()) -> NoReturn:
+    """Become the new program, or, if that does not start after all, this one anew, which says so. command: its module
+    and arguments. signals: that came meanwhile, and are its. Main thread only: children die with that. Raises OSError
+    if neither starts."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    try:
+        for number in signals:
+            signal.pthread_kill(threading.get_ident(), number)
+        document = {"request": asdict(request), "state": state, "refused": ""}
+        try:
+            _become(request.python, request.environment(), command, document)
+        except OSError as error:  # between the check and now
+            refused = f"the new program does not start any more: {request.python}: {error.strerror}"
+            _become(sys.executable, os.environ, command, {**document, "refused": refused})
+    finally:
+        hear()
+
+
+def _become(python: str, environment: Mapping[str, str], command: Sequence[str], document: object) -> NoReturn:
+    descriptor = os.memfd_create("elastic-handover")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(json.dumps(document).encode())
+        file.flush()
+        file.seek(0)
+        os.set_inheritable(descriptor, True)
+        os.execve(python, [python, "-P", "-m", *without_option(command), OPTION, str(descriptor)], {**environment})
+
+
+def begin(place: Place, journal: Journal, handed: Handed | None, jobs: Sequence[str] = ()) -> None:
+    """This program has its handlers: it hears signals, can be asked, and says how it has taken over, if it has. A full
+    disk is no reason to end. jobs: of a daemon."""
+    hear()
+    try:
+        place.ready()
+        if handed is not None:
+            place.say(handed.request, refused=handed.refused, jobs=jobs)
+    except OSError as error:
+        journal.write("handover_not_answered", because=str(error))
+
+
+def hear() -> None:
+    """What was held until now."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+
+
+def without_option(command: Sequence[str]) -> list[str]:
+    """This program may have been handed over itself."""
+    words = list(command)
+    if OPTION in words:
+        at = words.index(OPTION)
+        del words[at : at + 2]
+    return words

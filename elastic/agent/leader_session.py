@@ -1,0 +1,278 @@
+"""An agent's stream to whoever leads the job: words and beats up, orders down.
+
+It is opened again whenever it ends, until the leader has ended the job. An agent never stops its workers because
+nobody leads; after orphan_limit_s without a leader it asks them to leave their ring, and they wait with their state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+
+from elastic.config import JobSpec
+from elastic.errors import NotAdmitted
+from elastic.protocol.messages import Order, Progress, Word
+from elastic.records.files import read_token
+from elastic.records.journal import Journal
+from elastic.rendezvous.leader_stream import FIRST_RETRY_S, LONGEST_RETRY_S, Seeker, leader_options
+from elastic.rendezvous.reach import Reach
+from elastic.wire import codec
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.broadcast import Reader
+from elastic.wire.elastic_pb2_grpc import RendezvousStub
+
+PART_S = 1.0
+"""How long a stopping agent waits until its leader has heard that the workers are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The leader's last order."""
+
+    exit_code: int
+    because: str
+
+
+class Attendant(Protocol):
+    """Whose words and orders pass through the stream."""
+
+    def standing_words(self) -> tuple[Word, ...]:
+        """Everything that a leader which has never heard of this agent has to be told."""
+        ...
+
+    def on_order(self, to: list[str], order: Order) -> None:
+        """From a leader of the newest term seen."""
+        ...
+
+    def on_orphaned(self, term: int) -> None:
+        """Nobody has led for orphan_limit_s; said once until somebody leads again."""
+        ...
+
+    def on_drain(self, left_s: float, because: str) -> None:
+        """Somebody wants this node empty."""
+        ...
+
+    def on_drain_over(self) -> None:
+        """And no longer."""
+        ...
+
+    def on_end(self, ended: Ended) -> None: ...
+
+
+class Attendance:
+    """Used on the event loop only."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        job_dir: Path,
+        node: str,
+        slots: int,
+        journal: Journal,
+        attendant: Attendant,
+        reach: Reach,
+        term: int = 0,
+    ) -> None:
+        """term: of the newest leader that a program before this one has seen. Raises ConfigError for certificates that
+        cannot be used."""
+        self._spec = spec
+        self._door = reach.door()
+        self._seeker = Seeker(lambda: reach.replicas or (self._address(),))
+        self._job_dir = job_dir
+        self._node, self._slots = node, slots
+        self._reader = Reader()
+        self._beat_every = beats_between(spec, slots)
+        self._beats = 0
+        self._spoke = False
+        self._progress: dict[str, Progress] = {}
+        self._journal = journal
+        self._attendant = attendant
+        self._outbox: asyncio.Queue[pb.AgentWord] | None = None
+        self._term = term
+        self._welcomed = False
+        self._over = False
+        self._parting = False
+
+    @property
+    def term(self) -> int:
+        """Of the newest leader seen."""
+        return self._term
+
+    def say(self, word: Word) -> None:
+        """To this leader, if there is one; a later one hears what is still true from standing_words.
+
+        Where beats are rare, so are words of mere progress: the newest of each worker goes with the next beat."""
+        if isinstance(word, Progress) and self._beat_every > 1:
+            self._progress[word.worker_id] = word
+            return
+        if (before := self._progress.pop(getattr(word, "worker_id", ""), None)) is not None:
+            self._put(pb.AgentWord(word=codec.word_to_wire(before)))
+        self._put(pb.AgentWord(word=codec.word_to_wire(word)))
+
+    def beat(self) -> None:
+        """Called every beat_s; thousands of agents speak in fewer of them, as their leader expects it."""
+        self._beats += 1
+        if self._beats % self._beat_every:
+            return
+        for word in self._progress.values():
+            self._put(pb.AgentWord(word=codec.word_to_wire(word)))
+        self._progress = {}
+        if not self._spoke:  # each word is a sign of life
+            self._put(pb.AgentWord(beat=pb.Beat()))
+        self._spoke = False
+
+    async def part(self, attending: asyncio.Task[None]) -> None:
+        """Let the leader hear our last words before the stream ends. attending: the task of `always`."""
+        self._parting = True
+        if self._outbox is not None:
+            self._put(pb.AgentWord(goodbye=pb.Goodbye()))
+            await asyncio.wait([attending], timeout=PART_S)
+
+    async def always(self) -> None:
+        """Keep a stream to whoever leads, until the job is over or `part` was called. Raises NotAdmitted."""
+        pause_s, said = FIRST_RETRY_S, ""
+        led_s, orphaned = time.monotonic(), False
+        while not (self._over or self._parting):
+            self._welcomed = False
+            refused = None
+            try:
+                because = await self._seeker.attend(self._attend, lambda: self._welcomed)
+            except NotAdmitted as error:
+                because, refused = str(error), error
+            if self._welcomed:
+                pause_s, led_s, orphaned = FIRST_RETRY_S, time.monotonic(), False
+            if self._parting:
+                return
+            if not orphaned and time.monotonic() >= led_s + self._spec.timing.orphan_limit_s:
+                # By now a leader elsewhere may take this ring for gone, so it must stop.
+                self._journal.write("parked", because=f"no leader for {self._spec.timing.orphan_limit_s:.0f} s")
+                self._attendant.on_orphaned(self._term)
+                orphaned = True
+            if not self._over and (ended := self._result_on_file()) is not None:
+                self._end(ended)
+            if refused is not None and not self._over:
+                self._journal.write("not_admitted", because=because)
+                raise refused
+            if not self._over:
+                if because != said:
+                    self._journal.write("no_leader", because=because)
+                    said = because
+                # Thousands at the door at once would leave a replica no time to become the leader.
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                longest_s = LONGEST_RETRY_S * self._beat_every
+                pause_s = min(2 * pause_s, longest_s, self._spec.timing.fence_grace_s / 3)
+
+    def _beats_in(self, beat_ms: int) -> int:
+        """0: an older leader, which says nothing of it."""
+        return max(1, int(beat_ms / 1000 / self._spec.timing.beat_s)) if beat_ms else self._beat_every
+
+    def _put(self, word: pb.AgentWord) -> None:
+        if self._outbox is not None:
+            self._outbox.put_nowait(word)
+            self._spoke = True
+
+    async def _attend(self, address: str) -> str:
+        """One stream, until it ends. Returns why it did."""
+        async with self._door.aio_channel(address, leader_options(self._beat_every)) as channel:
+            call = RendezvousStub(channel).Attend()
+            outbox: asyncio.Queue[pb.AgentWord] = asyncio.Queue()
+            await call.write(pb.AgentWord(hello=self._hello()))
+            speaking: asyncio.Task[None] | None = None
+            try:
+                async for order in call:
+                    match order.WhichOneof("content"):
+                        case "welcome":
+                            self._beat_every = self._beats_in(order.welcome.beat_ms)
+                            if speaking is None:
+                                self._welcome(order.welcome.term, outbox)
+                                speaking = asyncio.create_task(_speak(call, outbox))
+                        case "addressed":
+                            self._hear(list(order.addressed.to), self._reader.read(order.addressed))
+                        case "drain_node" if order.drain_node.over:
+                            self._attendant.on_drain_over()
+                        case "drain_node":
+                            self._attendant.on_drain(order.drain_node.left_ms / 1000, order.drain_node.because)
+                        case "end" if order.end.term >= self._term:
+                            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                                await call.write(pb.AgentWord(goodbye=pb.Goodbye()))  # whoever said it may be gone
+                            self._end(Ended(order.end.exit_code, order.end.because))
+                            return "the job is over"
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                    raise NotAdmitted(
+                        f"the leader of {self._spec.name} does not admit the agent of {self._node}: {error.details()}"
+                    ) from error
+                raise
+            finally:
+                self._outbox = None
+                if speaking is not None:
+                    speaking.cancel()
+                    await asyncio.gather(speaking, return_exceptions=True)
+                call.cancel()
+        return f"{address}: the leader ended the stream"
+
+    def _hello(self) -> pb.AgentHello:
+        known = [pb.Known(number=number, digest=digest) for number, digest in self._reader.known.items()]
+        token = read_token(self._job_dir)  # each time: its daemon may have been given another one
+        return pb.AgentHello(
+            job=self._spec.name, node=self._node, slots=self._slots, known=known, term=self._term, token=token
+        )
+
+    def _welcome(self, term: int, outbox: asyncio.Queue[pb.AgentWord]) -> None:
+        """Tell a leader everything that it may never have heard; from here on it hears as it happens."""
+        if term < self._term:
+            raise codec.WireError(f"a leader of term {term}, but term {self._term} has been seen")
+        self._term, self._welcomed = term, True
+        self._journal.write("attending", term=term)
+        for word in self._attendant.standing_words():
+            outbox.put_nowait(pb.AgentWord(word=codec.word_to_wire(word)))
+        self._outbox = outbox
+
+    def _hear(self, to: list[str], order: Order) -> None:
+        """An order of an older term is refused: its leader was replaced."""
+        if order.term < self._term:
+            self._journal.write("order_refused", order=type(order).__name__, term=order.term, newest=self._term)
+            return
+        self._term = order.term
+        self._attendant.on_order(to, order)
+
+    def _end(self, ended: Ended) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._journal.write("job_over", exit_code=ended.exit_code, because=ended.because)
+        self._attendant.on_end(ended)
+
+    def _address(self) -> str:
+        try:
+            document = json.loads((self._job_dir / "rendezvous.json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return ""
+        return str(document.get("address", ""))
+
+    def _result_on_file(self) -> Ended | None:
+        """How the job ended, if its leader could not tell us."""
+        try:
+            document = json.loads((self._job_dir / "result.json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return Ended(int(document["exit_code"]), str(document["because"]))
+
+
+def beats_between(spec: JobSpec, slots: int) -> int:
+    """So many of a job's beats are one of an agent of that many slots, of which a large job has many; until a leader
+    says how often it has to speak."""
+    return max(1, int(spec.timing.scaled(spec.workers // max(1, slots)).beat_s / spec.timing.beat_s))
+
+
+async def _speak(call: Any, outbox: asyncio.Queue[pb.AgentWord]) -> None:
+    while True:
+        await call.write(await outbox.get())

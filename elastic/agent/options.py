@@ -1,0 +1,78 @@
+"""What an agent is told by its command line: read and checked before anything is touched."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elastic.agent import handover, upgrade_state
+from elastic.config import JobSpec, check_name
+from elastic.errors import ConfigError
+from elastic.preemption import selection
+from elastic.preemption.provider import Source
+from elastic.records.files import read_job
+from elastic.records.job_directory import read_settings
+from elastic.rendezvous import reach as reaching
+from elastic.rendezvous.reach import Reach
+
+TRIAL = "elastic.agent.options:trial"
+
+GRACE_S = 30.0
+"""From SIGTERM until this process is killed, where nobody has said otherwise: Kubernetes' default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """slots: how many workers this node brings. Its spares are started besides, and nothing tells them from the rest:
+    the leader gives places to whoever is there, and who gets none is a spare.
+    grace_s: from SIGTERM until this process may be killed: time for leaving in order. None: GRACE_S where others go on,
+    and where they do not, SIGTERM stops the workers at once.
+    handed: the descriptor of what the program before this one has left, if there was one."""
+
+    spec: JobSpec
+    job_dir: Path
+    node: str
+    slots: int
+    grace_s: float | None
+    notices: Sequence[Source]
+    reach: Reach
+    handed: int | None
+
+
+def of_words(words: Sequence[str] | None = None) -> Assignment:
+    """Raises ConfigError."""
+    parser = argparse.ArgumentParser(prog="python -m elastic.agent", description="The daemon of one node.")
+    parser.add_argument("--job-dir", type=Path, required=True, help="directory with job.json and rendezvous.json")
+    parser.add_argument("--node", required=True, help="name of this node, unique in the job")
+    parser.add_argument("--slots", type=int, required=True, help="number of workers on this node")
+    selection.add_option(parser)
+    parser.add_argument(
+        "--grace",
+        type=float,
+        metavar="S",
+        help="seconds from SIGTERM until this process is killed (terminationGracePeriodSeconds); default: "
+        f"{GRACE_S:g} where the job goes on elsewhere, and none where it does not",
+    )
+    reaching.add_options(parser)
+    parser.add_argument(handover.OPTION, type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    check_name("--node", options.node)
+    if options.slots < 1:
+        raise ConfigError(f"--slots={options.slots} must be >= 1")
+    selection.check_grace(options.grace)
+    notices = selection.sources(selection.check(options.notices), os.environ)
+    job_dir = options.job_dir.resolve()
+    spec, reach = read_job(job_dir), reaching.of_options(options)
+    return Assignment(spec, job_dir, options.node, options.slots, options.grace, notices, reach, options.handover)
+
+
+def trial(words: Sequence[str], state: Mapping[str, Any]) -> None:
+    """Everything for which an agent that takes over could end before its workers have it back."""
+    assignment = of_words(words)
+    assignment.reach.door()
+    read_settings(assignment.job_dir)
+    upgrade_state.read(state)

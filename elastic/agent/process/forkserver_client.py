@@ -1,0 +1,146 @@
+"""The agent's side of the nursery, a child process that has imported torch and is forked for each worker.
+
+    agent    --channel: settings of a worker, and descriptors: reins, stdout, log-->  nursery
+    worker   --reins: its pid-->  agent         it is the agent's child, not the nursery's (clone_parent.py)
+    agent    --reins: one byte, "run"-->  worker
+
+The nursery says events for the journal: `nursery_without` a module that cannot be imported beforehand, and then either
+`nursery_ready` or `nursery_over`, why it is of no use. For the rest the worker answers for itself: if reins are closed
+without a pid there is no worker, whatever became of the nursery, and a worker whose reins are closed by the agent ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from elastic.agent.process.worker_process import Outlets, WorkerProcess, start_cold
+from elastic.protocol.worker_slot import describe
+from elastic.records.journal import Journal
+
+FORK_S = 2.0
+"""A fork takes milliseconds. A nursery that has not forked by then is frozen, and killed."""
+
+# -c puts the working directory in front of the path, where it could replace modules of ours.
+_OWN_PATH = "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
+BOOT = _OWN_PATH + "from runtime.forkserver.server import main; main(*sys.argv[1:])"
+COLD = _OWN_PATH + "from runtime.forkserver.script_runner import main; main(sys.argv[1:])"
+"""For a worker with an interpreter of its own: it is run as a forked one is, which sees every end of the script."""
+
+Forked: TypeAlias = Callable[[int, socket.socket | None], None]
+
+
+class Nursery:
+    """One such process. on_change: called when it has become ready, and when it is of no use any more.
+
+    command: of a worker, the interpreter first. environment: what all workers have in common. Raises ConfigError and
+    OSError if it cannot be started.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        journal: Journal,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.ready = False
+        self.because = ""
+        """Why it is of no use, or nothing."""
+        self.from_outside = False
+        """Whether that is no fault of the script or of this machine: another nursery may do."""
+        self._journal = journal
+        self._on_change = on_change
+        self._loop = asyncio.get_running_loop()
+        self._gone = asyncio.Event()
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.setblocking(False)
+        outlets = Outlets(log)
+        try:
+            theirs.set_inheritable(True)
+            words = [command[0], "-c", BOOT, str(theirs.fileno()), "", *command]
+            pid = start_cold(words, environment, outlets)
+        except BaseException:
+            self._channel.close()
+            outlets.close()
+            raise
+        finally:
+            theirs.close()
+        self._process = WorkerProcess(pid, outlets, lambda line: None, self._ended)
+        self._loop.add_reader(self._channel, self._hear)
+
+    @property
+    def loading(self) -> bool:
+        return not (self.ready or self.because)
+
+    def fork(self, settings: Mapping[str, str], outlets: Outlets, done: Forked) -> None:
+        """done: called with the pid of the new child and its reins, or with 0 and None; perhaps at once."""
+        ours, theirs = socket.socketpair()
+        try:
+            socket.send_fds(self._channel, [json.dumps(settings).encode()], [theirs.fileno(), outlets.out, outlets.log])
+        except OSError:  # its end is closed, or it is frozen and takes nothing any more
+            ours.close()
+            return done(0, None)
+        finally:
+            theirs.close()
+        patience = self._loop.call_later(FORK_S, self._process.signal, signal.SIGKILL)
+
+        def answered() -> None:
+            patience.cancel()
+            self._loop.remove_reader(ours)
+            if pid := ours.recv(32):
+                return done(int(pid), ours)
+            ours.close()
+            done(0, None)
+
+        self._loop.add_reader(ours, answered)
+
+    def end(self) -> None:
+        self.ready, self.because = False, self.because or "the agent is ending"
+        self._process.signal(signal.SIGKILL)
+
+    async def ended(self) -> None:
+        """It is reaped."""
+        await self._gone.wait()
+
+    def _hear(self) -> bool:
+        """One message; False when there is none at the moment."""
+        try:
+            message = self._channel.recv(65_536)
+        except (BlockingIOError, ConnectionResetError):
+            return False
+        if not message:
+            self._loop.remove_reader(self._channel)
+            return False
+        said = json.loads(message)
+        match said.pop("event"):
+            case "nursery_over":
+                self._give_up(said["because"])
+            case event:
+                self._journal.write(event, pid=self._process.pid, **said)
+                if event == "nursery_ready":
+                    self.ready = True
+                    self._on_change()
+        return True
+
+    def _ended(self, status: int) -> None:
+        while self._hear():  # the kernel may tell of its end before its last words
+            pass
+        self._loop.remove_reader(self._channel)
+        self._channel.close()
+        self._gone.set()
+        if not self.because:
+            self.from_outside = status < 0
+            words = self._process.last_words() if status > 0 else ""
+            self._give_up(f"the nursery {describe(status)}" + (f": {words}" if words else ""))
+
+    def _give_up(self, because: str) -> None:
+        self.ready, self.because = False, because
+        self._journal.write("nursery_over", pid=self._process.pid, from_outside=self.from_outside, because=because)
+        self._on_change()

@@ -1,0 +1,154 @@
+"""How workers are started: forked by the nursery, or cold, with an interpreter of their own, where that cannot be.
+
+The first workers wait for the nursery: on one machine it imports torch once instead of once for each of them. Later
+ones wait for nothing. A nursery that somebody killed is made anew a few times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic.agent.process.forkserver_client import COLD, Nursery
+from elastic.agent.process.worker_process import Outlets, WorkerProcess, start_cold, worker_environment
+from elastic.agent.worker import import_scan
+from elastic.config import JobSpec
+from elastic.errors import ColdStart, ConfigError
+from elastic.records.journal import Journal
+
+NURSERIES = 4
+"""In one agent's life, at most."""
+
+FIRST_S = 60.0
+"""How long the first workers wait for the nursery. If it takes longer something holds it, and they start cold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A worker to be. settings: its own environment variables. started: called with the process and with why it was
+    not forked; only then does it run. failed: called instead, with the reason."""
+
+    settings: Mapping[str, str]
+    log: Path
+    on_line: Callable[[bytes], None]
+    on_exit: Callable[[int], None]
+    started: Callable[[WorkerProcess, str], None]
+    failed: Callable[[str], None]
+
+
+class Starter:
+    """Used on the event loop only, by the main thread."""
+
+    def __init__(self, spec: JobSpec, logs: Path, node: str, journal: Journal, *, first: bool = True) -> None:
+        """first: no worker has been started yet."""
+        self._command = spec.command
+        self._environment = worker_environment({**os.environ, **spec.environment}, {})
+        self._log = logs / f"nursery-{node}.log"
+        self._journal = journal
+        self._waiting: list[Start] = []
+        self._nursery: Nursery | None = None
+        self._made = 0
+        self._may_wait = first
+        self._cold = "" if spec.fork else "forking is off"
+        if not self._cold:
+            self._make_nursery()
+            asyncio.get_running_loop().call_later(FIRST_S, self._wait_no_longer)
+
+    def start(self, start: Start) -> None:
+        nursery = self._nursery
+        if nursery is None:
+            self._start_cold(start, self._cold)
+        elif nursery.loading and self._may_wait:
+            self._waiting.append(start)
+        elif nursery.ready:
+            self._fork(nursery, start)
+        else:
+            self._start_cold(start, nursery.because or "the nursery is not ready yet")
+
+    def close(self) -> None:
+        """No worker is started any more."""
+        self._waiting.clear()
+        self._made = NURSERIES
+        if self._nursery is not None:
+            self._nursery.end()
+
+    async def ended(self) -> None:
+        """After `close`: no process of it is left but workers."""
+        if self._nursery is not None:
+            await self._nursery.ended()
+
+    def _cold_command(self) -> Sequence[str]:
+        """What cannot be run by ours is started as it is."""
+        try:
+            program = import_scan.program_of(self._command)
+        except ColdStart:
+            return self._command
+        readable = program.is_module or (program.target.endswith(".py") and Path(program.target).is_file())
+        return [self._command[0], "-c", COLD, *self._command] if readable and self._is_ours() else self._command
+
+    def _is_ours(self) -> bool:
+        return _is_this_interpreter(shutil.which(self._command[0], path=self._environment.get("PATH")))
+
+    def _make_nursery(self) -> None:
+        try:
+            import_scan.program_of(self._command)
+            if not self._is_ours():
+                raise ColdStart(f"{self._command[0]} is another interpreter than the agent's")
+            self._made += 1
+            self._nursery = Nursery(self._command, self._environment, self._log, self._journal, self._changed)
+        except (ColdStart, ConfigError, OSError) as error:
+            self._nursery, self._cold = None, str(error)
+            self._journal.write("nursery_over", from_outside=False, because=self._cold)
+
+    def _changed(self) -> None:
+        if self._nursery is not None and self._nursery.from_outside and self._made < NURSERIES:
+            self._make_nursery()
+        self._wait_no_longer()
+
+    def _wait_no_longer(self) -> None:
+        self._may_wait = False
+        waiting, self._waiting = self._waiting, []
+        for start in waiting:
+            self.start(start)
+
+    def _fork(self, nursery: Nursery, start: Start) -> None:
+        try:
+            outlets = Outlets(start.log)
+        except OSError as error:
+            return start.failed(str(error))
+
+        def done(pid: int, reins: socket.socket | None) -> None:
+            if reins is None:
+                outlets.close()
+                return self._start_cold(start, nursery.because or "the nursery did not fork")
+            with reins:
+                start.started(WorkerProcess(pid, outlets, start.on_line, start.on_exit), "")
+                with contextlib.suppress(BrokenPipeError):  # it is dead already; its pidfd says so in a moment
+                    reins.send(b"!")
+
+        nursery.fork(start.settings, outlets, done)
+
+    def _start_cold(self, start: Start, because: str) -> None:
+        try:
+            outlets = Outlets(start.log)
+        except OSError as error:
+            return start.failed(str(error))
+        try:
+            pid = start_cold(self._cold_command(), {**self._environment, **start.settings}, outlets)
+        except (ConfigError, OSError) as error:
+            outlets.close()
+            return start.failed(str(error))
+        start.started(WorkerProcess(pid, outlets, start.on_line, start.on_exit), because)
+
+
+def _is_this_interpreter(program: str | None) -> bool:
+    """Also by another name in the same directory; in another one it may be that of another virtual environment."""
+    mine = Path(sys.executable)
+    return program is not None and Path(program).parent == mine.parent and Path(program).resolve() == mine.resolve()

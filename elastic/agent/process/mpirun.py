@@ -1,0 +1,317 @@
+"""The agent's side of `--ring mpi`: one `mpirun`, whose ranks are given to the workers.
+
+mpirun starts mpi_placeholder.py for each rank, which tells what a process must have in its environment to
+be that rank. A worker gets it with its own settings, and is the agent's child like any other. When it ends, its
+placeholder stays: who has died is decided without MPI, and the library's own handling of a death has been seen to crash
+the ranks that live. When a placeholder ends first, somebody has ended the rank, or mpirun, and the worker has to go:
+its next call of MPI would end it anyway.
+
+The ranks are those of the start. MPI cannot give one away twice, so a worker that replaces a lost one has none. Nor can
+it start without one of them: whoever waits in MPI_Init for a worker that has ended is ended too, and its replacement
+goes on without MPI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from elastic import file_modes
+from elastic.agent.process import mpi_placeholder, worker_process
+from elastic.agent.process.worker_process import worker_environment
+from elastic.agent.worker.mpi_ranks import Ranks
+from elastic.errors import ConfigError
+from elastic.protocol.worker_slot import describe
+from elastic.records import host_memory, temp_dirs
+from elastic.records.journal import Journal
+
+START_S = 30.0
+"""From starting mpirun until all its ranks have spoken. A tenth of a second is usual."""
+END_S = 2.0
+JOIN_S = 60.0
+"""From when all workers are about to join until all have. Less than a second is usual; who is not there by then is
+frozen or hangs, and all others with it."""
+LOOK_S = 1.0
+
+INSTALL = "pip install 'elastic-ring[mpi]' (mpi4py, and Open MPI 5 with ULFM)"
+SCHEDULERS = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_", "PRTE_", "PRRTE_")
+"""What would make mpirun ask a scheduler for machines; all ranks are on this one."""
+TUNING = "OMPI_MCA_"
+"""Settings of Open MPI, the user's own unless an outer mpirun has made them."""
+IDENTITY = ("PMIX_", "OMPI_", "PRTE_", "OPAL_", "UCX_")
+"""Names of the variables that make a process a rank."""
+LOG_LINES = 3
+
+_Arrival: TypeAlias = tuple[dict[str, str], asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def find() -> str:
+    """The program. Raises ConfigError, saying what to install, unless `--ring mpi` can work here."""
+    if importlib.util.find_spec("mpi4py") is None:
+        raise ConfigError(f"--ring mpi needs mpi4py, which {sys.executable} does not have: {INSTALL}")
+    where = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    mpirun = shutil.which("mpirun", path=where)
+    if mpirun is None:
+        raise ConfigError(f"--ring mpi needs the mpirun of Open MPI 5, and none is on PATH: {INSTALL}")
+    info = shutil.which("ompi_info", path=str(Path(mpirun).parent))
+    said = subprocess.run([info], capture_output=True, text=True).stdout if info else ""
+    if "ftmpi" not in said:
+        raise ConfigError(
+            f"--ring mpi needs an Open MPI with ULFM, and {mpirun} belongs to none: no ompi_info beside it names the "
+            f"extension 'ftmpi'; {INSTALL}"
+        )
+    return mpirun
+
+
+def environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Of mpirun: what a worker inherits, without the schedulers; with the user's settings of Open MPI, unless they are
+    those of an outer mpirun."""
+    kept = {name: value for name, value in worker_environment(inherited, {}).items() if not name.startswith(SCHEDULERS)}
+    if "OMPI_COMM_WORLD_SIZE" in inherited:
+        return kept
+    return {**kept, **{name: value for name, value in inherited.items() if name.startswith(TUNING)}}
+
+
+class Mpirun:
+    """Used on the agent's event loop only. on_lost: called with a worker's id when its rank has been ended under it."""
+
+    def __init__(self, log: Path, journal: Journal, on_lost: Callable[[str], None]) -> None:
+        self._log = log
+        self._journal = journal
+        self._on_lost = on_lost
+        self._ranks: Ranks | None = None
+        self._scratch: temp_dirs.Scratch | None = None
+        self._holders: dict[str, _Holder] = {}
+        self._left: set[str] = set()
+        self._joining_s = 0.0
+        """Since when all have been about to join; 0: they have not."""
+        self._settled = False
+        """All have joined, or will never."""
+        self._watching: list[asyncio.Task[None]] = []
+        self._program: _Program | None = None
+        self._end_noted = False
+
+    async def start(self, workers: Sequence[str]) -> None:
+        """One rank for each of these workers. Raises ConfigError if that cannot be had."""
+        program = find()
+        try:
+            self._scratch = temp_dirs.Scratch(host_memory.PARENT, host_memory.PREFIX)
+        except OSError as error:
+            raise ConfigError(f"--ring mpi needs {host_memory.PARENT}, and cannot use it: {error.strerror}") from error
+        self._ranks = Ranks(tuple(workers), self._scratch.path)
+        try:
+            async with asyncio.timeout(START_S):
+                await self._start(program, self._ranks)
+        except TimeoutError as late:
+            raise ConfigError(f"mpirun has not started its ranks within {START_S:g} s: {self._words()}") from late
+        finally:
+            if len(self._holders) < len(workers):
+                await self.close()
+        self._watching += [asyncio.create_task(self._watch_mpirun()), asyncio.create_task(self._watch_joining())]
+
+    async def _start(self, program: str, ranks: Ranks) -> None:
+        arrivals: asyncio.Queue[_Arrival] = asyncio.Queue()
+
+        async def arrived(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            arrivals.put_nowait((json.loads(await reader.readline()), reader, writer))
+
+        address = str(ranks.directory / "ranks")
+        server = await asyncio.start_unix_server(arrived, address, limit=2**20)
+        try:
+            self._program = running = self._run(program, ranks, address)
+            while len(self._holders) < len(ranks.workers):
+                arrival = asyncio.ensure_future(arrivals.get())
+                over = asyncio.ensure_future(running.ended.wait())
+                await asyncio.wait((arrival, over), return_when=asyncio.FIRST_COMPLETED)
+                over.cancel()
+                if not arrival.done():
+                    arrival.cancel()
+                    raise ConfigError(f"mpirun {running.how} before all its ranks were there: {self._words()}")
+                self._take(ranks, *arrival.result())
+        finally:
+            server.close()
+
+    def _run(self, program: str, ranks: Ranks, address: str) -> _Program:
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            raise ConfigError("setpriv not found; install util-linux")
+        options = ["--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none", "-n", str(len(ranks.workers))]
+        if os.geteuid() == 0:
+            options.append("--allow-run-as-root")
+        with open(self._log, "ab", opener=file_modes.opener) as log:
+            started = subprocess.Popen(
+                [
+                    *(setpriv, "--pdeathsig", "KILL", "--", program, *options),
+                    *(sys.executable, "-I", "-S", str(Path(mpi_placeholder.__file__)), address),
+                ],
+                env={**environment(os.environ), "TMPDIR": str(ranks.directory)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        return _Program(started)
+
+    def _take(
+        self, ranks: Ranks, its: Mapping[str, str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        worker_id = ranks.workers[int(its["OMPI_COMM_WORLD_RANK"])]
+        credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        identity = {name: value for name, value in its.items() if name.startswith(IDENTITY)}
+        self._holders[worker_id] = _Holder(struct.unpack("3i", credentials)[0], identity, writer)
+        self._watching.append(asyncio.create_task(self._watch(worker_id, reader)))
+
+    async def _watch(self, worker_id: str, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.read(1)
+        if worker_id not in self._left:
+            self._journal.write("rank_ended", worker_id=worker_id)
+            self._on_lost(worker_id)
+
+    async def _watch_mpirun(self) -> None:
+        assert self._program is not None
+        await self._program.ended.wait()
+        if self._holders.keys() - self._left:
+            self._note_end()
+
+    def _note_end(self) -> None:
+        """Once, whoever hears of it first."""
+        if self._program is not None and not self._end_noted:
+            self._end_noted = True
+            self._journal.write("mpirun_ended", because=self._program.how, words=self._words())
+
+    async def _watch_joining(self) -> None:
+        while not self._settled:
+            await asyncio.sleep(LOOK_S)
+            self.look(time.monotonic())
+
+    def settings(self, worker_id: str) -> dict[str, str]:
+        """Environment variables of a worker that is about to start; none where mpirun was not."""
+        if self._ranks is None:
+            return {}
+        holder = self._holders.get(worker_id)
+        shared = {"OMPI_MCA_btl_sm_backing_directory": str(self._ranks.directory)}
+        return {**(holder.identity if holder else {}), **shared, **self._ranks.to_environment()}
+
+    def why_lost(self, worker_id: str) -> str:
+        """Of a worker that ends: what has ended its rank before, and so the worker; empty: nothing has."""
+        holder = self._holders.get(worker_id)
+        if holder is None or self._program is None:
+            return ""
+        if how := self._program.how:
+            self._note_end()
+            return f"mpirun {how}"
+        return "its rank of mpirun was ended" if holder.has_ended else ""
+
+    def left(self, worker_id: str) -> str:
+        """The worker has ended. Returns why_lost."""
+        holder = self._holders.get(worker_id)
+        if holder is None or self._ranks is None:
+            return ""
+        because = self.why_lost(worker_id)
+        self._left.add(worker_id)
+        self._ranks.gone(self._ranks.workers.index(worker_id)).touch()
+        if worker_id in (joining := self._ranks.joining()):
+            self._strand(joining, f"{worker_id} ended while it was joining the others")
+        return because
+
+    def look(self, now_s: float) -> None:
+        """Called now and then: whether all have joined, once all were about to."""
+        if self._ranks is None or self._settled:
+            return
+        if not (joining := self._ranks.joining()):
+            self._settled = all(self._ranks.joined(n).exists() for n in range(len(self._ranks.workers)))
+            return
+        self._joining_s = self._joining_s or now_s
+        if now_s >= self._joining_s + JOIN_S:
+            self._strand(joining, f"not all workers had joined the others within {JOIN_S:g} s")
+
+    def _strand(self, joining: set[str], because: str) -> None:
+        """MPI_Init will never return in these workers."""
+        self._settled = True
+        if ended := sorted(joining - self._left):
+            self._journal.write("mpi_not_started", because=because, ended=ended)
+        for worker_id in ended:
+            self._on_lost(worker_id)
+
+    async def close(self) -> None:
+        """Nothing of it is left afterwards."""
+        for watching in self._watching:
+            watching.cancel()
+        for holder in self._holders.values():
+            holder.writer.close()
+        self._holders.clear()
+        if self._program is not None:
+            await self._program.end()
+        if self._scratch is not None:
+            self._scratch.remove()
+            self._scratch = None
+
+    def _words(self) -> str:
+        """The last of what mpirun said."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines()]
+            if said := [line for line in lines if line.strip("-")]:
+                return " ".join(said[-LOG_LINES:])
+        return "it said nothing"
+
+
+class _Program:
+    """mpirun itself. How it ended is known as soon as it has begun to end: what follows from that, the end of its
+    placeholders and of the workers, may be heard of first."""
+
+    def __init__(self, started: subprocess.Popen[bytes]) -> None:
+        self._process, self.pid = started, started.pid
+        self.ended = asyncio.Event()
+        self._pidfd = os.pidfd_open(started.pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
+
+    def _reap(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._process.wait()
+        self.ended.set()
+
+    @property
+    def how(self) -> str:
+        """In words; empty: it runs."""
+        status = self._process.returncode
+        if status is not None:
+            return describe(status)
+        status = worker_process.ending_status(self.pid)
+        return describe(status) if status else ""
+
+    async def end(self) -> None:
+        if not self.ended.is_set():
+            self._process.terminate()
+            try:
+                await asyncio.wait_for(self.ended.wait(), END_S)
+            except TimeoutError:
+                self._process.kill()
+                await self.ended.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """A placeholder that has a rank. identity: what makes a process this rank."""
+
+    pid: int
+    identity: Mapping[str, str]
+    writer: asyncio.StreamWriter
+
+    @property
+    def has_ended(self) -> bool:
+        seen = worker_process.facts(self.pid)
+        return seen is None or seen.state in "ZX"

@@ -1,0 +1,129 @@
+"""Runs the agent, and ends what is left of its workers.
+
+python -m elastic.agent.process.subreaper ARGUMENTS OF elastic.agent
+
+    elastic run --pipe--> keeper --parent-death signal--> agent --parent-death signal--> workers --> their children
+
+A worker dies with its agent by the kernel's hand, but what the worker had started would live on. So the kernel gives
+all orphans below here to this process (PR_SET_CHILD_SUBREAPER), which reaps them and, when the agent is gone, ends
+every one. It ends the agent itself when the other end of its standard input is closed, which is what a death of
+`elastic run` does too; then it also removes what the job has left in memory. SIGINT, SIGTERM and SIGUSR1 are passed on.
+It ends as the agent did: by the same exit code or signal.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from elastic.checkpoints.naming import OWN_FILES_PREFIX
+from elastic.errors import ExitCode
+from elastic.records import host_memory, temp_dirs
+
+PR_SET_CHILD_SUBREAPER = 36
+STDIN = 0
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class Keeper:
+    """Main thread only: the agent dies with the thread that started it."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+        self._woken, wake = os.pipe()
+        for end in (self._woken, wake):
+            os.set_blocking(end, False)
+        for number in (signal.SIGCHLD, *PASSED_ON):
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(wake)
+        self._status: int | None = None
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            raise FileNotFoundError("setpriv not found: install util-linux")
+        command = [setpriv, "--pdeathsig", "KILL", sys.executable, "-P", "-m", "elastic.agent", *arguments]
+        no_input = [(os.POSIX_SPAWN_OPEN, STDIN, os.devnull, os.O_RDONLY, 0)]
+        self._agent = os.posix_spawn(setpriv, command, os.environ, file_actions=no_input, setpgroup=0)
+
+    def run(self) -> int:
+        """Until nothing is left below this process. Returns the agent's exit code, or minus the signal."""
+        watched = [self._woken, STDIN]
+        while self._status is None:
+            ready, _, _ = select.select(watched, [], [])
+            if self._woken in ready:
+                for number in os.read(self._woken, 4096):
+                    self._on_signal(number)
+            if STDIN in ready and not os.read(STDIN, 4096):
+                watched = [self._woken]
+                self._send(signal.SIGKILL)
+        while (children := list(_children())) or self._reap():
+            for pid in children:
+                os.kill(pid, signal.SIGKILL)
+            for pid in children:
+                os.waitpid(pid, 0)
+        host_memory.sweep()  # if `elastic run` was killed, nobody else does
+        temp_dirs.sweep(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)  # of workers that were killed
+        return self._status
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGCHLD:
+            self._reap()
+        else:
+            self._send(number)
+
+    def _send(self, number: int) -> None:
+        """To the agent, unless it is reaped and its number may be another process's."""
+        if self._status is None:
+            os.kill(self._agent, number)
+
+    def _reap(self) -> bool:
+        """All children that have ended; whether there are others."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._agent:
+                self._status = os.waitstatus_to_exitcode(status)
+
+
+def _children() -> Iterator[int]:
+    """Pids of this process's own children, zombies included."""
+    me = str(os.getpid())
+    for directory in Path("/proc").iterdir():
+        if not directory.name.isdigit():
+            continue
+        try:
+            stat = (directory / "stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        # The name, in parentheses, may itself hold spaces and parentheses; state and parent follow it.
+        if stat.rpartition(")")[2].split()[1] == me:
+            yield int(directory.name)
+
+
+def main() -> int:
+    try:
+        status = Keeper(sys.argv[1:]).run()
+    except OSError as error:
+        print(f"elastic: the agent cannot be started: {error}", file=sys.stderr)
+        return ExitCode.BAD_INPUT
+    if status < 0:
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

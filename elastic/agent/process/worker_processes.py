@@ -1,0 +1,218 @@
+"""The processes of an agent's workers: started, watched, signalled, handed over to the program that takes its place.
+
+It decides nothing: worker_slot.py says when a worker starts and what becomes of one that has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from elastic.agent.process import worker_process
+from elastic.agent.process.launcher import Start, Starter
+from elastic.agent.process.worker_process import Outlets, WorkerProcess
+from elastic.agent.worker import death_watch, stack_dump
+from elastic.agent.worker.death_watch import Lifeline
+from elastic.config import JobSpec
+from elastic.protocol.failure_detector import Facts
+from elastic.protocol.worker_id import node_of
+from elastic.protocol.worker_slot import describe
+from elastic.records.journal import Journal
+
+STACKS_S = 1.0
+"""Milliseconds are usual; what is to be ended has been waited for much longer."""
+
+
+class Boss(Protocol):
+    """Who employs the workers. number: of a slot. Called on the event loop."""
+
+    def on_started(self, number: int, worker_id: str, pid: int) -> None: ...
+    def on_not_started(self, number: int, because: str) -> None: ...
+    def on_line(self, worker_id: str, line: bytes) -> None: ...
+    def on_dying(self, worker_id: str, status: int) -> None:
+        """Its main thread has ended; the process will in a moment. status: of process.ending_status."""
+        ...
+
+    def on_exit(self, number: int, worker_id: str, status: int, last_words: Callable[[], str]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Employed:
+    """A worker of a program before this one in the same process. out, lifeline: descriptors. begun: of a line of its
+    stdout, as Latin-1."""
+
+    number: int
+    worker_id: str
+    pid: int
+    out: int
+    begun: str
+    lifeline: int
+    announced: int
+    """The pid that it has announced, which may be that of a child; 0: it has not yet."""
+
+
+class Crew:
+    """Used on the event loop, by the main thread."""
+
+    def __init__(self, starter: Starter, logs: Path, journal: Journal, boss: Boss) -> None:
+        self._starter = starter
+        self._logs = logs
+        self._journal = journal
+        self._boss = boss
+        self._numbers: dict[str, int] = {}
+        self._processes: dict[str, WorkerProcess] = {}
+        self._lifelines: dict[str, Lifeline] = {}
+        self._announced: dict[str, int] = {}
+        self._exits = asyncio.Event()
+
+    def __contains__(self, worker_id: str) -> bool:
+        """Whether its process has not ended."""
+        return worker_id in self._processes
+
+    def start(self, number: int, worker_id: str, settings: Mapping[str, str], *, restarted: bool) -> None:
+        """settings: its environment variables."""
+        line = Lifeline()
+
+        def started(worker: WorkerProcess, cold: str) -> None:
+            self._employ(number, worker_id, worker, line)
+            self._journal.write(
+                "worker_started",
+                worker_id=worker_id,
+                pid=worker.pid,
+                restarted=restarted,
+                start="cold" if cold else "forked",
+                because=cold,
+            )
+            self._boss.on_started(number, worker_id, worker.pid)
+
+        def failed(because: str) -> None:
+            line.close()
+            self._boss.on_not_started(number, because)
+
+        self._starter.start(
+            Start(
+                settings={**settings, death_watch.VARIABLE: line.path},
+                log=self._log(worker_id),
+                on_line=lambda text: self._boss.on_line(worker_id, text),
+                on_exit=lambda status: self._exited(number, worker_id, status),
+                started=started,
+                failed=failed,
+            )
+        )
+
+    def take_over(self, employed: Iterable[Employed]) -> None:
+        """Those that a program before this one has handed over."""
+        for one in employed:
+            worker = WorkerProcess(
+                one.pid,
+                Outlets.of_running(self._log(one.worker_id), one.out),
+                lambda text, worker_id=one.worker_id: self._boss.on_line(worker_id, text),  # type: ignore[misc]
+                lambda status, one=one: self._exited(one.number, one.worker_id, status),  # type: ignore[misc]
+                one.begun.encode("latin-1"),
+            )
+            self._employ(one.number, one.worker_id, worker, Lifeline(one.lifeline))
+            if one.announced:
+                self.announced(one.worker_id, one.announced)
+
+    def hand_over(self) -> list[Employed]:
+        """Nothing is heard of them any more; their descriptors are inherited by the next program."""
+        handed = []
+        for worker_id, worker in self._processes.items():
+            out, begun = worker.hand_over()
+            line = self._lifelines[worker_id].hand_over()
+            number, announced = self._numbers[worker_id], self._announced.get(worker_id, 0)
+            handed.append(Employed(number, worker_id, worker.pid, out, begun.decode("latin-1"), line, announced))
+        return handed
+
+    def announced(self, worker_id: str, pid: int) -> None:
+        """The worker has announced itself, so it holds its lifeline, if it ever will."""
+        self._announced[worker_id] = pid
+        loop = asyncio.get_running_loop()
+
+        def on_death() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+                loop.call_soon_threadsafe(self._dying, worker_id)
+
+        self._lifelines[worker_id].watch(on_death)
+
+    def signal(self, worker_id: str, number: signal.Signals) -> None:
+        if worker_id in self._processes:
+            self._processes[worker_id].signal(number)
+
+    def kill_all(self) -> None:
+        for worker in self._processes.values():
+            worker.signal(signal.SIGKILL)
+
+    def facts(self, worker_id: str) -> Facts | None:
+        """What the kernel says of it; None if it is gone."""
+        return worker_process.facts(self._announced.get(worker_id, 0))
+
+    def show_stacks(self, worker_id: str, then: Callable[[], None] = lambda: None) -> None:
+        """At the end of its log: where the threads are of one that is given up. Also if it holds the interpreter. then:
+        called when it has had the time to say so, or at once if it cannot."""
+        if worker_id in self._processes and stack_dump.ask(self._processes[worker_id].pid):
+            self._journal.write("stacks_asked", worker_id=worker_id)
+            asyncio.get_running_loop().call_later(STACKS_S, then)
+        else:
+            then()
+
+    async def end_starting(self) -> None:
+        """No worker starts any more, and nothing is left of what starts them."""
+        self._starter.close()
+        await self._starter.ended()
+
+    async def end(self) -> None:
+        """No worker starts any more, and none is left."""
+        self._starter.close()
+        self.kill_all()
+        while self._processes:
+            self._exits.clear()
+            await self._exits.wait()
+
+    def _log(self, worker_id: str) -> Path:
+        return self._logs / f"{worker_id}.log"
+
+    def _employ(self, number: int, worker_id: str, worker: WorkerProcess, line: Lifeline) -> None:
+        self._numbers[worker_id] = number
+        self._lifelines[worker_id] = line
+        self._processes[worker_id] = worker
+
+    def _dying(self, worker_id: str) -> None:
+        """Its pidfd will be ready in a while; then the worker is reaped and replaced."""
+        if (worker := self._processes.get(worker_id)) is not None:
+            status = worker_process.ending_status(worker.pid)
+            because = describe(status)
+            self._journal.write("worker_dying", worker_id=worker_id, pid=worker.pid, because=because)
+            self._boss.on_dying(worker_id, status)
+
+    def _exited(self, number: int, worker_id: str, status: int) -> None:
+        worker = self._processes.pop(worker_id)
+        self._lifelines.pop(worker_id).close()
+        del self._numbers[worker_id]
+        pid, because = self._announced.pop(worker_id, worker.pid), describe(status)
+        self._journal.write("worker_exited", worker_id=worker_id, pid=pid, because=because)
+        self._exits.set()
+        self._boss.on_exit(number, worker_id, status, worker.last_words)
+
+
+def own_settings(spec: JobSpec, job_dir: Path, worker_id: str, number: int, *, restarted: bool) -> dict[str, str]:
+    """What a worker has to know of the job and of itself, as environment variables."""
+    return {
+        "ELASTIC_WORKER_ID": worker_id,
+        "ELASTIC_JOB": spec.name,
+        "ELASTIC_JOB_DIR": str(job_dir),
+        "ELASTIC_NODE": node_of(worker_id),
+        "ELASTIC_SLOT": str(number),
+        "ELASTIC_RESTARTED": "1" if restarted else "0",
+        "ELASTIC_THREADS": str(spec.threads),
+        "ELASTIC_REDUCTION": str(spec.reduction),
+        "ELASTIC_RETAIN_RESULTS": "1" if spec.retain_results else "0",
+        "ELASTIC_RING": str(spec.ring),
+        "ELASTIC_TIMING": json.dumps(asdict(spec.timing)),
+    }

@@ -1,0 +1,175 @@
+"""What an agent knows of its workers that every new leader has to hear.
+
+A leader learns from records in the store and from agents; it inherits nothing from its predecessor. So an agent keeps,
+for each living worker, its announcement brought up to date by everything the worker has said since, and the words
+that stay true: a wish to drain, being finished, a death, a slot given up. Answers to one leader's questions (reports)
+are not kept; the next leader asks again.
+
+Pure: a value that words go through.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Self
+
+from elastic.protocol.messages import (
+    Announce,
+    BuildFailed,
+    DrainOver,
+    DrainWish,
+    Failed,
+    Finished,
+    Generation,
+    Kind,
+    Left,
+    Progress,
+    Ready,
+    Report,
+    RingBroken,
+    RingState,
+    RingUp,
+    SlotGivenUp,
+    Unreadable,
+    Word,
+    WorkerDead,
+    WorkerFrozen,
+)
+from elastic.wire import codec
+
+DEAD_KEPT = 1024
+"""Deaths told to a new leader. It asks about members of its last few generations only."""
+
+RECORDS_KEPT = 16
+
+
+class Standing:
+    """Of one agent's workers."""
+
+    def __init__(self) -> None:
+        self._announced: dict[str, Announce] = {}
+        self._lasting: dict[str, dict[type, Word]] = {}
+        self._dead: deque[WorkerDead] = deque(maxlen=DEAD_KEPT)
+        self._last_words: deque[Word] = deque(maxlen=DEAD_KEPT)
+        """Of those that finished or left before they died: without them their end looks like a loss. And of those that
+        could not read what they were to go on from: without them that would be chosen again."""
+        self._given_up: dict[int, SlotGivenUp] = {}
+        self._records: dict[int, Generation] = {}
+        self._entered = 0
+
+    def heard(self, word: Word) -> None:
+        """A word of a worker, or of the agent about one."""
+        match word:
+            case Announce():
+                self._announced[word.worker_id] = word
+            case WorkerDead():
+                announced = self._announced.pop(word.worker_id, None)
+                said = self._lasting.pop(word.worker_id, {})
+                self._last_words.extend(
+                    said[kind] for kind in (Finished, Left, Unreadable) if announced and kind in said
+                )
+                self._dead.append(word)
+            case DrainOver():
+                self._lasting.get(word.worker_id, {}).pop(DrainWish, None)
+            case SlotGivenUp():
+                self._given_up[word.slot] = word
+            case DrainWish() | Left() | Finished() | Failed() | Unreadable() | WorkerFrozen():
+                self._lasting.setdefault(word.worker_id, {})[type(word)] = word
+            case _:
+                self._update(word)
+
+    def to_state(self) -> dict[str, Any]:
+        """JSON-able, for another program that goes on with these workers."""
+        lasting = [word for words in self._lasting.values() for word in words.values()]
+        words = {"announced": self._announced.values(), "lasting": lasting, "last": self._last_words}
+        words |= {"dead": self._dead, "given_up": self._given_up.values()}
+        told: dict[str, Any] = {
+            name: [codec.word_to_bytes(word).hex() for word in some] for name, some in words.items()
+        }
+        records = [codec.generation_to_json(record).decode() for record in self._records.values()]
+        return {**told, "records": records, "entered": self._entered}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Raises WireError, KeyError, TypeError and ValueError for what to_state has not made."""
+        self = cls()
+        said = {
+            name: [codec.word_from_bytes(bytes.fromhex(text)) for text in state[name]]
+            for name in ("announced", "lasting", "last", "dead", "given_up")
+        }
+        for word in (*said["announced"], *said["given_up"]):
+            self.heard(word)
+        for word in said["lasting"]:
+            self._lasting.setdefault(getattr(word, "worker_id", ""), {})[type(word)] = word
+        self._last_words.extend(said["last"])
+        self._dead.extend(word for word in said["dead"] if isinstance(word, WorkerDead))
+        for text in state["records"]:
+            self.published(codec.generation_from_json(text.encode()))
+        self._entered = int(state["entered"])
+        return self
+
+    def thawed(self, worker_id: str) -> None:
+        """It beats again, so its freeze is not news for a later leader."""
+        self._lasting.get(worker_id, {}).pop(WorkerFrozen, None)
+
+    def invited(self, worker_id: str) -> None:
+        """A leader had a place for it, and a later one need not look for another."""
+        if (known := self._announced.get(worker_id)) is not None:
+            self._announced[worker_id] = replace(known, invited=True)
+
+    def published(self, generation: Generation) -> None:
+        """A leader's record passed through on its way to the workers."""
+        self._records[generation.number] = generation
+        for number in sorted(self._records)[:-RECORDS_KEPT]:
+            del self._records[number]
+
+    @property
+    def newest(self) -> int:
+        """The highest generation that workers here may have entered, or 0."""
+        return max([*self._records, *(word.entered for word in self._announced.values())], default=0)
+
+    @property
+    def leader(self) -> str:
+        """The worker of rank 0 in the newest generation that a worker here has entered, or empty.
+
+        Before any has, in the newest record: its script may print before it is heard that it has entered.
+        """
+        record = self._records.get(self._entered or max(self._records, default=0))
+        return record.ids[0] if record and record.members else ""
+
+    def has_others(self, node: str) -> bool:
+        """Whether the newest generation that a worker here has entered has members on other nodes."""
+        record = self._records.get(self._entered)
+        return record is not None and any(member.node != node for member in record.members)
+
+    def words(self) -> tuple[Word, ...]:
+        """Everything a new leader has to be told, in an order in which it can be understood."""
+        lasting = [word for words in self._lasting.values() for word in words.values()]
+        return (*self._announced.values(), *lasting, *self._last_words, *self._dead, *self._given_up.values())
+
+    def _update(self, word: Word) -> None:
+        worker_id = getattr(word, "worker_id", "")
+        known = self._announced.get(worker_id)
+        if known is None:
+            return
+        match word:
+            case Progress(_, generation, reduced):
+                known = replace(known, entered=max(known.entered, generation), reduced=max(known.reduced, reduced))
+            case RingUp(_, generation) if not self._is_pending(generation, known):
+                known = replace(known, entered=max(known.entered, generation), ring=RingState.LIVE, ready=False)
+            case RingBroken(_, generation) | BuildFailed(_, generation) if not self._is_pending(generation, known):
+                known = replace(known, ring=RingState.ABORTED)
+            case Report():
+                ring = RingState.ABORTED if word.entered else known.ring
+                known = replace(known, entered=word.entered, reduced=max(known.reduced, word.reduced), ring=ring)
+            case Ready():
+                known = replace(known, ready=True)
+        self._announced[worker_id] = known
+        self._entered = max(self._entered, known.entered)
+
+    def _is_pending(self, generation: int, known: Announce) -> bool:
+        """A planned generation's ring is built before it takes effect; Progress says when it has."""
+        record = self._records.get(generation)
+        return record is not None and record.kind is Kind.PLANNED and generation > known.entered

@@ -1,0 +1,194 @@
+"""A worker's line to its agent.
+
+`AgentClient` lives inside the training process: one stream on the agent's unix socket, carried by daemon threads, so
+the training loop never waits for it. Words go out in order; of the Progress words of this worker only the newest
+waits. Step records go out behind the words and are kept until the agent acknowledges them.
+
+There is no keepalive on this stream: the socket closes with the agent's process, and an agent that is merely frozen
+or slow is no reason for a worker to stop. For the same reason the stream survives a freeze of this worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+# gRPC's fork handlers would log in every forked DataLoader worker, which never uses gRPC. Read when grpc is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
+import grpc
+
+from elastic.agent.worker.step_spool import Backlog, spill_path
+from elastic.errors import ConfigError, ElasticError
+from elastic.protocol.messages import Order, Progress, Word
+from elastic.rendezvous.operator_client import CHANNEL_OPTIONS, said_by
+from elastic.wire import codec
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.elastic_pb2_grpc import AgentStub
+
+CONNECT_S = 10.0
+"""How long the agent, which started this process, may take to answer on its socket."""
+
+CLOSE_S = 5.0
+"""How long close() waits for the agent to take the last words."""
+
+SOON = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
+"""While a program takes another one's place, in a second or so, nobody listens."""
+
+
+class AgentUnreachable(ElasticError):
+    """Exit: the agent that started this process does not answer on its socket any more."""
+
+
+class AgentClient:
+    """The worker's end of the stream.
+
+    deliver: called on the reader's thread with every order, in order; it must not block.
+    on_lost: called once, from the same thread, when the stream ends before close(); nothing arrives after it.
+    job, worker_id, job_dir: from the environment that the agent made, unless given.
+    Raises ConfigError outside of an agent's environment, AgentUnreachable if nobody answers within CONNECT_S.
+    """
+
+    def __init__(
+        self,
+        socket_path: str,
+        deliver: Callable[[Order], None],
+        on_lost: Callable[[str], None],
+        *,
+        job: str | None = None,
+        worker_id: str | None = None,
+        job_dir: Path | None = None,
+    ) -> None:
+        self._worker_id = worker_id or _from_agent("ELASTIC_WORKER_ID")
+        job = job or _from_agent("ELASTIC_JOB")
+        directory = job_dir or Path(_from_agent("ELASTIC_JOB_DIR"))
+        self._deliver = deliver
+        self._on_lost = on_lost
+        self._backlog = Backlog(spill_path(directory, self._worker_id))
+        self._changed = threading.Condition()
+        self._words: deque[Word] = deque()
+        self._closing = False
+        self._moving = False
+        self._moves = 0
+        self._ended = threading.Event()
+        self._address = f"unix:{socket_path}"
+        self._hello = pb.WorkerHello(job=job, worker_id=self._worker_id, pid=os.getpid())
+        self._channel = grpc.insecure_channel(self._address, options=CHANNEL_OPTIONS)
+        try:
+            grpc.channel_ready_future(self._channel).result(CONNECT_S)
+        except grpc.FutureTimeoutError:
+            self._channel.close()
+            raise AgentUnreachable(f"no agent answers on {socket_path} within {CONNECT_S:.0f} s") from None
+        self._stream = AgentStub(self._channel).Serve(self._outgoing())
+        self._reader = threading.Thread(target=self._read, name="agent-client", daemon=True)
+        self._reader.start()
+
+    def send(self, word: Word) -> None:
+        """Queue a word; never waits. Words after close() or a lost stream go nowhere."""
+        with self._changed:
+            if self._closing or self._ended.is_set():
+                return
+            if isinstance(word, Progress) and self._words and isinstance(self._words[-1], Progress):
+                self._words.pop()
+            self._words.append(word)
+            self._changed.notify()
+
+    def record(self, line: dict[str, object]) -> None:
+        """Queue one line for steps.jsonl; never waits for the agent. Kept until it is on file."""
+        self._backlog.add(json.dumps(line, separators=(",", ":")))
+        with self._changed:
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Send what is queued and say goodbye; waits at most CLOSE_S for the agent to have taken it.
+
+        Records that were not acknowledged by then are left in a file for the agent. Any number of times.
+        """
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if threading.current_thread() is not self._reader:
+            self._ended.wait(CLOSE_S)
+        self._channel.close()
+        self._backlog.close()
+
+    def _outgoing(self) -> Iterator[pb.WorkerWord]:
+        mine = self._moves
+        yield pb.WorkerWord(hello=self._hello)
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_something)
+                moving = self._moving or self._moves > mine
+                word = self._words.popleft() if self._words and not moving else None
+            if moving:
+                yield pb.WorkerWord(handover=pb.Handover())
+                return
+            if word is not None:
+                yield pb.WorkerWord(word=codec.word_to_wire(word))
+            elif (record := self._backlog.take()) is not None:
+                yield pb.WorkerWord(record=pb.StepRecord(number=record[0], line=record[1]))
+            elif self._ended.is_set():
+                return
+            elif self._closing:
+                yield pb.WorkerWord(goodbye=pb.Goodbye())
+                return
+
+    def _has_something(self) -> bool:
+        return bool(self._words or self._closing or self._moving or self._ended.is_set() or self._backlog.has_next)
+
+    def _read(self) -> None:
+        because = self._read_stream()
+        while self._moving:
+            self._move()
+            because = self._read_stream()
+        with self._changed:
+            self._ended.set()
+            closing = self._closing
+            self._changed.notify()
+        if not closing:
+            self._on_lost(because)
+
+    def _read_stream(self) -> str:
+        """Until it ends. Returns why it did."""
+        try:
+            for message in self._stream:
+                match message.WhichOneof("content"):
+                    case "kept":
+                        self._acknowledged(message.kept.up_to)
+                    case "handover":
+                        with self._changed:
+                            self._moving = True
+                            self._changed.notify()
+                    case _:
+                        self._deliver(codec.order_from_wire(message.order))
+        except grpc.RpcError as error:
+            return f"the stream to the agent broke: {said_by(error)}"
+        except codec.WireError as error:
+            self._stream.cancel()
+            return f"the agent does not speak this protocol: {error}"
+        return "the agent ended the stream"
+
+    def _move(self) -> None:
+        """To the program that takes the agent's place. It is the same process: if it ends, so does this one."""
+        self._channel.close()
+        self._channel = grpc.insecure_channel(self._address, options=(*CHANNEL_OPTIONS, *SOON))
+        self._backlog.send_again()
+        with self._changed:
+            self._moving, self._moves = False, self._moves + 1
+        self._stream = AgentStub(self._channel).Serve(self._outgoing(), wait_for_ready=True)
+
+    def _acknowledged(self, up_to: int) -> None:
+        self._backlog.acknowledged(up_to)
+        with self._changed:
+            self._changed.notify()
+
+
+def _from_agent(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise ConfigError(f"{name} is not set; start the script with `elastic run`")
+    return value

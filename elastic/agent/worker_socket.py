@@ -1,0 +1,221 @@
+"""The unix socket on which an agent's workers speak to it: a stream each, words up, orders down."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from elastic.protocol.messages import Order, Word
+from elastic.records.journal import Journal
+from elastic.security.interceptor import Guard
+from elastic.security.rejection_log import Refusals
+from elastic.wire import codec
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.elastic_pb2_grpc import AgentServicer, add_AgentServicer_to_server
+
+SOCKET_PATH_MAX = 100
+"""Bytes of a unix socket's path; Linux takes 107, gRPC adds a little."""
+
+SOCKET_OPTIONS = (
+    ("grpc.max_receive_message_length", codec.MESSAGE_LIMIT),
+    ("grpc.max_send_message_length", codec.MESSAGE_LIMIT),
+)
+
+STOP_S = 0.2
+"""How long streams that are still open may take to end when the agent goes."""
+
+
+class Foreman(Protocol):
+    """Whom the workers speak to. A WireError that it raises ends the stream of who spoke."""
+
+    def employs(self, worker_id: str) -> bool:
+        """Whether this is a worker of ours whose process has not ended."""
+        ...
+
+    def on_word(self, worker_id: str, word: Word) -> None: ...
+    def on_record(self, worker_id: str, line: str) -> None:
+        """A step record, JSON; acknowledged to the worker when this returns."""
+        ...
+
+    def on_goodbye(self, worker_id: str) -> None: ...
+
+
+@dataclass(eq=False, slots=True)
+class Link:
+    """A worker's stream."""
+
+    worker_id: str
+    outbox: asyncio.Queue[pb.AgentOrder] = field(default_factory=asyncio.Queue)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Switchboard(AgentServicer):
+    """Used on the event loop only, between `listen` and `close`."""
+
+    def __init__(
+        self,
+        job: str,
+        job_dir: Path,
+        node: str,
+        journal: Journal,
+        foreman: Foreman,
+        kept: Mapping[str, Sequence[str]] | None = None,
+        path: str = "",
+    ) -> None:
+        """kept, path: what these were in the program before this one, whose workers know no other path."""
+        self._job = job
+        self._journal = journal
+        self._foreman = foreman
+        self._links: dict[str, Link] = {}
+        self._kept = {
+            worker_id: [pb.AgentOrder.FromString(bytes.fromhex(order)) for order in orders]
+            for worker_id, orders in (kept or {}).items()
+        }
+        """Worker that is between two streams -> what it will be told."""
+        self.path = path or _choose_path(job_dir / f"{node}.sock")
+        """Where the workers connect to."""
+        self._own_directory = Path(self.path).parent != job_dir
+        self._handed_over = False
+
+    async def listen(self) -> None:
+        """Listen where only this user may connect."""
+        guard = Guard(Refusals(self._journal), asks_roles=False)
+        self._server = grpc.aio.server(options=SOCKET_OPTIONS, interceptors=(guard,))
+        add_AgentServicer_to_server(self, self._server)
+        Path(self.path).unlink(missing_ok=True)
+        mask = os.umask(0o177)
+        try:
+            self._server.add_insecure_port(f"unix:{self.path}")
+            await self._server.start()
+        finally:
+            os.umask(mask)
+
+    async def hand_over(self, within_s: float) -> None:
+        """Have the workers end their streams, so that nothing is on its way, and come back to the next program."""
+        self._handed_over = True
+        Path(self.path).unlink(missing_ok=True)  # they find the next program, and not this one again
+        links = list(self._links.values())
+        for link in links:
+            link.outbox.put_nowait(pb.AgentOrder(handover=pb.Handover()))
+            self._kept[link.worker_id] = []
+        gone = [asyncio.create_task(link.gone.wait()) for link in links]
+        if gone:
+            _, late = await asyncio.wait(gone, timeout=within_s)
+            for task in late:
+                task.cancel()
+
+    async def close(self) -> None:
+        await self._server.stop(grace=STOP_S)
+        Path(self.path).unlink(missing_ok=True)
+        if self._own_directory and not self._handed_over:
+            with contextlib.suppress(OSError):  # somebody cleans up temporary files
+                Path(self.path).parent.rmdir()
+
+    def order(self, worker_id: str, order: Order) -> None:
+        """To a worker, if it has a stream; one that comes later is told what still holds by its leader."""
+        message = pb.AgentOrder(order=codec.order_to_wire(order))
+        if worker_id in self._kept:
+            self._kept[worker_id].append(message)
+        elif (link := self._links.get(worker_id)) is not None:
+            link.outbox.put_nowait(message)
+
+    def order_all(self, order: Order) -> None:
+        for worker_id in {*self._links, *self._kept}:
+            self.order(worker_id, order)
+
+    def forget(self, worker_id: str) -> None:
+        """Its process has ended."""
+        self._kept.pop(worker_id, None)
+
+    @property
+    def kept(self) -> dict[str, list[str]]:
+        """For the program that takes this one's place."""
+        return {
+            worker_id: [order.SerializeToString().hex() for order in orders] for worker_id, orders in self._kept.items()
+        }
+
+    async def Serve(self, words: AsyncIterator[pb.WorkerWord], context: Any) -> None:
+        """One worker's stream (see the protocol definition)."""
+        try:
+            worker_id = await self._hello(words)
+        except codec.WireError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return
+        link = Link(worker_id)
+        if (older := self._links.get(worker_id)) is not None:
+            older.ended.set()
+        self._links[worker_id] = link
+        for kept in self._kept.pop(worker_id, ()):
+            link.outbox.put_nowait(kept)
+        tasks = [
+            asyncio.create_task(self._hear(link, words)),
+            asyncio.create_task(_pass_on(link, context)),
+            asyncio.create_task(link.ended.wait()),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            if self._links.get(worker_id) is link:
+                del self._links[worker_id]
+            link.gone.set()
+        for result in results:
+            if isinstance(result, codec.WireError):
+                self._journal.write("worker_refused", worker_id=worker_id, because=str(result))
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(result))
+            elif isinstance(result, Exception):
+                self._journal.write("worker_stream_broke", worker_id=worker_id, because=repr(result))
+
+    async def _hello(self, words: AsyncIterator[pb.WorkerWord]) -> str:
+        async for word in words:
+            hello = word.hello
+            if word.WhichOneof("content") != "hello":
+                break
+            if hello.job != self._job or not self._foreman.employs(hello.worker_id):
+                raise codec.WireError(f"{hello.worker_id!r:.64} of job {hello.job!r:.64} is no worker of this agent")
+            return hello.worker_id
+        raise codec.WireError("the first word of a worker must be its hello")
+
+    async def _hear(self, link: Link, words: AsyncIterator[pb.WorkerWord]) -> None:
+        async for message in words:
+            match message.WhichOneof("content"):
+                case "word":
+                    word = codec.word_from_wire(message.word)
+                    if getattr(word, "worker_id", None) != link.worker_id:
+                        raise codec.WireError(f"{link.worker_id} spoke for another worker")
+                    self._foreman.on_word(link.worker_id, word)
+                case "record":
+                    self._foreman.on_record(link.worker_id, message.record.line)
+                    kept = pb.RecordsKept(up_to=message.record.number)
+                    link.outbox.put_nowait(pb.AgentOrder(kept=kept))
+                case "handover":
+                    return
+                case "goodbye":
+                    self._foreman.on_goodbye(link.worker_id)
+                    return
+                case _:
+                    raise codec.WireError("a worker says hello once and nothing empty")
+
+
+def _choose_path(path: Path) -> str:
+    """In the job directory, or where that is too deep in a temporary one, which only this user can enter."""
+    if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
+        return str(path)
+    return f"{tempfile.mkdtemp(prefix='elastic-agent-')}/agent.sock"
+
+
+async def _pass_on(link: Link, context: Any) -> None:
+    while True:
+        await context.write(await link.outbox.get())

@@ -1,0 +1,352 @@
+"""A node's workers: their slots, processes, words and beats.
+
+slots      worker_slot.py decides about each; here its events and deadlines are brought to it
+processes  worker_processes.py, and mpirun.py where the ring is MPI's
+words      worker_socket.py: up to the leader, orders down
+beats      failure_detector.py decides who is alive
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Protocol
+
+from elastic.agent.ledger_writer import Accounts
+from elastic.agent.process.launcher import Starter
+from elastic.agent.process.mpirun import Mpirun
+from elastic.agent.process.stdout_pump import Stdout
+from elastic.agent.process.worker_processes import Crew, Employed, own_settings
+from elastic.agent.slot_file import SlotFile
+from elastic.agent.upgrade_state import Heirloom
+from elastic.agent.worker_socket import Switchboard
+from elastic.checkpoints.series import newest_in_memory
+from elastic.config import JobSpec, RingKind
+from elastic.protocol import worker_slot
+from elastic.protocol.failure_detector import Detector, Health
+from elastic.protocol.messages import (
+    Announce,
+    Failed,
+    Finished,
+    Order,
+    Progress,
+    RingUp,
+    Word,
+    WorkerDead,
+    WorkerFrozen,
+)
+from elastic.protocol.worker_slot import Slot
+from elastic.records.job_directory import read_settings
+from elastic.records.journal import Journal
+from elastic.records.ledger import Ledger
+from elastic.rendezvous.reach import Reach
+
+HAND_OVER_S = 5.0
+"""For the workers to end their streams. One that is frozen does not."""
+
+SPAWN_PAUSE_S = 0.2
+"""A successor starts when the survivors have had this machine's time for their recovery."""
+
+
+class Head(Protocol):
+    """The agent, who speaks for the workers."""
+
+    def say(self, word: Word) -> None:
+        """To this leader now, and to every later one as far as it stays true."""
+        ...
+
+    def on_announced(self, worker_id: str) -> None:
+        """That it has announced itself was said."""
+        ...
+
+    def on_exited(self, worker_id: str, status: int) -> None:
+        """A process has ended, by its own fault if status says so."""
+        ...
+
+    def on_step(self) -> None:
+        """An event was brought to a slot, with all that came of it."""
+        ...
+
+
+class Workforce:
+    """Used on the event loop, by the main thread. Nothing between two awaits can interleave."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        job_dir: Path,
+        node: str,
+        reach: Reach,
+        journal: Journal,
+        ledger: Ledger,
+        slot_file: SlotFile,
+        inherited: Heirloom,
+        head: Head,
+    ) -> None:
+        self._spec = spec
+        self._job_dir = job_dir
+        self._reach = reach
+        self._journal = journal
+        self._head = head
+        self._employed = inherited.workers
+        self._slots = list(inherited.slots)
+        self._standing = inherited.standing
+        self._frozen = set(inherited.frozen)
+        self._slot_file = slot_file
+        self._slots_refused = False
+        self._accounts = Accounts(ledger, job_dir, journal, head.say)
+        self._begun_with = 0 if inherited.workers else self._accounts.next_step
+        """Steps that were on file before this agent had workers; 0 also if a program before it had them."""
+        self._checkpoints = read_settings(job_dir)
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._detector = Detector(spec.timing, time.monotonic())
+        self._stdout = Stdout()
+        starter = Starter(spec, job_dir / "logs", node, journal, first=not inherited.socket)
+        self._crew = Crew(starter, job_dir / "logs", journal, self)
+        self._mpirun = Mpirun(job_dir / "logs" / "mpirun.log", journal, self._on_rank_lost)
+        self._switchboard = Switchboard(spec.name, job_dir, node, journal, self, inherited.orders, inherited.socket)
+        self._hands_over = False
+
+    @property
+    def inherited(self) -> int:
+        """How many workers a program before this one has handed over."""
+        return len(self._employed)
+
+    async def listen(self) -> None:
+        """From here on it hears workers, first of all those of the program before this one."""
+        self._crew.take_over(self._employed)
+        for worker in self._employed:
+            if worker.announced:
+                self._detector.watch(worker.worker_id, time.monotonic())
+        await self._switchboard.listen()
+
+    async def start(self) -> None:
+        """The workers that are to run."""
+        if self._spec.ring is RingKind.MPI:
+            await self._mpirun.start([slot.worker_id for slot in self._slots])
+        for number in range(len(self._slots)):
+            self._arm(number)
+
+    async def end(self) -> None:
+        """No worker starts any more, and none is left, whatever ended the agent."""
+        self.for_all_slots(worker_slot.Stop())
+        await self._crew.end()
+        await self._mpirun.close()
+        await self._switchboard.close()
+        if dropped := self._stdout.close(wait_s=1.0):
+            print(f"elastic: {dropped} lines of output are in the logs only", file=sys.stderr)
+
+    # ------------------------------------------------------------------------------- another program's turn
+
+    @property
+    def in_the_way(self) -> str:
+        """Why no other program can take over now, or nothing."""
+        if self._spec.ring is RingKind.MPI:
+            return "mpirun holds the ranks of its workers; the job has to end first"
+        if any(slot.phase is worker_slot.Phase.STARTING for slot in self._slots):
+            return "a worker is just being started"
+        if not self._accounts.settled:
+            return "the disk is full, and lines of steps.jsonl are in memory only"
+        return ""
+
+    def heirloom(self, term: int, workers: Sequence[Employed] = ()) -> Heirloom:
+        slots, frozen, board = tuple(self._slots), frozenset(self._frozen), self._switchboard
+        return Heirloom(slots, tuple(workers), board.kept, self._standing, frozen, term, board.path)
+
+    async def hand_over(self, term: int) -> Heirloom:
+        """Nothing is heard of the workers any more, and none starts, before another program has taken over."""
+        self._hands_over = True
+        await self._switchboard.hand_over(HAND_OVER_S)
+        await self._switchboard.close()
+        await self._crew.end_starting()
+        self._stdout.close(wait_s=1.0)
+        return self.heirloom(term, self._crew.hand_over())
+
+    # ------------------------------------------------------------------------------------------- slots
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        return self._slots
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no worker is left, nor may one still start."""
+        waiting = (worker_slot.Phase.WAITING, worker_slot.Phase.STARTING)
+        return not any(slot.lives or slot.phase in waiting for slot in self._slots)
+
+    def for_all_slots(self, event: worker_slot.Event) -> None:
+        for number in range(len(self._slots)):
+            self._supervise(number, event)
+
+    def supervise_worker(self, worker_id: str, event: worker_slot.Event) -> None:
+        """An event about a worker; dropped if its slot has gone on without it."""
+        for number, slot in enumerate(self._slots):
+            if slot.worker_id == worker_id and slot.lives:
+                self._supervise(number, event)
+
+    def kill_all(self) -> None:
+        self._crew.kill_all()
+
+    def _supervise(self, number: int, event: worker_slot.Event) -> None:
+        self._slots[number], actions = worker_slot.step(self._slots[number], event, time.monotonic())
+        for action in actions:
+            match action:
+                case worker_slot.Say(WorkerDead() as dead):
+                    self._head.say(replace(dead, snapshot=newest_in_memory(self._checkpoints)))
+                case worker_slot.Say(word):
+                    self._head.say(word)
+                case worker_slot.Signal(sent):
+                    self._signal(self._slots[number], sent)
+                case worker_slot.Tell():
+                    self._journal.write("worker_failed", **asdict(action))
+                case worker_slot.Spawn(worker_id, restarted):
+                    self._spawn(number, worker_id, restarted)
+        self._arm(number)
+        self._head.on_step()
+
+    def _arm(self, number: int) -> None:
+        if (timer := self._timers.pop(number, None)) is not None:
+            timer.cancel()
+        slot = self._slots[number]
+        if slot.deadline_s < math.inf and not self._hands_over:
+            first = slot.deadline_s == -math.inf
+            wait_s = 0.0 if first else max(SPAWN_PAUSE_S, slot.deadline_s - time.monotonic())
+            self._timers[number] = asyncio.get_running_loop().call_later(
+                wait_s, self._supervise, number, worker_slot.Due()
+            )
+
+    def _spawn(self, number: int, worker_id: str, restarted: bool) -> None:
+        settings = {
+            **own_settings(self._spec, self._job_dir, worker_id, number, restarted=restarted),
+            "ELASTIC_AGENT_SOCKET": self._switchboard.path,
+            **self._reach.settings(),
+            **self._checkpoints.to_environment(),
+            **self._mpirun.settings(worker_id),
+        }
+        self._crew.start(number, worker_id, settings, restarted=restarted)
+
+    def _signal(self, slot: Slot, number: signal.Signals) -> None:
+        self._journal.write("worker_signalled", worker_id=slot.worker_id, signal=number.name)
+        self._crew.signal(slot.worker_id, number)
+
+    # --------------------------------------------------------------------------------------- processes
+
+    def on_started(self, number: int, worker_id: str, pid: int) -> None:
+        self._slot_file.spawned(number, self._slots[number].incarnation, pid)
+        self._supervise(number, worker_slot.Spawned(pid))
+
+    def on_not_started(self, number: int, because: str) -> None:
+        self._supervise(number, worker_slot.SpawnFailed(because))
+
+    def on_line(self, worker_id: str, line: bytes) -> None:
+        if worker_id == self._standing.leader:
+            self._stdout.put(line)
+
+    def on_dying(self, worker_id: str, status: int) -> None:
+        self._say_how_far(worker_id)
+        self.supervise_worker(worker_id, worker_slot.Dying(status, self._mpirun.why_lost(worker_id)))
+
+    def _on_rank_lost(self, worker_id: str) -> None:
+        self._crew.signal(worker_id, signal.SIGKILL)
+
+    def _say_how_far(self, worker_id: str) -> None:
+        """Its last beat may be old, and nobody else may be left to say how far this run has come."""
+        steps = self._accounts.next_step
+        self._head.say(Progress(worker_id, 0, 0, steps if steps > self._begun_with else 0, "gone"))
+
+    def on_exit(self, number: int, worker_id: str, status: int, last_words: Callable[[], str]) -> None:
+        if cause := self._mpirun.left(worker_id):
+            status = -signal.SIGKILL  # its own words are those of the MPI library, about what somebody else did
+        self._switchboard.forget(worker_id)
+        self._detector.forget(worker_id)
+        self._frozen.discard(worker_id)
+        self._accounts.keep_left_behind(worker_id)
+        self._say_how_far(worker_id)
+        self._head.on_exited(worker_id, status)
+        self._supervise(number, worker_slot.Exited(status, last_words() if status else "", cause))
+
+    # ------------------------------------------------------------------------------------------- words
+
+    def employs(self, worker_id: str) -> bool:
+        return worker_id in self._crew
+
+    def on_word(self, worker_id: str, word: Word) -> None:
+        match word:
+            case Announce():
+                self._detector.watch(worker_id, time.monotonic())
+                self.supervise_worker(worker_id, worker_slot.Joined())
+                self._crew.announced(worker_id, word.pid)
+            case RingUp() | Progress() if word.generation:
+                self._served(worker_id)
+            case Failed():
+                self.supervise_worker(worker_id, worker_slot.Raised(word.place, word.message, word.exit_code))
+            case Finished():
+                self.supervise_worker(worker_id, worker_slot.MayLeave())
+        self._detector.beat(worker_id, time.monotonic())
+        self._head.say(word)
+        if isinstance(word, Announce):
+            self._head.on_announced(worker_id)
+
+    def _served(self, worker_id: str) -> None:
+        if any(slot.worker_id == worker_id and not slot.served for slot in self._slots):
+            self.supervise_worker(worker_id, worker_slot.Served())
+
+    def on_record(self, worker_id: str, line: str) -> None:
+        self._accounts.keep(worker_id, line)
+
+    def on_goodbye(self, worker_id: str) -> None:
+        self._detector.forget(worker_id)
+
+    def order(self, worker_id: str, order: Order) -> None:
+        self._switchboard.order(worker_id, order)
+
+    def order_all(self, order: Order) -> None:
+        self._switchboard.order_all(order)
+
+    def show_stacks(self, worker_id: str, then: Callable[[], None] = lambda: None) -> None:
+        """Of one that is given up. A frozen one has shown them already. then: as of Crew.show_stacks."""
+        if worker_id in self._frozen:
+            then()
+        else:
+            self._crew.show_stacks(worker_id, then)
+
+    def end_worker(self, worker_id: str) -> None:
+        """By order of the leader: when it has said where it is."""
+        self.show_stacks(worker_id, lambda: self.supervise_worker(worker_id, worker_slot.KillOrdered()))
+
+    # ------------------------------------------------------------------------------------------- beats
+
+    def look(self) -> None:
+        """Called every beat_s: what waits for a disk is written, and silent workers are looked at."""
+        self._accounts.settle()
+        self._settle_slots()
+        now_s = time.monotonic()
+        for worker_id in self._detector.suspects(now_s):
+            if (seen := self._crew.facts(worker_id)) is not None:
+                self._detector.look(worker_id, seen)
+        for worker_id, verdict in self._detector.judge(now_s).items():
+            if verdict.health is Health.FROZEN and worker_id not in self._frozen:
+                self._frozen.add(worker_id)
+                self._journal.write("worker_frozen", worker_id=worker_id, because=verdict.because)
+                self._crew.show_stacks(worker_id)
+                self.supervise_worker(worker_id, worker_slot.FoundFrozen())
+                self._head.say(WorkerFrozen(worker_id, verdict.because))
+            elif verdict.health is Health.ALIVE and worker_id in self._frozen:
+                self._frozen.discard(worker_id)
+                self._journal.write("worker_thawed", worker_id=worker_id)
+                self.supervise_worker(worker_id, worker_slot.FoundAlive())
+                self._standing.thawed(worker_id)
+
+    def _settle_slots(self) -> None:
+        """Said once: an agent that replaces this one could give a worker's id again."""
+        self._slot_file.settle()
+        refused = self._slot_file.refused
+        if refused is not None and not self._slots_refused:
+            self._journal.write("slots_not_written", because=str(refused))
+        self._slots_refused = refused is not None

@@ -1,0 +1,9 @@
+"""`elastic run` and `elastic doctor --exact`: whole jobs on this machine.
+
+job_run.py          one run: etcd, the rendezvous, an agent, what a person sees, and nothing left behind
+reruns.py           all runs of one command, as long as each gets further
+live.py             the live table, or a line now and then
+exactness_check.py  `elastic doctor --exact`: whether a script's bits depend on anything but its seed
+outer_launcher.py   what torchrun, mpirun or srun have told this process
+one_of_many.py      several processes of one command, of which one acts
+"""

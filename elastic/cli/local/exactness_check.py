@@ -1,0 +1,270 @@
+"""`elastic doctor --exact`: whether a script's bits depend on anything but its seed, and what the reason may be.
+
+The script runs its first steps as a job of one, twice alike; once with each shard in a process of its own; once from a
+checkpoint of the first run; and once as a newcomer that enters the first run. The first two must agree in every bit, or
+no two runs of it ever will; the others must agree with them, or its bits depend on which worker has which shard, on
+interruptions, or on who joins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from elastic.agent.worker.examination import MIDDLE, Examination
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import storage_at
+from elastic.errors import ConfigError
+
+Line = dict[str, Any]
+
+OUTPUT_SHOWN_CHARACTERS = 2000
+_HOW = {"resumed": " when it went on from a checkpoint", "joins": " when it entered as a newcomer"}
+_KERNEL = re.compile(r"(\S+) does not have a deterministic implementation")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first one between two runs. what: in words, the parameter first of those that differ."""
+
+    step: int | None
+    """In which it came about; None: before the first one."""
+    what: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    difference: Difference | None
+    """None: the same bits."""
+    tried: bool = True
+    """False: the script has too few steps for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    steps: int
+    shards: int
+    checks: tuple[Check, ...]
+
+    @property
+    def exact(self) -> bool:
+        return all(check.difference is None for check in self.checks)
+
+    def document(self) -> dict[str, Any]:
+        return {"exact": self.exact, **asdict(self)}
+
+    def text(self) -> Iterator[str]:
+        yield f"{self.steps} steps of {self.shards} shards"
+        for check in self.checks:
+            if check.difference is None:
+                yield f"  {'same bits' if check.tried else 'too short'}  {check.name}"
+            else:
+                yield f"  DIFFERENT  {check.name}"
+                yield from _indented(check.difference)
+        yield "exact" if self.exact else "not exact"
+
+
+def _indented(difference: Difference) -> Iterator[str]:
+    where = "before the first step" if difference.step is None else f"first in step {difference.step}"
+    for text in (f"{where}: {difference.what}", difference.because):
+        yield textwrap.fill(text, 100, initial_indent=" " * 13, subsequent_indent=" " * 13)
+
+
+def examine(command: Sequence[str], steps: int) -> Report:
+    """Run the first steps of the script. Raises ConfigError if it fails, or has no steps."""
+    with TemporaryDirectory(prefix="elastic-doctor-") as directory:
+        runs = _Runs(tuple(command), steps, Path(directory))
+        once, again = runs.lines("once"), runs.lines("again")
+        alike = _first_difference(once, again)
+        if alike is not None:
+            alike = _explained_alike(alike, once, again, runs)
+        checks = [Check("two runs, alike", alike)]
+        if alike is None:
+            apart = _first_difference(once, runs.lines("apart"))
+            if apart is not None:
+                apart = _explained_apart(apart, once)
+            checks.append(Check("each shard in a process of its own", apart))
+            plan = (("resumed", f"from a checkpoint before step {runs.at}"), ("joins", f"a newcomer in step {runs.at}"))
+            for name, title in plan:
+                tried = 0 < runs.at < once[-1]["step"]
+                late = _entered(once, again, runs.lines(name), runs.at, name) if tried else None
+                checks.append(Check(title, late, tried))
+    return Report(once[-1]["step"], once[0]["shards"] or 1, tuple(checks))
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    command: tuple[str, ...]
+    steps: int
+    directory: Path
+
+    @property
+    def at(self) -> int:
+        """The step before which others enter; 0: there are too few for that."""
+        return min(MIDDLE, self.steps - 1)
+
+    def lines(self, name: str) -> list[Line]:
+        """What the script's process has noted. name: once, again, apart, and, when `once` has run, resumed and joins.
+
+        Raises ConfigError.
+        """
+        path, recording = self.directory / f"{name}.jsonl", str(self.directory / "recording")
+        examination = Examination(path=str(path), steps=self.steps, apart=name == "apart")
+        if name == "once" and self.at:
+            examination = replace(examination, at=self.at, recording=recording)
+        elif name == "joins":
+            examination = replace(examination, joins=True, recording=recording)
+        ended = self._run(name, examination)
+        if ended.returncode != 0:
+            sys.stderr.write(ended.stderr[-OUTPUT_SHOWN_CHARACTERS:])
+            how = _HOW.get(name, "")
+            raise ConfigError(
+                f"the script failed with exit code {ended.returncode}{how}; the end of its output is above"
+            )
+        if not path.exists():
+            raise ConfigError("the script ended without a step; it has to call elastic.join() and job.steps()")
+        return [json.loads(text) for text in path.read_text().splitlines()]
+
+    def nondeterministic_kernels(self) -> list[str]:
+        """Operations of which torch warns."""
+        path = str(self.directory / "kernels.jsonl")
+        ended = self._run("kernels", Examination(path=path, steps=self.steps, deterministic=True))
+        return sorted(set(_KERNEL.findall(ended.stderr)))
+
+    def _run(self, name: str, examination: Examination) -> subprocess.CompletedProcess[str]:
+        settings = Settings(root=self._checkpoints(name))
+        if name == "resumed":
+            settings = Settings(root=self._checkpoints("once"), resume=self._entry())
+        own = settings.to_environment()
+        environment = {**os.environ, **examination.to_environment(), **own}
+        environment.pop("ELASTIC_AGENT_SOCKET", None)
+        return subprocess.run(
+            self.command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+        )
+
+    def _checkpoints(self, name: str) -> str:
+        return str(self.directory / f"{name}-checkpoints")
+
+    def _entry(self) -> str:
+        """The name of the checkpoint that the run `once` has written. Raises ConfigError if there is none."""
+        names = Series(storage_at(self._checkpoints("once"))).names()
+        if not names:
+            raise ConfigError(
+                f"no checkpoint of the script could be written to {self.directory}; is there room? TMPDIR=DIRECTORY "
+                "takes another place"
+            )
+        return str(names[0])
+
+
+def _entered(once: Sequence[Line], again: Sequence[Line], late: Sequence[Line], at: int, how: str) -> Difference | None:
+    """Between a run and another that has entered it before step `at`. What a newcomer has in that step is overwritten,
+    and nobody who enters knows what was logged before. how: as in _Runs.lines."""
+    first = at if how == "resumed" else at + 1
+    one, other = ([line for line in lines if line["step"] >= first] for lines in (once, late))
+    if how == "resumed":
+        nothing: Line = {"scalars": {}, "samples": []}
+        one[:1], other[:1] = ([{**line, **nothing} for line in lines[:1]] for lines in (one, other))
+    found = _first_difference(one, other)
+    if found is None:
+        return None
+    if how == "resumed" and found.step == at - 1:
+        because = (
+            "what lies before the steps of an epoch is run again by a run that goes on in that epoch, and changes what "
+            "the checkpoint holds: do it behind the steps of the epoch before, or only if job.state does not know of it"
+        )
+        return Difference(at, found.what, because)
+    generators, variables = (_moved(field, once, again, late, at) for field in ("generators", "variables"))
+    if generators:
+        because = (
+            f"the generator `{generators[0]}` begins anew in each process: use those of torch, numpy and random, which "
+            "are seeded by epoch and by step, or step.shard.generator"
+        )
+    elif variables:
+        because = (
+            f"`{variables[0]}` is another one there, because it is neither registered nor in job.state: put it into "
+            "one of them, and change it behind the inner loop or behind the steps of an epoch, not before"
+        )
+    else:
+        because = (
+            "something is neither registered nor in job.state, and goes on in a process or is made before the steps "
+            "of an epoch: a counter, a copy of the weights, an iterator; or it depends on job.rank or job.restarted"
+        )
+    return Difference(found.step, found.what, because)
+
+
+def _moved(field: str, once: Sequence[Line], again: Sequence[Line], late: Sequence[Line], at: int) -> list[str]:
+    """Names that two runs have alike when that step begins, and the one that has entered there has not."""
+    a, b, c = (next(line for line in lines if line["step"] == at)[field] for lines in (once, again, late))
+    return [name for name, value in a.items() if b.get(name) == value and c.get(name, value) != value]
+
+
+def _first_difference(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
+    """A line is of the moment in which its step begins, so what differs there has differed since the step before."""
+    for a, b in zip(one, other, strict=False):
+        step = a["step"] - 1 if a["step"] else None
+        for field, say in (("samples", "its samples"), ("state", "{}"), ("scalars", "the logged {}")):
+            if a[field] != b[field]:
+                return Difference(step, say.format(_first_key(a[field], b[field])), "")
+    if len(one) != len(other):
+        return Difference(min(len(one), len(other)), "one run has fewer steps", "")
+    return None
+
+
+def _first_key(one: Any, other: Any) -> str:
+    """Parameters come first among the state, in the order in which they were registered."""
+    if not isinstance(one, dict):
+        return ""
+    names: list[str] = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    more = len(names) - 1
+    return names[0] + (f", and {more} more" if more else "")
+
+
+def _explained_alike(found: Difference, one: Sequence[Line], other: Sequence[Line], runs: _Runs) -> Difference:
+    unseeded = [name for name, state in one[0]["generators"].items() if other[0]["generators"].get(name) != state]
+    if unseeded:
+        because = (
+            f"the generator `{unseeded[0]}` starts differently in each run: give it a seed, and in the inner loop use "
+            "step.shard.generator or step.shard.numpy instead"
+        )
+    elif one[0]["state"] != other[0]["state"]:
+        because = (
+            "it differs before the first step: is the model built before elastic.join(), which seeds torch, numpy and "
+            "random, or from something that no seed decides, such as the clock, a file or the order of a set?"
+        )
+    elif kernels := runs.nondeterministic_kernels():
+        because = f"torch has no deterministic kernel for {', '.join(kernels)} here"
+    else:
+        because = (
+            "something in the loop is decided by no seed: the clock, a process id, the order of a set, a thread, a "
+            "network, os.urandom, or a kernel that is not deterministic"
+        )
+    return Difference(found.step, found.what, because)
+
+
+def _explained_apart(found: Difference, lines: Sequence[Line]) -> Difference:
+    step = found.step or 0
+    before, after = lines[step], lines[min(step + 1, len(lines) - 1)]
+    moved = [name for name, state in after["generators"].items() if before["generators"].get(name) != state]
+    if moved:
+        because = (
+            f"the generator `{moved[0]}` goes on from shard to shard, and which shards a worker has depends on the "
+            "world: use step.shard.generator or step.shard.numpy"
+        )
+    else:
+        because = (
+            "a shard finds something that an earlier one left in its process: a generator or a counter of the script's "
+            "own, a cache, a tensor kept outside the loop. Make it of step.shard, register it, or use step.cached()"
+        )
+    return Difference(found.step, found.what, because)

@@ -1,0 +1,90 @@
+"""What the workers of a job on a node get in their environment that is the node's alone.
+
+A file of NAME=VALUE lines, as `docker run --env-file` reads it, whose values never leave the node: they are taken as
+they stand, with quotes if there are any; lines that are empty or begin with # say nothing.
+
+And accelerators: as many as the job has slots on the node, and none that another job has. Workers of one job begin to
+count at 0 each, among those that CUDA_VISIBLE_DEVICES leaves; so that is set for each job.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from elastic.config import JobSpec, check_pairs
+from elastic.errors import ConfigError
+
+BYTES_MAX = 1 << 20
+
+
+def with_environment(spec: JobSpec, node: str) -> JobSpec:
+    """The job with what its `env_from` says on this node, which is the job's without that. What `env` says counts more.
+
+    Raises ConfigError naming the node, the file and what is wrong with it, and no value.
+    """
+    if not spec.env_from:
+        return spec
+    where = f"env_from={spec.env_from} on {node}"
+    try:
+        pairs = parse(_read(spec.env_from))
+    except OSError as error:
+        raise ConfigError(f"{where} cannot be read: {error.strerror}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    own = spec.environment
+    return replace(spec, env=(*spec.env, *(f"{name}={value}" for name, value in pairs if name not in own)), env_from="")
+
+
+def parse(content: bytes) -> list[tuple[str, str]]:
+    """(name, value) of each line. Raises ConfigError naming the line."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError("it is not UTF-8") from error
+    found: list[tuple[str, str]] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        line = line.removesuffix("\r")
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        try:
+            if not equals:
+                raise ConfigError("there is no =")
+            check_pairs("env", [*(f"{known}=" for known, _ in found), line])
+        except ConfigError as error:
+            raise ConfigError(f"line {number} must be NAME=VALUE: {error}") from error
+        found.append((name, value))
+    return found
+
+
+def _read(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ConfigError("it is no file")
+        content = file.read(BYTES_MAX + 1)
+    if len(content) > BYTES_MAX:
+        raise ConfigError(f"it is larger than {BYTES_MAX} bytes")
+    return content
+
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+def of_node(environment: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
+    """What the daemon may use, as CUDA_VISIBLE_DEVICES names it; without that, every device of NVIDIA's driver."""
+    if (given := environment.get(VARIABLE)) is not None:
+        return tuple(name.strip() for name in given.split(",") if name.strip())
+    found = (re.fullmatch(r"nvidia(\d+)", path.name) for path in devices.glob("nvidia*"))
+    return tuple(str(number) for number in sorted(int(match[1]) for match in found if match is not None))
+
+
+def choose(all_of_node: Iterable[str], taken: Iterable[str], slots: int) -> tuple[str, ...]:
+    """For a job: the first that are free. Fewer if there are not so many; none on a node without any."""
+    busy = set(taken)
+    return tuple(device for device in all_of_node if device not in busy)[:slots]

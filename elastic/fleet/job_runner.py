@@ -1,0 +1,421 @@
+"""One job on one node: its directory, and the agent that runs its workers there.
+
+    daemon --pipe--> keeper --parent-death signal--> agent of the job --> workers
+
+The agent is the program that runs under `elastic run`, under a subreaper (elastic/agent/process/subreaper.py), so that
+everything ends with this daemon, also if that is killed. An agent that ends while the job wants one here is started
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from elastic import file_modes
+from elastic.agent.handover import Place, Request
+from elastic.agent.process.worker_process import own_environment
+from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import storage_at
+from elastic.errors import ConfigError
+from elastic.fleet.documents import Submission
+from elastic.fleet.job_environment import VARIABLE, with_environment
+from elastic.fleet.notice_board import Board
+from elastic.fleet.upgrade_state import Holding, Keeper, keeper_of, replace_agent
+from elastic.preemption.selection import RELAYED
+from elastic.protocol.worker_slot import describe
+from elastic.records import host_memory
+from elastic.records.files import TOKEN, create_atomically, write_atomically
+from elastic.records.journal import Journal
+from elastic.records.resume import own
+from elastic.rendezvous.reach import Reach
+from elastic.security.job_user import JobUser, acting
+from elastic.security.roles import Role
+from elastic.wire import codec
+
+BACKOFF_MIN_S = 0.5
+BACKOFF_MAX_S = 30.0
+LONG_LIFE_S = 60.0
+"""An agent that has lived so long is started again without much waiting."""
+
+SLACK_S = 10.0
+"""Beyond its grace, for an agent that leaves in order; then it is asked to stop at once."""
+
+STOP_S = 6.0
+"""From then until it is killed, with everything below it."""
+
+LOG_TAIL_LINES = 5
+
+LOGS = ("stdout.log", "agent.log")
+CERTS = "certs"
+"""In a job directory: what a job that runs as another user has of its node's certificates."""
+
+RENEW_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What all jobs on this node have in common. jobs_dir: each has its directory in it. grace_s: how long an agent
+    that is asked to leave may take. job_user: as whom they run; None: as the daemon does."""
+
+    node: str
+    reach: Reach
+    jobs_dir: Path
+    notices: str
+    grace_s: float
+    job_user: JobUser | None = None
+
+
+class Charge:
+    """Used on the event loop, by the main thread. devices: accelerators for its workers, maybe none of them; None: on a
+    node without any.
+    changed: called when `trouble` is another one, or it has ended. token: by which the job's leader admits its agent.
+    handed: by the program before this one."""
+
+    def __init__(
+        self,
+        site: Site,
+        submission: Submission,
+        slots: int,
+        devices: tuple[str, ...] | None,
+        board: Board,
+        journal: Journal,
+        changed: Callable[[], None],
+        token: str,
+        handed: Holding | None = None,
+    ) -> None:
+        self._site = site
+        self._token = token
+        self._board = board
+        self._submission = submission
+        self._slots = slots
+        self.devices = devices
+        self._journal = journal
+        self._changed = changed
+        self._dir = site.jobs_dir / submission.spec.name
+        # Outlives each agent of the job: the state of workers that died with one is what they left here.
+        self._memory = handed.scratch() if handed is not None else None
+        if handed is None and submission.spec.snapshot_every != "off":
+            self._memory = host_memory.claim()
+            if self._memory is not None and site.job_user is not None:
+                site.job_user.give(self._memory.path)
+        self._keeper: Keeper | None = handed.process() if handed is not None else None
+        """While it lives."""
+        self._starting = self._keeper is None
+        self._finish = asyncio.Event()
+        if handed is not None and handed.finishing:
+            self._finish.set()
+        self._leave = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+        self.trouble = ""
+        """Why there is no agent that runs as it should, or nothing."""
+
+    @property
+    def job(self) -> str:
+        return self._submission.spec.name
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    @property
+    def over(self) -> bool:
+        return self._task.done()
+
+    @property
+    def finishing(self) -> bool:
+        """Whether the job is over."""
+        return self._finish.is_set()
+
+    @property
+    def ending(self) -> bool:
+        """Whether this ends without being started again."""
+        return self._finish.is_set() or self._leave.is_set()
+
+    def finish(self, result: str) -> None:
+        """The job is over: its agent ends by itself, when its workers have done what their script does after the
+        training. Any number of times.
+
+        result: a JSON object. It is left where the agent looks when nobody answers for the job: replicas that were
+        started again take no part in one that is over.
+        """
+        if self._finish.is_set():
+            return
+        self._finish.set()
+        try:
+            with acting(self._site.job_user):
+                write_atomically(self._dir / "result.json", result.encode())
+        except OSError as error:
+            self._journal.write("result_unwritten", job=self.job, because=str(error))
+
+    @property
+    def directory(self) -> Path:
+        return self._dir
+
+    def grant(self, token: str) -> None:
+        """Its agent is admitted by this token from now on."""
+        if token != self._token:
+            self._token = token
+            try:
+                self._write_token()
+            except OSError as error:
+                self._journal.write("token_unwritten", job=self.job, because=str(error))
+
+    def notify(self) -> None:
+        """Its agent is shown what notices stand on this node."""
+        try:
+            with acting(self._site.job_user):
+                self._board.show(self._dir)
+        except OSError as error:
+            self._journal.write("notices_untold", job=self.job, because=str(error))
+
+    def leave(self) -> None:
+        """Between two steps, if the job goes on elsewhere; else the job stops after a step. Any number of times."""
+        self._leave.set()
+
+    def stop(self) -> None:
+        """At once."""
+        self._leave.set()
+        self._stop.set()
+
+    async def ended(self) -> None:
+        """Until nothing is left of it."""
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        renewing = asyncio.create_task(self._renew())
+        try:
+            await self._live()
+        finally:
+            renewing.cancel()
+
+    async def _live(self) -> None:
+        wait_s = 0.0
+        while self._keeper is not None or not self.ending:
+            began_s = time.monotonic()
+            try:
+                if self._keeper is None:
+                    self._starting = True
+                    await asyncio.to_thread(self._prepare)
+                    self._write_token()  # in the thread that grants another one
+                    self.notify()
+                    self._keeper = self._start()
+            except Exception as error:
+                # Errors of the system, of a storage and of the job are told alike. So is one that nobody foresaw:
+                # it is this job's trouble, not the node's, and tried again with a pause.
+                because = f"the job cannot be started here: {_told_of(error)}"
+            else:
+                self._starting = False
+                self._say("")
+                status = await self._one_life(self._keeper)
+                self._keeper = None
+                because = f"the agent of the job {describe(status)}{self._last_words()}"
+                self._journal.write("charge_ended", job=self.job, because=because)
+            self._starting = False
+            if self.ending:
+                break
+            self._say(because)
+            lived = time.monotonic() - began_s > LONG_LIFE_S
+            wait_s = BACKOFF_MIN_S if lived or not wait_s else min(BACKOFF_MAX_S, 2 * wait_s)
+            await _first(self._leave, self._finish, within_s=wait_s)
+        if self._memory is not None:
+            self._memory.remove()
+        with suppress(OSError), acting(self._site.job_user):  # it has lost its worth by now
+            (self._dir / TOKEN).unlink()
+        self._say("")
+
+    @property
+    def in_the_way(self) -> str:
+        """Why no other program can take over now, or nothing."""
+        if self._leave.is_set():
+            return f"{self.job} is leaving this node"
+        return f"{self.job} is just being started" if self._starting else ""
+
+    async def replace_agent(self, request: Request) -> str:
+        """Have another program take its place. Returns why that was refused, or nothing."""
+        if self._keeper is None:
+            return ""
+        refused = await replace_agent(Place(self._dir, self._site.node, self._site.job_user), request, self._keeper)
+        return f"{self.job}: {refused}" if refused else ""
+
+    def holding(self, *, inherited: bool) -> Holding:
+        """inherited: by the program that takes this one's place, and given up here."""
+        keeper = memory = None
+        if inherited:
+            keeper = keeper_of(self._keeper) if self._keeper is not None else None
+            memory = self._memory.hand_over() if self._memory is not None else None
+        return Holding(self._submission, self._slots, self.devices, keeper, memory, self.finishing, self._token)
+
+    async def _one_life(self, keeper: Keeper) -> int:
+        """Of an agent. Returns its exit code, or minus the signal."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        pidfd = os.pidfd_open(keeper.pid)
+        loop.add_reader(pidfd, ended.set)
+        self._journal.write("charge_started", job=self.job, slots=self._slots, devices=self.devices, pid=keeper.pid)
+        try:
+            if not await _first(ended, self._leave):
+                keeper.send_signal(signal.SIGTERM)
+                if not await _first(ended, self._stop, within_s=self._site.grace_s + SLACK_S):
+                    keeper.send_signal(signal.SIGINT)
+                    await _first(ended, within_s=STOP_S)
+            assert keeper.stdin is not None
+            keeper.stdin.close()  # the keeper kills what is left, and ends
+            await ended.wait()
+        except asyncio.CancelledError:
+            assert keeper.stdin is not None
+            keeper.stdin.close()
+            raise
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        return keeper.wait()
+
+    def _prepare(self) -> None:
+        """The job's directory on this node. Raises ConfigError and OSError."""
+        user = self._site.job_user
+        if user is not None:
+            file_modes.make_directory(self._dir)
+            user.give(self._dir)
+        certs = self._certs()
+        with acting(user):
+            self._fill(certs)
+
+    def _certs(self) -> dict[str, bytes]:
+        """What the processes of a job that are not of the daemon's user need of the node's certificates."""
+        directory = self._site.reach.certs
+        if directory is None or self._site.job_user is None:
+            return {}
+        from elastic.security.keyring import FLEET_CA  # most nodes have no certificates, and need not read about them
+
+        return {name: (directory / name).read_bytes() for name in (f"{Role.WORKER}.pem", FLEET_CA)}
+
+    async def _renew(self) -> None:
+        """New certificates of the node are used without a restart, also by its jobs. Never returns."""
+        written: dict[str, bytes] = {}
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                if (certs := self._certs()) != written:
+                    with acting(self._site.job_user):
+                        self._write_certs(certs)
+                    written = certs
+            except OSError as error:
+                self._journal.write("certificates_unwritten", job=self.job, because=str(error))
+
+    def _fill(self, certs: Mapping[str, bytes]) -> None:
+        spec = self._submission.spec
+        for part in ("logs", "journal"):
+            file_modes.make_directory(self._dir / part)
+        identity = self._submission.identity
+        with suppress(FileExistsError):
+            create_atomically(self._dir / "id", identity.encode())
+        found = (self._dir / "id").read_text()
+        if found != identity:
+            raise ConfigError(
+                f"{self._dir.absolute()} belongs to another job of that name, {found:.64}; move that directory aside"
+            )
+        here = with_environment(spec, self._site.node)
+        write_atomically(self._dir / "job.json", codec.job_to_json(here), file_modes.SETTINGS)
+        self._write_certs(certs)
+        storage = storage_at(self._submission.checkpoints)
+        own(storage, spec.name, identity)
+        settings = Settings(
+            root=storage.url,
+            every=spec.checkpoint_every,
+            keep=spec.checkpoint_keep,
+            job=spec.name,
+            job_id=identity,
+            resume=self._submission.resume,
+            memory=str(self._memory.path) if self._memory is not None else "",
+            snapshot_every=spec.snapshot_every,
+            interruptions=self._submission.interruptions,
+        )
+        write_atomically(self._dir / "checkpoints.json", json.dumps(asdict(settings)).encode(), file_modes.SETTINGS)
+
+    def _write_certs(self, certs: Mapping[str, bytes]) -> None:
+        if certs:
+            (self._dir / CERTS).mkdir(mode=0o700, exist_ok=True)
+        for name, content in certs.items():
+            write_atomically(self._dir / CERTS / name, content, 0o600)
+
+    def _write_token(self) -> None:
+        with acting(self._site.job_user):
+            write_atomically(self._dir / TOKEN, self._token.encode(), 0o600)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        site, spec, user = self._site, self._submission.spec, self._site.job_user
+        reach = site.reach
+        if user is not None and reach.certs is not None:
+            reach = replace(reach, certs=self._dir / CERTS)
+        options = {
+            "--job-dir": str(self._dir.absolute()),
+            "--node": site.node,
+            "--slots": str(self._slots),
+            **reach.words(),
+            "--notices": f"{RELAYED}{self._dir.absolute()}",
+            "--grace": str(site.grace_s),
+        }
+        words = [word for option in options.items() for word in option]
+        with ExitStack() as stack:
+            with acting(user):
+                paths = (self._dir / "logs" / name for name in LOGS)
+                out, log = (stack.enter_context(open(path, "ab", opener=file_modes.opener)) for path in paths)
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "elastic.agent.process.subreaper", *words],
+                env=self._environment(),
+                cwd=spec.directory or None,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=log,
+                process_group=0,  # Ctrl-C reaches the daemon alone, which ends the others in order
+                **(user.start() if user is not None else {}),
+            )
+
+    def _environment(self) -> dict[str, str]:
+        environment = own_environment()
+        # So that `python` in a job's command is the interpreter of this package.
+        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
+        if self._site.job_user is not None:
+            environment |= self._site.job_user.environment()
+        if self.devices is not None:
+            environment[VARIABLE] = ",".join(self.devices)
+        return environment
+
+    def _last_words(self) -> str:
+        with acting(self._site.job_user):
+            lines = (self._dir / "logs" / LOGS[1]).read_text(errors="replace").splitlines()
+        return f": {' | '.join(lines[-LOG_TAIL_LINES:])}" if lines else ""
+
+    def _say(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            self.trouble = trouble
+            self._changed()
+
+
+def _told_of(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    known = isinstance(error, ConfigError | OSError)
+    return str(error) if known else f"{type(error).__name__}: {error}"
+
+
+async def _first(event: asyncio.Event, other: asyncio.Event | None = None, within_s: float | None = None) -> bool:
+    """Wait for one of the two. Whether it was, or is, the first."""
+    tasks = [asyncio.create_task(one.wait()) for one in (event, other) if one is not None]
+    try:
+        await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+    return event.is_set()

@@ -1,0 +1,380 @@
+"""What a replica does while it leads a fleet: hands out slots, and tells the nodes what to run.
+
+It inherits nothing but the documents: it reads them when it is elected, and nodes announce themselves to it. A node
+that is away for a moment keeps its jobs; its absence is timed on this process's clock, from the election at the
+earliest. Whatever it writes is fenced by its term, so one that was replaced without noticing writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from elastic.errors import CompareFailed, ExitCode, StoreError, StoreUnavailable
+from elastic.fleet import documents, registry
+from elastic.fleet.documents import Book, Grant, Job, Placement, Result
+from elastic.fleet.registry import Registry
+from elastic.fleet.scheduler import Node, Schedule, schedule
+from elastic.records.journal import Journal
+from elastic.rendezvous.leader import StoreThread
+from elastic.store.base import Store
+from elastic.store.election import LeadershipLost
+from elastic.store.lease import RETRY_S, Tenure
+from elastic.wire import codec
+from elastic.wire import elastic_pb2 as pb
+
+ABSENT_S = 30.0
+"""After this long the slots of a node that does not attend are looked for elsewhere, and it is no part of the fleet."""
+
+AWAY_S = 120.0
+"""How long the agent of a job may go on, at least, where the job has no share any more and the node's daemon does not
+say that it has left."""
+
+LEAVE_LIMIT_S = 3600.0
+"""The longest that a daemon may ask for, for an agent that leaves."""
+
+LOOK_S = 1.0
+"""How often it looks at absent nodes, where nothing else happens."""
+
+ANSWER_S = 5.0
+"""How long a node may take to read a piece of a log, or to look around."""
+
+OUTBOX_LIMIT = 1024
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False, slots=True)
+class NodeSession:
+    """One daemon's stream. troubles: job -> why its agent there does not run as it should. holds: the jobs whose agents
+    have not left the node; None: it has not said so yet."""
+
+    hello: pb.NodeHello
+    outbox: asyncio.Queue[pb.NodeOrder] = field(default_factory=lambda: asyncio.Queue(OUTBOX_LIMIT))
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    leaves: str = ""
+    notice: str = ""
+    troubles: dict[str, str] = field(default_factory=dict)
+    holds: frozenset[str] | None = None
+    told: pb.Duties | None = None
+    queries: dict[int, asyncio.Future[pb.LogPiece | pb.Examined]] = field(default_factory=dict)
+    asked: int = 0
+
+    def post(self, order: pb.NodeOrder) -> None:
+        """Queue it; a daemon that does not read is cut off."""
+        try:
+            self.outbox.put_nowait(order)
+        except asyncio.QueueFull:
+            self.ended.set()
+
+    async def ask(
+        self, order: pb.NodeOrder, query: pb.LogQuery | pb.ExamineNode, within_s: float = ANSWER_S
+    ) -> pb.LogPiece | pb.Examined | None:
+        """query: within the order; it gets the number by which the answer is known. None: there is none in time."""
+        self.asked += 1
+        query.number = self.asked
+        answer = self.queries[query.number] = asyncio.get_running_loop().create_future()
+        try:
+            self.post(order)
+            await asyncio.wait([answer], timeout=within_s)
+        finally:  # also where whoever has asked waits no longer
+            self.queries.pop(query.number, None)
+        return answer.result() if answer.done() and not answer.cancelled() else None
+
+    def answered(self, answer: pb.LogPiece | pb.Examined) -> None:
+        query = self.queries.pop(answer.number, None)
+        if query is not None and not query.done():
+            query.set_result(answer)
+
+
+class Office:
+    """One term. Used on the event loop; store: the thread that speaks to the store for it."""
+
+    def __init__(self, tenure: Tenure, etcd: Store, store: StoreThread, journal: Journal) -> None:
+        self.term = tenure.term
+        self.book = Book()
+        self.sessions: dict[str, NodeSession] = {}
+        self.waiting: dict[str, str] = {}
+        self.lacking: dict[str, str] = {}
+        self.larger: frozenset[str] = frozenset()
+        self.ready = asyncio.Event()
+        """Set when the documents have been read: before, nobody may be told what to run."""
+        self._tenure = tenure
+        self._registry = Registry(etcd, tenure.candidate)
+        self._etcd = etcd
+        self._store = store
+        self._journal = journal
+        self._revision = 0
+        self._seen = asyncio.Event()
+        self._seen_term = 0
+        self._unforgotten = ""
+        """Why ended jobs could not be forgotten, as it was journalled."""
+        self._changed = asyncio.Event()
+        self._left: dict[str, tuple[float, NodeSession]] = {}
+        """Node -> when its last stream ended."""
+        self._withdrawn_s: dict[tuple[str, str], float] = {}
+        """(job, node) -> since when the job has no share there, while its agent may attend."""
+        self._began_s = time.monotonic()
+
+    async def lead(self) -> str:
+        """Until this replica must not lead any more. Returns why."""
+        tasks = [asyncio.create_task(duty) for duty in (self._watch_tenure(), self._work(), self._surpass())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            for session in self.sessions.values():
+                session.ended.set()
+        reasons = [error for error in results if isinstance(error, Exception)]
+        for error in reasons:
+            if not isinstance(error, StoreError | LeadershipLost | codec.WireError):
+                raise error
+        return "; ".join(str(error) for error in reasons)
+
+    def read(self, book: Book, revision: int) -> None:
+        """The documents as of that revision; older ones are ignored."""
+        if revision > self._revision and self.ready.is_set():
+            self.book, self._revision = book, revision
+            self._changed.set()
+
+    # ------------------------------------------------------------------------------------------------ nodes
+
+    def attach(self, hello: pb.NodeHello) -> NodeSession:
+        """A new stream of that node's daemon; an older one is ended. Raises WireError if another daemon of that name
+        attends."""
+        if hello.term > self.term:
+            self._seen_term = max(self._seen_term, hello.term)
+            self._seen.set()
+            raise codec.WireError(f"term {self.term} is older than one that node {hello.node} has seen")
+        known = self.sessions.get(hello.node)
+        if known is not None and not _same_daemon(known.hello, hello):
+            raise codec.WireError(
+                f"a node {hello.node} attends from {known.hello.address} already; give this one another --node"
+            )
+        if known is not None:
+            known.ended.set()
+        session = self.sessions[hello.node] = NodeSession(hello)
+        session.post(pb.NodeOrder(welcome=pb.Welcome(term=self.term)))
+        self._journal.write("node_up", node=hello.node, slots=hello.slots, address=hello.address)
+        self._changed.set()
+        return session
+
+    def detach(self, session: NodeSession) -> None:
+        for query in session.queries.values():
+            query.cancel()
+        if self.sessions.get(session.hello.node) is session:
+            del self.sessions[session.hello.node]
+            self._left[session.hello.node] = time.monotonic(), session
+            self._journal.write("node_down", node=session.hello.node)
+            self._changed.set()
+
+    def heard(self, session: NodeSession, word: pb.NodeWord) -> None:
+        """Raises WireError for what a daemon does not say here."""
+        match word.WhichOneof("content"):
+            case "troubles":
+                session.troubles = {trouble.job: trouble.because for trouble in word.troubles.troubles}
+                if session.holds != (holds := frozenset(word.troubles.holds)):
+                    session.holds = holds
+                    self._changed.set()
+            case "piece":
+                session.answered(word.piece)
+            case "examined":
+                session.answered(word.examined)
+            case "leaves":
+                if word.leaves.notice:
+                    session.notice = word.leaves.because
+                else:
+                    session.leaves = word.leaves.because
+                self._changed.set()
+            case _:
+                raise codec.WireError("a daemon says hello once and nothing empty")
+
+    async def read_log(self, node: str, query: pb.LogQuery) -> pb.LogPiece | None:
+        """A piece of a log, or None if that node does not answer."""
+        if (session := self.sessions.get(node)) is None:
+            return None
+        order = pb.NodeOrder(log=query)
+        answer = await session.ask(order, order.log)
+        return answer if isinstance(answer, pb.LogPiece) else None
+
+    async def examine(self, node: str) -> str | None:
+        """What that node's daemon finds around itself, as JSON, or None if it does not answer."""
+        if (session := self.sessions.get(node)) is None:
+            return None
+        order = pb.NodeOrder(examine=pb.ExamineNode())
+        answer = await session.ask(order, order.examine)
+        return answer.document if isinstance(answer, pb.Examined) else None
+
+    # ----------------------------------------------------------------------------------------------- writing
+
+    async def change(self, write: Callable[[Registry], T]) -> T:
+        """What an operator asked for, written and read back. Raises StoreError, LeadershipLost, ConfigError, all of
+        them for the writing: what is written is done, and if it cannot be read back now it will be, as all else is."""
+        done = await self._store.call(write, self._registry)
+        try:
+            await self._reread()
+        except StoreError as error:
+            self._journal.write("fleet_store_unanswered", because=str(error))
+        self._changed.set()
+        return done
+
+    async def _work(self) -> None:
+        await self._patiently(self._reread)
+        self.ready.set()
+        while True:
+            self._changed.clear()
+            if await self._patiently(self._hand_out):
+                await self._patiently(self._reread)
+            for node, session in self.sessions.items():
+                self._tell(node, session)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):  # wait_for of Python 3.11 loses a cancel that comes with the event
+                    await self._changed.wait()
+
+    async def _surpass(self) -> None:
+        """Somebody has seen a later term than this one. Raises LeadershipLost if etcd is behind that."""
+        while True:
+            await self._seen.wait()
+            self._seen.clear()
+            ask = partial(self._store.call, self._tenure.candidate.surpass, self._seen_term)
+            if because := await self._patiently(ask):
+                raise LeadershipLost(because)
+
+    async def _patiently(self, act: Callable[[], Any]) -> Any:
+        """Again until the store answers; `_watch_tenure` ends it when the lease is over."""
+        while True:
+            try:
+                return await act()
+            except (StoreUnavailable, CompareFailed) as error:
+                self._journal.write("fleet_store_unanswered", because=str(error))
+                await asyncio.sleep(RETRY_S)
+
+    async def _reread(self) -> None:
+        book, revision = await self._store.call(registry.read, self._etcd)
+        if revision >= self._revision:
+            self.book, self._revision = book, revision
+
+    async def _hand_out(self) -> bool:
+        """Whether anything was written."""
+        plan = self.plan()
+        self.waiting, self.lacking, self.larger = dict(plan.waiting), dict(plan.lacking), plan.larger
+        written = False
+        for job in self.book.jobs:
+            placement = plan.placements.get(job.name)
+            granted = self._granted(job, placement)
+            if placement is not None and placement != job.placement:
+                await self._place(job, placement, granted)
+                written = True
+            elif granted != job.grants:
+                await self._store.call(self._registry.grant, job.name, granted)
+                written = True
+            elif job.waits and job.stop is not None:
+                stopped = Result(int(ExitCode.TERMINATED), f"stopped before it began: {job.stop.because}")
+                await self._store.call(self._registry.end, job.name, stopped)
+                written = True
+        return await self._forget() or written
+
+    async def _forget(self) -> bool:
+        """Whether there was anything to forget. If the store takes it ill it is tried again at the next look: nodes
+        and jobs do not wait for that."""
+        if not self.book.forgettable(registry.ENDED_KEPT):
+            return False
+        try:
+            await self._store.call(self._registry.forget, self.book)
+        except StoreError as error:
+            if str(error) != self._unforgotten:
+                self._journal.write("ended_jobs_not_forgotten", because=str(error))
+            self._unforgotten = str(error)
+            return False
+        self._unforgotten = ""
+        return True
+
+    def _granted(self, job: Job, placement: Placement | None) -> tuple[Grant, ...]:
+        placed = placement.slots if placement is not None else {}
+        left = {grant.node for grant in job.grants if grant.node not in placed and self._has_left(job.name, grant.node)}
+        for node in placed:
+            self._withdrawn_s.pop((job.name, node), None)
+        return documents.granted(job, placement, left, lambda: secrets.token_hex(32))
+
+    def _has_left(self, job: str, node: str) -> bool:
+        """Whether the agent of a job is gone from a node where it has no share, or has had time for that."""
+        now_s, session = time.monotonic(), self.sessions.get(node)
+        since_s = self._withdrawn_s.setdefault((job, node), now_s)
+        leave_s = min(session.hello.leave_ms / 1000, LEAVE_LIMIT_S) if session is not None else 0.0
+        said = session is not None and session.holds is not None and job not in session.holds
+        if gone := said or now_s >= since_s + max(leave_s, AWAY_S):
+            del self._withdrawn_s[job, node]
+        return gone
+
+    async def _place(self, job: Job, placement: Placement, granted: tuple[Grant, ...]) -> None:
+        await self._store.call(self._registry.place, job.name, placement, granted)
+        self._journal.write("placed", job=job.name, began=job.waits, slots=placement.slots)
+
+    def plan(self) -> Schedule:
+        """As of now. While nodes have not had the time to find this leader nothing is larger than the fleet."""
+        now_s = time.monotonic()
+        nodes = [self._node(name, session) for name, session in sorted(self.sessions.items())]
+        for name, (since_s, session) in sorted(self._left.items()):
+            if name not in self.sessions and now_s < since_s + ABSENT_S:
+                node = self._node(name, session, away=True)
+                nodes += [node] if node.counts else []
+        return schedule(self.book.jobs, nodes, self._gone(now_s), awaited=now_s < self._began_s + ABSENT_S)
+
+    def _gone(self, now_s: float) -> set[str]:
+        placed = {share.node for job in self.book.jobs if job.runs for share in job.shares}
+        since_s = {name: since_s for name, (since_s, _) in self._left.items()}
+        return {node for node in placed - self.sessions.keys() if now_s >= since_s.get(node, self._began_s) + ABSENT_S}
+
+    def _node(self, name: str, session: NodeSession, *, away: bool = False) -> Node:
+        return Node(
+            name,
+            session.hello.slots,
+            frozenset(session.hello.labels),
+            leaves=bool(session.leaves) or name in self.book.cordons,
+            goes=bool(session.notice),
+            away=away,
+        )
+
+    def _tell(self, node: str, session: NodeSession) -> None:
+        """What it has to run, if that has changed."""
+        duties = pb.Duties(
+            term=self.term,
+            duties=[
+                pb.Duty(
+                    job=job.name,
+                    slots=share.slots,
+                    leave=job.stop is not None,
+                    document=codec.to_json(job.submission).decode(),
+                    token=documents.token_of(job, node),
+                )
+                for job in self.book.jobs
+                if job.runs
+                for share in job.shares
+                if share.node == node
+            ],
+            over=[
+                pb.Over(job=job.name, result=codec.to_json(job.result).decode())
+                for job in self.book.jobs
+                if job.result and any(share.node == node for share in job.shares)
+            ],
+        )
+        if duties != session.told:
+            session.told = duties
+            session.post(pb.NodeOrder(duties=duties))
+
+    async def _watch_tenure(self) -> None:
+        """Raises LeadershipLost when it is over, also by this process's own clock."""
+        raise LeadershipLost(await self._tenure.end())
+
+
+def _same_daemon(known: pb.NodeHello, hello: pb.NodeHello) -> bool:
+    """Whether it opens a new stream because it has lost the old one."""
+    return (known.address, known.process) == (hello.address, hello.process)

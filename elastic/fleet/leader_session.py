@@ -1,0 +1,176 @@
+"""A node's stream to whoever leads the fleet: what it has to run comes down, how it goes is said up.
+
+It is opened again whenever it ends. The leader also asks on it: for pieces of logs, and for what a node finds
+around itself, and at the ports of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from elastic.agent.process import worker_process
+from elastic.fleet.job_runner import SLACK_S, STOP_S, Site
+from elastic.fleet.probes import Lookout
+from elastic.records import job_files
+from elastic.records.journal import Journal
+from elastic.rendezvous.leader_stream import FIRST_RETRY_S, LONGEST_RETRY_S, Seeker, leader_options
+from elastic.security.channels import Door
+from elastic.security.job_user import acting
+from elastic.wire import codec
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.elastic_pb2_grpc import FleetStub
+
+GOODBYE_S = 1.0
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """slots: how many workers of jobs this node takes. labels: NAME=VALUE each."""
+
+    slots: int
+    labels: tuple[str, ...]
+
+
+class Attendant(Protocol):
+    """Who runs the jobs: the daemon."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it ends, and nothing runs here any more."""
+        ...
+
+    def on_welcome(self) -> None:
+        """A leader listens, and has heard nothing yet."""
+        ...
+
+    def on_duties(self, duties: dict[str, pb.Duty], over: dict[str, str]) -> None:
+        """All jobs that are to run here, and how others have ended: a JSON object each."""
+        ...
+
+
+class Attendance:
+    """Used on the event loop only."""
+
+    def __init__(self, site: Site, offer: Offer, journal: Journal, door: Door, attendant: Attendant) -> None:
+        self._site = site
+        self._offer = offer
+        self._journal = journal
+        self._door = door
+        self._attendant = attendant
+        reach = site.reach
+        self._lookout = Lookout(site.node, reach.address, reach.replicas, offer.slots, site.jobs_dir)
+        self._seeker = Seeker(lambda: site.reach.replicas)
+        self._outbox: asyncio.Queue[pb.NodeWord] | None = None
+        self._answers: set[asyncio.Task[None]] = set()
+        self._welcomed = False
+        self.term = 0
+        """Of the newest leader seen."""
+
+    def say(self, word: pb.NodeWord) -> None:
+        """To this leader; a later one is told anew."""
+        if self._outbox is not None:
+            self._outbox.put_nowait(word)
+
+    async def part(self, attending: asyncio.Task[None]) -> None:
+        """Let the leader hear the last words before the stream ends. attending: the task of `always`."""
+        if self._outbox is not None:
+            self._outbox.put_nowait(pb.NodeWord(goodbye=pb.Goodbye()))
+            await asyncio.wait([attending], timeout=GOODBYE_S)
+
+    async def always(self) -> None:
+        """Keep a stream to whoever leads, until the daemon has nothing more to do."""
+        pause_s, said = FIRST_RETRY_S, ""
+        while True:
+            self._welcomed = False
+            because = await self._seeker.attend(self._attend, lambda: self._welcomed)
+            if self._attendant.done:
+                return
+            if self._welcomed:
+                pause_s = FIRST_RETRY_S
+            if because != said:
+                self._journal.write("no_fleet_leader", because=because)
+                print(f"elastic: no leader: {because}; trying again", flush=True)
+                said = because
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_RETRY_S)
+
+    async def _attend(self, address: str) -> str:
+        """One stream, until it ends. Returns why it did."""
+        async with self._door.aio_channel(address, leader_options()) as channel:
+            call = FleetStub(channel).Attend()
+            outbox: asyncio.Queue[pb.NodeWord] = asyncio.Queue()
+            await call.write(pb.NodeWord(hello=self._hello()))
+            speaking: asyncio.Task[None] | None = None
+            try:
+                async for order in call:
+                    match order.WhichOneof("content"):
+                        case "welcome" if speaking is None:
+                            self._welcome(order.welcome.term, address)
+                            self._outbox = outbox
+                            self._attendant.on_welcome()
+                            speaking = asyncio.create_task(_speak(call, outbox))
+                        case "duties" if order.duties.term >= self.term:
+                            duties = {duty.job: duty for duty in order.duties.duties}
+                            over = {over.job: over.result for over in order.duties.over}
+                            self._attendant.on_duties(duties, over)
+                        case "log":
+                            self.say(pb.NodeWord(piece=await asyncio.to_thread(self._piece, order.log)))
+                        case "examine":
+                            self._answering(asyncio.create_task(self._examine(order.examine)))
+            finally:
+                self._outbox = None
+                self._lookout.close()
+                if speaking is not None:
+                    speaking.cancel()
+                    await asyncio.gather(speaking, return_exceptions=True)
+                call.cancel()
+        return f"{address}: the leader ended the stream"
+
+    def _hello(self) -> pb.NodeHello:
+        site, offer = self._site, self._offer
+        return pb.NodeHello(
+            node=site.node,
+            slots=offer.slots,
+            labels=offer.labels,
+            address=site.reach.address,
+            process=f"{os.getpid()} {worker_process.started(os.getpid())}",
+            leave_ms=round(1000 * min(site.grace_s + SLACK_S + STOP_S, DAY_S)),
+            term=self.term,
+        )
+
+    def _welcome(self, term: int, address: str) -> None:
+        if term < self.term:
+            raise codec.WireError(f"a leader of term {term}, but term {self.term} has been seen")
+        self.term, self._welcomed = term, True
+        self._journal.write("attending_fleet", term=term, address=address)
+        print(f"elastic: node {self._site.node} attends {address}", flush=True)
+
+    def _answering(self, task: asyncio.Task[None]) -> None:
+        """Beside the orders, which go on meanwhile."""
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
+    async def _examine(self, query: pb.ExamineNode) -> None:
+        found = await self._lookout.answer(query)
+        self.say(pb.NodeWord(examined=pb.Examined(number=query.number, document=json.dumps(found))))
+
+    def _piece(self, query: pb.LogQuery) -> pb.LogPiece:
+        """What there is to read; of a log that is not there, or cannot be read, nothing."""
+        try:
+            with acting(self._site.job_user if query.job else None):
+                found = job_files.read(self._site.jobs_dir, query.job, query.log, query.offset)
+        except OSError as error:
+            self._journal.write("log_unreadable", job=query.job, log=query.log, because=str(error))
+            found = job_files.Piece(b"", query.offset, -1)
+        return pb.LogPiece(number=query.number, text=found.text, end=found.end, size=found.size)
+
+
+async def _speak(call: Any, outbox: asyncio.Queue[pb.NodeWord]) -> None:
+    while True:
+        await call.write(await outbox.get())

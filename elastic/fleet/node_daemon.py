@@ -1,0 +1,280 @@
+"""The daemon of a node: what `elastic agent` runs. It does what the fleet's leader tells it, and decides nothing.
+
+The leader sends everything that this node has to run. What is new is started, what is missing has to leave. Jobs do not
+notice that no leader answers, or that there is another one: the agent of each attends the leader of its job by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import Any
+
+from elastic.agent import handover
+from elastic.agent.handover import Handed, Place, Request, Trial
+from elastic.errors import ElasticError
+from elastic.fleet import job_environment, upgrade_state
+from elastic.fleet.documents import Submission
+from elastic.fleet.job_runner import Charge, Site
+from elastic.fleet.leader_session import Attendance, Offer
+from elastic.fleet.notice_board import Board
+from elastic.fleet.upgrade_state import Estate
+from elastic.preemption import selection
+from elastic.records import host_memory
+from elastic.records.journal import Journal
+from elastic.security.channels import Door
+from elastic.version import __version__
+from elastic.wire import codec
+from elastic.wire import elastic_pb2 as pb
+
+LOOK_S = 0.5
+"""How often it looks whether its jobs have left a node that has to go: their agents say it in files."""
+
+
+class Daemon:
+    """Main thread only: workers die with the thread that started them."""
+
+    def __init__(self, site: Site, offer: Offer, journal: Journal, door: Door, handed: Handed | None = None) -> None:
+        """handed: by the program before this one in the same process. Raises what succession.read does."""
+        self._site = site
+        self._journal = journal
+        self._devices = job_environment.of_node(os.environ)
+        self._board = Board(journal, self._noticed)
+        self._charges: dict[str, Charge] = {}
+        self._duties: dict[str, pb.Duty] = {}
+        self._over: dict[str, str] = {}
+        """Job -> how it ended."""
+        self._unstarted: dict[str, str] = {}
+        self._attendance = Attendance(site, offer, journal, door, self)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._place = Place(site.jobs_dir, site.node)
+        self._handed = handed
+        self._hands_over = False
+        self._deferred: list[int] = []
+        self._status: int | None = None
+        self._changed = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until a signal came and nothing runs here any more. Returns 128 + its number."""
+        host_memory.sweep()  # of a daemon that was killed together with its keepers
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        loop.add_signal_handler(handover.SIGNAL, self._asked_to_hand_over)
+        if self._handed is not None:
+            self._take_over(self._handed)
+        self._board.watch(selection.sources(self._site.notices, os.environ))
+        handover.begin(self._place, self._journal, self._handed, sorted(self._charges))
+        attending = asyncio.create_task(self._attendance.always())
+        try:
+            while not self._is_done():
+                await self._next_change(attending)
+                if attending.done():
+                    attending.result()
+            await self._attendance.part(attending)
+        finally:
+            attending.cancel()
+            await asyncio.gather(attending, return_exceptions=True)
+            for charge in self._charges.values():
+                charge.stop()
+            for charge in self._charges.values():
+                await charge.ended()
+            self._board.close()
+            self._place.end()
+        assert self._status is not None
+        return self._status
+
+    def _is_done(self) -> bool:
+        self._changed.clear()
+        self._reconcile()
+        return self.done
+
+    async def _next_change(self, attending: asyncio.Task[None]) -> None:
+        waiting: list[asyncio.Task[Any]] = [asyncio.create_task(self._changed.wait())]
+        waiting += [asyncio.create_task(charge.ended()) for charge in self._charges.values()]
+        within_s = LOOK_S if self._board.because else None
+        await asyncio.wait([*waiting, attending], timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+
+    def _signalled(self, number: signal.Signals) -> None:
+        """The first empties the node in order; another one at once."""
+        if self._hands_over:
+            self._deferred.append(number)
+            return
+        self._journal.write("daemon_signalled", signal=signal.Signals(number).name)
+        if self._status is not None:
+            for charge in self._charges.values():
+                charge.stop()
+            return
+        self._status = 128 + number
+        self._changed.set()
+        because = f"its daemon was asked to end ({signal.Signals(number).name})"
+        self._attendance.say(pb.NodeWord(leaves=pb.NodeLeaves(because=because)))
+        if self._charges:
+            print(
+                f"elastic: node {self._site.node} leaves its jobs within {self._site.grace_s:g} s; once more ends them "
+                "at once",
+                flush=True,
+            )
+
+    # ----------------------------------------------------------------------------------- another program's turn
+
+    def _asked_to_hand_over(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._hand_over())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _hand_over(self) -> None:
+        """Become another program, after the agents of all jobs, if somebody asks for it and nothing is in the way."""
+        if self._hands_over:
+            return
+        self._hands_over = True
+        try:
+            request = await handover.prepared(
+                self._place,
+                self._journal,
+                Trial("elastic.cli.daemons:trial", sys.argv[1:]),
+                lambda: self._state(inherited=False),
+                lambda: self._in_the_way,
+                self._replace_agents,
+            )
+            if request is not None:
+                state = self._state(inherited=True)
+                deferred, self._deferred = self._deferred, []
+                try:
+                    handover.go(request, ["elastic.cli", *sys.argv[1:]], state, deferred)
+                except OSError as error:
+                    handover.refuse(self._place, self._journal, request, f"no program can be started: {error}")
+        finally:
+            # Whatever has come of it, this program hears its signals again.
+            self._hands_over = False
+            deferred, self._deferred = self._deferred, []
+            for number in deferred:
+                self._signalled(signal.Signals(number))
+
+    async def _replace_agents(self, request: Request) -> str:
+        """Returns why one of them was not, or nothing."""
+        for charge in list(self._charges.values()):
+            if because := await charge.replace_agent(request):
+                return because
+        return ""
+
+    @property
+    def _in_the_way(self) -> str:
+        if self._status is not None:
+            return "it is ending"
+        return next((because for charge in self._charges.values() if (because := charge.in_the_way)), "")
+
+    def _state(self, *, inherited: bool) -> dict[str, Any]:
+        holdings = tuple(c.holding(inherited=inherited) for c in self._charges.values() if not c.over)
+        duties = tuple(duty.SerializeToString() for duty in self._duties.values())
+        return upgrade_state.write(Estate(self._attendance.term, duties, self._over, holdings))
+
+    def _take_over(self, handed: Handed) -> None:
+        """What the program before this one has left."""
+        estate = upgrade_state.read(handed.state)
+        self._attendance.term = estate.term
+        self._duties = {duty.job: duty for duty in map(pb.Duty.FromString, estate.duties)}
+        self._over = dict(estate.over)
+        for left in estate.holdings:
+            charge = Charge(
+                self._site,
+                left.submission,
+                left.slots,
+                left.devices,
+                self._board,
+                self._journal,
+                self._told,
+                left.token,
+                handed=left,
+            )
+            self._charges[charge.job] = charge
+            charge.notify()  # what stood for the program before this one is asked for anew
+        jobs = sorted(self._charges)
+        self._journal.write("daemon_took_over", version=__version__, jobs=jobs)
+
+    # ------------------------------------------------------------------------------------------------- charges
+
+    def _reconcile(self) -> None:
+        """Make what runs what should run. One job's new agent waits until its old one has gone."""
+        for job, charge in list(self._charges.items()):
+            if charge.over:
+                del self._charges[job]
+                self._told()
+        for job, charge in self._charges.items():
+            duty = self._duties.get(job)
+            if job in self._over:
+                charge.finish(self._over[job])
+            if duty is not None:
+                charge.grant(duty.token)
+            other = duty is None or duty.leave or duty.slots != charge.slots
+            if self._status is not None or (other and not charge.finishing):
+                charge.leave()
+        self._board.look(charge.directory for charge in self._charges.values())
+        unstarted: dict[str, str] = {}
+        for job, duty in self._duties.items():
+            if not (job in self._charges or duty.leave or self._status is not None):
+                because = self._begin(duty)
+                if because:
+                    unstarted[job] = because
+        if unstarted != self._unstarted:
+            self._unstarted = unstarted
+            self._told()
+
+    def _begin(self, duty: pb.Duty) -> str:
+        """Start what is new. Returns why it cannot be started now, or nothing."""
+        try:
+            submission = codec.from_json(Submission, duty.document.encode())
+        except ElasticError as error:
+            return f"the job cannot be read here: {error}; is this agent as new as the rendezvous?"
+        if self._board.because:
+            return f"the node has to go, and begins nothing new: {self._board.because}"
+        taken = (device for charge in self._charges.values() for device in charge.devices or ())
+        own = job_environment.choose(self._devices, taken, duty.slots)
+        if self._devices and len(own) < duty.slots:
+            ending = [job for job, charge in self._charges.items() if charge.devices and charge.ending]
+            if ending:
+                return f"the job waits for the GPUs of {', '.join(ending)}, which has not ended here yet"
+        given = own if self._devices else None
+        self._charges[duty.job] = Charge(
+            self._site, submission, duty.slots, given, self._board, self._journal, self._told, duty.token
+        )
+        self._told()
+        return ""
+
+    def _noticed(self) -> None:
+        """What stands on the board is another thing."""
+        for charge in self._charges.values():
+            charge.notify()
+        self._attendance.say(self._notice())
+        self._changed.set()
+
+    def _notice(self) -> pb.NodeWord:
+        return pb.NodeWord(leaves=pb.NodeLeaves(because=self._board.because, notice=True))
+
+    def _told(self) -> None:
+        """Tell the leader of what runs here, and of what does not run as it should."""
+        because = {job: charge.trouble for job, charge in self._charges.items()} | self._unstarted
+        troubles = [pb.Trouble(job=job, because=text) for job, text in because.items()]
+        troubles = [trouble for trouble in troubles if trouble.because]
+        self._attendance.say(pb.NodeWord(troubles=pb.NodeTroubles(troubles=troubles, holds=sorted(self._charges))))
+
+    # -------------------------------------------------------------------------------------------------- leader
+
+    @property
+    def done(self) -> bool:
+        return self._status is not None and not self._charges
+
+    def on_welcome(self) -> None:
+        if self._status is not None:
+            self._attendance.say(pb.NodeWord(leaves=pb.NodeLeaves(because="its daemon was asked to end")))
+        if self._board.because:
+            self._attendance.say(self._notice())
+        self._told()
+
+    def on_duties(self, duties: dict[str, pb.Duty], over: dict[str, str]) -> None:
+        self._duties, self._over = duties, over
+        self._changed.set()

@@ -1,0 +1,163 @@
+"""The logs of workers and the journals of one job, as `elastic logs` and `elastic story` read them: in the job's
+directory here, or from the nodes of a fleet and the replicas that have led the job.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from elastic.errors import ConfigError, ElasticError
+from elastic.protocol.worker_id import node_of
+from elastic.records import job_files
+from elastic.records.journal import Line, parse
+
+if TYPE_CHECKING:
+    from elastic.fleet.client import FleetClient, Log
+
+
+LOOK_S = 0.5
+
+
+class Source(Protocol):
+    """names: of all logs of workers that can be read now. read: a piece of one, from there on."""
+
+    def names(self) -> list[str]: ...
+    def read(self, name: str, offset: int) -> job_files.Piece: ...
+
+
+class Directory:
+    """Of one job on this machine. Raises ConfigError if there is none."""
+
+    def __init__(self, job_dir: Path) -> None:
+        if not (job_dir / "job.json").exists():
+            raise ConfigError(f"{job_dir} holds no job; give the --job-dir of `elastic run`")
+        self._dir = job_dir
+
+    def names(self) -> list[str]:
+        return [name for name in self.read("", 0).text.decode().splitlines() if is_worker(name)]
+
+    def read(self, name: str, offset: int) -> job_files.Piece:
+        return job_files.read(self._dir, "", name, offset)
+
+
+class Nodes:
+    """Of one job of a fleet: on the nodes that attend. One that is away has no logs meanwhile, which is said once."""
+
+    def __init__(self, client: FleetClient, job: str) -> None:
+        self._client = client
+        self._job = job
+        self._away: set[str] = set()
+
+    def names(self) -> list[str]:
+        nodes = [node["node"] for node in self._client.overview()["nodes"] if node["up"]]
+        names = [name for node in nodes for name in self._ask(node, "", 0).text.decode().splitlines()]
+        return sorted(name for name in names if is_worker(name))
+
+    def read(self, name: str, offset: int) -> Log:
+        return self._ask(node_of(name), name, offset)
+
+    def _ask(self, node: str, log: str, offset: int) -> Log:
+        piece = self._client.log(self._job, node, log, offset)
+        if piece.away and node not in self._away:
+            print(f"elastic: node {node} is away, and its logs with it", file=sys.stderr, flush=True)
+        (self._away.add if piece.away else self._away.discard)(node)
+        return piece
+
+
+def is_worker(name: str) -> bool:
+    """Whether that is the log of a worker: `<node>.<slot>.<incarnation>`; its journal is not."""
+    node, _, numbers = name.partition(".")
+    slot, _, incarnation = numbers.partition(".")
+    return "/" not in node and slot.isdigit() and incarnation.isdigit()
+
+
+def show(source: Source, worker: str | None, *, follow: bool, as_json: bool) -> None:
+    """All of them, one after the other; follow: and what comes, until somebody interrupts. Raises ConfigError for a
+    worker that has no log."""
+    offsets: dict[str, int] = {}
+    last = ""
+    while True:
+        try:
+            names = source.names()
+            if worker is not None and worker not in names and not offsets:
+                raise ConfigError(f"no log of {worker}; there are {', '.join(names) or 'none'}")
+            for name in (name for name in names if worker in (None, name)):
+                while (piece := source.read(name, offsets.get(name, 0))).text:
+                    offsets[name] = piece.end
+                    _put(name, piece.text, as_json=as_json, headed=worker is not None or name == last)
+                    last = name
+        except ConfigError:
+            raise
+        except ElasticError:
+            if not follow:
+                raise
+        if not follow:
+            return
+        time.sleep(LOOK_S)  # files of other processes: there is nothing to wait on
+
+
+def _put(name: str, text: bytes, *, as_json: bool, headed: bool) -> None:
+    if as_json:
+        print(json.dumps({"log": name, "text": text.decode(errors="replace")}), flush=True)
+        return
+    if not headed:
+        print(f"==> {name} <==", flush=True)
+    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.flush()
+
+
+PREFIX = "journal/"
+
+Read: TypeAlias = "Callable[[str, str, int], Log]"
+"""job, log, offset -> a piece."""
+
+
+def of_job(client: FleetClient, job: str) -> tuple[list[Line], dict[str, str]]:
+    """Its lines by time of day, of clocks that may differ a little; and who could not be asked, and why."""
+    lines: list[Line] = []
+    away: dict[str, str] = {}
+    for whose, read in _readers(client, client.overview(), away):
+        try:
+            lines += _lines(read, job)
+        except (ConfigError, ElasticError) as error:
+            away[whose] = str(error)
+    return sorted(lines, key=lambda line: float(line["t_wall"])), away
+
+
+def _readers(client: FleetClient, overview: dict[str, Any], away: dict[str, str]) -> Iterator[tuple[str, Read]]:
+    for address in client.replicas:
+        yield f"replica {address}", partial(client.own_log, address)
+    for node in overview["nodes"]:
+        if node["up"]:
+            yield f"node {node['node']}", partial(_of_node, client, str(node["node"]))
+        else:
+            away[f"node {node['node']}"] = "is away"
+
+
+def _of_node(client: FleetClient, node: str, job: str, log: str, offset: int) -> Log:
+    piece = client.log(job, node, log, offset)
+    if piece.away:
+        raise ElasticError("it does not answer")
+    return piece
+
+
+def _lines(read: Read, job: str) -> Iterator[Line]:
+    """Of the job's own journals there, and of those of whoever runs several jobs what is said of this one."""
+    for whose in (job, ""):
+        names = [name for name in read(whose, "", 0).text.decode().splitlines() if name.startswith(PREFIX)]
+        for name in names:
+            yield from (line for line in _whole(read, whose, name) if line.get("job") == job)
+
+
+def _whole(read: Read, job: str, name: str) -> Iterator[Line]:
+    offset, torn = 0, b""
+    while (piece := read(job, name, offset)).text:
+        offset = piece.end
+        *texts, torn = (torn + piece.text).split(b"\n")
+        yield from (line for text in texts if (line := parse(text)) is not None)

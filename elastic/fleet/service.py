@@ -1,0 +1,334 @@
+"""What a replica answers to the daemons of nodes and to operators. Only the fleet's leader does; others name it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from elastic.config import check_name, check_pairs
+from elastic.errors import CompareFailed, ConfigError, StoreError
+from elastic.fleet import registry
+from elastic.fleet.documents import Job, Submission, check_for_fleet
+from elastic.fleet.leader import NodeSession, Office
+from elastic.fleet.probes import Crossings
+from elastic.protocol.worker_id import node_of
+from elastic.records import job_files
+from elastic.records.journal import Journal
+from elastic.rendezvous.service import Service, first
+from elastic.security.expiry import Shown
+from elastic.security.interceptor import caller_of
+from elastic.security.roles import Caller
+from elastic.store.election import LeadershipLost
+from elastic.wire import codec
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.elastic_pb2_grpc import FleetServicer
+
+SLOTS_LIMIT = 1024
+"""Of one node; more is a mistake."""
+
+
+class Refused(Exception):
+    """A question that cannot be followed, with the reason for whoever asked."""
+
+
+class Desk(FleetServicer):
+    """service: what this replica knows of jobs. shown: the certificates it has seen. directory: its own. look: around
+    this replica."""
+
+    def __init__(
+        self, service: Service, journal: Journal, shown: Shown, directory: Path, look: Callable[[], object]
+    ) -> None:
+        self._shown = shown
+        self._service = service
+        self._journal = journal
+        self._directory = directory
+        self._look = look
+        self._crossings = Crossings()
+        self.office: Office | None = None
+        self.leader = ""
+        """Address of the fleet's leader as far as this replica knows, or empty."""
+
+    # ------------------------------------------------------------------------------------------------ nodes
+
+    async def Attend(self, words: AsyncIterator[pb.NodeWord], context: Any) -> None:
+        office = self.office
+        if office is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.leader)
+            return
+        try:
+            session = office.attach(await _hello(words))
+        except codec.WireError as error:
+            self._journal.write("node_refused", because=str(error))
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return
+        tasks = [
+            asyncio.create_task(self._listen(office, session, words)),
+            asyncio.create_task(_speak(session, context)),
+            asyncio.create_task(session.ended.wait()),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            office.detach(session)
+        for result in results:
+            if isinstance(result, codec.WireError):
+                self._journal.write("node_refused", node=session.hello.node, because=str(result))
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(result))
+            elif isinstance(result, Exception):
+                self._journal.write("node_stream_broke", node=session.hello.node, because=repr(result))
+
+    async def _listen(self, office: Office, session: NodeSession, words: AsyncIterator[pb.NodeWord]) -> None:
+        async for word in words:
+            if word.WhichOneof("content") == "goodbye":
+                return
+            office.heard(session, word)
+
+    # -------------------------------------------------------------------------------------------- operators
+
+    async def Ask(self, request: pb.Question, context: Any) -> pb.Answer:
+        answer, office = pb.Answer(leading=True, leader=self.leader), self.office
+        try:
+            if _is_of_this_replica(request):
+                answer.document = json.dumps(await self._answer_here(request))
+            elif office is None or not office.ready.is_set():
+                return pb.Answer(leading=False, leader="" if office else self.leader)
+            else:
+                answer.document = json.dumps(await self._answer(office, request, caller_of(context)))
+        except (Refused, ConfigError, codec.WireError) as error:
+            answer.refused = str(error)
+        except OSError as error:
+            answer.refused = f"this replica cannot read that: {error}"
+        except (LeadershipLost, StoreError) as error:
+            self._journal.write("question_failed", because=str(error))
+            answer.leading = False
+        return answer
+
+    async def _answer(self, office: Office, request: pb.Question, caller: Caller) -> object:
+        match request.WhichOneof("content"):
+            case "submit":
+                return await self._submit(office, request.submit, caller)
+            case "stop":
+                return await self._stop(office, request.stop, caller)
+            case "scale":
+                return await self._scale(office, request.scale, caller)
+            case "cordon":
+                return await self._cordon(office, request.cordon, caller)
+            case "overview":
+                return self._overview(office)
+            case "log":
+                return await self._log(office, request.log)
+            case "examine":
+                found = await office.examine(request.examine.node)
+                return {"away": True} if found is None else json.loads(found)
+            case "ports":
+                return await self._crossings.look(office.sessions)
+        raise Refused("an empty question")
+
+    async def _answer_here(self, request: pb.Question) -> object:
+        if request.WhichOneof("content") == "examine":
+            return await asyncio.to_thread(self._look)
+        ask = request.log
+        jobs = self._directory / "jobs" if ask.job else self._directory
+        piece = await asyncio.to_thread(job_files.read, jobs, ask.job, ask.log, ask.offset)
+        return {"text": piece.text.decode("latin-1"), "end": piece.end, "size": piece.size}
+
+    async def _submit(self, office: Office, submit: pb.Submit, caller: Caller) -> object:
+        spec = codec.job_from_json(submit.document.encode(), "the job")
+        check_for_fleet(spec)
+        before: Submission | None = None
+        if submit.resume:
+            job = _find(office, submit.resume.partition("@")[0])
+            if job.result is None:
+                raise Refused(f"{job.name} is not over; stop it first")
+            before = job.submission
+            if before.spec.checkpoint_dir != spec.checkpoint_dir:
+                raise Refused(
+                    f"{job.name} has its checkpoints below {before.spec.checkpoint_dir}, and this job has "
+                    f"checkpoint_dir={spec.checkpoint_dir!r}; give it the same"
+                )
+        entry = submit.resume.partition("@")[2]
+        for what, text in (("resume", entry), ("token", submit.token)):
+            if text:
+                codec.identifier(what, text)
+
+        def write(to: registry.Registry) -> str:
+            for _ in range(3):
+                try:
+                    return to.submit(spec, before, entry, submit.token, caller)
+                except CompareFailed:
+                    continue
+            raise CompareFailed("too many jobs are submitted in the same moment")
+
+        name = await office.change(write)
+        self._journal.write("submitted", job=name, resume=submit.resume, caller=str(caller), peer=caller.address)
+        plan = office.plan()
+        return {"job": name, "larger": plan.waiting[name] if name in plan.larger else ""}
+
+    async def _stop(self, office: Office, stop: pb.Stop, caller: Caller) -> object:
+        job = _find(office, stop.job)
+        if job.result is not None:
+            raise Refused(f"{job.name} is over already: {job.result.because.partition(chr(10))[0]}")
+        if job.stop is None:
+            await office.change(lambda to: to.stop(job.name, stop.because))
+            self._journal.write(
+                "stop_asked", job=job.name, because=stop.because, caller=str(caller), peer=caller.address
+            )
+        return {"job": job.name}
+
+    async def _scale(self, office: Office, scale: pb.Scale, caller: Caller) -> object:
+        job = _find(office, scale.job)
+        if job.result is not None:
+            raise Refused(f"{job.name} is over: {job.result.because.partition(chr(10))[0]}")
+        least, most = job.spec.min_workers, job.spec.workers_limit
+        if not least <= scale.workers <= most:
+            raise Refused(
+                f"{job.name} takes {least} to {most} workers, from min_workers to max_workers of its file, and not "
+                f"{scale.workers}"
+            )
+        await office.change(lambda to: to.scale(job.name, scale.workers))
+        self._journal.write(
+            "scaled", job=job.name, workers=scale.workers, before=job.workers, caller=str(caller), peer=caller.address
+        )
+        return {"job": job.name, "workers": scale.workers, "before": job.workers}
+
+    async def _cordon(self, office: Office, cordon: pb.Cordon, caller: Caller) -> object:
+        known = {*office.sessions, *office.book.cordons, *(s.node for job in office.book.jobs for s in job.shares)}
+        if cordon.node not in known:
+            raise Refused(f"no node {cordon.node!r:.64}; there are {', '.join(sorted(known)) or 'none'}")
+        await office.change(lambda to: to.cordon(cordon.node, "" if cordon.over else cordon.because))
+        there = [
+            job.name for job in office.book.jobs if job.runs and any(share.node == cordon.node for share in job.shares)
+        ]
+        for name in there or [""]:  # each job's story has it
+            self._journal.write(
+                "cordoned",
+                job=name,
+                node=cordon.node,
+                over=cordon.over,
+                because=cordon.because,
+                caller=str(caller),
+                peer=caller.address,
+            )
+        return {"node": cordon.node}
+
+    def _overview(self, office: Office) -> object:
+        taken: dict[str, dict[str, int]] = {}
+        for job in office.book.jobs:
+            for share in job.shares if job.runs else ():
+                taken.setdefault(share.node, {})[job.name] = share.slots
+        nodes = {
+            name: {
+                "node": name,
+                "up": True,
+                "address": session.hello.address,
+                "slots": session.hello.slots,
+                "labels": list(session.hello.labels),
+                "because": session.leaves or session.notice,
+            }
+            for name, session in office.sessions.items()
+        }
+        for name in {*taken, *office.book.cordons} - nodes.keys():
+            nodes[name] = {"node": name, "up": False, "address": "", "slots": 0, "labels": [], "because": "is away"}
+        for name, node in nodes.items():
+            node["jobs"] = taken.get(name, {})
+            if (wish := office.book.cordons.get(name)) is not None:
+                node["because"] = wish.because
+        return {
+            "leader": self.leader,
+            "term": office.term,
+            "jobs": [self._job(office, job) for job in office.book.jobs],
+            "nodes": [nodes[name] for name in sorted(nodes)],
+            "troubles": self._shown.troubles(office.sessions.keys()),
+        }
+
+    def _job(self, office: Office, job: Job) -> dict[str, object]:
+        told: dict[str, object] = {
+            "job": job.name,
+            "workers": job.workers,
+            "min_workers": job.spec.min_workers,
+            "identity": job.submission.identity,
+            "owner": asdict(job.owner) if job.owner is not None else None,
+            "checkpoints": job.submission.checkpoints,
+            "slots": {share.node: share.slots for share in job.shares},
+        }
+        if job.result is not None:
+            ended = {name: getattr(job.result, name) for name in ("exit_code", "because", "digest", "generation")}
+            return {**told, "state": "ended", "slots": {}, **ended}
+        troubles = [
+            {
+                "about": "agent",
+                "where": node,
+                "because": f"on {node} {session.troubles[job.name]}",
+                "advice": f"see logs/agent.log of {job.name} there",
+            }
+            for node, session in sorted(office.sessions.items())
+            if job.name in session.troubles
+        ] + self._shown.troubles({share.node for share in job.shares})
+        state, because = "waits", office.waiting.get(job.name, "the nodes are being asked")
+        if job.runs:
+            state, because = "placed", office.lacking.get(job.name, "")
+            because = because if job.shares else "no node has a slot for it any more"
+        if job.stop is not None:
+            state, because = "stopping", job.stop.because
+        larger = state == "waits" and job.name in office.larger
+        return {**told, "state": state, "because": because, "larger": larger, "troubles": troubles}
+
+    async def _log(self, office: Office, ask: pb.ReadLog) -> object:
+        """Of one node: which logs there are, or a piece of one; bytes as Latin-1, which keeps each. "away": that node
+        does not answer."""
+        node = ask.node or node_of(ask.log)
+        job = _find(office, ask.job).name if ask.job else ""
+        query = pb.LogQuery(job=job, log=ask.log, offset=ask.offset)
+        piece = await office.read_log(node, query)
+        if piece is None:
+            return {"text": "", "end": ask.offset, "size": -1, "away": True}
+        return {"text": piece.text.decode("latin-1"), "end": piece.end, "size": piece.size}
+
+
+def _is_of_this_replica(request: pb.Question) -> bool:
+    """Whether it answers for itself, leading or not."""
+    content = request.WhichOneof("content")
+    return (content == "log" and request.log.here) or (content == "examine" and not request.examine.node)
+
+
+def _find(office: Office, name: str) -> Job:
+    """By its name, or by the one it was submitted under: the only one that is not over, else the newest."""
+    if (job := office.book.job(name)) is not None:
+        return job
+    alike = [job for job in office.book.jobs if registry.base_name(job.name) == name]
+    found = [job for job in alike if job.result is None] or alike[-1:]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise Refused(f"{name} is the name of several jobs: {', '.join(job.name for job in found)}; give one of them")
+    raise Refused(f"no job {name!r:.64}; `elastic jobs` shows which there are")
+
+
+async def _hello(words: AsyncIterator[pb.NodeWord]) -> pb.NodeHello:
+    word = await first(words)
+    if word.WhichOneof("content") != "hello":
+        raise codec.WireError("the first word of a daemon must be its hello")
+    hello = word.hello
+    try:
+        check_name("node", hello.node)
+        check_pairs("labels", hello.labels)
+    except ConfigError as error:
+        raise codec.WireError(str(error)) from error
+    if not 1 <= hello.slots <= SLOTS_LIMIT:
+        raise codec.WireError(f"slots={hello.slots} must be 1 to {SLOTS_LIMIT}")
+    return hello
+
+
+async def _speak(session: NodeSession, context: Any) -> None:
+    while True:
+        await context.write(await session.outbox.get())

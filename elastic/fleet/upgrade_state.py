@@ -1,0 +1,170 @@
+"""What the daemon of a node hands to the program that takes its place, and how it gives its jobs to it.
+
+    the agents of all jobs first, each in its own process (elastic/agent/agent.py), then the daemon in this one
+
+So a new program that an agent refuses costs nothing but a daemon that is older than some of its agents.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from elastic.agent import handover
+from elastic.agent.handover import Place, Request
+from elastic.fleet.documents import Submission
+from elastic.records.temp_dirs import Scratch
+from elastic.wire import codec
+
+FORMAT = 1
+
+ASK_S = 15.0
+"""Until an agent that has just been started can be asked."""
+
+AGENT_S = 120.0
+"""Until it has answered: it waits for a moment of calm, and runs the new program once beside it."""
+
+
+class Keeper(Protocol):
+    """What is used of the process that looks after a job's agent."""
+
+    pid: int
+
+    @property
+    def stdin(self) -> Any: ...
+    def send_signal(self, number: int) -> None: ...
+    def wait(self) -> int: ...
+
+
+class Inherited:
+    """A keeper that the program before this one has started; as subprocess.Popen."""
+
+    def __init__(self, pid: int, stdin: int) -> None:
+        os.set_inheritable(stdin, False)
+        self.pid = pid
+        self.stdin = os.fdopen(stdin, "wb")
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Its exit code, or minus the signal."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One job: what it was given here, and what runs. keeper: its pid and the descriptor of its standard input; memory:
+    its directory and the descriptor that holds it; finishing: the job is over; token: admits its agent."""
+
+    submission: Submission
+    slots: int
+    devices: tuple[str, ...] | None
+    keeper: tuple[int, int] | None
+    memory: tuple[str, int] | None
+    finishing: bool
+    token: str = field(repr=False)
+
+    def process(self) -> Inherited | None:
+        return Inherited(*self.keeper) if self.keeper is not None else None
+
+    def scratch(self) -> Scratch | None:
+        if self.memory is None:
+            return None
+        path, lock = self.memory
+        os.set_inheritable(lock, False)
+        return Scratch.held(Path(path), lock)
+
+    def to_state(self) -> dict[str, Any]:
+        return {
+            "submission": codec.to_json(self.submission).decode(),
+            "slots": self.slots,
+            "devices": self.devices,
+            "keeper": self.keeper,
+            "memory": self.memory,
+            "finishing": self.finishing,
+            "token": self.token,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Holding:
+        keeper, memory, devices = state["keeper"], state["memory"], state["devices"]
+        return cls(
+            codec.from_json(Submission, state["submission"].encode()),
+            int(state["slots"]),
+            tuple(devices) if devices is not None else None,
+            (int(keeper[0]), int(keeper[1])) if keeper is not None else None,
+            (str(memory[0]), int(memory[1])) if memory is not None else None,
+            bool(state["finishing"]),
+            str(state["token"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Estate:
+    """Of a daemon. duties, over: as the leader has told them last, the duties as on the wire."""
+
+    term: int
+    duties: tuple[bytes, ...]
+    over: Mapping[str, str]
+    holdings: tuple[Holding, ...]
+
+
+def write(estate: Estate) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "term": estate.term,
+        "duties": [duty.hex() for duty in estate.duties],
+        "over": dict(estate.over),
+        "holdings": [holding.to_state() for holding in estate.holdings],
+    }
+
+
+def read(state: Mapping[str, Any]) -> Estate:
+    """Raises WireError, ConfigError, KeyError, TypeError and ValueError for what `write` has not made."""
+    if state["format"] != FORMAT:
+        raise ValueError(f"the daemon's state is of format {state['format']}, and this program reads {FORMAT}")
+    return Estate(
+        int(state["term"]),
+        tuple(bytes.fromhex(duty) for duty in state["duties"]),
+        {str(job): str(result) for job, result in state["over"].items()},
+        tuple(Holding.from_state(holding) for holding in state["holdings"]),
+    )
+
+
+def keeper_of(keeper: Keeper) -> tuple[int, int]:
+    """For a Holding: inherited from here on."""
+    os.set_inheritable(keeper.stdin.fileno(), True)
+    return keeper.pid, keeper.stdin.fileno()
+
+
+async def replace_agent(place: Place, request: Request, keeper: Keeper) -> str:
+    """Have another program take the place of a job's agent. Returns why that was refused, or nothing."""
+    pidfd = os.pidfd_open(keeper.pid)
+    try:
+        return await _replace_agent(place, request, lambda: _has_ended(pidfd))
+    finally:
+        os.close(pidfd)
+
+
+async def _replace_agent(place: Place, request: Request, over: Callable[[], bool]) -> str:
+    await handover.until(lambda: place.running() is not None or over(), ASK_S)
+    running = place.running()
+    if over():
+        return ""  # its next one is started by the program that is to come
+    if running is None:
+        return "its agent is just being started; try again"
+    place.ask(running, request)
+    await handover.until(lambda: place.answer(request) is not None or over(), AGENT_S)
+    answer = place.answer(request)
+    if answer is None:
+        return "" if over() else f"its agent, process {running.pid}, does not answer; see logs/agent.log of the job"
+    return str(answer["refused"])
+
+
+def _has_ended(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], 0)[0])

@@ -1,0 +1,50 @@
+"""A file that appears: for everything that can run a command, such as a preStop hook, a cron job or a test.
+
+Empty, or with a number of seconds in it, or {"seconds_left": 90, "because": "rack 7 is switched off"}. Removing the
+file takes the notice back.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from elastic.preemption.notice import Kind, Notice
+from elastic.preemption.provider import Source, Unanswered
+
+DEFAULT_S = 120.0
+LIMIT = 4096
+"""Bytes of the file."""
+
+
+def notice_in(text: str, path: str) -> Notice:
+    """The notice in the file's text. Raises ValueError if it is none of the three forms."""
+    document = json.loads(text) if text.strip() else {}
+    if isinstance(document, int | float) and not isinstance(document, bool):
+        document = {"seconds_left": document}
+    if not isinstance(document, dict):
+        raise ValueError("neither a number of seconds nor a JSON object")
+    left_s, because = document.get("seconds_left", DEFAULT_S), document.get("because", f"{path} says so")
+    if isinstance(left_s, bool) or not isinstance(left_s, int | float) or not 0 <= left_s < float("inf"):
+        raise ValueError(f"seconds_left={left_s!r} must be a number >= 0")
+    if not isinstance(because, str):
+        raise ValueError(f"because={because!r} must be a sentence")
+    return Notice(Kind.RECLAIM, float(left_s), because)
+
+
+class File(Source):
+    pause_s = 0.25
+
+    def __init__(self, path: Path) -> None:
+        self.name = f"file {path}"
+        self._path = path
+
+    def look(self) -> Notice | None:
+        try:
+            with self._path.open("rb") as file:
+                text = file.read(LIMIT).decode(errors="replace")
+            return notice_in(text, str(self._path))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise Unanswered(f"{self._path}: {error}") from error

@@ -1,0 +1,96 @@
+"""Notices of a node, passed on to the agents of its jobs: one of them asks the provider, all of them leave.
+
+    daemon  -- <job-dir>/notices.json -->  agent of each job
+            <-- <job-dir>/left.json --     its workers are gone, as of that round
+
+A round is a number that no other change of what stands has had. Times are CLOCK_MONOTONIC of the machine, which is the
+same for all of its processes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from elastic.preemption.notice import Kind, Notice
+from elastic.preemption.provider import Source, Unanswered
+from elastic.records.files import write_atomically
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A notice that stands. ends_s: when the machine may be gone, monotonic; None: never, it is advice."""
+
+    kind: str
+    because: str
+    ends_s: float | None
+
+    @property
+    def leaves(self) -> bool:
+        return self.ends_s is not None
+
+
+def standing(notice: Notice) -> Standing:
+    """As of now."""
+    return Standing(str(notice.kind), notice.because, time.monotonic() + notice.seconds_left if notice.leaves else None)
+
+
+def write(job_dir: Path, number: int, notices: Mapping[str, Standing]) -> None:
+    """Pass them on, in that round. Raises OSError."""
+    document = {"round": number, "notices": [asdict(notice) for notice in notices.values()]}
+    write_atomically(job_dir / "notices.json", json.dumps(document).encode())
+
+
+def has_left(job_dir: Path, number: int) -> bool:
+    """Whether the job's workers are gone from this node because of what stood in that round."""
+    document = _read(job_dir / "left.json")
+    return document is not None and document.get("round") == number
+
+
+class Node(Source):
+    """What the node's daemon has heard; of several notices that which leaves least time."""
+
+    name = "node"
+    pause_s = 0.25
+
+    def __init__(self, job_dir: Path) -> None:
+        self._job_dir = job_dir
+        self._round = 0
+
+    def look(self) -> Notice | None:
+        document = _read(self._job_dir / "notices.json")
+        if document is None:
+            return None
+        try:
+            self._round = int(document["round"])
+            notices = [Standing(**one) for one in document["notices"]]
+            chosen = min(notices, key=lambda one: math.inf if one.ends_s is None else one.ends_s, default=None)
+            if chosen is None:
+                return None
+            left_s = math.inf if chosen.ends_s is None else max(0.0, chosen.ends_s - time.monotonic())
+            return Notice(Kind(chosen.kind), left_s, chosen.because)
+        except (ValueError, KeyError, TypeError) as error:
+            raise Unanswered(f"{self._job_dir / 'notices.json'}: {error}") from error
+
+    def left(self) -> None:
+        try:
+            write_atomically(self._job_dir / "left.json", json.dumps({"round": self._round}).encode())
+        except OSError as error:
+            raise Unanswered(f"{self._job_dir / 'left.json'}: {error}") from error
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise Unanswered(f"{path}: {error}") from error
+    if not isinstance(document, dict):
+        raise Unanswered(f"{path} holds no object")
+    return document

@@ -1,0 +1,15 @@
+"""What workers, agents and leaders say, and what is decided. Pure: no clock, socket, file or thread.
+
+The two state machines are fed events and answer with actions; the simulator runs the same code under virtual time.
+
+    membership/          the job's state machine, which its leader owns
+    worker_state/        a worker's side of operations and generations
+    messages.py          words (up, from workers and agents) and orders (down, from the leader), as frozen values
+    recovery_plan.py     who survives a loss, in which order of ranks, and who computes what again
+    shard_assignment.py  how many units each member owns
+    reduction_tree.py    which leaves are added to which, whoever computes them
+    sampling.py          which samples a shard gets
+    failure_detector.py  who is alive, suspect or frozen; which agents are silent
+    worker_slot.py       a slot of an agent: whether and when another worker is started in it
+    worker_id.py         what the id of a worker says
+"""

@@ -1,0 +1,180 @@
+"""Who is alive, who is suspect, who is frozen: what an agent decides of its workers, and a leader of its agents.
+
+A worker sends beats. While they come, all is well. One that has sent none for a while is suspect. If there is still no
+beat, the CPU time of its process, read from /proc, decides: where that stands still, the process is stopped or hangs
+(frozen); where it grows, the worker is busy and cannot send, and gets longer, but not for ever. If the observer itself
+was stopped, it has missed beats, and counts anew before it judges. A worker stopped by a signal (state T) is told apart
+from one that computes in C with the interpreter locked: neither beats, and only the second uses CPU.
+
+Refused on purpose: learned thresholds (phi accrual, Hayashibara et al. 2004). Pauses of a loaded machine are not
+from one distribution, and a rule that people can recompute by hand explains itself in the journal.
+
+Of agents a leader decides who is silent, and how often they have to speak. Thousands of agents speak less often each,
+so that their leader has time for something else (Timing.scaled). How many there are follows from the job's size, which
+may change while it runs. Each agent is told the interval that its leader counts with; when that changes, the leader
+tells all of them, and gives each the time from then on.
+
+Pure: time and facts are arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from elastic.config import Timing
+
+
+class Health(StrEnum):
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    FROZEN = "frozen"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What /proc says of a process. state: its letter. cpu_ticks: user and system time so far, in clock ticks."""
+
+    state: str
+    cpu_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    health: Health
+    because: str
+
+
+STOPPED = frozenset("Tt")
+_ALIVE = Verdict(Health.ALIVE, "beats arrive")
+
+
+@dataclass(slots=True)
+class _Pulse:
+    """What is known of one watched process.
+
+    ticks: CPU time when it became suspect; None before. What it used between its last beat and then says nothing,
+    because it was still allowed to be silent.
+    """
+
+    beat_s: float
+    state: str = ""
+    ticks: int | None = None
+    moved: bool = False
+
+
+class Detector:
+    """Watches any number of processes by name. One owner; judge it at least every suspect_s."""
+
+    def __init__(self, timing: Timing, now_s: float) -> None:
+        self._timing = timing
+        self._pulses: dict[str, _Pulse] = {}
+        self._judged_s = now_s
+
+    def watch(self, name: str, now_s: float) -> None:
+        """Begin, as if it had just beaten."""
+        self._pulses[name] = _Pulse(now_s)
+
+    def forget(self, name: str) -> None:
+        self._pulses.pop(name, None)
+
+    def beat(self, name: str, now_s: float) -> None:
+        """A sign of life. Ignored for a process which is not watched."""
+        if name in self._pulses:
+            self._pulses[name] = _Pulse(now_s)
+
+    def suspects(self, now_s: float) -> tuple[str, ...]:
+        """Whose facts are worth reading: those silent for suspect_s."""
+        return tuple(n for n, pulse in self._pulses.items() if now_s - pulse.beat_s >= self._timing.suspect_s)
+
+    def look(self, name: str, facts: Facts) -> None:
+        """Facts of a suspect. Ignored for a process which is not watched."""
+        pulse = self._pulses.get(name)
+        if pulse is None:
+            return
+        pulse.state = facts.state
+        if pulse.ticks is None:
+            pulse.ticks = facts.cpu_ticks
+        elif facts.cpu_ticks != pulse.ticks:
+            pulse.moved = True
+
+    def judge(self, now_s: float) -> dict[str, Verdict]:
+        """A verdict for each. If the caller itself paused for suspect_s, all timers start anew: while it slept,
+        beats could not be heard."""
+        if now_s - self._judged_s >= self._timing.suspect_s:
+            for name in self._pulses:
+                self._pulses[name] = _Pulse(now_s)
+        self._judged_s = now_s
+        return {name: self._verdict(pulse, now_s - pulse.beat_s) for name, pulse in self._pulses.items()}
+
+    def _verdict(self, pulse: _Pulse, silent_s: float) -> Verdict:
+        timing = self._timing
+        if silent_s < timing.suspect_s:
+            return _ALIVE
+        if silent_s < timing.evict_s:
+            return Verdict(Health.SUSPECT, f"no beat for {silent_s:.1f} s")
+        if pulse.state in STOPPED:
+            return Verdict(Health.FROZEN, f"no beat for {silent_s:.1f} s, stopped by a signal (state {pulse.state})")
+        if not pulse.moved:
+            return Verdict(Health.FROZEN, f"no beat for {silent_s:.1f} s and no CPU used meanwhile")
+        if silent_s < timing.progress_s:
+            return Verdict(Health.SUSPECT, f"no beat for {silent_s:.1f} s, but it uses CPU")
+        return Verdict(Health.FROZEN, f"no beat for {silent_s:.1f} s although it uses CPU: over progress_s")
+
+
+STEADY = 1.25
+"""So many times more or less agents are no reason to tell all of them another interval."""
+
+
+class Vigil:
+    """agents: how many are expected."""
+
+    def __init__(self, timing: Timing, agents: int, now_s: float) -> None:
+        self._own = timing
+        self._timing = timing.scaled(agents)
+        self._detector = Detector(self._timing, now_s)
+        self._silent: dict[str, bool] = {}
+        """Who is watched -> whether it is given up for now."""
+
+    @property
+    def beat_s(self) -> float:
+        """How often each agent has to speak."""
+        return self._timing.beat_s
+
+    @property
+    def silence_s(self) -> float:
+        """For how long an agent has been silent, at least, when it is named."""
+        return self._timing.evict_s
+
+    def watch(self, node: str, now_s: float) -> None:
+        self._detector.watch(node, now_s)
+        self._silent[node] = False
+
+    def forget(self, node: str) -> None:
+        self._detector.forget(node)
+        self._silent.pop(node, None)
+
+    def beat(self, node: str, now_s: float) -> None:
+        self._detector.beat(node, now_s)
+
+    def follow(self, agents: int, now_s: float) -> bool:
+        """Whether agents have to speak at another interval from now on, because of how many are expected."""
+        timing = self._own.scaled(agents)
+        if self.beat_s / STEADY < timing.beat_s < self.beat_s * STEADY:
+            return False
+        self._timing, self._detector = timing, Detector(timing, now_s)
+        for node in self._silent:
+            self._detector.watch(node, now_s)
+        return True
+
+    def look(self, now_s: float) -> tuple[dict[str, str], list[str]]:
+        """Who has become silent, and why that is thought; and who speaks again. Asked once in beat_s."""
+        silent: dict[str, str] = {}
+        back = []
+        for node, verdict in self._detector.judge(now_s).items():
+            if verdict.health is Health.FROZEN and not self._silent[node]:
+                silent[node] = verdict.because
+            elif verdict.health is Health.ALIVE and self._silent[node]:
+                back.append(node)
+        self._silent |= dict.fromkeys(silent, True) | dict.fromkeys(back, False)
+        return silent, back

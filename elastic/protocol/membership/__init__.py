@@ -1,0 +1,78 @@
+"""The job's state machine: ``step(group, event, now_s) -> (group, actions)``.
+
+The leader of the rendezvous service owns one `Group`. Everything that decides who is a member lives in this package;
+it knows no clock, socket or store. `become_*` functions (transitions.py) are the only places which change the state,
+and each says why. A loss runs QUIESCING (everybody leaves the ring and reports) -> a committed record -> REBUILDING
+-> RUNNING; a planned change is a record that members carry in their headers until it takes effect, and never aborts
+anything.
+
+    FORMING --enough workers--> REBUILDING --every ring up--> RUNNING or PAUSED (a step waits for workers)
+       RUNNING, PAUSED, REBUILDING --a loss--> QUIESCING --committed--> REBUILDING
+       QUIESCING --every copy is lost--> FORMING, of processes that go on from what nodes have kept, or CLOSED
+       any --a member has finished--> CLOSING --all have--> CLOSED
+
+    state_machine.py    each event to the function that knows what it means; deadlines; what follows a durable record
+    events.py           what happens, and what a step asks the leader to do
+    group.py            what the leader knows: the chain of records, and every worker
+    transitions.py      every change of state; how a generation is written down and told
+    formation.py        the leader's start, workers that announce themselves, the first generation
+    loss.py             who is gone, what survivors report, the generation that follows
+    planned_changes.py  joins and drains; more members than are wanted
+    newcomers.py        newcomers whose set-up or copy gets nowhere
+    ring_reports.py     rings that are up, broken, or not to be built
+    partitions.py       nodes of which nothing is heard
+    hangs.py            members that live and get nowhere
+    stragglers.py       shards follow speed; a straggler gives its place to a spare
+    restore.py          every copy is lost: what was kept becomes the state
+    closing.py          all have finished, or the job has failed
+    status.py           what `elastic status` shows
+"""
+
+from elastic.protocol.membership.events import (
+    Action,
+    AgentDown,
+    AgentUp,
+    Commit,
+    CommitRefused,
+    Committed,
+    Elected,
+    End,
+    Event,
+    Note,
+    Point,
+    PointerAt,
+    Resized,
+    Stopped,
+    Tell,
+    Tick,
+)
+from elastic.protocol.membership.group import Group, Seen, State, new
+from elastic.protocol.membership.state_machine import advance, deadline_s, step
+from elastic.protocol.membership.status import status
+
+__all__ = [
+    "Action",
+    "AgentDown",
+    "AgentUp",
+    "Commit",
+    "CommitRefused",
+    "Committed",
+    "Elected",
+    "End",
+    "Event",
+    "Group",
+    "Note",
+    "Point",
+    "PointerAt",
+    "Resized",
+    "Seen",
+    "State",
+    "Stopped",
+    "Tell",
+    "Tick",
+    "advance",
+    "deadline_s",
+    "new",
+    "status",
+    "step",
+]

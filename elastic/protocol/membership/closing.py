@@ -1,0 +1,77 @@
+"""How a job ends: all have finished, the script is wrong, or nobody is left to start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic.protocol.membership.events import Action, Note
+from elastic.protocol.membership.group import Group, State
+from elastic.protocol.membership.planned_changes import stop_waiting
+from elastic.protocol.membership.restore import revive
+from elastic.protocol.membership.transitions import become_closed, become_closing, dismiss
+from elastic.protocol.messages import Failed, Finished, SlotGivenUp
+
+
+def failed(g: Group, word: Failed, now_s: float, do: list[Action]) -> None:
+    """The same mistake at the same place in two workers is the script's, and replacing workers will not help."""
+    do.append(Note("script_failed", {"worker_id": word.worker_id, "place": word.place, "message": word.message}))
+    if word.exit_code != 1:
+        become_closed(g, word.exit_code, f"{word.worker_id} stopped the job at {word.place}\n{word.message}", now_s, do)
+        return
+    first = g.errors.setdefault(word.place, word).worker_id
+    if first != word.worker_id:
+        because = f"{first} and {word.worker_id} both raised at {word.place}\n{word.message}"
+        become_closed(g, 1, because, now_s, do)
+
+
+def slot_given_up(g: Group, word: SlotGivenUp, now_s: float, do: list[Action]) -> None:
+    slot = f"{word.node}.{word.slot}"
+    g.slots_given_up[slot] = word.because
+    do.append(Note("slot_given_up", {"slot": slot, "because": word.because}))
+    stop_waiting(g, slot, now_s, do)
+    here = {*(g.running.ids if g.running is not None else ()), *g.coming}
+    below = len(here) < g.spec.min_workers  # also with those that are on their way
+    alive = [worker for worker, seen in g.workers.items() if worker not in g.dead and not seen.refused]
+    if word.exit_code == 2 or not alive or (below and g.state in (State.FORMING, State.PAUSED)):
+        become_closed(g, word.exit_code, word.because, now_s, do)
+    elif g.state is State.FORMING and g.lost:
+        revive(g, now_s, do)  # it may have been the one that was waited for
+
+
+def finished(g: Group, word: Finished, now_s: float, do: list[Action]) -> None:
+    worker, digest = word.worker_id, word.digest
+    if worker not in g.workers or not g.lists(worker):
+        return
+    seen = g.workers[worker]
+    g.workers[worker] = replace(seen, finished=True, entered=max(seen.entered, word.generation))
+    g.digest = g.digest or digest
+    do.append(Note("finished", {"worker_id": worker, "digest": digest}))
+    if digest != g.digest:
+        because = f"{worker} ends with state {digest}, another member with {g.digest}"
+        become_closed(g, 5, because, now_s, do)
+        return
+    if g.state is not State.CLOSING:
+        stopped = g.state in (State.QUIESCING, State.REBUILDING)
+        become_closing(g, now_s, do)
+        if stopped:
+            close_rest(g, now_s, do)
+            return
+    _end_if_all_finished(g, now_s, do)
+
+
+def close_rest(g: Group, now_s: float, do: list[Action]) -> None:
+    """One member has left the loop, so all have every result: whoever still waits in the last operation is done."""
+    dismiss(g, [worker for worker in g.alive(g.listed) if not g.workers[worker].finished], do)
+    _end_if_all_finished(g, now_s, do)
+
+
+def _end_if_all_finished(g: Group, now_s: float, do: list[Action]) -> None:
+    # Up to the first that is found: with thousands, nobody can be looked at for each word of another.
+    if not any(_is_awaited(g, worker) for record in g.chain for worker in record.ids):
+        become_closed(g, 0, "all members have finished", now_s, do)
+
+
+def _is_awaited(g: Group, worker: str) -> bool:
+    seen = g.workers.get(worker)
+    gone = worker in g.dead or worker in g.expelled or worker in g.given_up
+    return seen is not None and not gone and bool(seen.entered) and not (seen.finished or seen.left)

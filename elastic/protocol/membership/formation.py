@@ -1,0 +1,147 @@
+"""A leader's start, workers that announce themselves, and the first generation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic.protocol.membership.events import Action, Elected, Note, Tell
+from elastic.protocol.membership.group import Group, Seen, State
+from elastic.protocol.membership.partitions import not_found_yet
+from elastic.protocol.membership.planned_changes import plan_change, settle, take_effect
+from elastic.protocol.membership.restore import founders, is_spare, revive, turn_out, waits_for_starting
+from elastic.protocol.membership.ring_reports import end_rebuilding
+from elastic.protocol.membership.transitions import (
+    become_closed,
+    become_forming,
+    become_quiescing,
+    commit,
+    dismiss,
+    fence,
+    told,
+)
+from elastic.protocol.messages import Announce, Close, Kind, Member, Plan, Publish, Quiesce, RingState
+
+
+def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
+    """Records are durable, everything else is learned again from the announcements of agents."""
+    g.term, g.chain = event.term, event.chain
+    if not g.chain:
+        become_forming(g, f"waiting for {g.asked_for} workers", now_s, do)
+        return
+    assert g.top is not None
+    absent = not_found_yet(g, now_s)
+    for record in g.chain:
+        for member in record.members:
+            g.youngest = max(g.youngest, member.seniority)
+            g.workers[member.worker_id] = Seen(member, slot=-1, pid=0, numerics="")
+            g.silent_nodes[member.node] = absent
+    g.planned_s = now_s
+    settle(g, f"adopted generation {g.top.number}", now_s, do)
+
+
+def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
+    known, running = g.workers.get(word.worker_id), g.running
+    seniority = known.member.seniority if known else g.take_seniority()
+    listed = next((r.member(word.worker_id) for r in g.chain if r.member(word.worker_id)), None)
+    member = listed or Member(word.worker_id, word.node, word.host, word.port, seniority)
+    seen = Seen(
+        member, word.slot, word.pid, word.numerics, word.entered, word.ring, word.reduced, ready=word.ready,
+        invited=word.invited, finished=bool(known and known.finished), left=bool(known and known.left), moved_s=now_s,
+        snapshot=word.snapshot, shard_us=known.shard_us if known else 0, exchange_us=known.exchange_us if known else 0,
+    )  # fmt: skip
+    g.workers[word.worker_id] = seen
+    if word.ready:
+        g.asking.add(word.worker_id)
+    g.silent_nodes.pop(word.node, None)
+    if not word.entered:
+        g.given_up.pop(word.worker_id, None)
+    if not known:
+        do.append(Note("announced", {"worker_id": word.worker_id, "pid": word.pid, "entered": word.entered}))
+    if g.state is State.CLOSING:
+        dismiss(g, [word.worker_id], do)
+        return
+    if word.entered and not listed and g.chain:
+        fence(g, (word.worker_id,), "a later generation exists without this worker", now_s, do)
+        return
+    if (strange := _strange_numerics(g, seen)) is not None:
+        _refuse(g, word.worker_id, strange, now_s, do)
+        return
+    if g.state is State.FORMING and word.entered and g.chain:
+        become_quiescing(g, f"{word.worker_id} holds the state after all", now_s, do)
+        return
+    if g.state is State.FORMING:
+        if g.lost and word.invited:
+            turn_out(g, word.worker_id, now_s, do)  # nobody has been invited since
+        form(g, now_s, do)
+        return
+    do.extend(Tell((word.worker_id,), Publish(g.term, record)) for record in told(g))
+    if g.state is State.QUIESCING:
+        assert g.top is not None
+        do.append(Tell((word.worker_id,), Quiesce(g.term, g.round, g.top.number)))
+    elif word.ring is RingState.ABORTED and _is_stranded(g, word):
+        become_quiescing(g, f"the ring of {word.worker_id} is aborted", now_s, do)
+    else:
+        end_rebuilding(g, now_s, do)
+        take_effect(g, running, now_s, do)
+        plan_change(g, now_s, do)
+
+
+def _is_stranded(g: Group, word: Announce) -> bool:
+    """While the leader which committed base waits for its rings, nobody has promised to stay out of base."""
+    return not (g.state is State.REBUILDING and g.base is not None and word.entered < g.base.number)
+
+
+def _strange_numerics(g: Group, seen: Seen) -> str | None:
+    """Why this worker would compute other bits than the members, or None."""
+    if g.spec.reduction != "exact":
+        return None
+    listed = (worker for record in g.chain for worker in record.ids)
+    for worker in listed if g.chain else g.workers:
+        other = g.workers.get(worker)
+        if other is None or other is seen or not other.numerics or other.refused:
+            continue
+        if other.numerics != seen.numerics:
+            return f"its numerics ({seen.numerics}) differ from those of {worker} ({other.numerics})"
+        return None  # all others are like that one, or they would have been refused
+    return None
+
+
+def _refuse(g: Group, worker: str, because: str, now_s: float, do: list[Action]) -> None:
+    """At formation an error; later only that newcomer is turned away."""
+    do.append(Note("refused", {"worker_id": worker, "because": because}))
+    if g.state is State.FORMING:
+        advice = "run all workers on the same torch, thread count and CPU capability, or use --reduction allreduce"
+        become_closed(g, 2, f"{worker} cannot take part in an exact job: {because}; {advice}", now_s, do)
+        return
+    g.workers[worker] = replace(g.workers[worker], refused=True, ready=False)
+    do.append(Tell((worker,), Close(g.term, f"refused: {because}", 2)))
+
+
+def form(g: Group, now_s: float, do: list[Action]) -> None:
+    """Commit the first generation once all workers are here, or enough of them after the join window.
+
+    Below quorum a job waits on for those that are starting. Devices go by slot, so the last slots of a node, its
+    spares, become members only if the window is over.
+    """
+    if g.lost:
+        revive(g, now_s, do)
+        return
+    if g.committing is not None or (len(g.workers) < g.asked_for and not g.window_over):
+        return
+    present = [seen for worker, seen in g.workers.items() if worker not in g.dead and worker not in g.given_up]
+    spares = [seen for seen in present if is_spare(g, seen)]
+    if len(present) < g.spec.min_workers or (not g.window_over and len(present) - len(spares) < g.asked_for):
+        if g.window_over:
+            _wait_or_close(g, len(present), now_s, do)
+        return
+    members = founders(g, present)
+    because = f"{len(members)} of {g.asked_for} workers are here" + (", the join window is over" * g.window_over)
+    commit(g, Kind.FORM, members, Plan(), because, do)
+
+
+def _wait_or_close(g: Group, present: int, now_s: float, do: list[Action]) -> None:
+    if waits_for_starting(g, f"{present} of at least {g.spec.min_workers} workers are here", now_s, do):
+        return
+    when = f"within {g.spec.timing.orphan_limit_s:.0f} s" if g.starting else "within the join window"
+    because = f"only {present} of at least {g.spec.min_workers} workers came {when}"
+    become_closed(g, 3, because, now_s, do)

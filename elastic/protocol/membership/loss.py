@@ -1,0 +1,183 @@
+"""Losses: who is gone, what the survivors report, and the generation that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from elastic.protocol.membership.closing import close_rest
+from elastic.protocol.membership.events import Action, Note
+from elastic.protocol.membership.group import Group, State, slot_of
+from elastic.protocol.membership.partitions import not_found_yet, silence
+from elastic.protocol.membership.planned_changes import close_if_all_left, plan_change
+from elastic.protocol.membership.restore import go_back, kept_badly, newer_than_copies
+from elastic.protocol.membership.transitions import become_closed, become_quiescing, commit
+from elastic.protocol.messages import Kind, Report
+from elastic.protocol.recovery_plan import AllLost, LossPlan, NotYet, decide_loss, smallest_cover
+
+GONE_SHOWN = 4
+"""So many members, and causes, when all are lost."""
+
+
+def lost(
+    g: Group, worker: str, because: str, now_s: float, do: list[Action], *, dead: bool, snapshot: str = ""
+) -> None:
+    """snapshot: of a dead one, as in WorkerDead."""
+    seen = g.workers.get(worker)
+    if seen is None:
+        return
+    because = g.hung.get(worker, because) if dead else because
+    if worker not in g.dead:
+        event = "worker_gone" if seen.left else "member_lost" if g.lists(worker) else "worker_lost"
+        do.append(Note(event, {"worker_id": worker, "because": because}))
+    if dead:
+        if seen.entered and now_s - seen.heard_s > g.timing.evict_s:
+            g.applied = -1  # what it has done since is not known
+        if seen.ready and not seen.entered:
+            g.missed[slot_of(worker)] = g.missed.get(slot_of(worker), 0) + 1
+        g.expelled.pop(worker, None)
+        if worker in g.hung:
+            g.reports.pop(worker, None)  # what it had goes with it, and nobody is left to notice that it is dead
+        g.dead[worker] = because
+        g.snapshots[seen.member.node] = snapshot
+        g.given_up.pop(worker, None)
+    elif worker in g.dead or worker in g.expelled:
+        return
+    else:
+        g.given_up[worker] = because
+    awaited = g.committing is not None and worker in g.committing.ids
+    if g.state is State.FORMING or not g.lists(worker):
+        if dead and not awaited:
+            del g.workers[worker]
+            g.drains.pop(worker, None)
+            if not g.lists(worker):
+                del g.dead[worker]
+        return
+    if g.state is State.CLOSED:
+        return
+    if g.state is State.CLOSING:
+        close_rest(g, now_s, do)
+    elif g.state is State.QUIESCING:
+        decide(g, now_s, do)
+    elif g.running is not None and not g.running.ids:
+        close_if_all_left(g, now_s, do)
+    elif not (seen.left or seen.finished) or not g.alive(g.listed):
+        if _in_effect(g, worker) or not g.alive(g.listed):
+            become_quiescing(g, f"{worker} lost: {because}", now_s, do)
+            decide(g, now_s, do)  # of the last one, nobody else would have to say anything
+        else:
+            plan_change(g, now_s, do)
+
+
+def _in_effect(g: Group, worker: str) -> bool:
+    """Whether a live member is in a ring together with this worker."""
+    entered = {s.entered for w, s in g.workers.items() if w != worker and w not in g.dead and not s.left}
+    return any(worker in r.ids for r in g.chain if r.number in entered or r is g.running)
+
+
+def reported(g: Group, word: Report, now_s: float, do: list[Action]) -> None:
+    """Whoever promised to enter nothing up to the highest number cannot move, whichever quiesce it answered."""
+    if g.top is None or word.promise < g.top.number or word.worker_id not in g.workers:
+        return
+    g.given_up.pop(word.worker_id, None)
+    if g.state is State.QUIESCING:
+        g.reports[word.worker_id] = word
+        decide(g, now_s, do)
+    elif g.state in (State.RUNNING, State.PAUSED, State.REBUILDING, State.FORMING) and word.worker_id in g.listed:
+        become_quiescing(g, f"{word.worker_id} has left its ring", now_s, do)
+
+
+def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False) -> None:
+    """Once everybody addressed has reported, died or been given up: members and plan of the next generation.
+
+    waited_out: a ring of silent members has parked by now, so their silence is as good as their death.
+    """
+    if g.committing is not None:
+        return
+    if not waited_out and len(g.reports) + len(g.dead) + len(g.given_up) < len(g.chain[-1].ids):
+        return  # nearly always, and told without a look at everybody
+    settled = {*g.reports, *g.dead, *g.given_up}
+    if not (waited_out or settled >= g.listed):
+        return
+    newcomers = {worker: g.workers[worker].member for worker in g.newcomers - g.listed}
+    dead = g.listed - set(g.reports) if waited_out else set(g.dead)
+    outcome = decide_loss(g.chain, g.reports, dead, newcomers)
+    if isinstance(outcome, LossPlan) and (blocked := _unreachable(g, outcome)):
+        do.append(Note("dropped_unreachable", {"workers": list(blocked)}))
+        outcome = decide_loss(g.chain, _without(g.reports, blocked), dead, newcomers)
+    if isinstance(outcome, LossPlan) and not g.stuck.isdisjoint(outcome.ids):
+        others = decide_loss(g.chain, _without(g.reports, g.stuck), dead, newcomers)
+        outcome = others if isinstance(others, LossPlan) else outcome  # who is stuck may be all that is left
+    if isinstance(outcome, LossPlan) and not waited_out and g.hung.keys() >= set(outcome.ids):
+        outcome = NotYet(f"nobody gets on: {', '.join(outcome.ids)} will be ended")
+    copies = ""
+    if isinstance(outcome, LossPlan) and (newer := newer_than_copies(g, outcome.copied_step)):
+        copies = f"; newcomers have copied that of step {outcome.copied_step}, and {newer} is kept"
+        outcome = AllLost(outcome.plan.op, "no member lives")
+    if isinstance(outcome, AllLost) and not waited_out and (unheard := sorted(set(newcomers) - settled)):
+        outcome = NotYet(f"no member is left, and {', '.join(unheard)} may hold a copy of the state")
+    if not isinstance(outcome, NotYet):
+        do.append(Note("quiesce_complete", {"round": g.round, "reports": sorted(g.reports), "dead": sorted(g.dead)}))
+    match outcome:
+        case NotYet(because):
+            if because != g.because:
+                g.because = because
+                do.append(Note("state", {"state": str(g.state), "because": because}))
+        case AllLost(because=because):
+            applied = max((seen.applied for seen in g.workers.values()), default=0)
+            applied = max(applied, g.applied)
+            said = f"every copy of the state is lost after {applied} applied steps: {_gone(g) or because}{copies}"
+            said += f"; {kept_badly(damaged)}" if (damaged := g.unreadable.get(g.began)) else ""
+            if not go_back(g, said, now_s, do):
+                become_closed(g, 1 if g.errors else 4, _with_errors(g, said), now_s, do)
+        case LossPlan(members, plan, _):
+            short = len(members) < g.spec.min_workers
+            if short and not g.spec.replace:
+                because = f"{len(members)} of at least {g.spec.min_workers} workers are left, and none is replaced"
+                become_closed(g, 3, because, now_s, do)
+                return
+            commit(g, Kind.LOSS, members, plan, g.because, do, hold=short)
+
+
+def wait_for_others(g: Group, now_s: float) -> None:
+    """Before the first agent that is back counts, where all were silent: what was between them and this leader may be
+    over for the others in the same moment, so their silence is counted anew."""
+    if g.state is not State.QUIESCING or len(g.dead) + len(g.given_up) < len(g.chain[-1].ids):
+        return  # nearly always, and told without a look at everybody
+    if not {*g.dead, *g.given_up} >= g.listed:
+        return
+    absent = not_found_yet(g, now_s)
+    for worker, why in list(g.given_up.items()):
+        node = g.workers[worker].member.node
+        if why == silence(node):
+            del g.given_up[worker]
+            g.silent_nodes[node] = absent
+
+
+def _gone(g: Group) -> str:
+    """What has become of the members, the first cause first; of many, a few."""
+    by_cause: dict[str, list[str]] = {}
+    for worker, because in (g.dead | g.given_up).items():
+        seen = g.workers.get(worker)  # who died while a job formed anew is not kept there
+        if worker in g.listed and (seen is None or not seen.left):
+            by_cause.setdefault(because, []).append(worker)
+    few = list(by_cause.items())[:GONE_SHOWN]
+    return "; ".join(f"{', '.join(sorted(workers)[:GONE_SHOWN])}{', ...' * (len(workers) > GONE_SHOWN)} ({because})"
+                     for because, workers in few)  # fmt: skip
+
+
+def _without(reports: dict[str, Report], workers: Collection[str]) -> dict[str, Report]:
+    return {worker: report for worker, report in reports.items() if worker not in workers}
+
+
+def _unreachable(g: Group, outcome: LossPlan) -> tuple[str, ...]:
+    """After two failed builds of one member set, the smallest set that covers the accusations."""
+    members = [member.worker_id for member in outcome.members]
+    if len(g.failed_builds.get(frozenset(members), ())) < 2:
+        return ()
+    accusations = {a: tuple(p for p in peers if p in members) for a, peers in g.accused.items() if a in members}
+    return smallest_cover(accusations, members)
+
+
+def _with_errors(g: Group, because: str) -> str:
+    raised = next(reversed(g.errors.values()), None)
+    return f"the script raised {raised.place}; {because}\n{raised.message}" if raised is not None else because

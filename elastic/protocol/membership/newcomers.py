@@ -1,0 +1,53 @@
+"""Newcomers that get nowhere: a set-up that hangs gives its place back, and for a copy that never catches up training
+waits once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic.protocol.membership.events import Action, Note, Tell
+from elastic.protocol.membership.group import Group, State, slot_of
+from elastic.protocol.membership.planned_changes import stop_waiting
+from elastic.protocol.messages import Kill
+
+OUTDATED = 3
+"""So many copies in a row may be out of date before the ring waits for the next one."""
+
+
+def end_hung(g: Group, now_s: float, do: list[Action]) -> None:
+    """A process lives and beats although its script waits for ever: end it, so that its slot gets another one. Its
+    place is free at once, for a spare that is set up.
+    """
+    for worker in sorted(worker for worker, until_s in g.setting_up.items() if now_s >= until_s):
+        seen = g.workers[worker]
+        waited_s = now_s - seen.moved_s
+        because = f"invited, and not ready after {waited_s:.0f} s in the same phase: {seen.phase or 'starting'}"
+        do.append(Note("newcomer_hung", {"worker_id": worker, "because": because}))
+        do.append(Tell((worker,), Kill(g.term, worker)))
+        g.workers[worker] = replace(seen, refused=True)
+
+
+def wait_for_slow(g: Group, worker: str, outdated: int, now_s: float, do: list[Action]) -> None:
+    """Where members train faster than a newcomer copies and catches up, it begins anew for ever. After OUTDATED rounds
+    the ring stands still, and it copies straight from a member: the next generation holds a step without it, and the
+    one after that has it again."""
+    slot, running = slot_of(worker), g.running
+    if outdated < OUTDATED or g.awaited or slot in g.in_vain or g.state is not State.RUNNING or running is None:
+        return
+    if worker in running.ids or worker in {*g.dead, *g.drains, *g.turned_away} or not g.workers[worker].invited:
+        return
+    g.awaited, g.awaited_s = slot, now_s
+    g.turned_away.add(worker)
+    do.append(Note("newcomer_awaited", {"worker_id": worker, "outdated": outdated}))
+
+
+def stop_in_vain(g: Group, now_s: float, do: list[Action]) -> None:
+    """The time is over for which the ring waits. A slot whose newcomer was copying even so is not waited for again."""
+    slot, running = g.awaited, g.running
+    late = [w for w in (g.aim.ids if g.aim else ()) if slot_of(w) == slot and running and w not in running.ids]
+    for worker in late:
+        g.turned_away.add(worker)
+        g.in_vain.add(slot)
+        waited_s = round(now_s - g.awaited_s, 1)
+        do.append(Note("newcomer_in_vain", {"worker_id": worker, "slot": slot, "seconds": waited_s}))
+    stop_waiting(g, slot, now_s, do)

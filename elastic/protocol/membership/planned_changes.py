@@ -1,0 +1,368 @@
+"""Planned changes: who joins and who drains, without ever aborting a ring.
+
+Where there are more members than somebody wants the job to have, the youngest become spares on nodes that stay. A fleet
+takes back whole nodes, or a part of a node while the job goes on elsewhere (elastic/fleet/scheduler.py). A worker whose
+node the fleet takes back because the job is nowhere else trains no more: that is decided here, when the fleet has had
+its time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from elastic.protocol.membership.events import Action, Note, Tell
+from elastic.protocol.membership.group import Group, Leaver, State, slot_of
+from elastic.protocol.membership.transitions import (
+    become_closed,
+    become_paused,
+    become_quiescing,
+    become_running,
+    commit,
+    kill_expelled,
+)
+from elastic.protocol.messages import (
+    Doing,
+    DrainOver,
+    DrainWish,
+    Generation,
+    Invite,
+    Kill,
+    Kind,
+    Left,
+    Member,
+    Plan,
+    Progress,
+    Release,
+)
+from elastic.protocol.recovery_plan import paces_of, rank_order
+
+MISSES = 2
+"""So many newcomers of a slot may be too late for their epoch before the ring waits for the next one."""
+
+LAST_CALL_S = 15.0
+"""For one step, what the script does when it is drained, and a look around, before the last node goes."""
+
+
+def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
+    """Commit the next planned generation if wishes differ from the highest committed list.
+
+    If all that are known to hold the state want to leave, those of one node stay until a successor has come, or until
+    its last call: then nobody stays, so that all stop after the same step.
+    """
+    aim, running = g.aim, g.running
+    if g.state not in (State.RUNNING, State.PAUSED) or g.committing is not None or aim is None or running is None:
+        return
+    if running is aim is g.top and not g.drains and not g.asking and _holds(g, aim.ids) == aim.hold:
+        return  # nearly always, and told without a look at everybody
+    lost = {*g.dead, *g.given_up, *g.turned_away}
+    present = set(running.ids)
+    unsettled = set(aim.ids) - present
+    members = [m for m in aim.members if not (m.worker_id in unsettled and m.worker_id in lost)]
+    holders = [m.worker_id for m in members if m.worker_id in present]
+    if not holders:
+        # All that were to stay are lost. Who has said that it still is in the running generation stays instead.
+        members = [m for m in running.members if g.workers[m.worker_id].entered == running.number]
+        members = [m for m in members if m.worker_id not in lost and not g.workers[m.worker_id].left]
+        members = members[:1] if aim.ids else members
+        holders = [m.worker_id for m in members]
+    if not holders:
+        return
+    wanted = wanted_newcomers(g, lost)
+    stay = [worker for worker in holders if worker not in g.drains]
+    if not stay:
+        last = g.state_left_with(holders)
+        if g.successors or now_s < g.drains[last.worker_id].last_call_s:
+            stay = [m.worker_id for m in members if m.worker_id in present and m.node == last.node]
+    stays = set(stay)
+    members = [m for m in members if m.worker_id not in g.drains or m.worker_id in stays]
+    settled = [m for m in members if m.worker_id not in g.drains]  # whoever waits for a successor is in nobody's way
+    for worker in wanted[: max(0, g.wanted_workers - len(settled))]:
+        # Seniority counts from the admission: who came early and was ready late must not become rank 0, the donor.
+        member = replace(g.workers[worker].member, seniority=g.take_seniority())
+        g.workers[worker] = replace(g.workers[worker], member=member)
+        members.append(member)
+    listed = {m.worker_id for m in members}
+    if (early := _leaves_early(g, running, listed)) is not None:  # also where the list stays: an older one may be void
+        because = _because(g, [], [worker for worker in running.ids if worker not in listed])
+        commit_planned(g, early, f"{because}, and does not wait for who joins", do, early=True)
+        return
+    if aim is g.top and listed == set(aim.ids) and _holds(g, listed) == aim.hold:
+        return
+    joined = [m.worker_id for m in members if aim.member(m.worker_id) is None]
+    gone = [worker for worker in aim.ids if worker not in listed]
+    if not joined and not gone:
+        waits = f"waits for {g.awaited}: its newcomers were too late for their epoch"
+        otherwise = "waits no longer" if aim is g.top else aim.because
+        commit_planned(g, members, waits if g.awaited else otherwise, do)
+        return
+    commit_planned(g, members, _because(g, joined, gone), do)
+
+
+def _because(g: Group, joined: list[str], gone: list[str]) -> str:
+    def why(worker: str) -> str:
+        if worker in g.drains:
+            return f"{worker} drains: {g.drains[worker].because}"
+        slow = bool(g.awaited) and worker in g.turned_away and slot_of(worker) == g.awaited
+        return f"training waits for the copy of {worker}, which is slower" if slow else f"{worker} is gone again"
+
+    return "; ".join([f"{worker} joins" for worker in joined] + [why(worker) for worker in gone])
+
+
+def _leaves_early(g: Group, running: Generation, listed: set[str]) -> list[Member] | None:
+    """The members that stay, if others drain and would have to wait for newcomers; None if not, or if it is planned.
+    Who is demoted has time to wait."""
+    stay = [member for member in running.members if member.worker_id in listed]
+    if len(stay) in (0, len(running.members)) or listed <= set(running.ids):
+        return None
+    leavers = [g.drains.get(worker) for worker in running.ids if worker not in listed]
+    if all(leaver is not None and leaver.demoted for leaver in leavers):
+        return None
+    planned = [record.members for record in g.chain if record.number > running.number]
+    return None if tuple(stay) in planned else stay
+
+
+def wanted_newcomers(g: Group, lost: set[str]) -> list[str]:
+    """Newcomers that may be admitted, the first to come first."""
+    assert g.aim is not None
+    asking = {worker: g.workers[worker] for worker in g.asking if worker in g.workers}
+    ready = [w for w, seen in asking.items() if seen.ready and not seen.refused and not seen.left]
+    ready = [w for w in ready if w not in g.drains and w not in lost and w not in g.aim.ids]
+    return sorted(ready, key=lambda worker: g.workers[worker].member.seniority)
+
+
+def wished_to_drain(g: Group, word: DrainWish, now_s: float, do: list[Action]) -> None:
+    """It is the node that has to go, so all its workers drain at once; in turns they would leave in turns.
+
+    The last call comes LAST_CALL_S before the end, or, of little time, when half of it is over.
+    """
+    left_s = word.left_ms / 1000
+    last_call_s = now_s if g.stopping else now_s + max(left_s - LAST_CALL_S, left_s / 2)
+    leaver = Leaver(word.because, last_call_s)
+    g.drains |= dict.fromkeys(_neighbours(g, word.worker_id), leaver)
+    if g.state is not State.FORMING:  # there the job waits for them, and stops in order once it has begun
+        release_newcomers(g, do)
+    plan_change(g, now_s, do)
+
+
+def stop_in_order(g: Group, now_s: float, do: list[Action]) -> None:
+    """Nobody will take over: the last call of all who leave is now."""
+    g.stopping = True
+    g.drains = {worker: replace(leaver, last_call_s=now_s) for worker, leaver in g.drains.items()}
+    plan_change(g, now_s, do)
+
+
+def drain_is_over(g: Group, word: DrainOver, now_s: float, do: list[Action]) -> None:
+    for worker in _neighbours(g, word.worker_id):
+        g.drains.pop(worker, None)
+    plan_change(g, now_s, do)
+
+
+def _neighbours(g: Group, worker: str) -> list[str]:
+    """The workers of its node, itself too; nobody, of an unknown one."""
+    if worker not in g.workers:
+        return []
+    node = g.workers[worker].member.node
+    return [other for other, seen in g.workers.items() if seen.member.node == node]
+
+
+def commit_planned(
+    g: Group,
+    members: Iterable[Member],
+    because: str,
+    do: list[Action],
+    *,
+    early: bool = False,
+    paces: dict[str, int] | None = None,
+) -> None:
+    """paces: as in Plan, by member; None: as they are."""
+    assert g.running is not None
+    ordered = rank_order(members)
+    ids = [m.worker_id for m in ordered]
+    given = paces_of(ids, g.top) if paces is None else tuple(paces[worker] for worker in ids)
+    newcomers = tuple(m.worker_id for m in ordered if g.running.member(m.worker_id) is None)
+    hold = _holds(g, {m.worker_id for m in ordered})
+    plan = Plan(newcomers=newcomers, paces=given)
+    commit(g, Kind.PLANNED, ordered, plan, because, do, hold=hold, early=early)
+
+
+def _holds(g: Group, listed: Collection[str]) -> bool:
+    """Whether a step waits for newcomers before it is reduced: below quorum, or for one that is awaited."""
+    return len(listed) < g.spec.min_workers or (bool(g.awaited) and g.awaited not in map(slot_of, listed))
+
+
+def invite_spares(g: Group, now_s: float, do: list[Action]) -> None:
+    """Those that have waited longest take the places that are free, once the ring has settled after what freed them."""
+    if g.state not in (State.RUNNING, State.PAUSED):
+        return
+    able = g.spares - {*g.dead, *g.given_up, *g.drains}
+    if not able:
+        return
+    # A slot that was demoted for its speed comes last.
+    for worker in sorted(able, key=lambda w: (slot_of(w) in g.demoted_s, g.workers[w].member.seniority))[: g.places]:
+        invite(g, worker, now_s, do)
+
+
+def invite(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
+    g.workers[worker] = replace(g.workers[worker], invited=True, moved_s=now_s)
+    do.append(Note("invited", {"worker_id": worker}))
+    do.append(Tell((worker,), Invite(g.term, worker)))
+    await_newcomer(g, worker, now_s, do)
+
+
+def await_newcomer(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
+    """A newcomer enters the epoch in progress, and is replaced if that is over before it has copied the state. With
+    epochs shorter than its start this repeats; so for the third in a row the ring stands still, for progress_s at most.
+    """
+    missed = g.missed.get(slot_of(worker), 0)
+    if g.awaited:
+        if g.awaited not in {slot_of(other) for other in g.coming}:
+            g.awaited = slot_of(worker)  # whom the ring waited for is gone
+    elif missed >= MISSES and g.state is State.RUNNING and slot_of(worker) not in g.in_vain:
+        g.awaited, g.awaited_s = slot_of(worker), now_s
+        do.append(Note("newcomer_awaited", {"worker_id": worker, "missed": missed}))
+        plan_change(g, now_s, do)
+
+
+def stop_waiting(g: Group, slot: str, now_s: float, do: list[Action]) -> None:
+    """A newcomer of the slot has come, or none will, or it takes too long; then the slot has its free tries again."""
+    g.missed.pop(slot, None)
+    if g.awaited == slot:
+        g.awaited = ""
+        plan_change(g, now_s, do)
+
+
+def progressed(g: Group, word: Progress, now_s: float, do: list[Action]) -> None:
+    seen = g.workers.get(word.worker_id)
+    if seen is None:
+        return
+    if word.reduced > seen.reduced:
+        g.advanced_s[word.generation] = now_s
+    if not seen.entered:
+        g.given_up.pop(word.worker_id, None)
+    running = g.running
+    g.workers[word.worker_id] = replace(
+        seen,
+        entered=max(seen.entered, word.generation),
+        reduced=max(seen.reduced, word.reduced),
+        applied=max(seen.applied, word.applied),
+        phase=word.phase,
+        shard_us=word.shard_us or seen.shard_us,
+        exchange_us=word.exchange_us or seen.exchange_us,
+        doing=word.doing,
+        for_s=word.for_ms / 1000,
+        usual_s=word.usual_ms / 1000,
+        computes=word.computes,
+        over=word.over,
+        over_because=word.over_because,
+        moved_s=seen.moved_s if word.phase == seen.phase else now_s,
+        worked_s=seen.worked_s if word.doing is Doing.WAITING else now_s,
+        heard_s=now_s,
+        heard_from_s=seen.heard_from_s if now_s - seen.heard_s <= g.spec.timing.suspect_s else now_s,
+    )
+    g.shards = word.shards or g.shards
+    if g.applied >= 0:
+        g.applied = max(g.applied, word.applied)
+    if word.generation and not seen.entered:
+        g.in_vain.discard(slot_of(word.worker_id))
+        stop_waiting(g, slot_of(word.worker_id), now_s, do)
+    take_effect(g, running, now_s, do)
+    kill_expelled(g, now_s, do)
+
+
+def replace_stuck(g: Group, now_s: float, do: list[Action]) -> None:
+    """A newcomer that lives and gets nowhere would hold up every planned change, or the ring itself if its generation
+    has taken effect: plan without it, and end it, so that its slot gets another process. Whoever receives answers or
+    bytes, however slowly, says so with its beats."""
+    patience_s = g.spec.timing.progress_s
+    stuck = sorted(worker for worker, since in g.joining.items() if now_s >= since + patience_s)
+    for worker in stuck:
+        seen = g.workers[worker]
+        because = f"admitted, and then no answer and no byte for {patience_s:.0f} s; it last said: {seen.phase}"
+        do.append(Note("newcomer_stuck", {"worker_id": worker, "because": because}))
+        do.append(Tell((worker,), Kill(g.term, worker)))
+        g.workers[worker] = replace(seen, moved_s=now_s)
+        if g.running is not None and worker not in g.running.ids:
+            g.workers[worker] = replace(seen, refused=True, ready=False)
+            g.turned_away.add(worker)
+    if stuck:
+        plan_change(g, now_s, do)
+
+
+def take_effect(g: Group, before: Generation | None, now_s: float, do: list[Action]) -> None:
+    """The first word of a worker that entered a planned generation."""
+    record = g.running
+    if record is None or record is before or record.kind is not Kind.PLANNED:
+        return
+    if g.state not in (State.RUNNING, State.PAUSED):
+        return
+    settle(g, record.because, now_s, do)
+    if any(worker in g.dead or worker in g.given_up for worker in record.ids):
+        become_quiescing(g, "a member was lost while its generation took effect", now_s, do)
+        return
+    g.turned_away = set()
+    release_newcomers(g, do)
+    plan_change(g, now_s, do)
+
+
+def settle(g: Group, because: str, now_s: float, do: list[Action]) -> None:
+    """A ring is up: it trains, or waits below quorum."""
+    if g.running is not None and g.running.hold:
+        become_paused(g, now_s, do)
+    else:
+        become_running(g, because, now_s, do)
+
+
+def left(g: Group, word: Left, now_s: float, do: list[Action]) -> None:
+    """Everybody who stays has the last result. After a quiesce this worker is a holder of the state again."""
+    record = next((r for r in g.chain if r.number == word.generation and r.kind is Kind.PLANNED), None)
+    if word.worker_id not in g.workers or record is None or g.state is State.QUIESCING:
+        return
+    all_gone = all(worker in g.dead or worker in g.given_up for worker in record.ids)
+    lost = any(not (worker in g.workers and g.workers[worker].left) for worker in record.ids)
+    if g.state is not State.CLOSING and all_gone and lost:
+        become_quiescing(g, f"everybody that stayed was lost before {word.worker_id} left", now_s, do)
+        return
+    seen, running = g.workers[word.worker_id], g.running
+    g.workers[word.worker_id] = replace(seen, left=True, entered=max(seen.entered, word.generation))
+    do.append(Note("drained", {"worker_id": word.worker_id}))
+    do.append(Tell((word.worker_id,), Release(g.term, word.worker_id)))
+    if record.ids:
+        take_effect(g, running, now_s, do)
+    close_if_all_left(g, now_s, do)
+
+
+def close_if_all_left(g: Group, now_s: float, do: list[Action]) -> None:
+    """Nobody stays in the running generation: the job is over when the last member has left."""
+    if g.running is None or g.running.ids or g.state is State.CLOSED:
+        return
+    waiting = [worker for worker in g.alive(g.listed) if g.workers[worker].entered and not g.workers[worker].left]
+    if not waiting:
+        because = f"stopped after a step, because every node had to go ({g.running.because}); start the job again"
+        become_closed(g, 6, because, now_s, do)
+
+
+def release_newcomers(g: Group, do: list[Action]) -> None:
+    """Draining newcomers that no generation waits for."""
+    planned = {*g.listed, *(g.committing.ids if g.committing else ())}
+    if g.running is g.aim and g.aim is not None:
+        planned = {*g.aim.ids, *(g.committing.ids if g.committing else ())}
+    for worker in sorted(g.newcomers & set(g.drains) - planned - set(g.dead)):
+        do.append(Tell((worker,), Release(g.term, worker)))
+
+
+def shed(g: Group, now_s: float, do: list[Action]) -> None:
+    """After a member's word."""
+    running = g.running
+    if not g.size or running is None or len(running.ids) <= g.wanted_workers:
+        return
+    if g.state is not State.RUNNING or g.committing is not None or g.top is not running:
+        return  # a change is under way
+    if now_s < g.resized_s + g.spec.timing.uneven_s or g.drains.keys() & set(running.ids):
+        return
+    because = f"the job is to have {g.wanted_workers} workers"
+    for member in rank_order(running.members)[g.wanted_workers :]:
+        g.drains[member.worker_id] = Leaver(because, math.inf, demoted=True)
+        do.append(Note("surplus", {"worker_id": member.worker_id, "because": because}))
+    plan_change(g, now_s, do)

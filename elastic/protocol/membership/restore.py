@@ -1,0 +1,183 @@
+"""Every copy of the state is lost: new processes go on from the newest snapshot or checkpoint there is.
+
+What an agent starts in a dead worker's place says which snapshot its machine's memory holds. Once all are here, or the
+join window is over and somebody has what to go on from, those whose machine holds the newest form a generation and
+become that state; the others join them as any newcomer does, and copy it. A process from before cannot do either: it
+waits for members that are gone. It is told to go, and its slot's next one is another.
+
+A copy of the state that a newcomer has is taken before anything that is kept, unless what is kept is newer.
+
+Each time the job must have got further than where it began before, so that what kills it ends it. Where it could not
+begin, because what it was to go on from cannot be read, the next best is taken, though it is older.
+
+Before the first applied step nothing is lost with the members: what the run began with is what every new process begins
+with. So it begins once more, as often as max_restarts says. Only a leader that has formed the job itself, and has heard
+of every member until it died, can know that it was so early.
+
+Also: who may move the pointer to the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from elastic.checkpoints.naming import EntryName, is_series
+from elastic.checkpoints.pointer import Pointer
+from elastic.errors import ExitCode
+from elastic.protocol.membership.events import Action, Note, Point, Tell
+from elastic.protocol.membership.group import Group, Seen
+from elastic.protocol.membership.transitions import become_closed, become_forming, commit
+from elastic.protocol.messages import ANEW, CheckpointComplete, Fence, Kind, Member, Plan, Unreadable
+from elastic.protocol.recovery_plan import Kept, newest_kept
+
+
+def can_go_back(g: Group) -> bool:
+    """Not where nobody is replaced, or the script is at fault, or somebody wants the job to end."""
+    return g.revives and g.spec.replace and not g.errors and not g.stopping
+
+
+def _loses_nothing(g: Group) -> bool:
+    """Whether new processes can begin where this run began. Not for members that got stuck: others would too."""
+    may = g.spec.replace and not g.stopping and not g.hung and g.anew < g.spec.max_restarts
+    dead = g.listed <= g.dead.keys()
+    return may and dead and g.applied == 0 and g.began == g.resumed and g.began not in g.unreadable
+
+
+def newer_than_copies(g: Group, step: int) -> str:
+    """What is kept of a later step than the copies that newcomers have, as far as this leader knows; or "", also where
+    nobody would go on from it. step: -1: members hold the state."""
+    if step < 0 or not can_go_back(g):
+        return ""
+    here = {node: entry for node, entry in g.snapshots.items() if node in g.slots and node not in g.silent_nodes}
+    newest = newest_kept(here, g.checkpoint, "")
+    name = EntryName.parse(newest.entry) if newest is not None else None
+    return str(name) if name is not None and name.step > step else ""
+
+
+def unreadable(g: Group, word: Unreadable, do: list[Action]) -> None:
+    """Of what the job is to go on from; old words are of something else."""
+    if word.entry != g.began:
+        return
+    do.append(Note("unreadable", {"worker_id": word.worker_id, "entry": word.entry, "because": word.because}))
+    if word.memory:
+        g.unreadable.setdefault(word.entry, word)
+        return
+    g.unreadable[word.entry] = word
+    if g.checkpoint in ("", word.entry):
+        g.checkpoint = word.instead
+
+
+def go_back(g: Group, lost: str, now_s: float, do: list[Action]) -> bool:
+    """Whether the job goes on. lost: what has happened, in a sentence."""
+    g.begins_anew = _loses_nothing(g)
+    if not (g.begins_anew or can_go_back(g)):
+        return False
+    do.append(Note("state_lost", {"because": lost}))
+    for worker in [worker for worker in g.workers if worker in g.dead]:
+        del g.workers[worker]
+        g.drains.pop(worker, None)
+    # Members of whom nothing was heard for so long are left alone until a generation without them is durable.
+    g.lost, g.window_over, g.outdated = lost, False, {w for w, seen in g.workers.items() if not seen.entered}
+    g.stuck, g.hung = set(), {}
+    g.reports = {}  # who is dead stays so: one that holds the state after all does not wait for them
+    for worker in sorted(g.outdated):
+        turn_out(g, worker, now_s, do)
+    begins = "begin again" if g.begins_anew else "go on from what is kept"
+    become_forming(g, f"{lost}; waiting for new processes, to {begins}", now_s, do)
+    return True
+
+
+def turn_out(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
+    """A process from before."""
+    g.outdated.add(worker)
+    g.expelled.setdefault(worker, now_s)
+    do.append(Tell((worker,), Fence(g.term, worker, g.lost)))
+
+
+def revive(g: Group, now_s: float, do: list[Action]) -> None:
+    """Form a generation of those that hold the newest, or end the job if there is nothing new and nobody else comes."""
+    if g.committing is not None or not (g.window_over or _all_here(g)):
+        return
+    gone = {*g.outdated, *g.dead, *g.given_up}
+    new = {worker: seen for worker, seen in g.workers.items() if not (seen.entered or seen.refused)}
+    present = {worker: seen for worker, seen in new.items() if worker not in gone}
+    damaged = g.unreadable.get(g.began)
+    began = "" if damaged else g.began
+    newest = newest_kept({worker: seen.snapshot for worker, seen in present.items()}, g.checkpoint, began)
+    if newest is None and g.begins_anew and not damaged and g.top is not None:
+        newest = Kept(f"{ANEW}{g.top.number + 1}", tuple(sorted(present)), memory=False)
+    if newest is None or not newest.holders:
+        kept = f"nothing newer than {began}" if began else "nothing else" if damaged else "nothing"
+        kept += " is kept on the nodes that are here"
+        if newest is not None:
+            wanted = "begin again" if newest.entry.startswith(ANEW) else f"go on from checkpoint {g.checkpoint}"
+            kept = f"no new process is here to {wanted}"
+        if not waits_for_starting(g, f"{g.lost}; {kept}", now_s, do):
+            become_closed(g, int(ExitCode.STATE_LOST), f"{g.lost}; {kept}", now_s, do)
+        return
+    members = founders(g, (present[worker] for worker in newest.holders))
+    kind = "snapshot in memory" if newest.memory else "checkpoint"
+    if (name := EntryName.parse(newest.entry)) is None:
+        g.anew += 1
+        where = f"from checkpoint {g.began}" if g.began else "from its first step"
+        where += f" ({g.anew} of {g.spec.max_restarts})"
+        because = f"all members died before a step was applied; begins again {where}"
+    elif damaged:
+        because = f"{kept_badly(damaged)}; goes on from step {name.step}, {kind} {newest.entry}"
+        del g.unreadable[damaged.entry]  # one way back each, so that what kills the job ends it after all
+    else:
+        because = f"every copy of the state was lost; goes on from step {name.step}, {kind} {newest.entry}"
+    hold = len(members) < g.spec.min_workers
+    commit(g, Kind.FORM, members, Plan(), because, do, hold=hold, began=newest.entry)
+
+
+def kept_badly(word: Unreadable) -> str:
+    return f"{word.entry} cannot be read: {word.because}"
+
+
+def _all_here(g: Group) -> bool:
+    """Whether each slot has a process that knows nothing of what was lost; once nobody has any, nobody will come."""
+    return not g.starting and not g.outdated.intersection(g.workers)
+
+
+def waits_for_starting(g: Group, has: str, now_s: float, do: list[Action]) -> bool:
+    """Whether processes may still come, within orphan_limit_s, that have been started and are not ready to say so: on a
+    busy machine it takes a while until the script has done its imports. has: what is here without them."""
+    if _all_here(g) or now_s >= g.since_s + g.spec.timing.orphan_limit_s:
+        return False
+    starting = [f"{count} on {node}" for node, count in g.starting.items()]
+    starting += [f"the one after {worker}" for worker in sorted(g.outdated.intersection(g.workers))]
+    because = f"{has}; waiting for those starting: {', '.join(starting)}"
+    if because != g.because:
+        g.because = because
+        do.append(Note("state", {"state": str(g.state), "because": because}))
+    return True
+
+
+def founders(g: Group, present: Iterable[Seen]) -> tuple[Member, ...]:
+    """Of these the members of a form generation, in rank order; devices go by slot, so spares come last."""
+    chosen = sorted(present, key=lambda seen: (is_spare(g, seen), seen.member.node, seen.slot))[: g.wanted_workers]
+    ordered = sorted(chosen, key=lambda seen: (seen.member.node, seen.slot))
+    members = tuple(replace(seen.member, seniority=rank) for rank, seen in enumerate(ordered))
+    for member in members:
+        g.workers[member.worker_id] = replace(g.workers[member.worker_id], member=member)
+    return members
+
+
+def is_spare(g: Group, seen: Seen) -> bool:
+    return seen.slot >= g.slots.get(seen.member.node, math.inf)
+
+
+def checkpointed(g: Group, word: CheckpointComplete, do: list[Action]) -> None:
+    """Only members that nobody has given up: a later generation may have taken newer ones than an expelled worker
+    knows of. What it has completed stays a good checkpoint all the same."""
+    worker, name = word.worker_id, EntryName.parse(word.entry)
+    if name is None or not is_series(word.series):
+        do.append(Note("pointer_refused", {"worker_id": worker, "entry": word.entry, "because": "no such name"}))
+    elif worker not in g.listed or worker in {*g.dead, *g.given_up, *g.expelled}:
+        because = "its writer is no member any more"
+        do.append(Note("pointer_refused", {"worker_id": worker, "entry": word.entry, "because": because}))
+    else:
+        do.append(Point(word.series, Pointer(word.entry, worker, name.generation)))

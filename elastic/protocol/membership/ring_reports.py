@@ -1,0 +1,79 @@
+"""What members say of their rings: up, broken, or not to be built."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic.protocol.membership.closing import close_rest
+from elastic.protocol.membership.events import Action, Note
+from elastic.protocol.membership.group import Group, State
+from elastic.protocol.membership.planned_changes import commit_planned, plan_change, settle
+from elastic.protocol.membership.transitions import become_quiescing
+from elastic.protocol.messages import BuildFailed, Generation, RingBroken, RingState, RingUp
+
+
+def heard_of_ring(g: Group, word: RingUp | RingBroken | BuildFailed, now_s: float, do: list[Action]) -> None:
+    seen = g.workers.get(word.worker_id)
+    record = next((r for r in g.chain if r.number == word.generation), None)
+    if seen is None or record is None:
+        return
+    match word:
+        case RingUp():
+            if record is g.base or seen.entered == record.number:
+                g.workers[word.worker_id] = replace(seen, ring=RingState.LIVE)
+            end_rebuilding(g, now_s, do)
+        case RingBroken(_, number, because):
+            g.workers[word.worker_id] = replace(seen, ring=RingState.ABORTED)
+            if g.state is State.CLOSING:
+                close_rest(g, now_s, do)
+            elif g.state in (State.RUNNING, State.PAUSED, State.REBUILDING):
+                become_quiescing(g, f"{word.worker_id} says ring {number} is broken: {because}", now_s, do)
+        case BuildFailed(_, number, unreachable):
+            together = g.state in (State.RUNNING, State.PAUSED, State.REBUILDING)
+            if record is g.base or record is g.running or seen.entered == number:
+                # Also while all leave: a peer's word that this member's ring has closed may have been here first.
+                g.accused[word.worker_id] = unreachable
+                members = frozenset(record.ids)
+                g.failed_builds[members] = g.failed_builds.get(members, frozenset()) | {number}
+                named = ", ".join(unreachable) or "the others by what carries the gradients"
+                if together:
+                    become_quiescing(g, f"{word.worker_id} cannot reach {named} in generation {number}", now_s, do)
+            elif together and (record is g.aim or record.early):
+                _turn_away(g, record, {word.worker_id, *unreachable}, now_s, do)
+
+
+def _turn_away(g: Group, record: Generation, involved: set[str], now_s: float, do: list[Action]) -> None:
+    """A pending ring could not be built: plan without the newcomers among those named, and later with them again.
+
+    Between members alone it is tried again; their present ring works.
+    """
+    assert g.running is not None
+    unsettled = set(record.ids) - set(g.running.ids)
+    turned_away = sorted(unsettled & involved or unsettled)
+    for worker in turned_away:
+        do.append(Note("newcomer_unreachable", {"worker_id": worker, "generation": record.number}))
+        g.turned_away.add(worker)
+    if turned_away:
+        plan_change(g, now_s, do)
+    elif g.committing is None:
+        commit_planned(g, record.members, f"{record.because}, once more", do, early=record.early)
+
+
+def end_rebuilding(g: Group, now_s: float, do: list[Action]) -> None:
+    """Every member of the loss generation has its ring up."""
+    base = g.base
+    if g.state is not State.REBUILDING or base is None:
+        return
+    # Each word of a ring looks on from where the last one had to stop, so that all words together look at each member
+    # once; an announcement may have taken one back, hence all at last.
+    g.up = next((rank for rank in range(g.up, len(base.ids)) if not _is_up(g, base, rank)), 0)
+    if g.up == 0 and all(_is_up(g, base, rank) for rank in range(len(base.ids))):
+        do.append(Note("running", {"generation": base.number}))
+        g.accused, g.failed_builds = {}, {}
+        settle(g, base.because, now_s, do)
+        plan_change(g, now_s, do)
+
+
+def _is_up(g: Group, base: Generation, rank: int) -> bool:
+    seen = g.workers[base.ids[rank]]
+    return seen.ring is RingState.LIVE and seen.entered >= base.number

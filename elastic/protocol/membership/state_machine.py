@@ -1,0 +1,300 @@
+"""`step`, `advance`: every event to the one function that knows what it means.
+
+Also what a group does once its record is durable, until when a group has time, and what is done when that is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from copy import copy
+from dataclasses import replace
+
+from elastic.errors import ExitCode
+from elastic.protocol.membership.closing import failed, finished, slot_given_up
+from elastic.protocol.membership.events import (
+    Action,
+    AgentDown,
+    AgentUp,
+    CommitRefused,
+    Committed,
+    Elected,
+    Event,
+    Note,
+    PointerAt,
+    Resized,
+    Stopped,
+    Tick,
+)
+from elastic.protocol.membership.formation import announced, elected, form
+from elastic.protocol.membership.group import Group, Roster, State
+from elastic.protocol.membership.hangs import end_mute, expel_if_stuck, mute_until_s
+from elastic.protocol.membership.loss import decide, lost, reported, wait_for_others
+from elastic.protocol.membership.newcomers import end_hung, stop_in_vain, wait_for_slow
+from elastic.protocol.membership.partitions import fell_silent, next_silence_ends_s, silence, silent_too_long
+from elastic.protocol.membership.planned_changes import (
+    drain_is_over,
+    invite_spares,
+    left,
+    plan_change,
+    progressed,
+    replace_stuck,
+    shed,
+    stop_in_order,
+    wished_to_drain,
+)
+from elastic.protocol.membership.restore import checkpointed, unreadable
+from elastic.protocol.membership.ring_reports import heard_of_ring
+from elastic.protocol.membership.stragglers import compare, take_back_demotions
+from elastic.protocol.membership.transitions import (
+    become_closed,
+    become_quiescing,
+    become_rebuilding,
+    fence,
+    kill_expelled,
+    publish,
+)
+from elastic.protocol.messages import (
+    Announce,
+    BuildFailed,
+    CheckpointComplete,
+    DrainOver,
+    DrainWish,
+    Failed,
+    Finished,
+    Kind,
+    Left,
+    Progress,
+    Ready,
+    Report,
+    RingBroken,
+    RingState,
+    RingUp,
+    SlotGivenUp,
+    Unreadable,
+    WorkerDead,
+    WorkerFrozen,
+)
+
+
+def step(group: Group, event: Event, now_s: float) -> tuple[Group, tuple[Action, ...]]:
+    """Apply one event at ``now_s`` (the leader's monotonic clock). Old words are ignored, not errors."""
+    g = _copied(group)
+    return g, advance(g, (event,), now_s)
+
+
+def advance(g: Group, events: Iterable[Event], now_s: float) -> tuple[Action, ...]:
+    """One `step` after the other, for an owner that needs no group of before: it is this one that changes, and its
+    spares are looked at once. With thousands of workers a copy with every few words would be most of the work."""
+    actions: list[Action] = []
+    freed = False
+    for event in events:
+        if g.state is State.CLOSED:
+            break
+        before = g.chain, g.state
+        _apply(g, event, now_s, actions)
+        freed |= not isinstance(event, Progress) or (g.chain, g.state) != before
+    if freed and g.state is not State.CLOSED:  # what frees a place is news of another kind
+        invite_spares(g, now_s, actions)
+    return tuple(actions)
+
+
+def _copied(group: Group) -> Group:
+    g = copy(group)
+    g.workers = Roster(group.workers)
+    for name in ("dead", "given_up", "silent_nodes", "attended_s", "slots", "expelled", "reports", "drains"):
+        setattr(g, name, dict(getattr(group, name)))
+    for name in ("missed", "advanced_s", "accused", "failed_builds", "errors", "slots_given_up", "stuck_at"):
+        setattr(g, name, dict(getattr(group, name)))
+    for name in ("snapshots", "unreadable"):
+        setattr(g, name, dict(getattr(group, name)))
+    for name in ("slow_since_s", "stragglers", "demoted_s"):
+        setattr(g, name, dict(getattr(group, name)))
+    for name in ("asking", "turned_away", "in_vain", "stuck", "outdated"):
+        setattr(g, name, set(getattr(group, name)))
+    return g
+
+
+def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
+    match event:
+        case Elected():
+            elected(g, event, now_s, do)
+        case AgentUp(node, slots):
+            wait_for_others(g, now_s)
+            g.silent_nodes.pop(node, None)
+            g.attended_s[node] = now_s
+            g.slots[node] = slots or g.slots.get(node, 0)
+            if slots:  # a stream begins: which slots are given up it says again, and a new agent tries them all
+                given_up = g.slots_given_up.items()
+                g.slots_given_up = {slot: why for slot, why in given_up if slot.rpartition(".")[0] != node}
+            # Its workers report now, or it says what became of them; deciding on the first report would expel the rest.
+            g.given_up = {worker: why for worker, why in g.given_up.items() if why != silence(node)}
+        case AgentDown(node, silent_s):
+            fell_silent(g, node, silent_s, now_s)
+        case Committed(number):
+            committed(g, number, now_s, do)
+        case CommitRefused(number, because):
+            do.append(Note("commit_refused", {"number": number, "because": because}))
+            g.committing = None
+        case Announce():
+            announced(g, event, now_s, do)
+        case Report():
+            reported(g, event, now_s, do)
+        case RingUp() | RingBroken() | BuildFailed():
+            heard_of_ring(g, event, now_s, do)
+        case Progress():
+            progressed(g, event, now_s, do)
+            compare(g, now_s, do)
+            expel_if_stuck(g, event.worker_id, now_s, do)
+            shed(g, now_s, do)
+        case Ready(worker, _, outdated):
+            if worker in g.workers:
+                g.workers[worker] = replace(g.workers[worker], ready=True)
+                g.asking.add(worker)
+                g.given_up.pop(worker, None)
+                wait_for_slow(g, worker, outdated, now_s, do)
+                plan_change(g, now_s, do)
+        case DrainWish():
+            wished_to_drain(g, event, now_s, do)
+        case DrainOver():
+            drain_is_over(g, event, now_s, do)
+        case Left():
+            left(g, event, now_s, do)
+        case WorkerDead(worker, because, snapshot):
+            lost(g, worker, because, now_s, do, dead=True, snapshot=snapshot)
+        case WorkerFrozen(worker, because):
+            lost(g, worker, because, now_s, do, dead=False)
+        case Failed():
+            failed(g, event, now_s, do)
+        case Finished():
+            finished(g, event, now_s, do)
+        case SlotGivenUp():
+            slot_given_up(g, event, now_s, do)
+        case CheckpointComplete():
+            checkpointed(g, event, do)
+        case Unreadable():
+            unreadable(g, event, do)
+        case PointerAt(entry):
+            known = g.unreadable.get(entry)
+            g.checkpoint = known.instead if known and not known.memory else entry
+        case Resized(workers):
+            g.size, g.resized_s = workers, now_s
+            do.append(Note("resized", {"workers": workers}))
+            if g.state is State.FORMING:
+                form(g, now_s, do)
+            else:
+                plan_change(g, now_s, do)
+        case Stopped(because, at_once=True):
+            become_closed(g, int(ExitCode.TERMINATED), because, now_s, do)
+        case Stopped():
+            stop_in_order(g, now_s, do)
+        case Tick():
+            ticked(g, now_s, do)
+
+
+def deadline_s(g: Group) -> float:
+    """When to post the next Tick."""
+    timing = g.spec.timing
+    deadlines = [math.inf, mute_until_s(g)]
+    if g.state is State.FORMING and g.committing is None:
+        deadlines.append(g.since_s + (timing.orphan_limit_s if g.window_over else timing.join_window_s))
+    if g.state is State.QUIESCING:
+        deadlines.append(g.since_s + g.timing.progress_s)
+    if g.state is State.QUIESCING and g.committing is None:
+        deadlines.append(g.proof_ends_s)
+    if g.state is State.PAUSED:
+        deadlines.append(g.since_s + timing.pause_limit_s)
+    if g.state in (State.RUNNING, State.PAUSED) and g.committing is None:
+        deadlines.append(g.last_call_s)
+    deadlines += [since + timing.progress_s for since in g.joining.values()]
+    deadlines += g.setting_up.values()
+    if g.awaited:
+        deadlines.append(g.awaited_until_s)
+    if g.state is not State.CLOSED:
+        deadlines.append(next_silence_ends_s(g))
+        deadlines += [since + timing.fence_grace_s for since in g.expelled.values()]
+    return min(deadlines)
+
+
+def ticked(g: Group, now_s: float, do: list[Action]) -> None:
+    timing = g.spec.timing
+    if g.state is State.PAUSED and now_s >= g.since_s + timing.pause_limit_s:
+        become_closed(g, 3, f"{g.because}; nobody came for {timing.pause_limit_s:.0f} s", now_s, do)
+    if now_s >= g.last_call_s:
+        plan_change(g, now_s, do)
+    silent = silent_too_long(g, now_s)
+    for node in silent:
+        del g.silent_nodes[node]
+        g.slots.pop(node, None)
+        g.snapshots.pop(node, None)
+        g.attended_s.pop(node, None)
+    there = {worker: seen.member.node for worker, seen in g.workers.items()} if silent else {}
+    for worker, node in there.items():
+        if node in silent and worker not in g.dead:
+            lost(g, worker, silence(node), now_s, do, dead=False)
+    if g.state is State.FORMING and now_s >= g.since_s + timing.join_window_s:
+        g.window_over = True
+        form(g, now_s, do)
+    replace_stuck(g, now_s, do)
+    end_hung(g, now_s, do)
+    if g.awaited and now_s >= g.awaited_until_s:
+        stop_in_vain(g, now_s, do)
+    if g.state is State.QUIESCING and now_s >= g.since_s + g.timing.progress_s:
+        g.since_s = now_s
+        for worker in (g.listed | g.newcomers) - set(g.reports) - set(g.dead):
+            g.given_up.setdefault(worker, f"no report for {g.timing.progress_s:.0f} s")
+        decide(g, now_s, do)
+    end_mute(g, now_s, do)
+    if g.state is State.QUIESCING and now_s >= g.proof_ends_s:
+        decide(g, now_s, do, waited_out=True)
+    kill_expelled(g, now_s, do)
+    for worker, since in g.expelled.items():
+        if now_s >= since + timing.fence_grace_s:
+            g.expelled[worker] = now_s  # not before a later generation has completed a step: look again
+
+
+def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
+    record = g.committing
+    if record is None or record.number != number:
+        return
+    g.committing = None
+    fields = {"generation": number, "kind": str(record.kind), "members": list(record.ids), "because": record.because}
+    do.append(Note("committed", fields))
+    if g.state is State.CLOSING:
+        return
+    if record.kind is Kind.PLANNED:
+        g.chain = (*g.chain, record)
+        g.planned_s = now_s
+        if g.state is State.QUIESCING:
+            become_quiescing(g, g.because, now_s, do)
+        else:
+            publish(g, record, do)
+            plan_change(g, now_s, do)
+        return
+    if record.kind is Kind.FORM:
+        g.applied = 0
+    take_back_demotions(g, record)
+    before, members = g.listed, set(record.ids)
+    g.chain = (record,)
+    g.reports = {}
+    lost = [worker for worker in record.ids if worker in g.dead or worker in g.given_up]
+    for worker in set(g.dead) - members:
+        g.workers.discard(worker)
+        for known in (g.dead, g.drains, g.expelled):
+            known.pop(worker, None)
+    newcomers = g.newcomers
+    g.given_up = {worker: why for worker, why in g.given_up.items() if worker in members or worker in newcomers}
+    g.asking, g.turned_away, g.stuck = set(), set(), set()
+    g.lost, g.outdated, g.hung = "", set(), {}
+    g.advanced_s = {}
+    for worker, seen in g.workers.items():
+        if worker in members:
+            g.workers[worker] = replace(seen, entered=number, ring=RingState.BUILDING, ready=False)
+        else:
+            g.workers[worker] = replace(seen, ready=False, moved_s=now_s)  # a newcomer will say again that it is
+    fence(g, sorted(worker for worker in before if worker in g.workers and worker not in members),
+           record.because, now_s, do)  # fmt: skip
+    publish(g, record, do)
+    become_rebuilding(g, now_s, do)
+    if lost:
+        become_quiescing(g, f"{lost[0]} was lost while generation {number} was committed", now_s, do)

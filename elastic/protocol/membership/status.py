@@ -1,0 +1,50 @@
+"""What `elastic status` shows of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elastic.protocol.membership.group import Group, Seen
+from elastic.protocol.membership.hangs import holding_up, standing_still
+from elastic.protocol.recovery_plan import default_sizes
+
+
+def status(group: Group) -> dict[str, object]:
+    """What `elastic status` shows; JSON-able."""
+    record = group.running
+    members = record.members if record else ()
+    seen = [group.workers.get(member.worker_id) for member in members]
+    shards = default_sizes(record, group.shards) if record and members else ()
+    return {
+        "job": group.spec.name,
+        "state": str(group.state),
+        "generation": record.number if record else 0,
+        "because": group.because,
+        "ring": _ring(group, seen),
+        "applied": max((worker.applied for worker in seen if worker), default=0),
+        "members": [
+            {
+                "worker_id": member.worker_id,
+                "node": member.node,
+                "pid": worker.pid if worker else 0,
+                "rank": rank,
+                "applied": worker.applied if worker else 0,
+                "phase": worker.phase if worker else "",
+                "shards": owned,
+                "shard_ms": worker.shard_us / 1000 if worker and worker.shard_us else None,
+            }
+            for rank, (member, worker, owned) in enumerate(zip(members, seen, shards, strict=True))
+        ],
+        "stragglers": dict(group.stragglers),
+        "held_up_by": holding_up(group) or standing_still(group),
+        "draining": {worker: group.drains[worker].because for worker in group.alive(group.drains)},
+        "waiting": sorted(group.newcomers - group.spares - set(group.dead)),
+        "spares": sorted(group.spares - set(group.dead)),
+        "in_vain": sorted(group.in_vain),
+    }
+
+
+def _ring(group: Group, members: Sequence[Seen | None]) -> dict[str, str]:
+    """What carries the gradients, as the eldest member says that has a ring; empty: none has."""
+    over, because = next(((one.over, one.over_because) for one in members if one and one.over), ("", ""))
+    return {"asked": str(group.spec.ring), "over": over, "because": because}

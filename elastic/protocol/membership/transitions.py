@@ -1,0 +1,138 @@
+"""The only places which change the state of a group; each says why.
+
+How a generation is written down, and who is told of it. Workers that a later generation left out are told so, left
+alone for a while, then ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from elastic.protocol.membership.events import Action, Commit, End, Note, Tell
+from elastic.protocol.membership.group import Group, State
+from elastic.protocol.messages import Close, Fence, Generation, Kill, Kind, Member, Plan, Publish, Quiesce, Release
+
+
+def become_forming(g: Group, because: str, now_s: float, do: list[Action]) -> None:
+    _become(g, State.FORMING, because, now_s, do)
+
+
+def become_quiescing(g: Group, because: str, now_s: float, do: list[Action]) -> None:
+    """Everybody of every generation that may have taken effect leaves its ring and reports afresh."""
+    assert g.top is not None
+    if g.state is not State.QUIESCING:
+        do.append(Note("quiesce_started", {"because": because, "generation": g.top.number}))
+        g.quiesced_s = now_s
+    _become(g, State.QUIESCING, because, now_s, do)
+    g.round += 1
+    g.reports = {}
+    do.append(Tell(g.alive(g.listed | g.newcomers), Quiesce(g.term, g.round, g.top.number)))
+
+
+def become_rebuilding(g: Group, now_s: float, do: list[Action]) -> None:
+    assert g.top is not None
+    g.up = 0
+    _become(g, State.REBUILDING, g.top.because, now_s, do)
+
+
+def become_running(g: Group, because: str, now_s: float, do: list[Action]) -> None:
+    _become(g, State.RUNNING, because, now_s, do)
+
+
+def become_paused(g: Group, now_s: float, do: list[Action]) -> None:
+    assert g.running is not None
+    members = len(g.running.members)
+    because = f"below quorum: {members} of at least {g.spec.min_workers} workers; waiting for replacements"
+    if members >= g.spec.min_workers:
+        because = g.running.because
+    if (g.state, g.because) != (State.PAUSED, because):
+        _become(g, State.PAUSED, because, now_s, do)
+
+
+def become_closing(g: Group, now_s: float, do: list[Action]) -> None:
+    _become(g, State.CLOSING, "a member has finished", now_s, do)
+    dismiss(g, g.alive({w for w in g.newcomers if g.base is None or w not in g.base.ids}), do)
+
+
+def become_closed(g: Group, exit_code: int, because: str, now_s: float, do: list[Action]) -> None:
+    _become(g, State.CLOSED, because, now_s, do)
+    alive = tuple(worker for worker in g.workers if worker not in g.dead)
+    if alive:
+        do.append(Tell(alive, Close(g.term, because, exit_code)))
+    do.append(End(exit_code, because, g.digest if exit_code == 0 else ""))
+
+
+def _become(g: Group, state: State, because: str, now_s: float, do: list[Action]) -> None:
+    if (state, because) != (g.state, g.because):
+        do.append(Note("state", {"state": str(state), "because": because}))
+    g.state, g.because, g.since_s = state, because, now_s
+
+
+def dismiss(g: Group, workers: Iterable[str], do: list[Action]) -> None:
+    """Members and newcomers learn that the job is complete; whoever was draining leaves without its last result."""
+    for worker in workers:
+        draining = g.running is not None and g.lists(worker) and not g.running.member(worker)
+        order = Release(g.term, worker) if draining else Close(g.term, "the job is complete")
+        do.append(Tell((worker,), order))
+
+
+def commit(
+    g: Group,
+    kind: Kind,
+    members: tuple[Member, ...],
+    plan: Plan,
+    because: str,
+    do: list[Action],
+    *,
+    hold: bool = False,
+    early: bool = False,
+    began: str = "",
+) -> None:
+    """began: of a form generation; the others are of the same run."""
+    number = (g.top.number if g.top else 0) + 1
+    base = g.chain[0].number if kind is Kind.PLANNED else number
+    token = hashlib.sha256(f"{g.seed}/{g.term}/{number}".encode()).hexdigest()[:32]
+    began = began or (g.top.began if g.top else "")
+    g.committing = Generation(number, kind, base, members, plan, because, hold, token, early, began)
+    do.append(Commit(g.committing))
+
+
+def publish(g: Group, record: Generation, do: list[Action]) -> None:
+    do.append(Tell(tuple(sorted(worker for worker in g.workers if worker not in g.dead)), Publish(g.term, record)))
+    do.append(Note("published", {"generation": record.number, "kind": str(record.kind), "because": record.because}))
+
+
+def told(g: Group) -> tuple[Generation, ...]:
+    """What a worker has to know: the last loss generation, the running one, and what has been planned since."""
+    assert g.running is not None
+    return tuple(r for r in g.chain if r is g.base or r.number >= g.running.number)
+
+
+def fence(g: Group, workers: Iterable[str], because: str, now_s: float, do: list[Action]) -> None:
+    """Left alone for fence_grace: one that thaws within it finds itself fenced. Drained and newcomers are not."""
+    for worker in workers:
+        seen = g.workers[worker]
+        if seen.left or worker in g.drains:
+            do.append(Tell((worker,), Release(g.term, worker)))
+        elif seen.entered:
+            if worker not in g.expelled:
+                g.expelled[worker] = now_s
+                do.append(Note("expelled", {"worker_id": worker, "because": because}))
+            do.append(Tell((worker,), Fence(g.term, worker, because)))
+
+
+def kill_expelled(g: Group, now_s: float, do: list[Action]) -> None:
+    """fence_grace is over and a later generation has completed a step."""
+    base = g.base
+    if (
+        not g.expelled
+        or base is None
+        or not any(g.workers[w].reduced > base.plan.op for w in base.ids if w in g.workers)
+    ):
+        return
+    for worker, since in list(g.expelled.items()):
+        if now_s >= since + g.spec.timing.fence_grace_s:
+            del g.expelled[worker]
+            do.append(Note("kill", {"worker_id": worker, "because": "fenced and fence_grace is over"}))
+            do.append(Tell((worker,), Kill(g.term, worker)))

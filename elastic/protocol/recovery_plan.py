@@ -1,0 +1,242 @@
+"""Pure decisions: rank order, who owns which units, who copies what from whom, where to resume.
+
+Everything here is a function of its arguments; design: a loss generation's record carries the whole outcome.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from elastic.checkpoints.naming import EntryName
+from elastic.protocol import shard_assignment
+from elastic.protocol.messages import Generation, Laggard, Member, Plan, Report, Share
+from elastic.protocol.reduction_tree import Node
+
+
+def rank_order(members: Iterable[Member]) -> tuple[Member, ...]:
+    """Seniority first: survivors keep their order and move up when an older member is lost."""
+    return tuple(sorted(members, key=lambda member: (member.seniority, member.worker_id)))
+
+
+def redo_shares(
+    units: int,
+    order: Sequence[str],
+    roots: Mapping[str, Collection[Node]],
+    running: Mapping[str, int | None],
+    paces: Sequence[int] = (),
+) -> tuple[Share, ...]:
+    """Who contributes what to an interrupted operation; every unit exactly once.
+
+    Finished roots and running units stay where they are. Of overlapping roots the largest is used (ties: the
+    senior's), the others are dropped. Every other unit goes to the member that is done with it first. paces: as in
+    Plan.
+    """
+    covered: set[int] = set()
+    keep: dict[str, list[Node]] = {worker: [] for worker in order}
+    candidates = sorted(
+        ((node, rank) for rank, worker in enumerate(order) for node in roots.get(worker, ())),
+        key=lambda item: (item[0][0] - item[0][1], item[1], item[0]),
+    )
+    for node, rank in candidates:
+        if covered.isdisjoint(range(*node)):
+            covered.update(range(*node))
+            keep[order[rank]].append(node)
+    compute: dict[str, list[int]] = {worker: [] for worker in order}
+    for worker in order:
+        unit = running.get(worker)
+        if unit is not None and unit not in covered:
+            covered.add(unit)
+            compute[worker].append(unit)
+    costs = dict(zip(order, shard_assignment.costs(paces or [0] * len(order)), strict=True))
+    ends = [((len(compute[worker]) + 1) * costs[worker], rank) for rank, worker in enumerate(order)]
+    heapq.heapify(ends)
+    for unit in range(units):
+        if unit not in covered:
+            end, rank = ends[0]
+            compute[order[rank]].append(unit)
+            heapq.heapreplace(ends, (end + costs[order[rank]], rank))
+    return tuple(Share(worker, tuple(sorted(keep[worker])), tuple(compute[worker])) for worker in order)
+
+
+@dataclass(frozen=True, slots=True)
+class LossPlan:
+    """The members of the next loss generation, in rank order, and what they do first."""
+
+    members: tuple[Member, ...]
+    plan: Plan
+    released: tuple[str, ...]
+    """Drained members that answered but belong to no list any more."""
+    copied_step: int = -1
+    """The state is that of this step, which newcomers have copied; -1: members hold it."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(member.worker_id for member in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """Committing now could make a second history."""
+
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllLost:
+    """No copy of the state answers, and nobody silent can hold one. op: the last operation known."""
+
+    op: int
+    because: str
+
+
+def decide_loss(
+    chain: Sequence[Generation],
+    reports: Mapping[str, Report],
+    dead: Collection[str],
+    newcomers: Mapping[str, Member],
+) -> LossPlan | NotYet | AllLost:
+    """Members and plan of the next loss generation.
+
+    chain: the records from the last loss generation to the highest committed one, ascending.
+    reports: fresh answers to the quiesce, by worker. dead: workers whose own agent says they are gone.
+    newcomers: workers of no record that could hold a copy of the state.
+    """
+    reached = max((report.entered for report in reports.values()), default=0)
+    for record in chain:
+        # Whoever entered a later one proves that every member of this ring was about to leave it. Without members there
+        # is no ring, and nothing to prove.
+        proven = not record.ids or any(worker in reports or worker in dead for worker in record.ids)
+        if record.number >= reached and not proven:
+            return NotYet(f"no member of generation {record.number} has answered or is known dead")
+    everybody = {member.worker_id: member for record in chain for member in record.members}
+    entered = [reports[worker] for worker in everybody if worker in reports and reports[worker].entered > 0]
+    holders = {report.worker_id for report in entered if report.has_state}
+    chosen, copied_step = _newest_entered(chain, entered, holders) or holders, -1
+    silent = [worker for worker in everybody if worker not in reports and worker not in dead]
+    if chosen:
+        members = rank_order(everybody[worker] for worker in chosen)
+        reduced = {worker: reports[worker].reduced for worker in chosen}
+    else:
+        if silent:
+            return NotYet(f"no copy of the state answers, and {', '.join(sorted(silent))} may hold one")
+        began = chain[-1].began if chain else ""
+        able = {w: r for w, r in reports.items() if w in everybody or w in newcomers}
+        copies = {w: r.copied for w, r in able.items() if r.copied >= 0 and r.began == began}
+        if not copies:
+            last = max((record.plan.op for record in chain), default=0)
+            return AllLost(last, "no living worker holds a copy of the state")
+        newest = max(copies.values())
+        chosen = {worker for worker, op in copies.items() if op == newest}
+        members = rank_order((everybody | dict(newcomers))[worker] for worker in chosen)
+        reduced = dict.fromkeys(chosen, newest)
+        copied_step = max(reports[worker].copied_step for worker in chosen)
+    released = tuple(sorted(holders - chosen))
+    order = [m.worker_id for m in members]
+    paces = paces_of(order, chain[-1] if chain else None)
+    return LossPlan(members, _plan(order, reduced, reports, paces), released, copied_step)
+
+
+def _newest_entered(chain: Sequence[Generation], entered: Sequence[Report], holders: set[str]) -> set[str]:
+    """Holders in the list of the newest generation that somebody who answers has entered: that one holds the state."""
+    for record in reversed(chain):
+        if any(report.entered == record.number for report in entered):
+            return holders.intersection(record.ids)
+    return set()
+
+
+def _plan(
+    order: Sequence[str], reduced: Mapping[str, int], reports: Mapping[str, Report], paces: tuple[int, ...]
+) -> Plan:
+    """Where to resume: the three rules for a failure in an operation."""
+    op = max(reduced.values())
+    behind = [worker for worker in order if reduced[worker] < op]
+    stragglers = [worker for worker in behind if reduced[worker] < op - 1]
+    if stragglers:
+        raise AssertionError(f"members differ by more than one operation: {dict(reduced)}")
+    sources = [worker for worker in order if reduced[worker] == op and reports[worker].kept == op - 1]
+    laggards = tuple(Laggard(worker, sources[0] if sources else "") for worker in behind)
+    ahead = [reports[worker] for worker in order if reduced[worker] == op]
+    units = max((report.units for report in ahead), default=0)
+    shares: tuple[Share, ...] = ()
+    if units:
+        begun = {report.worker_id: report for report in ahead if report.units == units}
+        shares = redo_shares(
+            units,
+            order,
+            {worker: report.roots for worker, report in begun.items()},
+            {worker: report.running for worker, report in begun.items()},
+            paces,
+        )
+    return Plan(op=op, units=units, shares=shares, laggards=laggards, paces=paces)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a job goes on from. holders: who can read it. memory: a snapshot on their machines; else a checkpoint."""
+
+    entry: str
+    holders: tuple[str, ...]
+    memory: bool
+
+
+def newest_kept(snapshots: Mapping[str, str], checkpoint: str, began: str) -> Kept | None:
+    """The newest snapshot or checkpoint, if it is of a later step than where the job began the last time.
+
+    snapshots: worker -> the newest in the memory of its machine, or "". checkpoint: the newest on the storage, which
+    everybody reads, or "". began: an entry, or "". Of the same step, a snapshot.
+    """
+    held = {worker: name for worker, entry in snapshots.items() if (name := EntryName.parse(entry)) is not None}
+    newest, durable, before = max(held.values(), default=None), EntryName.parse(checkpoint), EntryName.parse(began)
+    memory = newest is not None and (durable is None or newest.step >= durable.step)
+    chosen = newest if memory else durable
+    if chosen is None or chosen.step <= (before.step if before is not None else 0):
+        return None
+    holders = [worker for worker in snapshots if not memory or held.get(worker) == chosen]
+    return Kept(str(chosen), tuple(sorted(holders)), memory)
+
+
+def default_units_of(worker_id: str, record: Generation, units: int) -> tuple[int, ...]:
+    """The contiguous block of units that a member owns when no share of the plan says otherwise; may be empty.
+
+    A function of the record alone, so all members agree about it.
+    """
+    sizes = default_sizes(record, units)
+    rank = record.ids.index(worker_id)
+    start = sum(sizes[:rank])
+    return tuple(range(start, start + sizes[rank]))
+
+
+def default_sizes(record: Generation, units: int) -> tuple[int, ...]:
+    """How many units each member owns, in rank order."""
+    paces = record.plan.paces
+    return shard_assignment.sizes(units, paces) if paces else shard_assignment.even_sizes(units, len(record.members))
+
+
+def paces_of(order: Iterable[str], record: Generation | None) -> tuple[int, ...]:
+    """Plan.paces for the successor of a record, with these members."""
+    known = dict(zip(record.ids, record.plan.paces, strict=True)) if record and record.plan.paces else {}
+    paces = tuple(known.get(worker, 0) for worker in order)
+    return paces if any(paces) else ()
+
+
+def smallest_cover(accusations: Mapping[str, Collection[str]], order: Sequence[str]) -> tuple[str, ...]:
+    """The smallest set of workers that touches every accused link; ties drop the youngest.
+
+    accusations: worker -> peers it could not reach. order: ranks, oldest first. The search is exponential in the
+    size of the answer; above 4 the worker with the most links is taken, again and again (greedy vertex cover).
+    """
+    links = {frozenset((a, b)) for a, peers in accusations.items() for b in peers if a != b}
+    involved = sorted({worker for link in links for worker in link}, key=order.index, reverse=True)
+    for size in range(1, min(4, len(involved)) + 1):
+        for chosen in combinations(involved, size):
+            if all(link.intersection(chosen) for link in links):
+                return chosen
+    cover: list[str] = []
+    while links:
+        worst = max(involved, key=lambda worker: sum(worker in link for link in links))
+        cover.append(worst)
+        links = {link for link in links if worst not in link}
+    return tuple(sorted(cover, key=order.index, reverse=True))

@@ -1,0 +1,451 @@
+"""One slot of an agent: the worker in it, why it ended, and whether and when another one starts.
+
+``step(slot, event, now_s) -> (slot, actions)``. Pure: the agent posts what happened and performs what is asked.
+
+    WAITING --due--> STARTING --spawned--> RUNNING --exit--> WAITING (replaced) or OVER
+    WAITING, RUNNING --node leaves, exit--> AWAY --node stays--> WAITING
+    RUNNING --job over--> LEAVING --grace--> STOPPING (SIGTERM) --grace--> SIGKILL;  any of them --exit--> OVER
+
+Whose fault was an exit?
+    outside      a signal such as SIGKILL or SIGTERM, or exit 75 (it found itself fenced): replaced, never counted
+    the script   a non-zero exit, an exception, a fault of its own code (SIGSEGV, SIGABRT, ...), or leaving with 0
+                 while the job goes on: replaced at most `max_restarts` times, and not at all if the replacement
+                 fails at the same place
+The first replacement after an outside end starts at once. Waiting grows only while workers die without having
+taken part in a ring, or by their script.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeAlias
+
+from elastic.config import JobSpec
+from elastic.errors import ExitCode
+from elastic.protocol.messages import SlotGivenUp, Word, WorkerDead
+
+FAULTS = frozenset(
+    {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
+)
+"""Signals which a process sends to itself by what its code does."""
+
+_FRAME = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
+_LIBRARY = re.compile(r"^<|/(site|dist)-packages/|/lib(64)?/python3[^/]*/")
+
+
+class Phase(StrEnum):
+    WAITING = "waiting"
+    STARTING = "starting"
+    RUNNING = "running"
+    LEAVING = "leaving"
+    STOPPING = "stopping"
+    AWAY = "away"
+    """No worker, because the node has to go; one starts again if it need not."""
+    OVER = "over"
+
+
+# ------------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """slot.deadline_s is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFailed:
+    """The program could not be started at all."""
+
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The worker announced itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The worker took part in a ring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The script raised. place: equal for the same mistake."""
+
+    place: str
+    message: str
+    exit_code: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MayLeave:
+    """The worker has finished its loop: an exit is its right now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The job goes on without this worker, because its node wanted to leave: an exit is its right now."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeaves:
+    """No worker starts here any more, and the one that runs is not replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStays:
+    """It has not come to that, or it is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFrozen:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAlive:
+    """It beats again."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillOrdered:
+    """The leader expelled it and its grace is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobOver:
+    """The leader ended the job, or this worker's part in it. complete: with exit code 0, so what a member's script
+    does after its loop may take its time."""
+
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The agent has to go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dying:
+    """The main thread of the worker has ended, and the process will in a moment. status, cause: as of Exited; 0 if
+    unknown."""
+
+    status: int
+    cause: str = ""
+
+    @property
+    def because(self) -> str:
+        return self.cause or describe(self.status)
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """status: the exit code, or minus the signal. last_words: the end of its log. cause: what had ended before, and the
+    worker because of that; empty: nothing, and its status says all."""
+
+    status: int
+    last_words: str = ""
+    cause: str = ""
+
+    @property
+    def because(self) -> str:
+        return self.cause or describe(self.status)
+
+
+Event: TypeAlias = (
+    Due
+    | Spawned
+    | SpawnFailed
+    | Joined
+    | Served
+    | Raised
+    | MayLeave
+    | Released
+    | NodeLeaves
+    | NodeStays
+    | FoundFrozen
+    | FoundAlive
+    | KillOrdered
+    | JobOver
+    | Stop
+    | Dying
+    | Exited
+)
+
+
+# ------------------------------------------------------------------------------------------------------ actions
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    worker_id: str
+    restarted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """To the process group of the slot's worker."""
+
+    number: signal.Signals
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """To the leader; WorkerDead and SlotGivenUp stay true, so every later leader hears them too."""
+
+    word: Word
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """To whoever runs the job: the script has ended this worker, and its slot gets another one, unless the job was
+    complete before. words: a traceback, or the end of its log."""
+
+    worker_id: str
+    because: str
+    words: str
+    replaced: bool = True
+
+
+Action: TypeAlias = Spawn | Signal | Say | Tell
+
+
+# -------------------------------------------------------------------------------------------------------- state
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """quick_deaths: workers in a row that died without having taken part in a ring.
+    script_exits: over the slot's life, exits caused by the script. place: where the last one raised.
+    told_dead: its death was said when it began; a second word could be taken for the loss of a later ring.
+    """
+
+    node: str
+    number: int
+    spec: JobSpec
+    incarnation: int
+    phase: Phase = Phase.WAITING
+    deadline_s: float = -math.inf
+    pid: int = 0
+    joined: bool = False
+    served: bool = False
+    may_leave: bool = False
+    frozen: bool = False
+    released: bool = False
+    node_leaves: bool = False
+    told_dead: bool = False
+    raised: Raised | None = None
+    quick_deaths: int = 0
+    script_exits: int = 0
+    place: str = ""
+
+    @property
+    def worker_id(self) -> str:
+        return f"{self.node}.{self.number}.{self.incarnation}"
+
+    @property
+    def lives(self) -> bool:
+        """Whether a process of this slot exists."""
+        return self.pid != 0
+
+
+def new(node: str, number: int, spec: JobSpec, incarnation: int) -> Slot:
+    """A slot whose first worker is due at once. incarnation: above every one this slot ever had."""
+    return Slot(node, number, spec, incarnation)
+
+
+def step(slot: Slot, event: Event, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
+    """Apply one event. Events about a worker which is gone are the caller's to drop."""
+    timing = slot.spec.timing
+    match event:
+        case Due():
+            return _due(slot, now_s)
+        case Spawned(pid) if slot.phase is Phase.STARTING:
+            return replace(slot, phase=Phase.RUNNING, pid=pid, deadline_s=math.inf), ()
+        case Spawned(pid):
+            # Nobody wants it any more: the job ended while it was being started.
+            return replace(slot, phase=Phase.STOPPING, pid=pid), (Signal(signal.SIGKILL),)
+        case SpawnFailed(because) if slot.phase is Phase.STARTING:
+            return _give_up(slot, f"the worker cannot be started: {because}", ExitCode.BAD_INPUT)
+        case Joined():
+            return replace(slot, joined=True), ()
+        case Served():
+            return replace(slot, served=True, quick_deaths=0), ()
+        case Raised():
+            return replace(slot, raised=event), ()
+        case MayLeave():
+            return replace(slot, may_leave=True), ()
+        case Released():
+            return replace(slot, may_leave=True, released=True), ()
+        case NodeLeaves():
+            phase = Phase.AWAY if slot.phase is Phase.WAITING else slot.phase
+            deadline_s = math.inf if phase is Phase.AWAY else slot.deadline_s
+            return replace(slot, node_leaves=True, phase=phase, deadline_s=deadline_s), ()
+        case NodeStays() if slot.phase is Phase.AWAY:
+            return _replaced(slot, 0.0, now_s)
+        case NodeStays():
+            return replace(slot, node_leaves=False), ()
+        case FoundFrozen() if slot.phase is Phase.LEAVING:
+            return _ask_to_stop(replace(slot, frozen=True), now_s)
+        case FoundFrozen() if slot.phase is Phase.RUNNING:
+            # A member waits for its leader's verdict; a newcomer is waited for by nobody.
+            patience_s = math.inf if slot.served else timing.fence_grace_s
+            return replace(slot, frozen=True, deadline_s=now_s + patience_s), ()
+        case FoundAlive() if slot.phase is Phase.RUNNING:
+            return replace(slot, frozen=False, deadline_s=math.inf), ()
+        case KillOrdered() if slot.lives:
+            return slot, (Signal(signal.SIGKILL),)
+        case JobOver(complete) if slot.phase is Phase.RUNNING:
+            own_time = complete and slot.served and not slot.frozen
+            patience_s = math.inf if own_time else timing.stop_grace_s
+            return replace(slot, phase=Phase.LEAVING, deadline_s=now_s + patience_s), ()
+        case JobOver() if not slot.lives:
+            return replace(slot, phase=Phase.OVER, deadline_s=math.inf), ()
+        case Stop() if slot.phase in (Phase.RUNNING, Phase.LEAVING):
+            return _ask_to_stop(slot, now_s)
+        case Stop() if not slot.lives:
+            return replace(slot, phase=Phase.OVER, deadline_s=math.inf), ()
+        case Dying() if slot.phase is Phase.RUNNING and event.status and not slot.may_leave and not slot.told_dead:
+            # The signal makes true what is said, should the main thread alone have ended.
+            dead = Say(WorkerDead(slot.worker_id, event.because))
+            return replace(slot, told_dead=True), (dead, Signal(signal.SIGKILL))
+        case Exited():
+            return _exited(slot, event, now_s)
+    return slot, ()
+
+
+def _due(slot: Slot, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
+    if now_s < slot.deadline_s:
+        return slot, ()
+    match slot.phase:
+        case Phase.WAITING:
+            started = replace(slot, phase=Phase.STARTING, deadline_s=math.inf)
+            return started, (Spawn(slot.worker_id, restarted=slot.incarnation > 0),)
+        case Phase.RUNNING:
+            return replace(slot, deadline_s=math.inf), (Signal(signal.SIGKILL),)
+        case Phase.LEAVING:
+            return _ask_to_stop(slot, now_s)
+        case Phase.STOPPING:
+            return replace(slot, deadline_s=math.inf), (Signal(signal.SIGKILL),)
+    return slot, ()
+
+
+def _ask_to_stop(slot: Slot, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
+    stopping = replace(slot, phase=Phase.STOPPING, deadline_s=now_s + slot.spec.timing.stop_grace_s)
+    return stopping, (Signal(signal.SIGTERM),)
+
+
+def _exited(slot: Slot, exit_: Exited, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
+    because = exit_.because
+    dead = () if slot.told_dead else (Say(WorkerDead(slot.worker_id, because)),)
+    gone = replace(slot, pid=0, told_dead=False)
+    if slot.phase in (Phase.LEAVING, Phase.STOPPING):
+        late = slot.phase is Phase.LEAVING and slot.may_leave and exit_.status and not is_from_outside(exit_.status)
+        told = (Tell(slot.worker_id, _at(because, exit_.last_words), exit_.last_words, replaced=False),) if late else ()
+        return replace(gone, phase=Phase.OVER, deadline_s=math.inf), (*dead, *told)
+    if slot.node_leaves:
+        return replace(gone, phase=Phase.AWAY, deadline_s=math.inf), dead
+    if exit_.status == 0 and slot.released:
+        return _replaced(gone, 0.0, now_s)[0], dead
+    if exit_.status == 0 and slot.may_leave:
+        return replace(gone, phase=Phase.OVER, deadline_s=math.inf), dead
+    if exit_.status == 0 and not slot.joined:
+        ended, said = _give_up(gone, "the script never called elastic.join(); call it first", ExitCode.BAD_INPUT)
+    elif is_from_outside(exit_.status):
+        ended, said = _after_outside_end(gone, because, now_s)
+    else:
+        ended, said = _after_script_exit(gone, exit_, because, now_s)
+    return ended, (*dead, *said)
+
+
+def _after_outside_end(slot: Slot, because: str, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
+    if not slot.spec.replace:
+        return _give_up(slot, f"{slot.worker_id} {because}, and replacing is off", ExitCode.BELOW_QUORUM)
+    raised = slot.raised
+    told = (Tell(slot.worker_id, f"{because} at {raised.place}", raised.message),) if raised is not None else ()
+    quick = 0 if slot.served else slot.quick_deaths + 1
+    return _replaced(replace(slot, quick_deaths=quick), _back_off_s(slot.spec, quick - 1), now_s)[0], told
+
+
+def _after_script_exit(slot: Slot, exit_: Exited, because: str, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
+    raised = slot.raised
+    place = raised.place if raised else _place_before_join(slot, exit_)
+    words = raised.message if raised else exit_.last_words
+    code = raised.exit_code if raised else ExitCode.SCRIPT_FAILED
+    because = f"{because} at {raised.place}" if raised else _at(because, words) if place else because
+    exits = slot.script_exits + 1
+    last = ""
+    if place and place == slot.place:
+        last = "so did the one before it, at the same place"
+    elif exits > slot.spec.max_restarts:
+        last = f"it was exit {exits} by the script, max_restarts={slot.spec.max_restarts}"
+    elif not slot.spec.replace:
+        last = "replacing is off"
+    if last:
+        return _give_up(slot, f"{slot.worker_id} {because}; {last}" + (f"\n{words}" if words else ""), code)
+    quick = 0 if slot.served else slot.quick_deaths + 1
+    told = Tell(slot.worker_id, because, words)
+    slot = replace(slot, script_exits=exits, quick_deaths=quick, place=place)
+    return _replaced(slot, _back_off_s(slot.spec, max(exits, quick)), now_s)[0], (told,)
+
+
+def _at(because: str, traceback: str) -> str:
+    """With FILE:LINE of the last frame outside the libraries, if there is one."""
+    own = [frame for frame in _FRAME.findall(traceback) if not _LIBRARY.search(frame[0])]
+    return f"{because} at {':'.join(own[-1])}" if own else because
+
+
+def _place_before_join(slot: Slot, exit_: Exited) -> str:
+    """A script that never got to join() cannot say where it raised; the last line of its traceback does."""
+    lines = exit_.last_words.strip().splitlines()
+    return f"exit {exit_.status}: {lines[-1]}" if lines and not slot.joined else ""
+
+
+def _back_off_s(spec: JobSpec, times: int) -> float:
+    """0, then backoff_min_s, doubling up to backoff_max_s."""
+    timing = spec.timing
+    return 0.0 if times < 1 else min(timing.backoff_max_s, timing.backoff_min_s * 2.0 ** min(times - 1, 60))
+
+
+def _replaced(slot: Slot, wait_s: float, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
+    successor = Slot(
+        slot.node,
+        slot.number,
+        slot.spec,
+        slot.incarnation + 1,
+        deadline_s=now_s + wait_s,
+        quick_deaths=slot.quick_deaths,
+        script_exits=slot.script_exits,
+        place=slot.place,
+    )
+    return successor, ()
+
+
+def _give_up(slot: Slot, because: str, exit_code: int) -> tuple[Slot, tuple[Action, ...]]:
+    given_up = SlotGivenUp(slot.node, slot.number, because, int(exit_code))
+    return replace(slot, phase=Phase.OVER, pid=0, deadline_s=math.inf), (Say(given_up),)
+
+
+def is_from_outside(status: int) -> bool:
+    """Whether somebody else ended it, or it found itself fenced."""
+    return status == ExitCode.FENCED or (status < 0 and -status not in FAULTS)
+
+
+def describe(status: int) -> str:
+    """An exit in words: 'exited with 1', 'killed by SIGKILL', 'found itself fenced'."""
+    if status == ExitCode.FENCED:
+        return "found itself fenced"
+    if status >= 0:
+        return f"exited with {status}"
+    known = {int(number): number.name for number in signal.Signals}
+    return f"killed by {known.get(-status, f'signal {-status}')}"

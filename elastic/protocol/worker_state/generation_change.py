@@ -1,0 +1,146 @@
+"""From one generation to the next: quiesced, planned, lost, joined."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic.protocol.messages import Generation, Kind, Quiesce, Report, RingState
+from elastic.protocol.recovery_plan import default_units_of
+from elastic.protocol.reduction_tree import leaves
+from elastic.protocol.worker_state.events import AbortRings, BuildRing, DropRoots, Leave, Outcome, RetireRing, Say
+from elastic.protocol.worker_state.state import Phase, Position
+
+
+def quiesce(p: Position, order: Quiesce) -> Outcome:
+    if order.up_to < p.entered:
+        return p, ()  # of a leader that did not know of the generation entered; obeying would break a live ring
+    p = replace(
+        p,
+        quiesced=True,
+        promise=max(p.promise, order.up_to),
+        ring=RingState.ABORTED if p.entered else p.ring,
+        pending=(),
+        built=(),
+        carry=None,
+        holders=(),
+        copying=(),
+        leaving=0,
+    )
+    collecting = p.phase is Phase.COLLECTING
+    report = Report(
+        worker_id=p.me,
+        round=order.round,
+        promise=p.promise,
+        entered=p.entered,
+        has_state=p.entered > 0,
+        reduced=p.reduced,
+        units=p.units if collecting else 0,
+        roots=p.roots if collecting else (),
+        running=p.running if collecting else None,
+        kept=p.kept,
+        copied=p.copied,
+        copied_step=p.copied_step if p.copied >= 0 else -1,
+        began=p.record.began if p.record is not None else "",
+    )
+    return p, (AbortRings(), Say(report))
+
+
+def planned(p: Position, generation: Generation) -> Outcome:
+    if generation.number <= max(p.promise, p.entered) or any(g.number == generation.number for g in p.pending):
+        return p, ()
+    if p.record is None or generation.base < p.record.base or (p.quiesced and p.phase is not Phase.FRESH):
+        return p, ()
+    p = replace(p, pending=(*p.pending, generation), quiesced=False)
+    return p, (BuildRing(generation),) if generation.member(p.me) else ()
+
+
+def enter_planned(p: Position, generation: Generation) -> Outcome:
+    """The rings of those that it replaced are retired unused."""
+    replaced = [g.number for g in p.pending if g.number < generation.number and g.member(p.me)]
+    entered = replace(
+        p,
+        record=generation,
+        entered=generation.number,
+        ring=RingState.LIVE if generation.number in p.built else RingState.BUILDING,
+        pending=tuple(g for g in p.pending if g.number > generation.number),
+        built=tuple(number for number in p.built if number > generation.number),
+    )
+    return entered, tuple(RetireRing(number, p.reduced) for number in replaced)
+
+
+def joined(p: Position, number: int, op: int) -> Outcome:
+    chosen = next((g for g in p.pending if g.number == number), None)
+    if p.phase is not Phase.FRESH or chosen is None or number <= p.promise or chosen.member(p.me) is None:
+        return p, ()
+    return enter_planned(replace(p, phase=Phase.READY, reduced=op + 1, kept=op, effect=(op, number), copied=-1), chosen)
+
+
+def enter_loss(p: Position, generation: Generation) -> Outcome:
+    """A form or loss generation: take part in it, or learn that one is not in it."""
+    if generation.number <= max(p.promise, p.entered) or (p.record and generation.number <= p.record.number):
+        return p, ()
+    if generation.member(p.me) is None:
+        # Operations are counted anew from a form generation on: what was copied before belongs to nothing any more.
+        if p.entered or (generation.kind is Kind.FORM and p.record is not None):
+            because = f"generation {generation.number} exists without this worker: {generation.because}"
+            return replace(p, phase=Phase.GONE, because=because), (AbortRings(), Leave(because))
+        return replace(p, record=generation, pending=(), built=(), quiesced=False), (AbortRings(),)
+    p = replace(
+        p,
+        record=generation,
+        entered=generation.number,
+        ring=RingState.BUILDING,
+        pending=(),
+        built=(),
+        quiesced=False,
+        carry=None,
+        holders=(),
+        copying=(),
+        lingered=False,
+        laggard=None,
+        leaving=0,
+    )
+    if p.phase is Phase.FRESH:
+        p = replace(p, phase=Phase.READY, reduced=max(p.copied, 0), copied=-1)
+    plan = generation.plan
+    if generation.kind is Kind.LOSS and p.phase is Phase.COLLECTING:
+        if p.reduced == plan.op:
+            p = _take_share(p, generation)
+        elif p.reduced == plan.op - 1:
+            p = _fall_behind(p, plan.source_of(p.me) or "")
+        else:
+            raise AssertionError(f"{p.me} is in operation {p.reduced}, the plan redoes {plan.op}")
+    return p, (DropRoots(p.roots), BuildRing(generation))
+
+
+def overtaken(p: Position, generation: Generation) -> bool:
+    """Whether the job has gone on from what was kept since the generation that is known here, which nobody told this
+    worker: what it has belongs to nothing any more. Who has nothing can still begin with a loss that lists it."""
+    if p.record is None or generation.kind is Kind.FORM or generation.number <= p.record.number:
+        return False
+    founds = generation.kind is Kind.LOSS and generation.member(p.me) is not None and not p.entered and p.copied < 0
+    return generation.began != p.record.began and not founds
+
+
+def give_way(p: Position, generation: Generation) -> Outcome:
+    because = f"generation {generation.number} is of a job that went on from {generation.began} without this worker"
+    return replace(p, phase=Phase.GONE, because=because), (AbortRings(), Leave(because))
+
+
+def _take_share(p: Position, generation: Generation) -> Position:
+    """Keep what the plan leaves here, also where a reported running unit was folded since."""
+    share = generation.plan.share_of(p.me)
+    if share is None:  # begun after every report: nobody had started, so default ownership holds
+        return replace(p, roots=(), running=None, todo=default_units_of(p.me, generation, p.units))
+    mine = {*leaves(share.keep), *share.units}
+    roots = tuple(root for root in p.roots if mine.issuperset(range(*root)))
+    running = p.running if p.running in share.units else None
+    held = {*leaves(roots), *([running] if running is not None else [])}
+    return replace(p, roots=roots, running=running, todo=tuple(unit for unit in sorted(mine) if unit not in held))
+
+
+def _fall_behind(p: Position, source: str) -> Position:
+    if source:
+        return replace(p, laggard=source, roots=(), running=None, todo=())
+    held = {*leaves(p.roots), *([p.running] if p.running is not None else [])}
+    return replace(p, laggard="", todo=tuple(unit for unit in range(p.units) if unit not in held))

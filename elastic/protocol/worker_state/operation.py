@@ -1,0 +1,132 @@
+"""An operation, from its begin to its result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic.protocol.messages import Generation, Kind
+from elastic.protocol.recovery_plan import default_units_of
+from elastic.protocol.reduction_tree import leaves
+from elastic.protocol.worker_state.events import (
+    Acknowledge,
+    Action,
+    AwaitAcknowledgements,
+    Begin,
+    CloseRetired,
+    Done,
+    FreeResult,
+    Outcome,
+    RetireRing,
+)
+from elastic.protocol.worker_state.generation_change import enter_planned
+from elastic.protocol.worker_state.pending import newcomers_in, taking_effect
+from elastic.protocol.worker_state.state import Phase, Position
+
+
+def begin(p: Position, event: Begin) -> Outcome:
+    if p.phase is not Phase.READY or p.record is None:
+        raise AssertionError(f"{p.me} begins operation {p.reduced} while {p.phase}")
+    p = replace(
+        p,
+        phase=Phase.COLLECTING,
+        units=event.units,
+        joinable=event.joinable,
+        parts=event.parts,
+        running=None,
+        roots=(),
+        todo=() if p.quiesced else _owned(p, p.record, event.units),
+        carry=None,
+        copying=(),
+        holders=(),
+        lingered=False,
+    )
+    return p, ()
+
+
+def _owned(p: Position, record: Generation, units: int) -> tuple[int, ...]:
+    """Units of operation ``reduced``: named by a loss generation's plan, else the default block."""
+    if record.kind is Kind.LOSS and record.plan.op == p.reduced and record.plan.units:
+        share = record.plan.share_of(p.me)
+        assert share is not None
+        return share.units
+    return default_units_of(p.me, record, units)
+
+
+def done(p: Position, event: Done) -> Outcome:
+    """Commit a computed unit, unless a plan has taken the unit or a root it was folded with meanwhile."""
+    if p.running != event.unit:
+        return p, ()
+    if not set(event.consumed) <= set(p.roots):
+        return replace(p, running=None, todo=(event.unit, *p.todo)), ()
+    roots = tuple(sorted({*p.roots} - {*event.consumed} | {event.root}))
+    return replace(p, running=None, roots=roots), ()
+
+
+def obtained(p: Position, generation: int, carried: tuple[tuple[int, ...], ...]) -> Outcome:
+    if p.quiesced or generation != p.entered or p.phase is not Phase.COLLECTING:
+        return p, ()
+    op = p.reduced
+    p = _complete(p)
+    chosen = taking_effect(p, carried)
+    if chosen is None:
+        return p, ()
+    record = p.record
+    assert record is not None
+    p = replace(p, effect=(op, chosen.number), owed=op if newcomers_in(chosen, record) else p.owed)
+    leavers = tuple(worker for worker in record.ids if worker not in chosen.ids)
+    if chosen.member(p.me) is None:
+        stayers = tuple(worker for worker in chosen.ids if worker in record.ids)
+        return replace(p, leaving=chosen.number), (AwaitAcknowledgements(generation, op, stayers),)
+    entered, retired = enter_planned(p, chosen)
+    acknowledged = (Acknowledge(generation, op, leavers),) if leavers else ()
+    return entered, (*acknowledged, RetireRing(generation, op + 1), *retired)
+
+
+def _complete(p: Position) -> Position:
+    return replace(
+        p,
+        phase=Phase.READY,
+        kept=p.reduced,
+        reduced=p.reduced + 1,
+        units=0,
+        joinable=False,
+        todo=(),
+        running=None,
+        roots=(),
+        carry=None,
+        laggard=None,
+        copying=(),
+        holders=(),
+        lingered=False,
+    )
+
+
+def fetched(p: Position, op: int) -> Outcome:
+    if p.laggard is None or op != p.reduced or p.quiesced:
+        return p, ()
+    return _complete(p), ()
+
+
+def fetch_failed(p: Position, op: int) -> Outcome:
+    if not p.laggard or op != p.reduced or p.quiesced:
+        return p, ()
+    held = set(leaves(p.roots)) | ({p.running} if p.running is not None else set())
+    return replace(p, laggard="", todo=tuple(unit for unit in range(p.units) if unit not in held)), ()
+
+
+def used(p: Position, op: int) -> Outcome:
+    """Free the result early: a member behind then computes it alone. Newcomers that have just come in ask for it; they
+    could not compute it. What was reported stays as it is."""
+    if p.kept != op or p.owed == op or p.quiesced:
+        return p, ()
+    return replace(p, kept=-1), (FreeResult(op),)
+
+
+def headers_held(p: Position, generation: int, op: int) -> Outcome:
+    """Everybody is in operation op, so everybody has the result of op - 1."""
+    if generation != p.entered or op != p.reduced or p.quiesced:
+        return p, ()
+    actions: tuple[Action, ...] = (CloseRetired(op),)
+    if p.kept == op - 1 and p.kept >= 0:
+        return replace(p, kept=-1), (*actions, FreeResult(op - 1))
+    return p, actions

@@ -1,0 +1,60 @@
+"""Which pending generations a header carries, and which took effect: the highest that is in all headers.
+
+None is carried before every newcomer of it holds the state, or, if nobody stays, before the state is on its way to the
+disk. A member carries at most two: the newest, and one without newcomers that keeps just the members which the newest
+keeps, so that who drains leaves while a newcomer still copies. A leader may not know yet that a newcomer is in: what it
+wrote for the members of before then leaves out more than the newest does, and is void. So is a drain that was taken
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from elastic.protocol.messages import Generation
+from elastic.protocol.worker_state.state import Phase, Position
+
+
+def newcomers_in(pending: Generation, record: Generation) -> tuple[str, ...]:
+    return tuple(worker for worker in pending.ids if worker not in record.ids)
+
+
+def missing(p: Position) -> tuple[str, ...]:
+    """Donor: newcomers of the newest pending generation without the complete state of this operation."""
+    if not (p.donor and p.joinable and p.newest_pending and p.record):
+        return ()
+    return tuple(w for w in newcomers_in(p.newest_pending, p.record) if w not in p.holders)
+
+
+def to_carry(p: Position) -> tuple[Generation, ...]:
+    """The pending generations for this attempt's header: their plans are held, and their rings are up."""
+    newest, record = p.newest_pending, p.record
+    if newest is None or record is None:
+        return ()
+    joins = bool(newcomers_in(newest, record))
+    may = p.parts if not newest.ids else not joins or (p.joinable and not missing(p))
+    carried = (newest,) if may and _is_up(p, newest) else ()
+    kept = tuple(worker for worker in record.ids if worker in newest.ids)
+    if not joins or kept in ((), record.ids):
+        return carried
+    leaving = [g for g in p.pending if g.ids == kept and _is_up(p, g)]
+    return (*carried, *leaving[-1:])
+
+
+def _is_up(p: Position, pending: Generation) -> bool:
+    """With its ring up before it takes effect, nobody waits for a build, and a failed one costs nothing."""
+    return pending.member(p.me) is None or pending.number in p.built
+
+
+def taking_effect(p: Position, carried: Collection[Collection[int]]) -> Generation | None:
+    """The pending generation that all headers carried, or none; of several the newest."""
+    common = [g for g in p.pending if all(g.number in numbers for numbers in carried)]
+    return max(common, key=lambda generation: generation.number, default=None)
+
+
+def outcome(p: Position, op: int) -> int | None:
+    """Which planned generation took effect after an operation, 0 if none did; None: not known here, or not yet."""
+    if p.phase is Phase.FRESH or p.reduced <= op:
+        return None
+    after, number = p.effect
+    return number if after == op else 0

@@ -1,0 +1,141 @@
+"""What a person should hear of although the job goes on: sentences told from the journals of all processes, and of
+the disk to which nobody can write them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from elastic.records.job_directory import is_removed, removal
+from elastic.records.journal import Line, parse
+from elastic.records.problems import Troubles
+
+ROOM_BYTES = 4096
+"""A disk with less does not take a file of one line."""
+
+
+class Notices:
+    """Follows the journals of one job directory."""
+
+    def __init__(self, job_dir: Path) -> None:
+        self._journals = job_dir / "journal"
+        self._offsets: dict[Path, int] = {}
+        self._troubles = Troubles()
+        self._words: set[str] = set()
+        """What scripts said when they ended a worker, as far as it was told."""
+        self._full = False
+        self._removed = False
+
+    def poll(self) -> list[str]:
+        """The notices of all lines that were written since the last call, by time; before them, that the disk is full,
+        when it has become so, or that the job directory is gone."""
+        job_dir = self._journals.parent
+        if is_removed(job_dir):
+            before, self._removed = self._removed, True
+            return [] if before else [f"{removal(job_dir)}: training goes on, and nobody can go on with it later"]
+        try:
+            before, self._full = self._full, shutil.disk_usage(job_dir).free < ROOM_BYTES
+            full = [f"no room in {self._journals.parent}: training goes on, and what it writes waits for room"]
+            return [*(full if self._full and not before else ()), *self._told()]
+        except FileNotFoundError:  # it was removed this moment, which the next call says
+            return []
+
+    def _told(self) -> list[str]:
+        lines = [line for path in sorted(self._journals.glob("*.jsonl")) for line in self._new_lines(path)]
+        lines.sort(key=lambda line: int(line["t_mono_ns"]))
+        said = (self._with_words(notice(line), line) or self._troubles.see(line) for line in lines)
+        return [str(text) for text in said if text is not None]
+
+    def has_told(self, words: str) -> bool:
+        return words.strip() in self._words
+
+    def _with_words(self, sentence: str | None, line: Line) -> str | None:
+        """A traceback is told once, however many workers it ends."""
+        match line:
+            case {"event": "worker_failed", "words": str(words)}:
+                pass
+            case {"event": "slot_given_up", "because": str(because)}:
+                words = because.partition("\n")[2]
+            case _:
+                return sentence
+        words = words.strip()
+        if not words or words in self._words:
+            return sentence
+        self._words.add(words)
+        return f"{sentence}\n{words}"
+
+    def _new_lines(self, path: Path) -> list[Line]:
+        with path.open("rb") as file:
+            file.seek(self._offsets.get(path, 0))
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offsets[path] = self._offsets.get(path, 0) + len(whole)
+        return [line for text in whole.splitlines() if (line := parse(text)) is not None]
+
+
+def notice(line: Line) -> str | None:
+    """One sentence about this line of a journal, or None if nobody has to hear of it."""
+    match line:
+        case {"event": "refused", "worker_id": str(worker), "because": str(because)}:
+            return f"{worker} is refused: {because}"
+        case {"event": "worker_failed", "worker_id": str(worker), "because": str(because)}:
+            then = " after the job was complete" if line.get("replaced") is False else ", and is replaced"
+            return f"{worker} {because}{then}; its log is in logs/"
+        case {"event": "slot_given_up", "slot": str(slot), "because": str(because)}:
+            return f"slot {slot} gets no worker any more: {because.splitlines()[0]}; see its log in logs/"
+        case {"event": "stuck", "worker_id": str(worker), "because": str(because)}:
+            return f"{worker} lives and gets nowhere, and is ended: {because}. See where it hangs in its log in logs/"
+        case {"event": "newcomer_hung", "worker_id": str(worker), "because": str(because)}:
+            return (
+                f"the replacement {worker} is ended, and its slot gets another process: {because}. See where it "
+                "hangs in its log in logs/; a set-up that is only slow may take half of --pause-limit: make that longer"
+            )
+        case {"event": "newcomer_awaited", "worker_id": str(worker), "outdated": int(count)}:
+            return (
+                f"training waits until {worker} has copied the state: {count} copies in a row were out of date before "
+                "it was through with them"
+            )
+        case {"event": "ledger_late", "seconds": float(late_s), "because": str(because)}:
+            return f"steps.jsonl could not be written for {late_s:.1f} s ({because}); no line of it is missing"
+        case {"event": "slots_not_written", "node": str(node), "because": str(because)}:
+            return (
+                f"node {node} cannot write down which workers it has started, and training goes on: {because}. Mend "
+                "the job directory before the agent is started again"
+            )
+        case {"event": "node_leaves", "node": str(node), "seconds_left": float(left_s), "because": str(because)}:
+            return f"node {node} has to go within {left_s:.0f} s: {because}"
+        case {"event": "node_late", "node": str(node)}:
+            return f"node {node} has not left yet; if others go on, its workers are ended now"
+        case {"event": "node_stays", "node": str(node), "because": str(because)}:
+            return f"node {node} stays: {because}"
+        case {"event": "advised", "node": str(node), "because": str(because)}:
+            return f"node {node} is told, and stays: {because}"
+        case {"event": "notices_unreadable", "node": str(node), "source": str(source), "because": str(because)}:
+            return f"node {node} cannot read the notices of {source}, and goes on asking: {because}"
+        case {"event": "checkpoint_failed", "who": str(who), "entry": str(entry), "because": str(because)}:
+            return f"{who} could not make the checkpoint {entry}; training goes on: {because}"
+        case {"event": "snapshot_set_aside", "who": str(who), "entry": str(entry), "because": str(because)}:
+            return f"{who} cannot go on from the snapshot {entry}, which is removed: {because}"
+        case {"event": "checkpoint_set_aside", "who": str(who), "entry": str(entry), "because": str(because)}:
+            return f"{who} cannot go on from the checkpoint {entry}: {because}"
+        case {"event": "straggler", "worker_id": str(worker), "because": str(because)}:
+            return f"{worker} is a straggler: {because}"
+        case {"event": "demoted", "worker_id": str(worker)}:
+            return f"{worker} gives its place to a spare, because it is too slow"
+        case {"event": "nursery_over", "from_outside": False, "because": str(because)}:
+            return f"workers cannot be forked and start with an interpreter of their own: {because}"
+        case {"event": "mpirun_ended", "because": str(because)}:
+            return f"mpirun {because}, and every worker that had a rank of it ends with it"
+        case {"event": "mpi_not_started", "because": str(because), "ended": list(ended)}:
+            return (
+                f"MPI cannot start: {because}. {', '.join(map(str, ended))} cannot be freed from MPI_Init; they are "
+                "replaced, and gradients go over TCP. To try MPI again, stop the job and start it anew"
+            )
+        case {"event": "ring_without_mpi", "generation": int(generation), "because": str(because)}:
+            return f"generation {generation} sends its gradients over TCP: {because}"
+        case {"event": "initial_state_copied", "worker_id": str(worker), "source": str(source)}:
+            return (
+                f"the initial parameters of {worker} differed from rank 0's and were copied from {source}; build the "
+                "model after elastic.join(), which seeds all workers alike, to spare the copy"
+            )
+    return None

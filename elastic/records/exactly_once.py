@@ -1,0 +1,218 @@
+"""Whether the ledger of a job proves that each sample of each epoch's plan was used exactly once.
+
+It is decided from the ledger's lines alone, twice over: what a step had is compared with the plan that its line names,
+and what an epoch had is counted, which would also find a plan that is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, groupby
+from typing import Any, Protocol
+
+import numpy as np
+
+from elastic.protocol.sampling import Indices, Plan, hash_of
+from elastic.records.ledger import Line
+
+NAMED_MAX = 20
+"""Samples of one finding which are named; more are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as planned. step: of the job; None: of the epoch as a whole."""
+
+    epoch: int
+    step: int | None
+    what: str
+
+
+@dataclass(slots=True)
+class Epoch:
+    """What the ledger has of one epoch. Counts are samples, or draws if there are weights, or batches of a stream."""
+
+    number: int
+    order: str
+    """ "shuffled", "in order", "weighted", "stream", or "unknown": the script draws its own."""
+    steps: int = 0
+    planned_steps: int | None = None
+    used: int = 0
+    """Once."""
+    left_out: int = 0
+    """Of a finished epoch: the tail that tail="drop" leaves out."""
+    repeated: int = 0
+    """What tail="pad" gives a second time, to fill up the last step."""
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        return self.planned_steps is None or self.steps >= self.planned_steps
+
+    @property
+    def proved(self) -> bool:
+        """Of an epoch in progress: as far as it is."""
+        return self.order != "unknown" and not self.findings
+
+
+def prove(lines: Iterable[Line]) -> list[Epoch]:
+    """The epochs of a ledger, in order, with what is wrong in them. Takes 8 bytes for each sample of one epoch."""
+    epochs: list[Epoch] = []
+    step = 0
+    for number, group in groupby(lines, key=lambda line: int(line["epoch"])):
+        if epochs:
+            _close(epochs[-1])
+        epoch = _examine(number, step, group)
+        before = epochs[-1].number if epochs else -1
+        if number != before + 1:
+            epoch.findings.insert(0, Finding(number, step, f"epoch {number} comes after epoch {before}"))
+        epochs.append(epoch)
+        step += epoch.steps
+    return epochs
+
+
+def _close(epoch: Epoch) -> None:
+    """Another one has begun behind it."""
+    if not epoch.finished:
+        what = f"it ended after {epoch.steps} of {epoch.planned_steps} steps, and the rest of its samples was not used"
+        epoch.findings.append(Finding(epoch.number, None, what))
+
+
+def _examine(number: int, first: int, lines: Iterator[Line]) -> Epoch:
+    """first: the job's number of the epoch's first step. What comes behind a line out of place is not judged."""
+    head = next(lines)
+    data: dict[str, Any] | None = head.get("data")
+    epoch = Epoch(number, "unknown" if data is None else data["order"])
+    contents = _contents(epoch, first, data)
+    for at, line in enumerate(chain([head], lines)):
+        epoch.steps += 1
+        if line["step"] != first + at:
+            epoch.findings.append(Finding(number, first + at, f"its line in the ledger is that of step {line['step']}"))
+            contents = None
+        elif line.get("data") != data:
+            what = "it was planned from other data than the epoch's first step"
+            epoch.findings.append(Finding(number, first + at, what))
+            contents = None
+        if contents is not None:
+            contents.take(at, line["samples"])
+    if contents is not None:
+        contents.end()
+    return epoch
+
+
+class _Contents(Protocol):
+    """Examines what the steps of an epoch had."""
+
+    def take(self, at: int, given: list[Any]) -> None:
+        """The next step. at: its number in the epoch. given: per shard, as the ledger has it."""
+
+    def end(self) -> None:
+        """That was the last one."""
+
+
+def _contents(epoch: Epoch, first: int, data: dict[str, Any] | None) -> _Contents | None:
+    if data is None:
+        return None
+    return _Batches(epoch, first, data["shards"]) if epoch.order == "stream" else _Samples(epoch, first, data)
+
+
+class _Batches:
+    """Of a stream: step after step each shard had its next batch."""
+
+    def __init__(self, epoch: Epoch, first: int, shards: int) -> None:
+        self._epoch, self._first, self._shards = epoch, first, shards
+
+    def take(self, at: int, given: list[Any]) -> None:
+        had = [shard.get("batch") for shard in given]
+        self._epoch.used += had.count(at)
+        if had != [at] * self._shards:
+            what = f"its shards had the batches {had}, each should be {at}"
+            self._epoch.findings.append(Finding(self._epoch.number, self._first + at, what))
+
+    def end(self) -> None:
+        """Nobody knows how many there are."""
+
+
+class _Samples:
+    """Of a dataset: each step had those of its plan, and no sample came twice."""
+
+    def __init__(self, epoch: Epoch, first: int, data: dict[str, Any]) -> None:
+        self._epoch, self._first = epoch, first
+        self._plan = Plan(
+            length=data["samples"],
+            batch_size=data["batch_size"],
+            shards=data["shards"],
+            seed=data.get("seed", 0),
+            shuffle=epoch.order == "shuffled",
+            tail=data["tail"],
+        )
+        epoch.planned_steps = self._plan.steps
+        self._sizes = [end - start for start, end in map(self._plan.share, range(self._plan.shards))]
+        self._places: list[Indices] = []
+
+    def take(self, at: int, given: list[Any]) -> None:
+        epoch = self._epoch
+        if at >= self._plan.steps:
+            self._find(at, f"the epoch's plan has only {self._plan.steps} steps")
+        elif (sizes := [_size(shard) for shard in given]) != self._sizes:
+            self._find(at, f"its shards had {sizes} samples, planned {self._sizes}")
+        elif epoch.order == "weighted":
+            epoch.used += sum(sizes)
+        else:
+            for shard, had in enumerate(given):
+                planned = self._plan.indices(epoch.number, at, shard)
+                if (deviation := _deviation(shard, had, planned)) is not None:
+                    self._find(at, deviation)
+                self._places.append(np.array(had if isinstance(had, list) else planned, dtype=np.int64))
+
+    def end(self) -> None:
+        if self._epoch.order != "weighted":
+            places = np.concatenate(self._places) if self._places else np.zeros(0, dtype=np.int64)
+            _count(self._epoch, self._first, self._plan, places)
+        elif self._epoch.finished:
+            self._epoch.left_out = max(0, self._plan.length - self._epoch.used)
+
+    def _find(self, at: int, what: str) -> None:
+        self._epoch.findings.append(Finding(self._epoch.number, self._first + at, what))
+
+
+def _size(shard: object) -> int:
+    return len(shard) if isinstance(shard, list) else int(shard["n"]) if isinstance(shard, dict) else 0
+
+
+def _deviation(shard: int, had: list[int] | dict[str, Any], planned: list[int]) -> str | None:
+    """In what a shard differs from its plan."""
+    if isinstance(had, dict):
+        same = had["sha256"] == hash_of(planned)
+        return None if same else f"shard {shard} had other samples than planned, by their hash"
+    if had == planned:
+        return None
+    missing, foreign = sorted(set(planned) - set(had)), sorted(set(had) - set(planned))
+    if not missing:
+        return f"shard {shard} had its samples in another order, or one of them twice"
+    return f"shard {shard} had {_named(foreign)} instead of {_named(missing)}"
+
+
+def _count(epoch: Epoch, first: int, plan: Plan, places: Indices) -> None:
+    """places: all samples of the epoch in the order of their places, shape (K,)."""
+    planned, padding = places[: plan.length], places[plan.length :]
+    samples, counts = np.unique(planned, return_counts=True)
+    epoch.used, epoch.repeated = int((counts == 1).sum()), len(padding)
+    for sample in samples[counts > 1][:NAMED_MAX]:
+        steps = ", ".join(str(first + at // plan.batch_size) for at in np.flatnonzero(planned == sample))
+        epoch.findings.append(Finding(epoch.number, None, f"sample {sample} was used more than once, in steps {steps}"))
+    if (counts > 1).sum() > NAMED_MAX:
+        what = f"and {(counts > 1).sum() - NAMED_MAX} more samples were used more than once"
+        epoch.findings.append(Finding(epoch.number, None, what))
+    if outside := [int(sample) for sample in samples if not 0 <= sample < plan.length]:
+        what = f"the dataset has {plan.length} samples, so there is no {_named(outside)}"
+        epoch.findings.append(Finding(epoch.number, None, what))
+    if epoch.finished:
+        epoch.left_out = plan.length - len(planned)
+
+
+def _named(samples: Sequence[int]) -> str:
+    shown = ", ".join(map(str, samples[:NAMED_MAX]))
+    more = len(samples) - NAMED_MAX
+    return f"sample{'s' * (len(samples) > 1)} {shown}" + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,85 @@
+"""Files of the job directory that other processes read while we write them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastic import file_modes
+from elastic.errors import ConfigError
+
+if TYPE_CHECKING:
+    from elastic.config import JobSpec
+
+TOKEN = "token"
+"""In a job directory: by which the job's agent is admitted (elastic/fleet/documents.py). Mode 0600."""
+
+
+def write_atomically(path: Path, content: bytes, mode: int | None = None) -> None:
+    """Readers see the old content or the new one, also after a crash of the machine. mode: None: as file_modes.py."""
+    with _temporary(path, content, mode) as temporary:
+        temporary.replace(path)
+
+
+def create_atomically(path: Path, content: bytes, mode: int | None = None) -> None:
+    """Readers see no file or all of it; where there are no hard links, a crash can leave a part. Raises
+    FileExistsError."""
+    with _temporary(path, content, mode) as temporary:
+        try:
+            os.link(temporary, path)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP):
+                raise
+            with open(path, "xb", opener=_opener(mode)) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+
+
+def is_temporary(path: Path, name: str) -> bool:
+    """Whether it was left by a thread that was killed while it wrote the file of that name."""
+    return re.fullmatch(rf"\.{re.escape(name)}\.\d+", path.name) is not None
+
+
+@contextmanager
+def _temporary(path: Path, content: bytes, mode: int | None) -> Iterator[Path]:
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")
+    try:
+        temporary.unlink(missing_ok=True)  # its mode would stay
+        with open(temporary, "xb", opener=_opener(mode)) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _opener(mode: int | None) -> Callable[[str, int], int]:
+    return file_modes.opener if mode is None else lambda name, flags: os.open(name, flags | os.O_CLOEXEC, mode)
+
+
+def read_token(job_dir: Path) -> str:
+    """Empty for an agent that needs none."""
+    try:
+        return (job_dir / TOKEN).read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def read_job(job_dir: Path) -> JobSpec:
+    """The specification in job.json. Raises ConfigError if it is not there or not valid."""
+    from elastic.wire import codec  # which a command that only asks does not need
+
+    path = job_dir / "job.json"
+    try:
+        document = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; this is not a job directory") from error
+    return codec.job_from_json(document, str(path))

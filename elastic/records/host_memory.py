@@ -1,0 +1,53 @@
+"""Where a job keeps its newest state in the memory of this machine: a directory in /dev/shm.
+
+`elastic run` makes it and removes it, and so does the daemon of a node, for each job that it runs. It belongs to one
+run of one job: its name is new each time, and a later run never looks into it. If its owner is killed, the keeper of
+the job's agent removes it (subreaper.py); if that is killed too, the next owner of this user on this machine does, when
+it starts (temp_dirs.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from elastic.records import temp_dirs
+
+PARENT = Path("/dev/shm")
+PREFIX = "elastic-"
+
+
+@contextlib.contextmanager
+def directory(parent: Path = PARENT, *, wanted: bool) -> Iterator[Path | None]:
+    """A new directory for this process, which only this user can read; it goes at the end of the block. None if it is
+    not wanted, or cannot be had; that is said.
+    """
+    sweep(parent)
+    made = claim(parent) if wanted else None
+    try:
+        yield made.path if made is not None else None
+    finally:
+        if made is not None:
+            made.remove()
+
+
+def claim(parent: Path = PARENT) -> temp_dirs.Scratch | None:
+    """The same, until it is removed."""
+    try:
+        return temp_dirs.Scratch(parent, PREFIX)
+    except OSError as error:
+        print(
+            f"elastic: the state is not kept in memory: {parent} cannot be used ({error.strerror}); if all workers die "
+            "at once, the job goes on from a checkpoint. --snapshot-every off, or snapshot_every in a job.toml, says "
+            "that this is meant",
+            file=sys.stderr,
+            flush=True,
+        )
+        return None
+
+
+def sweep(parent: Path = PARENT) -> None:
+    """Remove the directories of this user whose processes are gone."""
+    temp_dirs.sweep(parent, PREFIX)

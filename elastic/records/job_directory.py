@@ -1,0 +1,240 @@
+"""The directory of one job: what lies where, and who may use it. One agent at a time writes into it.
+
+job.json          the job's specification; its presence says that a job was started here
+lock              held (flock) by the agent while it lives
+rendezvous.json   {"address", "pid"} of the rendezvous service
+result.json       {"exit_code", "because", "digest", "generation"}, written once, at the end
+steps.jsonl       the ledger: one line for each applied step
+id                a number that no other job has; checkpoints name it
+run.lock          held (flock) by `elastic run`
+checkpoints.json  the job's settings of checkpoints; like job.json for its owner's eyes
+token             by which the job's leader admits the agent of a fleet's node
+certs/            of a fleet's node whose jobs run as another user: the worker's certificate
+journal/          the event log of each process; journal.jsonl is their merge, made at the end
+logs/             the output of each worker, of the agent and of the rendezvous service
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from elastic import file_modes
+from elastic.checkpoints.settings import Settings
+from elastic.errors import ConfigError
+from elastic.records.files import create_atomically, is_temporary, read_job, write_atomically
+
+if TYPE_CHECKING:
+    from elastic.config import JobSpec
+
+
+DEFAULT_PARENT = "elastic-jobs"
+
+
+def default_name(program: str) -> str:
+    """A job name made of the script's file name or the module's last part."""
+    stem = program.rsplit("/", 1)[-1].removesuffix(".py").rsplit(".", 1)[-1]
+    return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:63].strip("-") or "job"
+
+
+def jobs_in(parent: Path) -> tuple[list[Path], int]:
+    """The directories of jobs in it: those of jobs that run, of which the number is returned, before all others, and
+    each time the one that was started last first."""
+    started = []
+    for path in parent.glob("*/job.json"):
+        with suppress(FileNotFoundError):  # moved aside just now
+            started.append((is_live(path.parent), path.stat().st_mtime_ns, path.parent))
+    return [job_dir for _, _, job_dir in sorted(started, reverse=True)], sum(live for live, _, _ in started)
+
+
+def is_live(job_dir: Path) -> bool:
+    """Whether an agent, or the `elastic run` above it, holds a lock of this directory."""
+    return _is_held(job_dir / "lock") or _is_held(job_dir / "run.lock")
+
+
+def is_of_run(job_dir: Path) -> bool:
+    """Whether it was an `elastic run` that has made this directory."""
+    return (job_dir / "run.lock").exists()
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        with path.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def is_removed(job_dir: Path) -> bool:
+    """Whether somebody has removed or moved the directory of a job that runs; processes of it may have made some of it
+    again."""
+    return not (job_dir / "job.json").exists()
+
+
+def removal(job_dir: Path) -> str:
+    return f"{job_dir} was removed or moved while the job ran, and with it its ledger, logs and checkpoints"
+
+
+@contextmanager
+def running(job_dir: Path) -> Iterator[None]:
+    """Hold the directory for one `elastic run`. Raises ConfigError if another one does."""
+    with open(job_dir / "run.lock", "ab", opener=file_modes.opener) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _in_use(job_dir) from None
+        yield
+
+
+def job_id(job_dir: Path) -> str:
+    """Hexadecimal digits, the same for every run of this job and of no other one."""
+    return (job_dir / "id").read_text()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """again: the directory holds a job that was interrupted or has failed, and goes on."""
+
+    path: Path
+    again: bool
+
+
+def claim(spec: JobSpec, job_dir: Path | None, *, fresh: bool) -> Claim:
+    """Make the directory of a new job and write its job.json, or find that of an interrupted one of the same name.
+
+    job_dir None: the next free ``./elastic-jobs/<name>-<n>``. fresh: an old job in it is moved aside, to the next
+    free ``<job_dir>.old-<n>``. Raises ConfigError for a directory in use, one with a completed job or another one's,
+    one that holds something else, and one that cannot be written.
+    """
+    import secrets
+
+    from elastic.config import check_text
+    from elastic.wire import codec  # which a command that only asks does not need, nor what draws secrets
+
+    try:
+        check_text("job directory", Path.cwd() / DEFAULT_PARENT if job_dir is None else job_dir.absolute())
+        chosen = next_free(Path.cwd() / DEFAULT_PARENT, spec.name) if job_dir is None else job_dir.absolute()
+        if job_dir is not None and _make_room(chosen, spec.name, fresh):
+            write_atomically(chosen / "job.json", codec.job_to_json(spec), file_modes.SETTINGS)
+            return Claim(chosen, again=True)
+        file_modes.make_directory(chosen / "logs")
+        file_modes.make_directory(chosen / "journal")
+        with suppress(FileExistsError):  # of a start that was killed, or of the other command
+            create_atomically(chosen / "id", secrets.token_hex(8).encode())
+        # Exclusive: of two commands that saw an empty directory, one gets it.
+        create_atomically(chosen / "job.json", codec.job_to_json(spec), file_modes.SETTINGS)
+    except FileExistsError:
+        raise ConfigError(f"{chosen} was taken by another job just now; give another --job-dir") from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot use {error.filename} for the job: {error.strerror}; give another --job-dir"
+        ) from error
+    return Claim(chosen, again=False)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A small document that its writer replaces as a whole; None if it is not there."""
+    try:
+        document: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    return document
+
+
+def read_settings(job_dir: Path) -> Settings:
+    """As a start of `elastic run` has left it; of a job that nobody started so, no checkpoints but the script's own."""
+    try:
+        return Settings.from_json((job_dir / "checkpoints.json").read_bytes())
+    except FileNotFoundError:
+        return Settings(root=str(job_dir / "checkpoints"))
+
+
+def next_free(parent: Path, name: str) -> Path:
+    """Make and return the first ``<parent>/<name>-<n>`` that does not exist."""
+    file_modes.make_directory(parent)
+    for number in count(1):
+        path = parent / f"{name}-{number}"
+        try:
+            path.mkdir(file_modes.of_directory())
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("unreachable")
+
+
+def _is_ours(path: Path) -> bool:
+    """What a command leaves that is killed before its directory holds a job: no file of anybody else."""
+    if path.name in ("logs", "journal"):
+        return path.is_dir() and not any(path.iterdir())
+    return path.name == "id" or is_temporary(path, "id") or is_temporary(path, "job.json")
+
+
+def _in_use(job_dir: Path) -> ConfigError:
+    return ConfigError(
+        f"{job_dir} is in use by a live job. Watch it with `elastic status --job-dir {job_dir}`, or give another "
+        "--job-dir."
+    )
+
+
+def _make_room(job_dir: Path, name: str, fresh: bool) -> bool:
+    """Whether there is a job in it that goes on; otherwise nothing is in the way any more."""
+    if not job_dir.exists():
+        return False
+    if not job_dir.is_dir():
+        raise ConfigError(f"--job-dir {job_dir} is a file; give a directory")
+    if is_live(job_dir):
+        raise _in_use(job_dir)
+    if not (job_dir / "job.json").exists():
+        if any(not _is_ours(path) for path in job_dir.iterdir()):
+            raise ConfigError(f"{job_dir} is not empty and holds no job; give a new or an empty --job-dir")
+        return False
+    if fresh:
+        aside = next(path for n in count(1) if not (path := job_dir.with_name(f"{job_dir.name}.old-{n}")).exists())
+        job_dir.rename(aside)
+        return False
+    result, before = read_json(job_dir / "result.json"), read_job(job_dir)
+    if result is not None and result.get("exit_code", 0) == 0:
+        raise ConfigError(
+            f"{job_dir} holds a completed job, which is not overwritten. Give another --job-dir, or --fresh to move "
+            "the old one aside and start anew."
+        )
+    if before.name != name:
+        raise ConfigError(
+            f"{job_dir} holds the interrupted job {before.name}, and this one is {name}. Give --name {before.name} to "
+            "go on with it, another --job-dir, or --fresh to move the old one aside and start anew."
+        )
+    return True
+
+
+class JobLock:
+    """The job directory's lock: one agent writes its ledger. Held until the process ends."""
+
+    def __init__(self, path: Path, otherwise: str) -> None:
+        """otherwise: what to do if somebody holds it. Raises ConfigError then."""
+        self._file = file_modes.opener(str(path), os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._file, 64, 0).decode(errors="replace").strip()
+            os.close(self._file)
+            raise ConfigError(f"{path.parent} is in use by a running agent ({holder}); {otherwise}") from None
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, f"pid {os.getpid()}".encode(), 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._file)

@@ -1,0 +1,336 @@
+"""The append-only event log of every process, and the stories told from it.
+
+A line is one JSON object: ``t_mono_ns, t_wall, job, generation, worker_id, node, pid, who, event`` and the event's own
+fields. worker_id and pid are those of the writer, or of the worker the line speaks of where a field says so. Times
+are CLOCK_MONOTONIC of the machine, so lines of all processes of one machine can be sorted. Each process appends to
+``<job-dir>/journal/<who>.jsonl``; `merge` makes ``<job-dir>/journal.jsonl`` of them.
+
+Lines are written at once and not fsynced: what was written survives any kill of a process, not the loss of the
+machine.
+
+Events from which `recoveries` is told (g: the line's generation, n: the new one):
+
+    writer   event             generation  fields            moment
+    harness  fault_injected    -           worker_id, fault  just before the fault, for example SIGKILL
+    agent    worker_dying      -           worker_id         its main thread has ended (death_watch.py)
+    agent    worker_exited     -           worker_id         the process is gone
+    agent    worker_frozen     -           worker_id         alive, silent, and using no CPU
+    leader   quiesce_started   g           because           members are told to leave the ring of g
+    worker   ring_aborted      g                             its sockets are shut
+    worker   reported          g                             its report, now final, is sent
+    leader   quiesce_complete  -                             everybody has reported, died or been given up
+    leader   committed         n           kind, members     the record of n is durable
+    leader   published         n           kind              the record of n is on its way to its members
+    worker   ring_up           n           over, because     connected to every member of n; what carries gradients, and
+                                                             why not what was asked for
+    leader   running           n                             every member has said so
+    worker   result_copied     n                             a laggard holds the result it had missed
+    worker   redo_started      n           op                goes on with the interrupted operation
+    worker   op_complete       n           op                first operation completed in n
+
+Events of newcomers, all by workers (k: an operation):
+
+    state_held                  op, bytes, ms    the donor has copied the state of k within its memory, to send it
+    state_not_held              because          the donor has no memory for that; newcomers wait
+    state_copied                op, held         the newcomer has become the state of k; held: from such a copy
+    copy_failed                 because          a connection broke, or the window closed; it asks again
+    copy_outdated               op, because      the result of k is not held any more; it copies anew, and says so
+    joined                      op               its generation took effect after k
+
+and by the leader, of the newcomer worker_id:
+
+    newcomer_hung               because          invited, and its set-up got nowhere: it is ended; shown to the user
+    newcomer_stuck              because          admitted, and its copy got nowhere: it is ended
+    newcomer_awaited            missed           training waits: its slot's newcomers were too late for their epoch
+    newcomer_awaited            outdated         training waits: so many copies were out of date; shown to the user
+    newcomer_in_vain            slot, seconds    training waited so long, and goes on without it; shown to the user
+
+And by each worker: how far the job goes, as soon as its script has said it, and when that changes:
+
+    steps_planned               total, shards    steps of the whole job (null: a stream decides), shards of each step
+
+Events of checkpoints, all by workers, with the series and the entry they speak of:
+
+    checkpoint_part_written     bytes, stall_ms, seconds, cpu_s   its own part is durable
+    checkpoint_part_taken_over  of                                it has written the part of a dead member
+    checkpoint_complete         step, bytes                       it has found all parts, and the manifest is durable
+    checkpoint_skipped          because                           the one before is still being written
+    checkpoint_retried          because, attempt                  an object store answered with an error
+    checkpoint_failed           because                           there will be no checkpoint; shown to the user
+    checkpoints_pruned          entries                           removed, as the retention says
+    checkpoints_not_pruned      because                           tried again after the next one
+    snapshot_...                the same of snapshots, which lie in memory; those that are replaced are not mentioned
+    snapshots_off               because                           there are none on this machine; shown to the user
+    state_restored              step, seconds                     a resumed run has become the state of a checkpoint
+
+and by the leader:
+
+    pointer_moved               the newest complete one is this entry now; whoever wrote it may remove older ones
+    pointer_stays               it is this entry, and what was completed is not newer
+    pointer_refused             worker_id, because                whoever completed it is no member
+    pointer_not_moved           because                           the store did not answer; nothing is removed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+from elastic import file_modes
+from elastic.records.retention import Retention
+
+Line: TypeAlias = dict[str, Any]
+
+_IN_EVERY_LINE = {"t_mono_ns": int, "generation": int, "worker_id": str, "who": str, "event": str}
+
+PHASES = ("detect", "abort", "decide", "build", "sync", "redo")
+
+
+def journal_path(job_dir: Path, who: str) -> Path:
+    return job_dir / "journal" / f"{who}.jsonl"
+
+
+class Journal:
+    """One process's log. `write` may be called from any thread and never raises for a full disk: the loss of lines
+    is said on stderr, once, and in the log itself as soon as it can be written again (`journal_gap`)."""
+
+    def __init__(
+        self, path: Path, job: str, who: str, node: str, worker_id: str = "", retention: Retention | None = None
+    ) -> None:
+        """retention: of a process that runs for ever; None: all is kept."""
+        self._path = path
+        self._retention = retention
+        self._file: int | None = None
+        self._base: Line = {"job": job, "generation": 0, "worker_id": worker_id, "node": node, "pid": os.getpid()}
+        self._who = who
+        self._lost = 0
+        self._lock = threading.Lock()
+
+    def write(self, event: str, generation: int = 0, **fields: object) -> None:
+        if self._lost and self._put(self._line("journal_gap", {"lines": self._lost})):
+            self._lost = 0
+        if not self._put(self._line(event, {"generation": generation, **fields})):
+            self._lost += 1
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _line(self, event: str, fields: Line) -> bytes:
+        line = {
+            "t_mono_ns": time.monotonic_ns(),
+            "t_wall": time.time(),
+            **self._base,
+            "who": self._who,
+            "event": event,
+            **fields,
+        }
+        return json.dumps(line, separators=(",", ":"), default=str).encode() + b"\n"
+
+    def _put(self, data: bytes) -> bool:
+        try:
+            with self._lock:
+                if self._file is not None and self._retention is not None and self._retention.is_over(self._file):
+                    os.close(self._file)
+                    self._file = None
+                if self._file is None:
+                    self._file = self._open()
+                written = os.write(self._file, data)
+                if written < len(data):  # half a line would spoil the next one
+                    os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+        except OSError as error:
+            if not self._lost:
+                with contextlib.suppress(OSError):  # it may be a file on the same disk
+                    print(f"{self._path}: {error.strerror}; journal lines are being lost", file=sys.stderr)
+            return False
+        return written == len(data)
+
+    def _open(self) -> int:
+        file_modes.make_directory(self._path.parent)
+        path = self._path if self._retention is None else self._retention.part(self._path)
+        file = file_modes.opener(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        size = os.fstat(file).st_size
+        if size and os.pread(file, 1, size - 1) != b"\n":
+            os.write(file, b"\n")
+        if self._retention is not None:
+            self._retention.prune(path)
+        return file
+
+
+def read(path: Path, events: Collection[str] = ()) -> list[Line]:
+    """The lines of one journal, or those of these events. A torn line, the trace of a kill in the middle of a write, is
+    left out."""
+    texts = path.read_bytes().splitlines()
+    if events:
+        texts = list(filter(re.compile(f'"event":"({"|".join(events)})"'.encode()).search, texts))
+    return [line for text in texts if (line := parse(text)) is not None]
+
+
+def parse(text: bytes) -> Line | None:
+    """A line of a journal, or None for a torn one."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict):
+        return None
+    whole = all(isinstance(line.get(name), kind) for name, kind in _IN_EVERY_LINE.items())
+    return line if whole else None
+
+
+def read_all(job_dir: Path, events: Collection[str] = ()) -> list[Line]:
+    """The lines of all processes of a job on this machine, or those of these events, by time."""
+    lines = [line for path in sorted((job_dir / "journal").glob("*.jsonl")) for line in read(path, events)]
+    return sorted(lines, key=lambda line: line["t_mono_ns"])
+
+
+def merge(job_dir: Path) -> Path:
+    """Write ``journal.jsonl``, all lines of the job by time, in place of an earlier merge. Returns its path."""
+    target = job_dir / "journal.jsonl"
+    temporary = target.with_suffix(".jsonl.tmp")
+    with open(temporary, "w", encoding="utf-8", opener=file_modes.opener) as file:
+        file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in read_all(job_dir))
+    temporary.replace(target)
+    return target
+
+
+@dataclass(slots=True)
+class _Episode:
+    """From the order to leave the ring until the interrupted operation is complete again."""
+
+    because: str
+    started_ns: int
+    clock_ns: int
+    phase: str = "abort"
+    lost: list[str] = field(default_factory=list)
+    spent_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
+    generation: int = 0
+    members: frozenset[str] = frozenset()
+    up: set[str] = field(default_factory=set)
+    done: set[str] = field(default_factory=set)
+    redone: bool = False
+
+    def turn(self, phase: str, now_ns: int) -> None:
+        """The time since the last turn belongs to the phase that ends here."""
+        self.spent_ns[self.phase] += now_ns - self.clock_ns
+        self.phase, self.clock_ns = phase, now_ns
+
+    def see(self, line: Line) -> bool:
+        """Take the next line; True when it ends the episode."""
+        now_ns, worker = line["t_mono_ns"], line["worker_id"]
+        of_loss = line.get("kind") == "loss"
+        of_this = line["generation"] == self.generation
+        match line["event"], self.phase:
+            case "member_lost", _:
+                self.lost.append(worker)
+            case "quiesce_started", "decide" | "build":
+                self.turn("abort", now_ns)
+            case "quiesce_complete", "abort":
+                self.turn("decide", now_ns)
+            case "committed", "decide" if of_loss:
+                self.generation, self.members = line["generation"], frozenset(line["members"])
+                self.up, self.done, self.redone = set(), set(), False
+            case "published", "decide" if of_loss:
+                self.turn("build", now_ns)
+            case "ring_up", "decide" | "build" if of_this:
+                self.up.add(worker)
+                if self.up >= self.members:
+                    self.turn("sync", now_ns)
+            case "result_copied", "sync" if of_this:
+                self.turn("sync", now_ns)
+            case "redo_started", _ if of_this:
+                self.redone = True
+            # A planned generation may take effect after just this operation, which is then told of that one; whoever
+            # is not in it has left in order.
+            case "entered", _ if self._is_later(line) and not of_loss:
+                self.members &= frozenset(line["members"])
+                return self._is_done(now_ns)
+            case "op_complete", _ if of_this or self._is_later(line):
+                self.done.add(worker)
+                return self._is_done(now_ns)
+        return False
+
+    def _is_later(self, line: Line) -> bool:
+        return 0 < self.generation < int(line["generation"])
+
+    def _is_done(self, now_ns: int) -> bool:
+        if not self.done or not self.done >= self.members:
+            return False
+        self.phase = "redo" if self.phase == "sync" else self.phase
+        self.turn("done", now_ns)
+        return True
+
+    def told(self, faults_ns: dict[str, int], complete: bool) -> Line:
+        causes = [faults_ns[worker] for worker in self.lost if faults_ns.get(worker, self.started_ns) < self.started_ns]
+        self.spent_ns["detect"] = self.started_ns - min(causes, default=self.started_ns)
+        if not self.redone:
+            self.spent_ns["redo"] = 0
+        split = {f"{phase}_ms": self.spent_ns[phase] / 1e6 for phase in PHASES}
+        recovery_ms = sum(split.values()) - split["redo_ms"]
+        head = {"generation": self.generation, "lost": self.lost, "because": self.because, "complete": complete}
+        return {**head, **split, "recovery_ms": recovery_ms}
+
+
+def recoveries(lines: Iterable[Line]) -> list[Line]:
+    """Each loss of a job, in order, with where its time went. Lines as `read_all` gives them.
+
+    Keys: generation (the one that goes on), lost (worker ids), because, complete (False: the journal or the job
+    ends, or the next loss comes, before the operation was complete again), and in milliseconds
+
+        detect_ms    fault, or where no harness wrote it the first sign of it, -> quiesce_started
+        abort_ms     -> quiesce_complete: rings aborted, reports in
+        decide_ms    -> published: plan made and committed to etcd
+        build_ms     -> ring_up of the last member
+        sync_ms      -> result_copied of the last laggard; 0 without one
+        redo_ms      -> op_complete of the last member; 0 if no operation was interrupted
+        recovery_ms  all but redo_ms
+
+    A loss before the ring is up again belongs to the same episode: the phases of both are added up, without gap
+    or overlap.
+    """
+    told: list[Line] = []
+    episode: _Episode | None = None
+    faults_ns: dict[str, int] = {}
+    passing: dict[int, list[str]] = {}
+    lost: list[str] = []
+    for line in lines:
+        event, now_ns, worker = line["event"], line["t_mono_ns"], line["worker_id"]
+        if event in ("fault_injected", "worker_dying", "worker_exited", "worker_frozen"):
+            faults_ns.setdefault(worker, now_ns)
+        if event == "fault_injected" and line.get("lethal") is False:
+            passing.setdefault(line.get("number", 0), []).append(worker)
+        if event == "fault_ended":
+            for thawed in passing.pop(line.get("number", 0), ()):
+                if episode is None or thawed not in episode.lost:
+                    faults_ns.pop(thawed, None)  # it has survived this one
+        if event == "quiesce_started" and (episode is None or episode.phase == "sync"):
+            if episode is not None:
+                told.append(episode.told(faults_ns, complete=False))
+            episode, lost = _Episode(line.get("because", ""), now_ns, now_ns, lost=lost), []
+        elif episode is not None and not (event == "member_lost" and episode.phase == "sync"):
+            if episode.see(line):
+                told.append(episode.told(faults_ns, complete=True))
+                episode = None
+        elif event == "member_lost":
+            # A loss is noted just before it makes the leader quiesce, unless a survivor's broken ring did so first.
+            lost.append(worker)
+        elif event == "committed":
+            lost = []  # they were only about to join, and are planned out again
+    if episode is not None:
+        told.append(episode.told(faults_ns, complete=False))
+    return told

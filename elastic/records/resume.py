@@ -1,0 +1,217 @@
+"""`elastic run` on the directory of an interrupted job: from which checkpoint it goes on, and what is done again.
+
+checkpoints.json   what the workers of this run have to know (elastic/checkpoints/settings.py)
+resumes.jsonl      one line for each time the job was started again: the checkpoint, which steps of the ledger are
+                   done again, and which checkpoints were skipped and why
+runs/<n>/          journals and result of an earlier run
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from elastic import file_modes
+from elastic.checkpoints.naming import OWNER, EntryName
+from elastic.checkpoints.select import Found
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import MemoryStorage, Storage, put, storage_at
+from elastic.config import JobSpec
+from elastic.errors import ConfigError
+from elastic.records import ledger
+from elastic.records.files import write_atomically
+from elastic.records.job_directory import job_id, read_settings
+
+PER_RUN = ("journal", "journal.jsonl", "result.json", "rendezvous.json", "spill")
+"""Of no use to a later run, and moved aside for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """Step `step` comes next. redone: first and last step that the ledger has and that are done again; or none."""
+
+    checkpoint: str
+    """"": there has never been a complete one, so the job starts again from its first step."""
+    step: int
+    redone: tuple[int, int] | None
+    skipped: tuple[tuple[str, str], ...]
+    """(checkpoint, why), newest first. If it goes on from memory, those are named of which a look without reading their
+    data tells that they are damaged."""
+    memory: bool = False
+    """It lies in this machine's memory, left there by workers of this run."""
+
+    def sentences(self) -> Iterator[str]:
+        for entry, because in self.skipped:
+            yield f"skipped the checkpoint {entry}: {because}"
+        again = "" if self.redone is None else f"; steps {self.redone[0]} to {self.redone[1]} are done again"
+        kind = "snapshot in memory" if self.memory else "checkpoint"
+        where = f"goes on from step {self.step}, {kind} {self.checkpoint}" if self.checkpoint else (
+            "starts again from its first step, because no checkpoint was ever completed"
+        )  # fmt: skip
+        yield f"this job was interrupted; it {where}{again}"
+
+
+def settings_of(spec: JobSpec, job_dir: Path, memory: Path | None = None) -> Settings:
+    """What a new job's workers have to know. Raises ConfigError for a directory that belongs to another job."""
+    root = spec.checkpoint_dir or str(job_dir / "checkpoints")
+    storage, identity = storage_at(root), job_id(job_dir)
+    if spec.checkpoint_every != "off":
+        own(storage, spec.name, identity)
+    return Settings(
+        root=storage.url,
+        every=spec.checkpoint_every,
+        keep=spec.checkpoint_keep,
+        job=spec.name,
+        job_id=identity,
+        ledger=str(job_dir / "steps.jsonl"),
+        memory=str(memory) if memory is not None else "",
+        snapshot_every=spec.snapshot_every,
+    )
+
+
+def begin(spec: JobSpec, job_dir: Path, *, again: bool, memory: Path | None = None) -> Resumption | None:
+    """Prepare a claimed directory for a run. again: an earlier run has ended without completing the job. memory: where
+    snapshots lie, those that this command has seen taken and no others (host_memory.py); None: there are none.
+
+    Raises ConfigError if the job cannot go on: no usable checkpoint although there were some, a foreign directory, or
+    no room.
+    """
+    try:
+        return _begin(spec, job_dir, again=again, memory=memory)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot prepare {error.filename or job_dir} for a run: {error.strerror}; start the job again when that is "
+            "mended"
+        ) from error
+
+
+def _begin(spec: JobSpec, job_dir: Path, *, again: bool, memory: Path | None) -> Resumption | None:
+    settings, resumption = settings_of(spec, job_dir, memory), None
+    if again:
+        snapshots = _snapshots(settings)
+        resumption = decide(Series(storage_at(settings.root)), settings.job_id, _steps_on_file(job_dir), snapshots)
+        if snapshots is not None:
+            snapshots.keep_only(resumption.checkpoint if resumption.memory else "")
+        earlier = list(_earlier(job_dir))
+        created_s = (job_dir / "id").stat().st_mtime
+        settings = replace(
+            settings,
+            resume=resumption.checkpoint,
+            skipped=tuple(name for name, _ in resumption.skipped),
+            resume_from=settings.memory if resumption.memory else "",
+            interruptions=len(earlier) + 1,
+            observed_s=max(0.0, time.time() - created_s),
+        )
+        _put_aside(job_dir, len(earlier) + 1)
+        _record(job_dir, len(earlier) + 1, resumption)
+    write_atomically(job_dir / "checkpoints.json", json.dumps(asdict(settings)).encode(), file_modes.SETTINGS)
+    return resumption
+
+
+def has_advanced(job_dir: Path) -> bool:
+    """Whether this run has completed a checkpoint or a snapshot that is newer than the one it began from, or has found
+    that this one cannot be read; then another one begins from something else."""
+    settings = read_settings(job_dir)
+    began = EntryName.parse(settings.resume)
+    durable, snapshots = Series(storage_at(settings.root)), _snapshots(settings)
+    both = (durable, snapshots)
+    newest = max(_newest_step(series, settings.job_id, settings.skipped) for series in both if series is not None)
+    if began is None or newest > began.step:
+        return newest > 0
+    source = snapshots if settings.resume_from else durable
+    return source is not None and bool(source.verify(source.look(began, settings.job_id)).problem)
+
+
+def decide(series: Series, job_id: str, steps: int, snapshots: Series | None = None) -> Resumption:
+    """The newest complete checkpoint or snapshot whose steps the ledger has. steps: how many it has.
+
+    Raises ConfigError.
+    """
+    snapshot = snapshots.newest(job_id, steps)[0] if snapshots is not None else None
+    found: Found | None = None
+    if snapshot is None or snapshot.name.step < _newest_step(series, job_id):
+        found, skipped = series.newest(job_id, steps)
+    else:  # no byte of them has to be read, and what a look tells is said
+        skipped = [other for other in series.all(job_id) if other.problem and not other.unfinished]
+    memory = snapshot is not None and (found is None or snapshot.name.step >= found.name.step)
+    found = snapshot if memory else found
+    if found is None and any(not other.unfinished for other in skipped):
+        why = "; ".join(f"{other.name}: {other.problem}" for other in skipped)
+        raise ConfigError(
+            f"this job was interrupted, and none of its checkpoints can be used ({why}). Repair one, or start anew "
+            "with --fresh."
+        )
+    step = found.name.step if found is not None else 0
+    return Resumption(
+        checkpoint=str(found.name) if found is not None else "",
+        step=step,
+        redone=(step, steps - 1) if steps > step else None,
+        skipped=tuple((str(other.name), other.problem) for other in skipped),
+        memory=memory,
+    )
+
+
+def _snapshots(settings: Settings) -> Series | None:
+    return Series(MemoryStorage(settings.memory)) if settings.memory else None
+
+
+def _newest_step(series: Series, job_id: str, skipped: Collection[str] = ()) -> int:
+    """Of those that look complete, but for those that were found not to be; -1: of none."""
+    whole = (found.name for found in series.all(job_id) if not found.problem)
+    return next((name.step for name in whole if str(name) not in skipped), -1)
+
+
+def own(storage: Storage, name: str, identity: str) -> None:
+    """Mark the directory as that job's. Raises ConfigError if it is another one's, or cannot be used."""
+    try:
+        try:
+            content = storage.read(OWNER)
+        except FileNotFoundError:
+            put(storage, OWNER, json.dumps({"job": name, "job_id": identity}).encode())
+            content = storage.read(OWNER)  # of two jobs that found nobody, the later one owns it
+        owner: dict[str, Any] = json.loads(content)
+    except (OSError, ValueError) as error:
+        because = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"the checkpoint directory {storage.url} cannot be used: {because}; give another --checkpoint-dir, or "
+            "--checkpoint-every off"
+        ) from error
+    if owner.get("job_id") != identity:
+        raise ConfigError(
+            f"{storage.url} holds the checkpoints of another job, {owner.get('job')} ({owner.get('job_id')}); give "
+            "another --checkpoint-dir"
+        )
+
+
+def _steps_on_file(job_dir: Path) -> int:
+    path = job_dir / "steps.jsonl"
+    return len(ledger.read(path)) if path.exists() else 0
+
+
+def _earlier(job_dir: Path) -> Iterator[dict[str, Any]]:
+    path = job_dir / "resumes.jsonl"
+    if path.exists():
+        for text in path.read_bytes().splitlines():
+            yield json.loads(text)
+
+
+def _put_aside(job_dir: Path, run: int) -> None:
+    """Also after a start that was killed in here: what lies aside already is the run's, and what is new is empty."""
+    aside = job_dir / "runs" / str(run)
+    file_modes.make_directory(aside)
+    for name in PER_RUN:
+        if (job_dir / name).exists() and not (aside / name).exists():
+            (job_dir / name).rename(aside / name)
+    file_modes.make_directory(job_dir / "journal")
+
+
+def _record(job_dir: Path, run: int, resumption: Resumption) -> None:
+    line = {"run": run + 1, "t_wall": time.time(), **asdict(resumption)}
+    path = job_dir / "resumes.jsonl"
+    before = path.read_bytes() if path.exists() else b""
+    write_atomically(path, before + json.dumps(line).encode() + b"\n")

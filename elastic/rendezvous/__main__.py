@@ -1,0 +1,7 @@
+"""`python -m elastic.rendezvous`."""
+
+import sys
+
+from elastic.rendezvous.server import main
+
+sys.exit(main())

@@ -1,0 +1,224 @@
+"""A replica's part in one job: it stands for election, and while it holds the key it leads.
+
+Every replica listens; the one that holds the election key leads. A leader owns one `membership.Group` and runs
+
+    event = await mailbox.get()                        words of agents, results of commits, ticks
+    actions = membership.advance(group, events, now_s)
+    for action in actions: perform(action)             tell agents, commit, write the journal, end the job
+
+on one asyncio thread. The store is synchronous and has a thread of its own; its answers come back as events. A leader
+relies on its lease by its own clock only, and forgets everything when it steps down: the next one learns it again
+from the store's records and from what agents announce.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import cast
+
+from elastic.config import JobSpec
+from elastic.errors import StoreError, StoreUnavailable
+from elastic.protocol.membership import End
+from elastic.protocol.messages import Generation
+from elastic.records.files import write_atomically
+from elastic.records.journal import Journal
+from elastic.rendezvous.leader import Reign, StoreThread
+from elastic.rendezvous.service import Lead, Service
+from elastic.store.base import Store
+from elastic.store.election import Candidate, LeadershipLost, Taken, lease_of
+from elastic.store.lease import RETRY_S, Tenure
+from elastic.wire import codec
+from elastic.wire import elastic_pb2 as pb
+
+REFUSED_S = 1.0
+"""Pause before a replica stands again after the store has refused it: it may be full, or the rights may be wrong."""
+
+VACANCY_S = 2.0
+"""How long a candidate trusts a silent watch of the election key before it looks again."""
+
+
+class Part:
+    """Of one job. job_dir: its directory on this machine, for journals and the result. address: of this replica.
+
+    service: gets the job's entry, which stays when the job is over. resumed: the checkpoint from which this run of
+    the job goes on, or "". ended: awaited with the result as soon as that is durable, while agents still take leave.
+    revives: as in Reign.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        job_dir: Path,
+        store: Store,
+        address: str,
+        service: Service,
+        journal: Journal,
+        resumed: str,
+        ended: Callable[[dict[str, object]], Awaitable[None]] | None = None,
+        *,
+        revives: bool = False,
+    ) -> None:
+        self._spec = spec
+        self._job_dir = job_dir
+        self._address = address
+        self._journal = journal
+        self._resumed = resumed
+        self._ended = ended
+        self._revives = revives
+        self._candidate = Candidate(store, spec.name, address, time.monotonic, lease_of(spec.workers))
+        self._lead = service.leads[spec.name] = Lead(journal)
+        self._led: Reign | None = None
+        """That has begun, and from which it has not resigned yet."""
+
+    async def run(self) -> dict[str, object]:
+        """Until the job is over, or cancelled. Returns its result."""
+        with closing(StoreThread()) as store:
+            try:
+                return await self._stand_and_lead(store)
+            finally:
+                await self._resign(store)
+
+    async def _resign(self, store: StoreThread) -> None:
+        """A successor need not wait for the lease; if the store cannot be told, it has to. Agents are sent to it only
+        then: it takes a while until thousands have left."""
+        reign, self._led = self._led, None
+        with contextlib.suppress(StoreError):
+            await store.call(self._candidate.resign)
+            if reign is not None:
+                held_until_ns = round(self._candidate.held_until_s * 1e9)
+                self._journal.write("resigned", term=reign.term, held_until_ns=held_until_ns)
+        if reign is not None:
+            reign.dismiss()
+
+    def write_address(self) -> None:
+        document = {"address": self._address, "pid": os.getpid()}
+        write_atomically(self._job_dir / "rendezvous.json", json.dumps(document).encode())
+
+    async def _stand_and_lead(self, store: StoreThread) -> dict[str, object]:
+        while True:
+            term = await win(self._candidate, store, self._saw, self._journal)
+            async with Tenure(self._candidate, term) as tenure:
+                result = await self._hold(tenure, store)
+            if result is not None:
+                return result
+            await self._resign(store)
+
+    async def _hold(self, tenure: Tenure, store: StoreThread) -> dict[str, object] | None:
+        """One term. None: another replica shall lead."""
+        lead, candidate, term = self._lead, self._candidate, tenure.term
+        try:
+            ended, chain = await self._read(tenure, store)
+        except (LeadershipLost, StoreError, codec.WireError) as error:
+            self._journal.write("not_leading", term=term, because=str(error))
+            await asyncio.sleep(RETRY_S)
+            return None
+        if ended is not None:
+            self._journal.write("job_was_over", term=term)
+            self._keep_result(ended, term)  # the leader that stored it may have died before it could
+            await self._tell(ended)
+            return ended
+        reign = Reign(self._spec, tenure, self._journal, store, self._resumed, self._revives)
+        lead.reign, lead.leader = reign, self._address
+        self.write_address()
+        self._led = reign
+        self._journal.write("leading", term=term, highest=chain[-1].number if chain else 0)
+        try:
+            outcome = await reign.lead(chain)
+            if isinstance(outcome, End):
+                self._journal.write("job_ended", reign.generation, **asdict(outcome))
+                result = reign.result(outcome)
+                self._keep_result(result, term)
+                await asyncio.gather(self._tell(result), reign.farewell(outcome))
+                return result
+        finally:
+            lead.reign = None
+            lead.leader = lead.leader if lead.ended else ""
+        held_until_ns = round(candidate.held_until_s * 1e9)
+        self._journal.write("deposed", term=term, because=outcome.because, held_until_ns=held_until_ns)
+        return None
+
+    async def _read(
+        self, tenure: Tenure, store: StoreThread
+    ) -> tuple[dict[str, object] | None, tuple[Generation, ...]]:
+        """How the job ended, if it did, and its records. Raises LeadershipLost if the term is over before."""
+        candidate = self._candidate
+        while True:
+            try:
+                known = await store.call(lambda: (candidate.result(), candidate.chain()))
+            except StoreUnavailable as error:
+                if because := tenure.over:
+                    raise LeadershipLost(f"{because}: {error}") from error
+                await asyncio.sleep(RETRY_S)
+                continue
+            if because := tenure.over:
+                raise LeadershipLost(because)
+            return known
+
+    async def _tell(self, result: dict[str, object]) -> None:
+        if self._ended is not None:
+            await self._ended(result)
+
+    def _saw(self, leader: str) -> None:
+        self._lead.leader = leader
+
+    def _keep_result(self, result: dict[str, object], term: int) -> None:
+        """The result is in the store: write it down for whoever started the job, and tell agents that come late."""
+        try:
+            write_atomically(self._job_dir / "result.json", json.dumps(result).encode())
+        except OSError as error:  # the agents hear it all the same
+            self._journal.write("result_not_written", because=str(error))
+        self._lead.result = result
+        self._lead.ended = pb.End(
+            term=term,
+            exit_code=cast(int, result["exit_code"]),
+            because=str(result["because"]),
+            digest=str(result["digest"]),
+        )
+
+
+async def win(candidate: Candidate, store: StoreThread, saw: Callable[[str], None], journal: Journal) -> int:
+    """Stand for election whenever the key may be free, until this candidate has it. Returns the term.
+
+    saw: told who has it meanwhile.
+    """
+    while True:
+        try:
+            outcome = await store.call(candidate.stand)
+            if not isinstance(outcome, Taken):
+                return outcome.term
+            saw(outcome.leader)
+            await _vacancy(candidate, store, outcome.revision)
+        except StoreUnavailable:
+            await asyncio.sleep(RETRY_S)
+        except StoreError as error:
+            journal.write("not_elected", because=str(error))
+            await asyncio.sleep(REFUSED_S)
+
+
+async def _vacancy(candidate: Candidate, store: StoreThread, revision: int) -> None:
+    """Until something happened to the election key, or the watch has been silent for long."""
+    loop = asyncio.get_running_loop()
+    happened = asyncio.Event()
+    watch = await store.call(candidate.watch_leader, revision, lambda event: loop.call_soon_threadsafe(happened.set))
+    try:
+        async with asyncio.timeout(VACANCY_S):  # wait_for may lose a cancel that comes with the event
+            await happened.wait()
+    except TimeoutError:
+        pass
+    finally:
+        watch.cancel()
+
+
+@contextlib.contextmanager
+def closing(thread: StoreThread) -> Iterator[StoreThread]:
+    try:
+        yield thread
+    finally:
+        thread.close()

@@ -1,0 +1,418 @@
+"""One term of a replica as leader: the group, its mailbox, the agents that attend, and the thread of the store.
+
+A reign relies on its lease by its own clock only. What it does to others is fenced besides: a record and the end of
+the job are transactions of its term, and orders carry the term, so that agents refuse those of a leader of the past.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from elastic.checkpoints.naming import PERIODIC
+from elastic.checkpoints.pointer import Pointer
+from elastic.config import JobSpec
+from elastic.errors import CheckpointCorrupt, CompareFailed, StoreError, StoreUnavailable
+from elastic.protocol import membership
+from elastic.protocol.failure_detector import Vigil
+from elastic.protocol.membership import (
+    AgentDown,
+    AgentUp,
+    Commit,
+    CommitRefused,
+    Committed,
+    Elected,
+    End,
+    Note,
+    Point,
+    PointerAt,
+    Tell,
+    Tick,
+)
+from elastic.protocol.messages import Generation, Order, Pointed
+from elastic.protocol.worker_id import node_of
+from elastic.records.journal import Journal
+from elastic.store.election import LeadershipLost
+from elastic.store.lease import RETRY_S, Tenure
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.broadcast import Publisher
+
+TICK_S = 0.05
+"""Least time between two ticks, so that a deadline which cannot be acted on yet does not spin."""
+
+FAREWELL_S = 5.0
+"""How long the leader of an ended job waits for its agents to have heard of it."""
+
+MAILBOX_LIMIT = 65_536
+OUTBOX_LIMIT = 4_096
+"""Orders waiting for one agent; an agent that is so far behind is cut off and comes back to the newest."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Deposed:
+    """This replica must not lead any more."""
+
+    because: str
+
+
+@dataclass(eq=False, slots=True)
+class AgentSession:
+    """One agent's stream. known: number -> digest of the generations that the agent has. token: by which it was
+    admitted."""
+
+    node: str
+    known: dict[int, str] = field(default_factory=dict)
+    token: str = field(default="", repr=False)
+    outbox: asyncio.Queue[pb.LeaderOrder] = field(default_factory=lambda: asyncio.Queue(OUTBOX_LIMIT))
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def post(self, order: pb.LeaderOrder) -> None:
+        """Queue it; an agent that does not read is cut off."""
+        try:
+            self.outbox.put_nowait(order)
+        except asyncio.QueueFull:
+            self.ended.set()
+
+
+class Reign:
+    """One term of this replica as leader: the group, its mailbox, and the agents that attend.
+
+    resumed: the checkpoint from which this run of the job goes on, or "". revives: if every copy of the state is lost,
+    the job goes on from what its nodes have kept.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        tenure: Tenure,
+        journal: Journal,
+        store: StoreThread,
+        resumed: str = "",
+        revives: bool = False,
+    ) -> None:
+        self.term = tenure.term
+        self.group = membership.new(spec, seed=secrets.token_hex(16), revives=revives, resumed=resumed)
+        self._tenure = tenure
+        self._candidate = tenure.candidate
+        self._journal = journal
+        self._store = store
+        self._mailbox: asyncio.Queue[membership.Event] = asyncio.Queue(MAILBOX_LIMIT)
+        self._agents: dict[str, AgentSession] = {}
+        self._publisher = Publisher()
+        self._vigil = Vigil(spec.timing, self.group.agents, time.monotonic())
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._deposed: asyncio.Future[Deposed] = asyncio.get_running_loop().create_future()
+        """Not in the mailbox: that may be full, and what is in it does not matter any more."""
+        self._last_tick_s = -math.inf
+        self._letter: asyncio.Task[membership.Event] | None = None
+
+    # ------------------------------------------------------------------------------------------- the owner
+
+    async def lead(self, chain: tuple[Generation, ...]) -> End | Deposed:
+        """Step the group until the job is over or this replica must not lead any more."""
+        self._start(self._watch_tenure())
+        self._start(self._watch_agents())
+        self._start(self._find_pointer())
+        self._publisher.remember(chain)
+        try:
+            letters: list[membership.Event] = [Elected(self.term, chain)]
+            while True:
+                actions = membership.advance(self.group, letters, time.monotonic())
+                if (deposed := self._is_deposed()) is not None:
+                    return deposed
+                end = next((action for action in actions if isinstance(action, End)), None)
+                if end is not None and (deposed := await self._finish(end)) is not None:
+                    return deposed
+                for action in actions:
+                    if not isinstance(action, End):
+                        self._perform(action)
+                if end is not None:
+                    return end
+                letters = await self._next()
+                if (deposed := self._is_deposed()) is not None:
+                    return deposed
+        finally:
+            tasks = [*self._tasks, *([self._letter] if self._letter else [])]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _is_deposed(self) -> Deposed | None:
+        if because := self._tenure.over:
+            self._depose(because)
+        return self._deposed.result() if self._deposed.done() else None
+
+    def _depose(self, because: str) -> None:
+        """The first reason counts."""
+        if not self._deposed.done():
+            self._deposed.set_result(Deposed(because))
+
+    async def _watch_tenure(self) -> None:
+        self._depose(await self._tenure.end())
+
+    async def _next(self) -> list[membership.Event]:
+        """The next events, or a tick: when the group wants one, or this replica is deposed."""
+        due_s = max(membership.deadline_s(self.group), self._last_tick_s + TICK_S)
+        if self._letter is None:
+            self._letter = asyncio.create_task(self._mailbox.get())
+        wait_s = None if math.isinf(due_s) else max(0.0, due_s - time.monotonic())
+        awaited: list[asyncio.Future[Any]] = [self._letter, self._deposed]
+        await asyncio.wait(awaited, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        # Due ticks come first: a mailbox that never empties must not hold up a deadline.
+        if time.monotonic() >= due_s or not self._letter.done():
+            self._last_tick_s = time.monotonic()
+            return [Tick()]
+        letters: list[membership.Event] = [self._letter.result()]
+        self._letter = None
+        while len(letters) < letters_at_once(len(self.group.workers)) and not self._mailbox.empty():
+            letters.append(self._mailbox.get_nowait())
+        return letters
+
+    def _perform(self, action: Commit | Point | Tell | Note) -> None:
+        match action:
+            case Note(event, fields):
+                known: dict[str, Any] = fields
+                self._journal.write(event, **known)
+            case Tell(to, order):
+                self._tell(to, order)
+            case Commit(generation):
+                self._start(self._commit(generation))
+            case Point(series, pointer):
+                self._start(self._point(series, pointer))
+
+    def _tell(self, to: tuple[str, ...], order: Order) -> None:
+        by_node: dict[str, list[str]] = {}
+        for worker_id in to:
+            by_node.setdefault(node_of(worker_id), []).append(worker_id)
+        for node, workers in by_node.items():
+            if (session := self._agents.get(node)) is not None:
+                addressed = self._publisher.addressed(order, workers, session.known)
+                session.post(pb.LeaderOrder(addressed=addressed))
+
+    async def post(self, event: membership.Event) -> None:
+        """Into the mailbox; waits while it is full."""
+        await self._mailbox.put(event)
+
+    # --------------------------------------------------------------------------------------------- the store
+
+    async def _commit(self, generation: Generation) -> None:
+        """Until it is known whether the record is durable. Nothing is announced before."""
+        while True:
+            try:
+                await self._store.call(self._candidate.commit, generation)
+            except StoreUnavailable as error:
+                self._journal.write("commit_unanswered", generation.number, because=str(error))
+                await asyncio.sleep(RETRY_S)
+            except CompareFailed as error:
+                await self.post(CommitRefused(generation.number, str(error)))
+                return self._depose(str(error))
+            except (LeadershipLost, StoreError) as error:
+                return self._depose(str(error))
+            else:
+                return await self.post(Committed(generation.number))
+
+    async def _find_pointer(self) -> None:
+        """A store that knows no checkpoint learns of the one that was found on the storage. Asked until it answers: a
+        leader that does not know of the newest may have to give the job up for lost."""
+        while True:
+            try:
+                known = await self._store.call(self._candidate.pointer, PERIODIC)
+                break
+            except StoreUnavailable:
+                await asyncio.sleep(RETRY_S)
+            except (StoreError, CheckpointCorrupt) as error:
+                self._journal.write("pointer_unknown", because=str(error))
+                return
+        if known is not None:
+            await self.post(PointerAt(known.entry))
+        elif self.group.resumed:
+            await self._point(PERIODIC, Pointer(self.group.resumed, "", 0))
+
+    async def _point(self, series: str, pointer: Pointer) -> None:
+        """Tried once: the next checkpoint moves it all the same, and nothing is removed meanwhile."""
+        try:
+            now = await self._store.call(self._candidate.point, series, pointer)
+        except (StoreUnavailable, CompareFailed, CheckpointCorrupt) as error:
+            self._journal.write("pointer_not_moved", series=series, entry=pointer.entry, because=str(error))
+            return
+        except (LeadershipLost, StoreError) as error:
+            return self._depose(str(error))
+        holds = now == pointer
+        if series == PERIODIC:
+            await self.post(PointerAt(now.entry))
+        self._journal.write("pointer_moved" if holds else "pointer_stays", series=series, entry=now.entry)
+        if pointer.holder:
+            self._tell((pointer.holder,), Pointed(self.term, pointer.holder, series, pointer.entry, holds))
+
+    async def _finish(self, end: End) -> Deposed | None:
+        """Make the end of the job durable before anybody hears of it. Deposed: another leader decides."""
+        while True:
+            try:
+                await self._store.call(self._candidate.finish, self.result(end))
+            except StoreUnavailable as error:
+                if because := self._tenure.over:
+                    return Deposed(f"{because}; the end of the job is not stored: {error}")
+                await asyncio.sleep(RETRY_S)
+            except (LeadershipLost, StoreError) as error:
+                return Deposed(str(error))
+            else:
+                return None
+
+    def result(self, end: End) -> dict[str, object]:
+        """The document that says how the job ended."""
+        return {**asdict(end), "generation": self.generation}
+
+    @property
+    def generation(self) -> int:
+        """The newest that is known to be in effect, or 0."""
+        running = self.group.running
+        return running.number if running else 0
+
+    def _start(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._depose(f"{type(error).__name__}: {error}")
+
+    # ---------------------------------------------------------------------------------------------- agents
+
+    def attach(self, node: str, known: dict[int, str] | None = None, token: str = "") -> AgentSession:
+        """A new stream of that node's agent; an older one is ended, because the agent has given it up. known, token: as
+        in AgentSession."""
+        if node in self._agents:
+            self._agents[node].ended.set()
+        session = self._agents[node] = AgentSession(node, known or {}, token)
+        self._vigil.watch(node, time.monotonic())
+        session.post(self._welcome())
+        return session
+
+    def is_older(self, node: str, known: dict[int, str]) -> str:
+        """What there is to say if that agent has had generations that are not in the store. known: as in AgentSession.
+        What they decided nobody can find out here, so nobody may decide anything after them."""
+        chain = {record.number: record for record in self.group.chain}
+        top = max(chain, default=0)
+        strange = [n for n, digest in known.items() if n > top or (n in chain and chain[n].digest() != digest)]
+        if not strange:
+            return ""
+        return (
+            f"etcd holds an older state than this job: node {node} has had another generation {max(strange)}, and the "
+            f"newest in etcd is {top}. It was restored from a backup, and what was decided since is lost, so the job "
+            f"ends here; submitted again with --resume {self.group.spec.name} it goes on from its newest checkpoint"
+        )
+
+    def surpass(self, term: int) -> None:
+        """Somebody has seen that term, and it is later than this one."""
+        self._start(self._surpass(term))
+
+    async def _surpass(self, term: int) -> None:
+        try:
+            because = await self._store.call(self._candidate.surpass, term)
+        except (StoreError, LeadershipLost):
+            return  # whoever has seen it comes again
+        if because:
+            self._depose(because)
+
+    def _welcome(self) -> pb.LeaderOrder:
+        return pb.LeaderOrder(welcome=pb.Welcome(term=self.term, beat_ms=round(1000 * self._vigil.beat_s)))
+
+    @property
+    def nodes(self) -> list[str]:
+        """Whose agents attend."""
+        return sorted(self._agents)
+
+    def drain(self, node: str, wish: pb.DrainNode, *, caller: str, peer: str) -> None:
+        """Tell a node's agent, if it attends, that somebody wants it empty, or no longer. caller, peer: for the
+        journal."""
+        if node in self._agents:
+            self._journal.write(
+                "drain_asked", node=node, over=wish.over, because=wish.because, caller=caller, peer=peer
+            )
+            self._agents[node].post(pb.LeaderOrder(drain_node=wish))
+
+    def keep(self, stands: Callable[[str, str], bool]) -> None:
+        """End the streams of those who may not attend any more. stands: (node, token) -> whether it may."""
+        for session in self._agents.values():
+            if not session.ended.is_set() and not stands(session.node, session.token):
+                because = "its node has no place in this job any more"
+                self._journal.write("agent_dismissed", node=session.node, because=because)
+                session.ended.set()
+
+    def is_current(self, session: AgentSession) -> bool:
+        return self._agents.get(session.node) is session
+
+    async def detach(self, session: AgentSession) -> None:
+        if self.is_current(session):
+            del self._agents[session.node]
+            self._vigil.forget(session.node)
+            await self.post(AgentDown(session.node))
+
+    def beat(self, session: AgentSession) -> None:
+        self._vigil.beat(session.node, time.monotonic())
+
+    async def _watch_agents(self) -> None:
+        """Post AgentDown once for an agent whose stream is silent, and AgentUp when it speaks again."""
+        while True:
+            await asyncio.sleep(self._vigil.beat_s)
+            if self._vigil.follow(self.group.agents, time.monotonic()):
+                self._journal.write("beat_changed", beat_s=self._vigil.beat_s)
+                for session in self._agents.values():
+                    session.post(self._welcome())
+            silent, back = self._vigil.look(time.monotonic())
+            for node, because in silent.items():
+                self._journal.write("agent_silent", node=node, because=because)
+                await self.post(AgentDown(node, self._vigil.silence_s))
+            for node in back:
+                await self.post(AgentUp(node))
+
+    def dismiss(self) -> None:
+        """End all streams; the agents look for the next leader."""
+        for session in self._agents.values():
+            session.ended.set()
+
+    async def farewell(self, end: End) -> None:
+        """Give every agent its last order and wait until it has gone with it, or for FAREWELL_S."""
+        last = pb.End(term=self.term, exit_code=end.exit_code, because=end.because, digest=end.digest)
+        sessions = list(self._agents.values())
+        for session in sessions:
+            session.post(pb.LeaderOrder(end=last))
+        waiting = [asyncio.create_task(happened(session.ended)) for session in sessions]
+        if waiting:
+            _, late = await asyncio.wait(waiting, timeout=FAREWELL_S)
+            for task in late:
+                task.cancel()
+        self.dismiss()
+
+
+class StoreThread:
+    """The one thread that speaks to the store."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "store")
+
+    async def call(self, function: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+async def happened(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def letters_at_once(workers: int) -> int:
+    """Of a full mailbox. After so many the next deadline is looked for: while agents find a new leader, among all that
+    are silent, which would be most of the work if it were more often."""
+    return max(256, workers // 8)

@@ -1,0 +1,96 @@
+"""Anybody's question to the rendezvous, one call each.
+
+Commands that only ask import this and nothing of what a stream needs beside: it would take most of their time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from elastic.errors import ConfigError, ElasticError
+from elastic.security.channels import PLAIN, Door
+from elastic.wire import MESSAGE_LIMIT
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.elastic_pb2_grpc import RendezvousStub
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MESSAGE_LIMIT),
+    ("grpc.max_send_message_length", MESSAGE_LIMIT),
+    ("grpc.enable_http_proxy", 0),
+)
+
+CONNECT = ("grpc.min_reconnect_backoff_ms", 1000)
+"""How long a replica may take to accept a connection. One on a machine that is gone does not even refuse it."""
+
+NOBODY_THERE = "failed to connect to all addresses"
+"""gRPC begins its message with these words, whatever the cause was."""
+
+
+def fetch_status(
+    address: str | Sequence[str], timeout_s: float, job: str = "", door: Door = PLAIN
+) -> dict[str, object]:
+    """The job's status as `elastic status --json` prints it, asked of the rendezvous at "host:port", or of several.
+
+    job: needed where a rendezvous has several. Raises ElasticError when nobody answers within timeout_s, or when
+    nobody leads.
+    """
+    request = pb.StatusRequest(job=job)
+    reply: pb.StatusReply = ask_leader(address, lambda c: RendezvousStub(c).Status(request, timeout=timeout_s), door)
+    document: dict[str, object] = json.loads(reply.document)
+    return document
+
+
+def ask_to_drain(address: str, node: str, left_ms: int, because: str, *, over: bool, timeout_s: float) -> list[str]:
+    """Have the agent of that node told that somebody wants it empty within left_ms; over: and no longer.
+
+    Returns the nodes whose agents attend: the node was told if it is among them. Raises ElasticError as fetch_status.
+    """
+    request = pb.DrainRequest(node=node, drain_node=pb.DrainNode(left_ms=left_ms, because=because, over=over))
+    reply: pb.DrainReply = ask_leader(address, lambda c: RendezvousStub(c).Drain(request, timeout=timeout_s))
+    return list(reply.nodes)
+
+
+def ask_leader(addresses: str | Sequence[str], ask: Callable[[grpc.Channel], Any], door: Door = PLAIN) -> Any:
+    """The leader's answer: of the first replica that answers, or of whom it names, or of the next.
+
+    ask: one question over a channel; its answer says whether it is a leader's. Raises ElasticError if there is none,
+    and ConfigError if we may not ask that.
+    """
+    waiting = [addresses] if isinstance(addresses, str) else list(addresses)
+    asked: set[str] = set()
+    because = ""
+    while waiting:
+        address = waiting.pop(0)
+        if address in asked:
+            continue
+        asked.add(address)
+        with door.channel(address, (*CHANNEL_OPTIONS, CONNECT)) as channel:
+            try:
+                reply = ask(channel)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                    raise ConfigError(error.details()) from error
+                said = said_by(error)
+                because = because or f"the rendezvous at {address} does not answer: {said}{door.hint(said)}"
+                continue
+        if reply.leading:
+            return reply
+        waiting[:0] = [reply.leader] if reply.leader else []
+    raise ElasticError(because or "nobody leads the job at the moment: an election is going on, or etcd is away")
+
+
+def plainly(code: grpc.StatusCode, details: str) -> str:
+    """What an error of gRPC says: of one that nobody listens, such as "Connection refused"."""
+    return details.rpartition(": ")[2] if details.startswith(NOBODY_THERE) else f"{code.name}: {details}"
+
+
+def said_by(error: grpc.RpcError) -> str:
+    """What an error of gRPC says, as a sentence."""
+    code, details = getattr(error, "code", None), getattr(error, "details", None)
+    if not (callable(code) and callable(details)):
+        return str(error)
+    return plainly(code(), str(details()))

@@ -1,0 +1,53 @@
+"""How a job's agent reaches the rendezvous, and under which address the workers of other nodes reach its own."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic.security.channels import Door
+from elastic.security.roles import VARIABLE, Role
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """address: of this node. replicas: of the rendezvous, "host:port" each; none: the one that writes its address into
+    the job directory. certs: directory of this node's certificates; None: plain text."""
+
+    address: str = LOOPBACK
+    replicas: tuple[str, ...] = ()
+    certs: Path | None = None
+
+    def door(self) -> Door:
+        """To the replicas; by the certificate of workers where the job's user has no other one. Raises ConfigError for
+        certificates that cannot be used."""
+        if self.certs is None:
+            return Door()
+        from elastic.security.keyring import of_role
+
+        return Door(of_role(self.certs, Role.AGENT, Role.WORKER))
+
+    def settings(self) -> dict[str, str]:
+        """For the environment of a worker: never what `elastic run` has inherited."""
+        return {"ELASTIC_HOST": self.address, VARIABLE: str(self.certs or "")}
+
+    def words(self) -> dict[str, str]:
+        """As options of an agent."""
+        certs = {"--certs": str(self.certs)} if self.certs is not None else {}
+        return {"--rendezvous": ",".join(self.replicas), "--address": self.address, **certs}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--rendezvous", default="", help="host:port of each replica, with commas; default: as rendezvous.json says"
+    )
+    parser.add_argument("--address", default=LOOPBACK, help="IP address of this node (default %(default)s)")
+    parser.add_argument("--certs", type=Path, help="directory with certificates (default: plain text)")
+
+
+def of_options(options: argparse.Namespace) -> Reach:
+    replicas = tuple(address for address in options.rendezvous.split(",") if address)
+    return Reach(options.address, replicas, options.certs)

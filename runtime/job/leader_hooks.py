@@ -1,0 +1,155 @@
+"""What only the leader does beside training: on_lead hooks, and sinks that get every applied step once, in order.
+
+Every worker keeps its newest records, so that whoever leads next can go on where the sink of a dead leader ended;
+what is older than that comes from the ledger. A sink itself knows where it ended: nothing else could know it exactly.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from elastic.errors import ConfigError
+from runtime.data.random_state import randomness_kept
+from runtime.session import Session, StepRecord
+
+RECORDS_KEPT = 1024
+"""Steps that may be applied before the ledger has them on file."""
+
+
+class JobView(Protocol):
+    """What a sink may read of its job."""
+
+    @property
+    def worker_id(self) -> str: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+
+class Sink(Protocol):
+    """Where the records of applied steps go. Used by the leader's user thread only, between steps."""
+
+    def open(self, job: JobView) -> int:
+        """This worker leads now. Returns the first step the sink has no record of, 0 if it is empty."""
+        ...
+
+    def write(self, record: StepRecord) -> None:
+        """The next applied step; its samples are in the ledger only, because there may be thousands."""
+        ...
+
+    def close(self) -> None:
+        """The job has ended."""
+        ...
+
+
+@dataclass(slots=True)
+class _Feed:
+    sink: Sink
+    job: JobView
+    next_step: int | None = None
+    """None: not open."""
+
+
+class Leading:
+    """One worker's readiness to lead. Nothing here is collective."""
+
+    def __init__(self, session: Session) -> None:
+        self.hooks: list[Callable[[], None]] = []
+        self._session = session
+        self._feeds: list[_Feed] = []
+        self._leads = False
+        self._recent: deque[StepRecord] = deque(maxlen=RECORDS_KEPT)
+        self._fresh = False
+
+    def add(self, sink: Sink, job: JobView) -> None:
+        """Feed this sink of the job whenever this worker leads."""
+        self._feeds.append(_Feed(sink, job))
+
+    def begin(self, step: int) -> None:
+        """The loop begins here, with this step."""
+        self._fresh = step == 0
+
+    def applied(self, record: StepRecord) -> None:
+        """A step counts; to be followed by `check`."""
+        if self._feeds and not self._session.behind:
+            self._recent.append(replace(record, samples=[]))
+
+    def check(self) -> None:
+        """Between steps: begin to lead if this worker is the leader now, and bring the sinks up to date."""
+        if self._session.joining or self._session.rank != 0:
+            return
+        if self._leads and not self._feeds:
+            return
+        with randomness_kept():
+            if not self._leads:
+                self._leads = True
+                for hook in self.hooks:
+                    hook()
+            for feed in self._feeds:
+                self._feed(feed)
+
+    def close(self) -> None:
+        """The job has ended: write what waits, and close the sinks that are open here."""
+        for feed in self._feeds:
+            if feed.next_step is not None:
+                self._feed(feed, last=True)
+                feed.sink.close()
+                feed.next_step = None
+
+    def _feed(self, feed: _Feed, last: bool = False) -> None:
+        newest = self._recent[-1].step if self._recent else -1
+        if feed.next_step is None:
+            feed.next_step = feed.sink.open(feed.job)
+            # A leader that died may have written the one step which this worker has not applied yet.
+            # The processes of a job that starts again from its first step are restarted ones: its own steps are there.
+            fresh = self._fresh and not self._session.restarted
+            if fresh and feed.next_step > newest + (2 if self._recent else 1):
+                raise ConfigError(
+                    f"{feed.sink} has {feed.next_step} steps of another run, and this one starts at step 0; give it "
+                    "another path, or move the old one aside"
+                )
+        if (
+            self._recent
+            and feed.next_step < self._recent[0].step
+            and not self._refill(feed, self._recent[0].step, last)
+        ):
+            return
+        for record in self._recent:
+            if record.step >= feed.next_step:
+                self._write(feed, record)
+
+    def _refill(self, feed: _Feed, end: int, last: bool) -> bool:
+        """Steps that were applied before this worker was there. False: the ledger may yet get them, so wait.
+
+        It is asked ever less often, because it is read from its beginning.
+        """
+        assert feed.next_step is not None
+        waiting = len(self._recent)
+        last = last or waiting == RECORDS_KEPT
+        if waiting & (waiting - 1) and not last:
+            return False
+        for record in self._session.history(feed.next_step, end):
+            self._write(feed, replace(record, samples=[]))
+        if feed.next_step < end and not last:
+            return False
+        if feed.next_step < end:
+            missing = f"steps {feed.next_step} to {end - 1} are not in the ledger here, so {feed.sink} is without them"
+            self._session.note("sink_gap", because=missing)
+            print(f"elastic: {missing}", file=sys.stderr, flush=True)
+        return True
+
+    def _write(self, feed: _Feed, record: StepRecord) -> None:
+        feed.sink.write(record)
+        feed.next_step = record.step + 1

@@ -1,0 +1,282 @@
+"""A pass: shards handed out, harvested and reduced, until the gradients of the whole step are in place.
+
+The iterator is a class and not a generator, because a generator left by `break` closes without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from runtime.data.loader import Loader
+from runtime.data.prefetcher import Wanted
+from runtime.data.stream import Stream
+from runtime.guards import checks
+from runtime.job.control_scalars import RESERVED
+from runtime.job.step_cache import Cached
+from runtime.job.training import Training
+from runtime.reduction.partial_sum import Json, Partial, Scalars
+from runtime.session import Op, OpKind, StepRecord
+from runtime.state.training_state import Snapshot
+
+Gradients: TypeAlias = Literal["mean", "sum"]
+Nonfinite: TypeAlias = Literal["pass", "skip", "stop"]
+Source: TypeAlias = Loader | Stream
+
+REHEARSALS = 2
+"""Shards run and thrown away at the start, where there are as many: the second one meets what the first left. One is
+where a worker without a shard comes to the n-th pass of a step for the first time: a GradScaler begins with one."""
+CHECKSUM_STEPS = 256
+"""Every so many steps a pass also compares checksums of all weights; change_detection.py says what only they see."""
+ENDS = RESERVED + "epoch ends"
+"""Travels with the reduction of an epoch's last step, where only who reads the data knows that it is the last."""
+
+NONFINITE = RESERVED + "nonfinite"
+"""Among the metrics of a step: its passes whose gradient was infinite or undefined, if there are any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a step lies. index counts the steps of the job, position those of the epoch."""
+
+    index: int
+    epoch: int
+    position: int
+    total: int | None
+    """None: nobody knows."""
+    last_in_epoch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a loop does in each of its steps: whose data, how gradients are reduced, what becomes of those that are not
+    finite, which guards are off."""
+
+    shards: int
+    loader: Source | None
+    gradients: Gradients
+    allow: frozenset[str]
+    nonfinite: Nonfinite = "pass"
+
+    def weight(self, shard: int) -> float:
+        """Of a shard that was not weighed: its samples, or 1 where all have as many or nobody knows."""
+        return 1.0 if self.loader is None else self.loader.weight(shard)
+
+    def samples(self, place: Place) -> list[Json]:
+        """Per shard what it was given, as Loader.samples or Stream.samples says it; [] if the script draws it."""
+        return [] if self.loader is None else self.loader.samples(place.epoch, place.position)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The shard that the inner loop's body computes just now: `step.shard`.
+
+    seed, generator (torch, CPU) and numpy depend on (seed, step, pass, shard) only; the global RNGs of torch, numpy
+    and random are seeded alike.
+    """
+
+    index: int
+    seed: int
+    generator: torch.Generator
+    numpy: np.random.Generator
+
+
+@dataclass(slots=True)
+class Contribution:
+    """What the body said about its shard."""
+
+    logged: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """name -> ("mean" or "sum", value)"""
+    weight: float | None = None
+    skipped: bool = False
+
+    def scalars(self, weight: float) -> Scalars:
+        """As they travel in the reduction."""
+        return {
+            name: (kind, value * weight if kind == "mean" else value, weight)
+            for name, (kind, value) in self.logged.items()
+        }
+
+
+@dataclass(slots=True)
+class Running:
+    """A step in progress: what Step shows and Pass changes."""
+
+    work: Work
+    place: Place
+    locate: Callable[[int], Place]
+    """Step index -> place: a newcomer learns late which step it has entered."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    shard: Shard | None = None
+    contribution: Contribution = field(default_factory=Contribution)
+    passes: int = 0
+    ended: bool = False
+    """The data of the epoch is used up."""
+    cached: Cached = field(default_factory=Cached)
+    record: StepRecord | None = None
+    """Of the passes so far; None until the first is reduced."""
+
+
+class Pass(Iterator[Any]):
+    """One turn over the shards: rehearsals where they are due, this worker's shards, then the result of all."""
+
+    def __init__(self, training: Training, running: Running) -> None:
+        self._training = training
+        self._running = running
+        self._number = running.passes
+        self._phase: Literal["new", "rehearsing", "collecting", "done"] = "new"
+        self._rehearsals: list[int] = []
+        self._rehearsed = False
+        self._snapshot: Snapshot | None = None
+        self._checksums: Snapshot | None = None
+
+    @property
+    def _where(self) -> str:
+        return f"pass {self._number} of step {self._running.place.index}"
+
+    def __next__(self) -> Any:
+        """The next batch. Raises the guard rails' errors for what the body did with the one before."""
+        if self._running.shard is not None and self._phase != "new":
+            self._end_shard(self._running.shard)
+        if self._phase == "new":
+            self._open()
+        if self._phase == "rehearsing":
+            if self._rehearsals:
+                return self._begin_shard(self._rehearsals.pop(0))
+            self._end_rehearsal()
+        while self._phase == "collecting":
+            unit = self._training.session.next_unit()
+            if unit is not None:
+                return self._begin_shard(unit)
+            self._check_unchanged()
+            result = self._training.session.finish()
+            if result is not None:
+                self._end(result)
+        raise StopIteration
+
+    def _open(self) -> None:
+        training, place = self._training, self._running.place
+        if self._number == 0:
+            training.settle()
+        training.begin_pass(self._where, self._running.work.allow)
+        if self._running.work.loader is not None:
+            self._running.work.loader.begin_step(place.epoch, place.position)
+        first = place.index == 0 or training.session.joining
+        self._snapshot = training.carrier.watch()
+        if first or place.index % CHECKSUM_STEPS == 0:
+            self._checksums = training.carrier.watch(full=True)
+        training.harvest().begin_pass(training.seed, place.index, self._number)
+        self._phase = "rehearsing"
+        shards = self._running.work.shards
+        if first or not (self._number in training.passes_tried or training.session.owned(shards)):
+            self._rehearsals = list(range(min(REHEARSALS, shards) if first else 1))
+            self._rehearsed = True
+        if first and "LossDivided" not in self._running.work.allow:
+            training.watch_losses(lambda loss: checks.check_loss(loss, shards))
+
+    def _end_rehearsal(self) -> None:
+        training, place = self._training, self._running.place
+        training.cleanup.close()
+        if self._number == 0:
+            self._running.cached.clear()
+        if self._rehearsed and self._running.work.loader is not None:
+            self._running.work.loader.release()
+        if training.session.joining or (training.session.behind and self._number == 0):
+            self._check_unchanged()
+            here = self._op(place)
+            op, result = training.session.join(here, training.fingerprint(), bound=training.bound)
+            training.astray = training.session.astray
+            self._running.place = place = self._running.locate(op.step)
+            training.adopt(place.index, place.epoch)
+            training.harvest().begin_pass(training.seed, place.index, self._number)
+            if result is not None:
+                self._end(result)
+                return
+            self._snapshot, self._checksums = training.carrier.watch(), training.carrier.watch(full=True)
+        training.session.begin(self._op(place), training.fingerprint(), training.harvest().groups())
+        self._phase = "collecting"
+
+    def _op(self, place: Place) -> Op:
+        return Op(OpKind.PASS, self._running.work.shards, self._training.epoch_of_op, place.index, self._number)
+
+    def _begin_shard(self, shard: int) -> Any:
+        training, running = self._training, self._running
+        training.running = shard
+        training.passes_tried.add(self._number)
+        loader, place = running.work.loader, running.place
+        batch = None
+        if loader is not None:
+            wanted = Wanted(place.epoch, place.position, self._number, shard)
+            try:
+                batch = loader.batch(wanted, training.session.owned(running.work.shards))
+            except StopIteration as error:  # from here it would end the inner loop as if all shards were done
+                raise RuntimeError(f"the data raised StopIteration for shard {shard} in {self._where}") from error
+        random = training.harvest().before(shard)
+        running.shard = Shard(shard, random.seed, random.generator, random.numpy)
+        running.contribution = Contribution()
+        running.cached.begin_shard()
+        return running.shard if loader is None else batch
+
+    def _end_shard(self, shard: Shard) -> None:
+        training, work, said = self._training, self._running.work, self._running.contribution
+        self._running.shard = None
+        if not said.skipped and "NoGradient" not in work.allow and not training.has_gradient():
+            raise checks.no_gradient(f"shard {shard.index} in {self._where}")
+        if self._phase == "rehearsing":
+            self._check_unchanged()
+            training.harvest().drop_shard()
+            return
+        weight = work.weight(shard.index) if said.weight is None else said.weight
+        scalars = {} if said.skipped else said.scalars(weight)
+        if work.loader is not None and work.loader.ends(shard.index):
+            scalars[ENDS] = ("sum", 1.0, 0.0)
+        counted = 0.0 if said.skipped else weight if work.gradients == "mean" else 1.0
+        training.session.unit_done(training.harvest().leaf(shard.index, counted, training.riders.travel(scalars)))
+        training.running = None
+
+    def _check_unchanged(self) -> None:
+        if "StateChanged" in self._running.work.allow:
+            return
+        carrier = self._training.carrier
+        watched = [snapshot for snapshot in (self._snapshot, self._checksums) if snapshot is not None]
+        changed = next((names for snapshot in watched if (names := carrier.changed(snapshot))), [])
+        if changed:
+            raise checks.state_changed(self._where, changed, carrier.fixed())
+
+    def _end(self, result: Partial) -> None:
+        training, running = self._training, self._running
+        running.metrics.update(training.riders.arrive(result.scalars))
+        self._install(result)
+        training.session.used()
+        running.passes += 1
+        if ENDS in result.scalars:
+            running.ended, running.place = True, replace(running.place, last_in_epoch=True)
+        running.record = StepRecord(
+            step=running.place.index,
+            epoch=running.place.epoch,
+            generation=training.session.generation,
+            world_size=training.session.world_size,
+            lr=training.carrier.learning_rates(),
+            scalars=dict(running.metrics),
+            samples=running.work.samples(running.place),
+            data=training.data,
+        )
+        training.end_pass(self._where, running.work.allow)
+        self._phase = "done"
+
+    def _install(self, result: Partial) -> None:
+        """Raises NonFinite. All workers have the same result, so all decide alike."""
+        training, running = self._training, self._running
+        policy = running.work.nonfinite
+
+        def accept(nonfinite: list[str]) -> bool:
+            if policy == "stop":
+                raise checks.nonfinite(self._where, nonfinite)
+            running.metrics[NONFINITE] = running.metrics.get(NONFINITE, 0.0) + 1.0
+            return policy != "skip"
+
+        training.harvest().install(result, running.work.gradients, accept)

@@ -1,0 +1,67 @@
+"""How this process was started: by an agent, alone, or to be examined; and what it is to run on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from elastic.agent.worker.examination import Examination
+from elastic.errors import ConfigError
+from runtime.data.loader import check_count
+from runtime.guards import checks
+from runtime.reduction.flat_pool import CPU
+from runtime.session import Session
+from runtime.worker.isolated_shards import Apart
+from runtime.worker.single import Alone
+
+AGENT_SOCKET = "ELASTIC_AGENT_SOCKET"
+"""Environment variable: the unix socket of the agent that started this process. Unset: a job of one."""
+SLOT = "ELASTIC_SLOT"
+"""Environment variable: which of its node's workers this is, from 0."""
+THREADS = "ELASTIC_THREADS"
+"""Environment variable: what `elastic run --threads` says, for a script that does not say it itself."""
+
+
+def threads(given: int | None) -> int:
+    """For torch.set_num_threads. Raises ConfigError."""
+    return check_count("threads", int(os.environ.get(THREADS, "1")) if given is None else given)
+
+
+def session(threads: int, device: torch.device) -> Session:
+    """With whom this process trains. Raises NotUnderElastic under a launcher of many processes."""
+    if os.environ.get(AGENT_SOCKET):
+        from runtime.worker.worker_session import connect
+
+        return connect(threads, device)
+    checks.check_launcher(os.environ)
+    examination = Examination.from_environment(os.environ)
+    sums_on = device if device.type == "cuda" else CPU
+    if examination is not None and examination.apart:
+        return Apart()
+    if examination is not None and examination.recording:
+        from runtime.worker.recorded_join import Joining, Recording
+
+        path = Path(examination.recording)
+        return Joining(path, sums_on) if examination.joins else Recording(path, examination.at, sums_on)
+    return Alone(sums_on)
+
+
+def device(given: str | torch.device | None) -> torch.device:
+    """Where batches go. "cuda", or None where there is CUDA, is this worker's own CUDA device. It becomes the current
+    one. Raises ConfigError."""
+    available = torch.cuda.is_available()
+    try:
+        chosen = torch.device(("cuda" if available else "cpu") if given is None else given)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f'device={given!r} is none of torch\'s: write "cpu" or "cuda:0"') from error
+    if chosen.type != "cuda":
+        return chosen
+    count = torch.cuda.device_count() if available else 0
+    if (chosen.index or 0) >= count:
+        raise ConfigError(f'device={given!r}: torch sees {count} CUDA devices here; leave device= out, or write "cpu"')
+    if chosen.index is None:
+        chosen = torch.device("cuda", int(os.environ.get(SLOT, "0")) % count)
+    torch.cuda.set_device(chosen)
+    return chosen

@@ -1,0 +1,686 @@
+"""What the objects of one job share in one worker: the session, the registered state, and where the script is.
+
+Job, Epochs, Steps, Step, Pass and evaluate() are views on this. It knows the order of things (nothing collective
+before the loop, one open pass, a step applied when the next is asked for) and runs operations on the session.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import FrameType
+from typing import Any, Protocol, cast
+
+import torch
+
+from elastic.agent.worker.examination import Examination
+from elastic.checkpoints.manifest import Manifest, Moment
+from elastic.checkpoints.naming import EntryName
+from elastic.checkpoints.settings import Settings
+from elastic.errors import ConfigError, Disagree, JoinMissed, UsageError
+from runtime.checkpoint.coordinator import Taking
+from runtime.checkpoint.memory_snapshots import Snapshots
+from runtime.data.random_state import drawn_from, randomness_kept, seed_all
+from runtime.guards import checks
+from runtime.guards.module_attributes import Attributes
+from runtime.guards.unregistered import Strays, caller
+from runtime.job.control_scalars import Riders
+from runtime.job.exactness_probe import Examiner
+from runtime.job.leader_hooks import Leading
+from runtime.job.world_hooks import Changes
+from runtime.reduction.gradient_harvest import Harvest
+from runtime.reduction.partial_sum import Json, Partial
+from runtime.session import Copy, JoinMeta, Op, OpKind, Place, Session, StepRecord
+from runtime.state.script_state import Values
+from runtime.state.training_state import Carrier
+
+STRAYS_STEPS = 256
+"""How often it is looked at whether something changed that is not registered."""
+_SHOWN_CHARACTERS_MAX = 200
+
+
+class Loop(StrEnum):
+    """Which loop the script is in; a newcomer enters the only one there is."""
+
+    NONE = "none"
+    EPOCHS = "epochs"
+    BARE = "steps"
+    OVER = "over"
+
+
+class OpenStep(Protocol):
+    """The step in progress, as seen from here."""
+
+    def leave(self) -> StepRecord:
+        """The user asked for the next step, or left the loop: the step is applied. Raises NoGradient."""
+
+    @property
+    def handed_out(self) -> bool:
+        """Its first pass is not over: a newcomer may still enter."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where this worker enters the loop: at the beginning, or, a newcomer, where the others are."""
+
+    epoch: int = 0
+    step: int = 0
+    epoch_start: int = 0
+
+
+class Training:
+    """One worker's side of a job. Used by the user's thread only."""
+
+    def __init__(
+        self, session: Session, *, seed: int, threads: int, device: torch.device, checkpoints: Settings
+    ) -> None:
+        self.session = session
+        self.seed = seed
+        self.threads = threads
+        self.device = device
+        self.values = Values()
+        self.carrier = Carrier(self.values, device)
+        self.checkpoints = Taking(session, self.carrier, checkpoints)
+        self.snapshots = Snapshots(session, self.carrier, checkpoints)
+        self.riders = Riders((self.checkpoints, self.snapshots))
+        self.leading = Leading(session)
+        examination = Examination.from_environment(os.environ)
+        self.examiner = Examiner(examination, self.carrier) if examination is not None else None
+        self.changes = Changes(session)
+        session.before_leaving(self._before_leaving)
+        self.shards: int | None = None
+        self.loop = Loop.NONE
+        self.epoch = 0
+        self.epoch_start = 0
+        self.next_step = 0
+        self.data: dict[str, Json] | None = None
+        """What the samples of this epoch are planned from; None: the script draws its own."""
+        self._data_elsewhere: dict[str, Json] | None = None
+        """The same, of the members, or of the run that this one goes on from."""
+        self.looped = False
+        """This epoch has had its steps() loop."""
+        self._planned: tuple[int | None, int] | None = None
+        self.open_step: OpenStep | None = None
+        self.open_pass: str | None = None
+        self.running: int | None = None
+        """The shard or part that the script computes just now."""
+        self._leaders: str | None = None
+        """The code in progress that only the leader runs."""
+        self._entry: Entry | None = None
+        self._resuming = False
+        """A resumed run has not come to the steps of its epoch yet; what lies before them an earlier run has done."""
+        self._replies: dict[str, Json] = {}
+        """What collective calls of this epoch gave before its steps, for newcomers which come later."""
+        self._epoch_values: dict[str, Json] = {}
+        """job.state as it was when this epoch was handed out."""
+        self._later: dict[str, Any] | None = None
+        """What job.state is in the step that this worker enters; before the steps of its epoch it is as it was then."""
+        self._calls = 0
+        self._called = False
+        """Something was done together between passes."""
+        self._early: dict[str, list[Json]] = {}
+        """As JoinMeta.early."""
+        self._early_calls = 0
+        """In this step."""
+        self._meta: JoinMeta | None = None
+        self._left: StepRecord | None = None
+        """Of the step that was left last, until the next one is handed out."""
+        self._logged: dict[str, float] = {}
+        """By job.log(), for that step, the one in progress, or the first."""
+        self._shared: dict[str, Json] = {}
+        self.place_read = False
+        """The script has looked which step it is in."""
+        self.passes_tried: set[int] = set()
+        """Numbers of passes within a step of which this process has run a shard."""
+        self.bound = False
+        """This newcomer's script has drawn random numbers, made a collective call, or read job.state or its place
+        before the inner loop: what the script made of that holds for this step only."""
+        self.astray = False
+        """It went through another step than the one it was bound to: what came of that is worth nothing."""
+        self._drawn_from: object = None
+        self._copy: Copy | None = None
+        self._harvest = Harvest([])
+        self._trainable: list[int] = []
+        self._guard = checks.OptimizerGuard()
+        self._attributes = Attributes({})
+        self._strays: Strays | None = None
+        self._strays_due = False
+        self.cleanup = ExitStack()
+        """What must be undone when a rehearsal ends, or the job."""
+
+    # Entering
+
+    def plan_steps(self, total: int | None, shards: int) -> None:
+        """Say, for whoever watches, how many steps the job has, as far as is known (None: a stream decides), and how
+        many shards each of them."""
+        if (total, shards) != self._planned:
+            self._planned = total, shards
+            self.session.note("steps_planned", total=total, shards=shards)
+
+    def claim_shards(self, shards: int) -> None:
+        """V is one for the job: every loop and loader must ask for the same. Raises ConfigError."""
+        if self.shards not in (None, shards):
+            raise ConfigError(
+                f"shards={shards} here and shards={self.shards} before; the number of shards is fixed for the whole "
+                "job, because it decides the order of every sum"
+            )
+        self.shards = shards
+
+    def enter(self) -> Entry:
+        """The first loop begins: freeze what is registered, and start together, or learn where the others are."""
+        if self._entry is not None:
+            return self._entry
+        if not self.carrier.modules():
+            raise ConfigError("no model is registered; call job.register(model=model, optimizer=optimizer) first")
+        if self.session.joining:
+            self.session.await_invitation()
+        meta = self.session.meta() if self.session.joining else None
+        manifest = self.checkpoints.resume() if meta is None else None
+        if meta is not None:
+            self.checkpoints.restored(meta.step, meta.epoch, meta.state)
+        self.carrier.freeze()
+        self._guard.attach(self.carrier.optimizers())
+        self._attributes = Attributes(self.carrier.modules())
+        self.session.attach(self.carrier)
+        if meta is not None:
+            self.values.update_from_json(meta.state, self.carrier.place)
+            self._replies, self._shared, self._early = dict(meta.once), dict(meta.shared), dict(meta.early)
+            self._epoch_values = dict(meta.values)
+            self._data_elsewhere = meta.data
+            self._entry = Entry(meta.epoch, meta.step, meta.epoch_start)
+        else:
+            self._entry = self._resume(manifest) if manifest is not None else Entry()
+            self.run(Op(OpKind.SYNC, 1), {}, empty_leaf)
+        self.epoch, self.next_step = self._entry.epoch, self._entry.step
+        self.leading.begin(self.next_step)
+        seed_all(self.seed, "loop")
+        return self._entry
+
+    def _resume(self, manifest: Manifest) -> Entry:
+        """Become the state of a checkpoint. Raises ConfigError if the script has changed what decides the bits."""
+        moment = manifest.moment
+        if moment.seed != self.seed:
+            raise ConfigError(
+                f"this job was begun with seed={moment.seed}, and the script says seed={self.seed}; go on with the old "
+                "one, or start anew with --fresh"
+            )
+        if moment.shards:
+            self.claim_shards(moment.shards)
+        self.checkpoints.load(manifest)
+        self._replies, self._resuming = dict(moment.once), True
+        self._epoch_values = dict(moment.values)
+        self._data_elsewhere = moment.data
+        return Entry(moment.epoch, moment.step, moment.epoch_start)
+
+    def enter_loop(self, loop: Loop) -> Entry:
+        """A loop begins. Raises SecondLoop unless it is the script's first."""
+        if self.loop is not Loop.NONE:
+            raise checks.second_loop(f"job.{loop}()")
+        entry = self.enter()
+        self.loop = loop
+        return entry
+
+    def end_epoch(self, *, last: bool) -> None:
+        """The script asks for the epoch after this one. Raises JoinMissed in a newcomer that is still outside."""
+        self.leave_step()
+        self._end_early()
+        self._check_strays(due=True)
+        if self.session.joining:
+            raise JoinMissed(f"epoch {self.epoch} ended before this newcomer had copied the state")
+        if not last:
+            # A stop() since the last step has met no reduction yet; without this one it would cost a step.
+            self.run(Op(OpKind.ONCE, 1, self.epoch, self.next_step, label="epochs"), {}, empty_leaf)
+        self._replies.clear()
+        self._early.clear()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch is handed out."""
+        self.epoch, self.looped, self._calls = epoch, False, 0
+        seed_all(self.seed, epoch, "epoch")
+        if self.elsewhere:
+            self._later = self.values.as_dict()
+            self.values.rewind(self._epoch_values, self.carrier.place)
+        else:
+            self._epoch_values = self.values.to_json(packed=True)
+        self.values.begin_early()
+        self._attributes.begin_epoch()
+
+    def begin_steps(self, data: dict[str, Json] | None) -> int:
+        """The steps() loop of this epoch begins; returns the job index of its first step.
+
+        data: see the attribute. Raises SecondLoop; ConfigError if the epoch was begun elsewhere with other data.
+        """
+        if self.loop is Loop.EPOCHS and self.looped:
+            raise checks.second_loop(f"a second job.steps() in epoch {self.epoch}")
+        entry = self.enter_loop(Loop.BARE) if self.loop is not Loop.EPOCHS else self.enter()
+        self.looped = True
+        if self.elsewhere and self._data_elsewhere not in (None, data):
+            raise checks.other_data(data, self._data_elsewhere, resumed=self._resuming)
+        self.data = data
+        self.epoch_start = entry.epoch_start if self.elsewhere else self.next_step
+        self._resuming = False
+        return self.epoch_start
+
+    def end_steps(self) -> None:
+        """The steps() loop of this epoch is over."""
+        self._end_early()
+        seed_all(self.seed, self.epoch, "behind the steps")
+
+    def end_loop(self) -> None:
+        """The script's loop is over; evaluating and saving are still possible."""
+        self.leave_step()
+        self._end_early()
+        self.session.loop_over()
+        if self.examiner is not None:
+            self.examiner.note(self.next_step, self.shards, caller())
+            self.examiner.end()
+        self.loop = Loop.OVER
+        seed_all(self.seed, "behind the loop")
+
+    # Operations
+
+    def run(self, op: Op, fingerprint: dict[str, str], compute: Callable[[int], Partial], own: Json = None) -> Partial:
+        """A whole operation that reduces scalars only. own: see Session.begin."""
+        self.session.begin(op, fingerprint, own=own)
+        while True:
+            while (unit := self.session.next_unit()) is not None:
+                self.running = unit
+                leaf = compute(unit)
+                leaf.scalars = self.riders.travel(leaf.scalars)
+                self.session.unit_done(leaf)
+                self.running = None
+            if (result := self.session.finish()) is not None:
+                self.riders.arrive(result.scalars)
+                return result
+
+    def collective(
+        self,
+        kind: OpKind,
+        label: str,
+        units: int,
+        compute: Callable[[int], Partial],
+        reply: Callable[[Partial], Json],
+        own: Json = None,
+    ) -> Json:
+        """Something all workers do together between passes; its reply is kept for newcomers of this epoch."""
+        self.check_outside_pass(label)
+        if self._leaders is not None:
+            raise checks.inside_leaders(label, self._leaders)
+        if self._entry is None:
+            raise UsageError(
+                f"job.{label} came before the loop, where a replacement that joins later would be alone with it. Call "
+                "it inside `for epoch in job.epochs(n):`, or after the loop."
+            )
+        early = self.open_step is not None and self.open_step.handed_out
+        before_steps = self.loop is Loop.EPOCHS and not self.looped
+        if self.session.joining and not (before_steps or early):
+            raise JoinMissed("the loop ended before this newcomer had copied the state")
+        key = f"{self._early_calls if early else self._calls} {label}"
+        self._calls += 1
+        if early and (self.session.joining or self._copy is not None):
+            return self._early_reply_of_others(key)
+        if self.elsewhere:
+            return self._reply_of_others(key)
+        self._leaders = "job.once()" if kind is OpKind.ONCE else None
+        op = Op(kind, units, self.epoch, self.next_step, label=label, early=early)
+        with self._attributes.left_alone():
+            value = reply(self.run(op, self.fingerprint(), compute, own))
+        self._leaders, self._called = None, True
+        if early:
+            self._called_early(key, self.next_step, value)
+        elif before_steps:
+            self._replies[key] = deepcopy(value)  # the script may change its own
+        return value
+
+    @property
+    def idle(self) -> bool:
+        """Nothing was done together: no step in this run or one before, no evaluation and the like, no stop()."""
+        return self.next_step == 0 and not self._called and self.riders.stopped is None
+
+    def _called_early(self, key: str, step: int, value: Json) -> None:
+        """Between the hand-out of a step and its first pass: newcomers may need what it gave."""
+        self._early_calls += 1
+        self._early[key] = [step, deepcopy(value)]
+        assert self._meta is not None
+        self._meta = replace(self._meta, early=dict(self._early))
+        self.session.publish(self._meta)
+
+    def _early_reply_of_others(self, key: str) -> Json:
+        """Of a newcomer, in the step whose state it has copied, or in one that the others were at when it asked. That
+        one may be over: then its call for a later step has given something alike, and this worker will copy anew."""
+        step = self.next_step
+        if self._copy is not None:
+            if key not in self._copy.early:
+                raise Disagree(
+                    f"this newcomer called {key!r} (n-th call, name) before the inner loop of step {step}, the others "
+                    f"{sorted(self._copy.early)}. Make such calls depend on step.index and job.state only."
+                )
+            value = self._copy.early[key]
+        else:
+
+            def called_in(meta: JoinMeta) -> int:
+                return cast(int, meta.early[key][0]) if key in meta.early else -1
+
+            meta = self.session.meta(lambda meta: meta.step > step or called_in(meta) >= step)
+            called = called_in(meta)
+            if meta.epoch != self.epoch_of_op or called < step:
+                raise JoinMissed(f"step {step} was over before this newcomer had been told what {key!r} gave in it")
+            step, value = called, meta.early[key][1]
+        self._called_early(key, step, value)
+        return deepcopy(value)
+
+    def shared(self, name: str, compute: Callable[[int], Partial], reply: Callable[[Partial], Json]) -> Json:
+        """Something that all workers have in common from before the loop; a newcomer gets it from a member, and a
+        resumed run from the checkpoint."""
+        label = f"shared({name})"
+        if name in self._shared:
+            return deepcopy(self._shared[name])
+        self.check_outside_pass(label)
+        if self._leaders is not None:
+            raise checks.inside_leaders(label, self._leaders)
+        if self._entry is not None:
+            raise UsageError(
+                f"job.{label} came after the loop had begun, where a newcomer would not know its value. Move it before "
+                "the loop, or use job.once(fn), whose value is of its moment."
+            )
+        if self.session.joining:
+            self._shared = dict(self.session.meta().shared)
+            if name not in self._shared:
+                raise Disagree(
+                    f"this newcomer called job.{label}, and the others have {sorted(self._shared)}. Make such calls "
+                    "the same in every process: not under `if job.restarted` or `if job.is_leader`."
+                )
+        elif (found := self.checkpoints.found) is not None and name in found.moment.shared:
+            self._shared[name] = found.moment.shared[name]
+        else:
+            self._leaders = "job.shared()"
+            self._shared[name] = reply(self.run(Op(OpKind.ONCE, 1, label=label), {}, compute))
+            self._leaders = None
+        return deepcopy(self._shared[name])
+
+    @property
+    def elsewhere(self) -> bool:
+        """What comes before this epoch's steps was done without this worker: by others, or in an earlier run."""
+        return self.session.joining or self._resuming
+
+    def _reply_of_others(self, key: str) -> Json:
+        """The part of a newcomer, or of a resumed run, in what was done before this epoch's steps."""
+        if key not in self._replies:
+            raise Disagree(
+                f"this newcomer called {key!r} (n-th call, name) before the steps of epoch {self.epoch}, the others "
+                f"{sorted(self._replies)}. Make such calls depend on the epoch and job.state only."
+            )
+        return deepcopy(self._replies[key])
+
+    def fingerprint(self) -> dict[str, str]:
+        """What all workers must have in common now: three readable parts, and hashes over some weights and buffers."""
+        return {
+            "data": json.dumps(self.data, sort_keys=True),
+            "learning rates": ", ".join(map(repr, self.carrier.learning_rates())),
+            "job.state": _shown(json.dumps(self.values.to_json(), sort_keys=True)),
+            "weights, rates and job.state": self.carrier.fingerprint(self.next_step),
+            "buffers": self.carrier.buffer_fingerprint(self.next_step),
+            **self.logged(),
+        }
+
+    # Steps and passes
+
+    def hand_out(self, step: OpenStep, index: int, epoch: int) -> None:
+        """A step begins: a newcomer may enter its first pass, and learns here where it will be."""
+        self._end_early()
+        self.tell()
+        if self.examiner is not None:
+            self.examiner.note(index, self.shards, caller())
+        self.open_step = step
+        self.adopt(index, epoch)
+        self.lead()
+        if not self.session.joining:
+            self.changes.before_step()
+            if self.changes.take_pause():
+                self.checkpoints.before_pause()
+            examined = self.examiner is not None and self.examiner.at == index
+            if examined:
+                self.checkpoints.ask()
+            taken = self.checkpoints.before_step(self.moment, index)
+            if examined:
+                self.checkpoints.finish()
+            self.snapshots.before_step(self.moment, index)
+            may_part = self.changes.may_part(taken) or not self.checkpoints.takes_any
+            if self.changes.take_wish() or (self.session.parting and not may_part):
+                self.checkpoints.wish()
+            self.session.may_part = may_part
+        once = dict(self._replies)
+        state, shared = self.values.to_json(packed=True), dict(self._shared)
+        self._early_calls = 0
+        self._meta = JoinMeta(
+            self.epoch_of_op,
+            index,
+            self.epoch_start,
+            state,
+            once,
+            shared,
+            self.data,
+            dict(self._early),
+            self._epoch_values,
+        )
+        self.session.publish(self._meta)
+        seed_all(self.seed, index, "step")  # behind the hooks: what they draw is not the same on all workers
+        self._attributes.begin_step()
+        self._drawn_from = drawn_from() if self.session.joining or self.session.behind else None
+        self.place_read = False
+        self.values.forget_reads()
+
+    def _end_early(self) -> None:
+        """The steps of this epoch begin, or there are none left."""
+        self.values.end_early()
+        if self._later is not None:
+            self.values.replace(self._later)
+            self._later = None
+
+    def settle(self) -> None:
+        """The first pass of a step begins. What a newcomer has changed in a copy since the step was handed out is in
+        that copy already, because the members had done it too."""
+        read = self.place_read or self.values.was_read
+        enters = self._drawn_from is not None
+        self.bound = enters and (read or self._early_calls > 0 or self._drawn_from != drawn_from())
+        if self._copy is not None:
+            self.carrier.load(self._copy.header, self._copy.blobs)
+            self._copy = None
+
+    def copy_anew(self, *, over: bool) -> None:
+        """Instead of what came of a step that this newcomer was not bound to: the state of the pass in progress, and
+        its step is the next one. over: the loop is. Raises JoinMissed."""
+        if over:
+            raise JoinMissed("the steps ended before this newcomer had copied the state of one that it was at")
+        self._copy = self.session.copy_anew()
+        self.carrier.load(self._copy.header, self._copy.blobs)
+        self.values.rewind(self._copy.values, self.carrier.place)
+        self.next_step, self.astray = self._copy.op.step, False
+        self._early |= {key: [self.next_step, value] for key, value in self._copy.early.items()}
+
+    def lead(self) -> None:
+        """What this worker does beside training if it is the leader now."""
+        self._leaders = "job.on_lead() or a sink"
+        self.leading.check()
+        self._leaders = None
+
+    def _before_leaving(self) -> None:
+        with randomness_kept():
+            self.changes.tell_drain()
+        self.checkpoints.finish()
+
+    def moment(self) -> Moment:
+        """Where the script is, for a checkpoint."""
+        return Moment(
+            step=self.next_step,
+            epoch=self.epoch_of_op,
+            epoch_start=self.epoch_start,
+            seed=self.seed,
+            shards=self.shards or 0,
+            once=dict(self._replies),
+            shared=dict(self._shared),
+            data=self.data,
+            values=self._epoch_values,
+        )
+
+    def plan_save(self) -> Json:
+        """What the members of a save() must know alike: one of them says it."""
+        place = self.session.place()
+        return {
+            "step": self.next_step,
+            "call": self._calls,
+            "generation": place.generation,
+            "members": list(place.members),
+            "token": place.token,
+        }
+
+    def save(self, series: str, plan: dict[str, Any]) -> None:
+        """This worker's part of a save()."""
+        members, me = tuple(plan["members"]), self.session.worker_id
+        rank = members.index(me) if me in members else len(members)
+        place = Place(plan["generation"], rank, members, plan["token"])
+        name = EntryName(plan["step"], plan["call"], plan["generation"], plan["token"])
+        self.checkpoints.save(series, name, place, self.moment())
+
+    def adopt(self, index: int, epoch: int) -> None:
+        """The step in progress is this one: handed out here, or entered by a newcomer."""
+        if index != self.next_step:
+            self._logged = {}
+        self.next_step, self.epoch = index, epoch
+
+    @property
+    def epoch_of_op(self) -> int:
+        """A bare steps() loop is one epoch for those who join: crossing into its next pass of the data is no miss."""
+        return self.epoch if self.loop is Loop.EPOCHS else 0
+
+    def leave_step(self) -> None:
+        """The step in progress, if any, is over. Raises NoGradient when its pass is not."""
+        if self.open_step is not None:
+            self._left = self.open_step.leave()
+            if self.examiner is not None:
+                self.examiner.applied(self._left)
+            self.open_step = None
+            self.next_step += 1
+            self._check_strays(self.next_step % STRAYS_STEPS == 0)
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Values for the record of the step in progress, or of the one before; before the first one, of that. Raises
+        UsageError."""
+        self.check_outside_pass("log()")
+        if self._leaders is not None:
+            raise checks.inside_leaders("log()", self._leaders)
+        if self._entry is None:
+            raise UsageError(
+                "job.log() came before the loop, where there is no step yet; call it in the loop or after it"
+            )
+        if self.open_step is None and self._left is None and self.next_step > 0:
+            return  # others have logged it, or an earlier run
+        if twice := sorted(values.keys() & self._logged.keys()):
+            raise UsageError(f"job.log: {', '.join(twice)} was logged twice for one step; log each name once a step")
+        self._logged |= values
+        if self.open_step is not None and self.open_step.handed_out:
+            self._called_early(f"{self._early_calls} log", self.next_step, None)
+
+    def tell(self) -> None:
+        """The record of the step that was left goes to the ledger and the sinks: nothing can be logged for it any more.
+        Raises UsageError for a name that a pass has logged too."""
+        if self._left is not None:
+            record, logged = self._left, self._logged
+            self._left, self._logged = None, {}
+            if twice := sorted(logged.keys() & record.scalars.keys()):
+                raise UsageError(
+                    f"{', '.join(twice)}: logged by job.log and by step.log for step {record.step}; rename one"
+                )
+            record = replace(record, scalars={**record.scalars, **logged})
+            self.session.applied(record)
+            self.leading.applied(record)
+            self.lead()
+
+    def logged(self) -> dict[str, str]:
+        """The part of the fingerprint that job.log() has; {}: nothing was logged for this step."""
+        return {"job.log": _shown(json.dumps(self._logged, sort_keys=True))} if self._logged else {}
+
+    def watch_strays(self, frame_of_script: Callable[[], FrameType | None]) -> None:
+        """Look for what the script trains unregistered; in its first step only, and a newcomer's things were
+        looked at by others."""
+        if self._strays is None and not self.session.joining:
+            self._strays = Strays(self.carrier.objects, frame_of_script())
+            self._strays_due = True
+
+    def _check_strays(self, due: bool) -> None:
+        """Raise Unregistered. Things may change as rarely as a target network, so not only after the first step."""
+        if self._strays is not None and (due or self._strays_due):
+            self._strays_due = False
+            self._strays.check(f"step {self.next_step - 1}")
+
+    def begin_pass(self, where: str, allow: frozenset[str]) -> None:
+        """Check that a pass may begin, and what gradients it finds."""
+        if self.open_pass is not None:
+            raise checks.left_pass(self.open_pass)
+        if self._leaders is not None:
+            raise checks.inside_leaders("steps()", self._leaders)
+        checks.check_threads(self.threads)
+        self.carrier.check_kinds()
+        self._guard.begin_pass(where, self.carrier.parameters(), allow)
+        self._attributes.begin_pass()
+        self.open_pass = where
+        self.values.lock()
+
+    def end_pass(self, where: str, allow: frozenset[str]) -> None:
+        """The result is installed; the user's code may change everything again. Raises Unregistered."""
+        changed = self._attributes.end_pass()
+        if changed and "Unregistered" not in allow and not self.checkpoints.restore_hooks:
+            raise checks.changed_attribute(where, changed)
+        self._guard.end_pass()
+        self.session.may_part = self.session.may_part and not self.checkpoints.takes_any
+        self.values.unlock()
+        self.open_pass = None
+
+    def harvest(self) -> Harvest:
+        """For the parameters that require a gradient now; the script may freeze and unfreeze between passes."""
+        parameters = self.carrier.parameters()
+        trainable = [id(parameter) for _, parameter in parameters]
+        if trainable != self._trainable:
+            self._trainable = trainable
+            self._harvest = Harvest(
+                parameters,
+                self.carrier.float_buffers(),
+                self.carrier.int_buffers(),
+                modes=self.carrier.modes,
+                device=self.session.sums_on,
+            )
+        return self._harvest
+
+    def has_gradient(self) -> bool:
+        """Whether a trainable parameter has a gradient now."""
+        return any(parameter.grad is not None for _, parameter in self.carrier.parameters())
+
+    def watch_losses(self, look: Callable[[torch.Tensor], None]) -> None:
+        """Show every loss to `look` before its backward(), until `cleanup` is closed."""
+        self.cleanup.enter_context(checks.backward_watched(look))
+
+    def check_outside_pass(self, call: str) -> None:
+        """Raise UsageError inside a pass, where workers run different code at different times."""
+        if self.open_pass is not None:
+            raise UsageError(f"job.{call} was called in {self.open_pass}; call it behind the inner loop")
+
+    def close(self) -> None:
+        """Take the hooks off the user's objects."""
+        self.cleanup.close()
+        self._attributes.close()
+        self._guard.close()
+
+
+def empty_leaf(unit: int) -> Partial:
+    """The part of an operation whose only content is that all workers take part."""
+    return Partial(unit, unit + 1)
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS_MAX else text[:_SHOWN_CHARACTERS_MAX] + "..."

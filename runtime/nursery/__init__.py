@@ -1,1 +1,0 @@
-"""The process from which workers are forked: torch imported once, for all workers that this node ever starts."""

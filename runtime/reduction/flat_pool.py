@@ -1,0 +1,83 @@
+"""Memory for large flat tensors, used again once nobody can read what was in it.
+
+Fresh memory of some tens of megabytes costs several times more in page faults than the sum that is written into
+it. Counting who still reads a tensor is left to torch and Python: a flat is made from a numpy array of its own,
+which lives exactly as long as the last tensor, slice, array or memoryview of that flat in any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import weakref
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from elastic.errors import NoMemory
+
+ALIGNMENT = 64
+"""Every tensor starts at such an offset, whatever its dtype will be."""
+HUGE_BYTES = 8 << 20
+"""From so many bytes on memory comes in huge pages, where the kernel has them: the faults of 4 KiB pages cost more than
+copying into them does."""
+
+
+def room_for(sizes: Sequence[int]) -> list[torch.Tensor]:
+    """A uint8 tensor of each size, CPU, contiguous; what they hold is undefined. They may share one allocation.
+
+    Raises NoMemory.
+    """
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
+    memory = _huge(starts[-1]) if starts[-1] >= HUGE_BYTES else torch.empty(starts[-1], dtype=torch.uint8)
+    return [memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+
+
+def _huge(nbytes: int) -> torch.Tensor:
+    """Freed with the last tensor that refers to it."""
+    try:
+        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise NoMemory(
+            f"the system has no {nbytes:,} bytes of memory for a copy of the state; allow this process more (its "
+            "container, ulimit -v, vm.overcommit_memory)"
+        ) from error
+    with contextlib.suppress(OSError):  # a kernel that was built without them
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+CPU = torch.device("cpu")
+KEPT_MAX = 16
+
+
+class Flats:
+    """Uninitialised 1-D tensors of one dtype and length. Any thread may take one or let one go.
+
+    device: on a GPU torch's own allocator does all this. pinned: a GPU copies to and from the CPU's memory.
+    """
+
+    def __init__(self, dtype: torch.dtype, elements: int, *, device: torch.device = CPU, pinned: bool = False) -> None:
+        self._dtype = dtype
+        self._elements = elements
+        self._device = device
+        self._pinned = pinned
+        self._free: deque[torch.Tensor] = deque(maxlen=KEPT_MAX)
+
+    def take(self) -> torch.Tensor:
+        """A tensor of shape (elements,). Its memory comes back by itself; at most KEPT_MAX free ones are kept."""
+        if self._device.type != "cpu":
+            return torch.empty(self._elements, dtype=self._dtype, device=self._device)
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = torch.empty(self._elements, dtype=self._dtype, pin_memory=self._pinned)
+        lease = memory.numpy()
+        weakref.finalize(lease, self._free.append, memory).atexit = False
+        return torch.from_numpy(lease)

@@ -1,0 +1,306 @@
+"""One pass seen from one worker: random numbers, buffers and gradients of each shard, and the merged result.
+
+A shard's bits depend on (seed, step, pass, shard) and on the state before the pass, never on the process that
+runs it or on what ran there before. A partial sum is one flat tensor per dtype group, so that exchanging it is one
+large operation; a leaf may still be in parts (see unpacked_leaf.py):
+
+    gradients, times the weight | "mean" buffers, times the weight | "first" buffers | one changed flag per buffer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import compress
+from typing import Literal, cast
+
+import torch
+from torch import nn
+
+from elastic.errors import NotCarried
+from runtime.data.random_state import ShardRandom, own_random, seed_all
+from runtime.reduction.buffers import Buffer, Modes
+from runtime.reduction.flat_pool import CPU, Flats
+from runtime.reduction.layout import Group
+from runtime.reduction.partial_sum import Json, Partial, Scalars
+from runtime.reduction.unpacked_leaf import Loose
+
+_GROUP_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.float32,
+    "float16": torch.float32,
+}
+
+
+class Harvest:
+    """Runs shards from a common start and turns them into leaves, and a result into gradients.
+
+    A pass is `begin_pass`, then for each own shard `before` and `leaf` (or `drop_shard`), then `install`.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        float_buffers: Sequence[Buffer] = (),
+        int_buffers: Sequence[Buffer] = (),
+        *,
+        modes: Modes | None = None,
+        device: torch.device = CPU,
+    ) -> None:
+        """parameters: those that get gradients, the same on every worker. modes: of the
+        modules that a shard may put into another one (default: there are none). device: of leaves and results, which
+        is not that of the parameters where a ring of CPUs carries the gradients of GPUs. Raises NotCarried for a
+        complex one.
+        """
+        self._names = [name for name, _ in parameters]
+        self._parameters = [parameter for _, parameter in parameters]
+        self._floats = list(float_buffers)
+        self._integers = list(int_buffers)
+        self._modes = modes or Modes()
+        self._groups: dict[str, Group] = {}
+        for i, (name, parameter) in enumerate(parameters):
+            self._group(name, parameter.dtype).parameters.append((i, parameter))
+        for buffer in sorted(self._floats, key=lambda buffer: buffer.merge == "first"):
+            self._group(buffer.name, buffer.live.dtype).buffers.append(buffer)
+        self._device = device
+        self._staged = device.type == "cpu" and any(parameter.is_cuda for parameter in self._parameters)
+        """Gradients of GPUs are summed on the CPU, by way of pinned memory."""
+        self._flats = {
+            name: Flats(group.dtype, group.elements, device=device, pinned=self._staged)
+            for name, group in self._groups.items()
+        }
+        self._at = (0, 0, 0)
+
+    def _group(self, name: str, dtype: torch.dtype) -> Group:
+        wide = _GROUP_DTYPES.get(str(dtype).removeprefix("torch."))
+        if wide is None:
+            raise NotCarried(
+                f"{name} has dtype {dtype}, which is not summed; use float32, float64, bfloat16 or float16"
+            )
+        return self._groups.setdefault(str(wide).removeprefix("torch."), Group(wide))
+
+    def groups(self) -> dict[str, int]:
+        """Elements of a leaf's flat tensor by dtype group: "float32" (also bfloat16, float16) and "float64"."""
+        return {name: group.elements for name, group in self._groups.items()}
+
+    def begin_pass(self, seed: int, step: int, pass_no: int) -> None:
+        """Remember the buffers and modes every shard starts from, drop old gradients, seed the random numbers."""
+        self._at = (seed, step, pass_no)
+        self._modes.begin()
+        with torch.no_grad():
+            for buffer in (*self._floats, *self._integers):
+                live = buffer.live
+                if buffer.base is None:
+                    buffer.base = live.detach().clone()
+                else:
+                    buffer.base.copy_(live)
+        self._clear_gradients()
+        seed_all(*self._at, "begin")
+
+    def before(self, shard: int) -> ShardRandom:
+        """Everything a shard may read is put back to the pass's start, and its random numbers are seeded."""
+        self._restore()
+        self._clear_gradients()
+        seed = seed_all(*self._at, f"shard {shard}")
+        return own_random(seed)
+
+    def drop_shard(self) -> None:
+        """Undo a shard that does not count: a rehearsal, or one whose script raised."""
+        self._restore()
+        self._clear_gradients()
+        seed_all(*self._at, "begin")
+
+    def leaf(self, shard: int, weight: float, scalars: Scalars) -> Partial:
+        """Take this shard's gradients and buffers: weight * gradient, in float32 or in float64.
+
+        weight 0: nothing of this shard counts. Gradients are None afterwards. The flat tensors' memory is used
+        again once nobody refers to them any more, so a partial sum that was folded away should not be kept.
+        A group of which every parameter has a gradient of its own, in the group's dtype, is left loose.
+        """
+        for buffer in (*self._floats, *self._integers):
+            buffer.check_kind()
+        leaf = Partial(shard, shard + 1, weight=weight, scalars=scalars)
+        with torch.no_grad():
+            for name, group in self._groups.items():
+                if weight and self._device.type == "cpu" and group.may_stay_loose():
+                    leaf.loose[name] = self._loosen(name, group, shard, weight)
+                    leaf.has_grad |= group.bits
+                else:
+                    leaf.flats[name] = flat = self._flats[name].take()
+                    leaf.has_grad |= self._fill(group, flat, shard, weight)
+        leaf.note = self._changed_integers() if weight else None
+        self._clear_gradients()
+        return leaf
+
+    def install(
+        self,
+        result: Partial,
+        gradients: Literal["mean", "sum"],
+        accept: Callable[[list[str]], bool] = lambda nonfinite: True,
+    ) -> None:
+        """Write the reduced gradients, None where no shard had one, and merged buffers; seed the random numbers.
+
+        "mean" divides the gradients by the total weight, once; buffers are always a mean. result stays as it is.
+        accept: asked, before anything is written, with the names of the parameters whose reduced gradient has an
+        infinite or undefined element, if there are any; where it says no, this is `leave_out`.
+        """
+        with torch.no_grad():
+            nonfinite = self._nonfinite(result)
+            if nonfinite and not accept(nonfinite):
+                self.leave_out()
+                return
+            for name in self._groups:
+                self._install_gradients(name, result, gradients)
+                self._install_buffers(name, result)
+            self._install_integers(result.note)
+        self._end()
+
+    def leave_out(self) -> None:
+        """Instead of `install`: no gradients, and the buffers with which the pass began."""
+        self._restore()
+        self._clear_gradients()
+        self._end()
+
+    def _loosen(self, name: str, group: Group, shard: int, weight: float) -> Loose:
+        gradients = [parameter.grad for _, parameter in group.parameters if parameter.grad is not None]
+        if weight != 1:
+            torch._foreach_mul_(gradients, weight)
+        rest = torch.empty(group.elements - group.gradients, dtype=group.dtype)
+        self._fill_buffers(group, rest, shard, weight)
+        return Loose([*gradients, rest], self._flats[name])
+
+    def _fill(self, group: Group, flat: torch.Tensor, shard: int, weight: float) -> int:
+        """Returns which parameters have a gradient, as in Partial.has_grad."""
+        if weight == 0:
+            flat.zero_()
+            return 0
+        targets: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        absent: list[torch.Tensor] = []
+        has_grad = 0
+        for (i, parameter), part in zip(group.parameters, group.parts(flat)[0], strict=True):
+            if parameter.grad is None:
+                absent.append(part)
+                continue
+            has_grad |= 1 << i
+            targets.append(part)
+            sources.append(parameter.grad if parameter.grad.layout == torch.strided else parameter.grad.to_dense())
+        self._copy(targets, sources)
+        if absent:
+            torch._foreach_zero_(absent)
+        if weight != 1:
+            flat[: group.gradients].mul_(weight)
+        self._fill_buffers(group, flat[group.gradients :], shard, weight)
+        return has_grad
+
+    def _copy(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        if targets:
+            torch._foreach_copy_(targets, sources, non_blocking=self._staged)
+            if self._staged:
+                for gpu in {source.device for source in sources if source.is_cuda}:
+                    torch.cuda.current_stream(gpu).synchronize()  # the copies are on their way
+
+    def _fill_buffers(self, group: Group, rest: torch.Tensor, shard: int, weight: float) -> None:
+        """rest: what lies behind the gradients of a flat tensor."""
+        if not group.buffers:
+            return
+        parts, flags = group.buffer_parts(rest)
+        counts = [buffer.merge == "mean" or shard == 0 for buffer in group.buffers]
+        changed = [
+            counting and not torch.equal(buffer.live, _base(buffer))
+            for buffer, counting in zip(group.buffers, counts, strict=True)
+        ]
+        self._copy(list(compress(parts, counts)), [buffer.live for buffer in compress(group.buffers, counts)])
+        if absent := [part for part, counting in zip(parts, counts, strict=True) if not counting]:
+            torch._foreach_zero_(absent)
+        if weight != 1:
+            rest[: group.weighted - group.gradients].mul_(weight)
+        flags.copy_(torch.tensor(changed))
+
+    def _nonfinite(self, result: Partial) -> list[str]:
+        """The parameters whose reduced gradient has an infinite or undefined element; nearly always none.
+
+        The sum of all elements is not finite then. It may also overflow, so only then each is looked at.
+        """
+        found: list[str] = []
+        for name, group in self._groups.items():
+            flat = self._here(result, name)
+            if not bool(flat[: group.gradients].sum().isfinite()):
+                parts = zip(group.parameters, group.parts(flat)[0], strict=True)
+                found += [self._names[i] for (i, _), part in parts if not bool(part.isfinite().all())]
+        return found
+
+    def _install_gradients(self, name: str, result: Partial, gradients: Literal["mean", "sum"]) -> None:
+        group = self._groups[name]
+        flat = self._flats[name].take()
+        if gradients == "mean":
+            torch.div(self._here(result, name), _divisor(result, flat), out=flat)
+        else:
+            flat.copy_(result.flats[name])
+        for (i, parameter), part in zip(group.parameters, group.parts(flat)[0], strict=True):
+            if not result.has_grad >> i & 1:
+                parameter.grad = None
+            elif parameter.dtype == part.dtype and parameter.device == part.device and parameter.is_contiguous():
+                parameter.grad = part.detach()
+            else:
+                # The parameter's strides too: optimizers are slow on a gradient that is laid out differently.
+                parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(part)
+
+    def _install_buffers(self, name: str, result: Partial) -> None:
+        group = self._groups[name]
+        flat = self._here(result, name)
+        _, parts, flags = group.parts(flat)
+        for buffer, part, changed in zip(group.buffers, parts, flags.tolist(), strict=True):
+            merged = part / _divisor(result, flat) if buffer.merge == "mean" else part
+            _quietly(buffer.live).copy_(merged if changed else _base(buffer))
+
+    def _here(self, result: Partial, name: str) -> torch.Tensor:
+        """A group of a result; that of another member has come by way of the CPU."""
+        return result.flats[name].to(self._device)
+
+    def _changed_integers(self) -> Json:
+        changed: dict[str, Json] = {
+            buffer.name: buffer.live.tolist()
+            for buffer in self._integers
+            if not torch.equal(buffer.live, _base(buffer))
+        }
+        return {"integers": changed} if changed else None
+
+    def _install_integers(self, note: Json) -> None:
+        changed = cast(dict[str, Json], note.get("integers", {})) if isinstance(note, dict) else {}
+        for buffer in self._integers:
+            value: object = changed.get(buffer.name)
+            new = _base(buffer) if value is None else torch.tensor(value, dtype=buffer.live.dtype)
+            _quietly(buffer.live).copy_(new)
+
+    def _end(self) -> None:
+        for buffer in (*self._floats, *self._integers):
+            buffer.base = None
+        self._modes.end()
+        seed_all(*self._at, "end")
+
+    def _restore(self) -> None:
+        self._modes.restore()
+        with torch.no_grad():
+            for buffer in (*self._floats, *self._integers):
+                _quietly(buffer.live).copy_(_base(buffer))
+
+    def _clear_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+def _divisor(result: Partial, flat: torch.Tensor) -> float | torch.Tensor:
+    """A GPU multiplies by the inverse of a plain number, which gives other bits than the division of the CPU."""
+    return torch.full((), result.weight, dtype=flat.dtype, device=flat.device) if flat.is_cuda else result.weight
+
+
+def _base(buffer: Buffer) -> torch.Tensor:
+    if buffer.base is None:
+        raise RuntimeError(f"{buffer.name} has no base: no pass has begun")
+    return buffer.base
+
+
+def _quietly(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory with a version of its own: a graph that spans shards may have saved the buffer."""
+    return tensor.data

@@ -1,0 +1,64 @@
+"""The layout of a flat tensor: which parameters and buffers of one dtype lie where in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from runtime.reduction.buffers import Buffer
+from runtime.reduction.unpacked_leaf import owns_its_gradient
+
+
+@dataclass(slots=True)
+class Group:
+    """The layout of one flat tensor. parameters: with their number among all; buffers: "mean" before "first"."""
+
+    dtype: torch.dtype
+    parameters: list[tuple[int, nn.Parameter]] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+
+    @property
+    def gradients(self) -> int:
+        """Elements that are gradients; they come first."""
+        return sum(parameter.numel() for _, parameter in self.parameters)
+
+    @property
+    def weighted(self) -> int:
+        """Elements that are multiplied by the weight: behind the gradients the "mean" buffers."""
+        return self.gradients + sum(buffer.live.numel() for buffer in self.buffers if buffer.merge == "mean")
+
+    @property
+    def elements(self) -> int:
+        firsts = sum(buffer.live.numel() for buffer in self.buffers if buffer.merge == "first")
+        return self.weighted + firsts + len(self.buffers)
+
+    @property
+    def bits(self) -> int:
+        """Partial.has_grad where each of its parameters has one."""
+        return sum(1 << i for i, _ in self.parameters)
+
+    def may_stay_loose(self) -> bool:
+        """Whether the gradients can be added as they are: all there, in this dtype, and changed by nobody else."""
+        return all(
+            parameter.grad is not None
+            and parameter.grad.dtype == self.dtype
+            and parameter.grad.layout == torch.strided
+            and parameter.grad.device.type == "cpu"
+            and not parameter.grad.requires_grad
+            and owns_its_gradient(parameter)
+            for _, parameter in self.parameters
+        )
+
+    def parts(self, flat: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
+        """(a view per parameter, a view per buffer, the changed flags) of a flat tensor."""
+        shapes: list[torch.Tensor] = [parameter for _, parameter in self.parameters]
+        gradients = list(torch._C._nn.unflatten_dense_tensors(flat[: self.gradients], shapes))
+        return gradients, *self.buffer_parts(flat[self.gradients :])
+
+    def buffer_parts(self, rest: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """(a view per buffer, the changed flags) of what lies behind the gradients of a flat tensor."""
+        end = rest.numel() - len(self.buffers)
+        shapes = [buffer.live for buffer in self.buffers]
+        return list(torch._C._nn.unflatten_dense_tensors(rest[:end], shapes)), rest[end:]

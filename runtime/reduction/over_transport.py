@@ -1,0 +1,192 @@
+"""The same reduction as over_mesh.py, with the tensors over a transport and everything else over the mesh.
+
+Headers, scalars and notes go first, as an operation without groups: whoever is through with it knows all terms of all
+members, and so the same list of pieces and of folds. Then the tensors move in rounds, each of the same steps on every
+member: everybody's pieces of every slice to the slice's owner, the owner's sum, the sums to all. No round of words ends
+it: a member that has the sum has it whether or not the others do, and those that do not ask it for the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from elastic.errors import Disagree
+from runtime.reduction.over_mesh import Headers, exchange, exchange_native
+from runtime.reduction.partial_sum import Json, Partial
+from runtime.reduction.schedule import DTYPES, Fold, Piece, Term, add, along_tree, as_list, by_rank, parse_term, pieces
+from runtime.ring.ring import Ring
+from runtime.ring.transport import Transport
+
+PIECE_BYTES = 16 << 20
+"""Large, because a round costs a call on every member; small beside a model, because scratch is one of each term."""
+SCRATCH_BYTES = 128 << 20
+"""Of one member for the pieces of all others; with many terms the pieces shrink."""
+_BULK = "bulk"
+"""Header field: the groups of the tensors, which the operation over the mesh is without."""
+
+
+def exchange_over(
+    ring: Ring,
+    *,
+    transport: Transport,
+    op: int,
+    header: dict[str, Json],
+    roots: Sequence[Partial],
+    units: int,
+    groups: dict[str, int],
+    check: Callable[[Headers], None],
+    out: dict[str, Tensor],
+) -> tuple[Headers, Partial]:
+    """As reduce.exchange, with flats and out on the transport's device; the headers have the field "bulk" besides.
+
+    Raises what reduce.exchange raises; RingBroken also for whatever goes wrong in the transport.
+    """
+    flats = [_checked(root.flats, groups, out) for root in roots]
+    headers, total = exchange(
+        ring,
+        op=op,
+        header={**header, _BULK: dict(groups)},
+        roots=[replace(root, flats={}) for root in roots],
+        units=units,
+        groups={},
+        check=_checking(check, groups, op),
+    )
+    terms = _terms(headers)
+    _move(transport, ring, terms, along_tree([term for _, _, term in terms], units), flats, groups, out)
+    return headers, replace(total, flats=out)
+
+
+def exchange_native_over(
+    ring: Ring,
+    *,
+    transport: Transport,
+    op: int,
+    header: dict[str, Json],
+    contribution: Partial | None,
+    leaves: Sequence[int],
+    units: int,
+    groups: dict[str, int],
+    check: Callable[[Headers], None],
+    out: dict[str, Tensor],
+) -> tuple[Headers, Partial]:
+    """As reduce.exchange_native, in the way of `exchange_over`."""
+    flats = [_checked(contribution.flats, groups, out)] if contribution is not None else []
+    headers, total = exchange_native(
+        ring,
+        op=op,
+        header={**header, _BULK: dict(groups)},
+        contribution=replace(contribution, flats={}) if contribution is not None else None,
+        leaves=leaves,
+        units=units,
+        groups={},
+        check=_checking(check, groups, op),
+    )
+    terms = _terms(headers)
+    _move(transport, ring, terms, by_rank([term for _, _, term in terms], units), flats, groups, out)
+    return headers, replace(total, flats=out)
+
+
+_Brought = tuple[int, int, Term]
+"""Rank of a member, which of its terms it is, and the term."""
+
+
+def _checking(check: Callable[[Headers], None], groups: dict[str, int], op: int) -> Callable[[Headers], None]:
+    def checked(headers: Headers) -> None:
+        check(headers)
+        values = {worker: header.get(_BULK) for worker, header in headers.items()}
+        if any(value != groups for value in values.values()):
+            raise Disagree(f"the workers bring different groups to operation {op}: {values}")
+
+    return checked
+
+
+def _terms(headers: Headers) -> list[_Brought]:
+    """In the order in which over_mesh.py numbers them."""
+    return [
+        (rank, index, parse_term(meta))
+        for rank, header in enumerate(headers.values())
+        for index, meta in enumerate(as_list(header["terms"]))
+    ]
+
+
+def _move(
+    transport: Transport,
+    ring: Ring,
+    brought: Sequence[_Brought],
+    folds: Sequence[Fold],
+    own: Sequence[dict[str, Tensor]],
+    groups: dict[str, int],
+    out: dict[str, Tensor],
+) -> None:
+    """Fill out with the sum of everybody's terms."""
+    me, others = ring.rank, [rank for rank in range(ring.world_size) if rank != ring.rank]
+    counts = [sum(rank == holder for holder, _, _ in brought) for rank in range(ring.world_size)]
+    # All members must cut alike, so this looks at the member with the most to receive, whoever it is.
+    received = max(sum(counts) - min(counts), 1)
+    piece_bytes = max(min(PIECE_BYTES, SCRATCH_BYTES // received) // 8 * 8, 8)
+    cut = [pieces(groups, ring.world_size, rank, piece_bytes) for rank in range(ring.world_size)]
+    mine = cut[me]
+    with transport.attempt():
+        scratch = _Scratch(ring, mine, {rank: counts[rank] for rank in others}, out)
+        for number in range(max(map(len, cut))):
+            piece = mine[number] if number < len(mine) else None
+            owners = [rank for rank in others if number < len(cut[rank])]
+            for index in range(max(counts)):
+                bringing = [rank for rank in others if index < counts[rank]]
+                transport.exchange(
+                    {rank: _part(own[index], cut[rank][number]) for rank in owners} if index < len(own) else {},
+                    {rank: scratch.of(rank, index, piece) for rank in bringing} if piece else {},
+                )
+            if piece:
+                values = [
+                    _part(own[index], piece) if rank == me else scratch.of(rank, index, piece)
+                    for rank, index, _ in brought
+                ]
+                add(values, [rank != me for rank, _, _ in brought], folds, _part(out, piece))
+            transport.exchange(
+                {rank: _part(out, piece) for rank in others} if piece else {},
+                {rank: _part(out, cut[rank][number]) for rank in owners},
+            )
+
+
+class _Scratch:
+    """Room for one piece of every term of every other member, used again by each round."""
+
+    def __init__(self, ring: Ring, mine: Sequence[Piece], counts: dict[int, int], out: dict[str, Tensor]) -> None:
+        self._largest = -(-max((piece.size for piece in mine), default=0) // 64) * 64
+        terms = sum(counts.values())
+        device = next((flat.device for flat in out.values()), torch.device("cpu"))
+        if device.type == "cpu":
+            # Pages that are fresh in every step cost more than the sum.
+            memory = ring.scratch("bulk", max(terms * self._largest, 1))
+            self._memory = torch.frombuffer(memory, dtype=torch.uint8)
+        else:
+            self._memory = torch.empty(terms * self._largest, dtype=torch.uint8, device=device)
+        self._first = dict(zip(counts, accumulate(counts.values(), initial=0), strict=False))
+
+    def of(self, rank: int, index: int, piece: Piece) -> Tensor:
+        at = (self._first[rank] + index) * self._largest
+        return self._memory[at : at + piece.size].view(DTYPES[piece.group])
+
+
+def _part(flats: dict[str, Tensor], piece: Piece) -> Tensor:
+    return flats[piece.group][piece.lo : piece.hi]
+
+
+def _checked(flats: dict[str, Tensor], groups: dict[str, int], out: dict[str, Tensor]) -> dict[str, Tensor]:
+    if not flats.keys() == groups.keys() == out.keys():
+        raise ValueError(f"a root has groups {sorted(flats)}, the result {sorted(out)}, the operation {sorted(groups)}")
+    for group, elements in groups.items():
+        for flat in (flats[group], out[group]):
+            fits = flat.dtype == DTYPES[group] and flat.shape == (elements,) and flat.is_contiguous()
+            if not fits or flat.device != out[group].device:
+                raise ValueError(
+                    f"{group!r} is {flat.dtype} {tuple(flat.shape)} on {flat.device}; wanted {DTYPES[group]} "
+                    f"({elements},), contiguous, on {out[group].device}"
+                )
+    return {group: flat.detach() for group, flat in flats.items()}

@@ -1,0 +1,106 @@
+"""A partial sum of one operation: what a worker folds, sends, keeps as a result and serves to a laggard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from elastic.protocol.reduction_tree import Node
+from runtime.reduction.unpacked_leaf import Loose
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+Scalars: TypeAlias = dict[str, tuple[str, float, float]]
+"""name -> (kind, total, weight); kind is "mean" (total / weight is the value) or "sum" (total is the value)."""
+
+
+@dataclass(slots=True)
+class Partial:
+    """The sum over one node of the canonical tree (see reduction_tree.py), or over all leaves: then it is a result.
+
+    flats: group name ("float32", "float64") -> 1-D tensor of that dtype; all workers hold the same groups and
+    lengths for one operation. Empty for operations which reduce scalars only. Never divided by the weight.
+    loose: the groups of a leaf that are not in flats yet, see `settle`; empty in every sum.
+    has_grad: bit i is set when parameter i had a gradient in at least one leaf.
+    weight: sum of the leaves' weights.
+    note: a JSON value of the leftmost leaf that has one (integer buffers, the value of `once`).
+    """
+
+    lo: int
+    hi: int
+    flats: dict[str, torch.Tensor] = field(default_factory=dict)
+    has_grad: int = 0
+    weight: float = 0.0
+    scalars: Scalars = field(default_factory=dict)
+    note: Json = None
+    loose: dict[str, Loose] = field(default_factory=dict)
+
+    @property
+    def node(self) -> Node:
+        return (self.lo, self.hi)
+
+    def settle(self) -> None:
+        """Put everything into flats: for whoever does not `fold` it. By the thread that computes, if by any."""
+        while self.loose:
+            group, values = self.loose.popitem()
+            self.flats[group] = values.flat()
+
+    def meta(self) -> dict[str, Json]:
+        """Everything but the tensors' bytes, for a header. Floats survive JSON exactly (shortest repr)."""
+        return {
+            "node": [self.lo, self.hi],
+            "has_grad": format(self.has_grad, "x"),
+            "weight": self.weight,
+            "scalars": {name: list(value) for name, value in self.scalars.items()},
+            "note": self.note,
+        }
+
+
+def fold(left: Partial, right: Partial, into: Partial | None = None) -> Partial:
+    """Add two siblings in tree order, ``left + right``; the sum is written into the tensors of ``into``.
+
+    into: left or right (the default); the other one stays intact, so a fold that must be undone loses only the
+    leaves of ``into``. What is loose in one of them is summed into a new tensor.
+    """
+    if left.hi != right.lo:
+        raise ValueError(f"{left.node} and {right.node} are not siblings")
+    flats = (into or right).flats
+    for group in left.loose.keys() | right.loose.keys():
+        first, second = left.loose.get(group), right.loose.get(group)
+        if first is not None:
+            flats[group] = first.plus(right.flats[group] if second is None else second)
+        elif second is not None:
+            flats[group] = second.added_to(left.flats[group])
+    for group, flat in flats.items():
+        if group not in left.loose and group not in right.loose:
+            torch.add(left.flats[group], right.flats[group], out=flat)
+    return Partial(left.lo, right.hi, flats, *fold_meta(left, right))
+
+
+def fold_meta(left: Partial, right: Partial) -> tuple[int, float, Scalars, Json]:
+    """(has_grad, weight, scalars, note) of the sum; the tensors are not looked at."""
+    scalars = dict(left.scalars)
+    for name, (kind, total, weight) in right.scalars.items():
+        if name in scalars:
+            _, left_total, left_weight = scalars[name]
+            scalars[name] = (kind, left_total + total, left_weight + weight)
+        else:
+            scalars[name] = (kind, total, weight)
+    note = left.note if left.note is not None else right.note
+    return left.has_grad | right.has_grad, left.weight + right.weight, scalars, note
+
+
+def total(partials: Sequence[Partial]) -> Partial:
+    """The sum of settled partials in the given order; new tensors if there are several. lo and hi mean nothing then."""
+    first, *others = partials
+    if not others:
+        return first
+    flats = {group: flat.clone() for group, flat in first.flats.items()}
+    result = first
+    for other in others:
+        for group, flat in flats.items():
+            flat.add_(other.flats[group])
+        result = Partial(first.lo, other.hi, flats, *fold_meta(result, other))
+    return result

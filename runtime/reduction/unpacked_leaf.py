@@ -1,0 +1,71 @@
+"""The values of a flat tensor before they lie in one: gradients stay where backward left them until they are added.
+
+Copying a shard's gradients into a flat tensor, only to add that to its sibling's, would read and write each of them
+once more. So a leaf may keep the gradients themselves, provided that nobody else can change them.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from runtime.reduction.flat_pool import Flats
+
+
+class Loose:
+    """parts: what the flat tensor consists of, in order, CPU, of its dtype, any shapes and strides; they must not
+    change any more. room: where flat tensors come from, as long as all parts together."""
+
+    def __init__(self, parts: Sequence[Tensor], room: Flats) -> None:
+        self._parts = list(parts)
+        self._room = room
+
+    def flat(self) -> Tensor:
+        """All of it in one new tensor."""
+        flat = self._room.take()
+        torch._foreach_copy_(self._views(flat), self._parts)
+        return flat
+
+    def plus(self, right: Loose | Tensor) -> Tensor:
+        """``self + right`` in a new flat tensor. right: of the same parts."""
+        return self._sum(self._parts, right._parts if isinstance(right, Loose) else self._views(right))
+
+    def added_to(self, left: Tensor) -> Tensor:
+        """``left + self`` in a new flat tensor."""
+        return self._sum(self._views(left), self._parts)
+
+    def _sum(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+        flat = self._room.take()
+        for into, a, b in zip(self._views(flat), left, right, strict=True):
+            torch.add(a, b, out=into)
+        return flat
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        return list(torch._C._nn.unflatten_dense_tensors(flat, self._parts))
+
+
+def owns_its_gradient(parameter: nn.Parameter) -> bool:
+    """Whether nothing but the parameter refers to its dense gradient: no variable, view, array, graph or parameter.
+
+    Only then nobody can write to it once it is taken away.
+    """
+    return parameter.grad is not None and _references(parameter.grad) == _of_sole_owner()
+
+
+def _references(gradient: Tensor) -> tuple[int, ...]:
+    """To the Python object, to its storage's, to the tensor and to the storage; those of this call included."""
+    storage = gradient.untyped_storage()
+    counts = (gradient._use_count(), torch._C._storage_Use_Count(storage._cdata))  # type: ignore[attr-defined]
+    return (sys.getrefcount(gradient), sys.getrefcount(storage), *counts)
+
+
+@functools.cache
+def _of_sole_owner() -> tuple[int, ...]:
+    """What `_references` says of a gradient that only its parameter refers to, in this version of torch."""
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    return _references(parameter.grad)

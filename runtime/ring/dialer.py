@@ -1,0 +1,125 @@
+"""Calling one peer: connect, say hello, read the answer, without blocking; tries again while nobody is there."""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+
+from elastic.protocol.worker_id import node_of
+from runtime.ring.handshake import (
+    Hello,
+    HelloRefused,
+    Inbox,
+    check_welcome,
+    decode_answer,
+    decode_challenge,
+    encode_hello,
+    proven_hello,
+)
+from runtime.ring.tls import PLAIN, Seal, SealedSocket
+from runtime.ring.unix_socket import connect_local, tune
+
+_RETRY_MIN_S = 0.01
+_RETRY_MAX_S = 0.2
+
+
+class Dial:
+    """Driven by `advance` until it returns a connection. hello: without a proof, which `token` makes. local: try the
+    unix socket of this host first, which needs no seal."""
+
+    def __init__(self, host: str, port: int, hello: Hello, token: str, *, local: bool, seal: Seal = PLAIN) -> None:
+        self._host, self._port, self._hello, self._local = host, port, hello, local
+        self._token, self._seal = token, seal
+        self._challenged = False
+        self._sock: socket.socket | None = None
+        self._connected = False
+        self._unsent = b""
+        self._inbox = Inbox()
+        self._retry_s = _RETRY_MIN_S
+        self.retry_at_s = 0.0
+        self.problem = "no answer"
+        self.offer = ""
+        """Of the peer that has accepted: see hello.Welcome."""
+        self.nobody_listens = False
+        """The host has answered that the last call was for no process."""
+
+    def register(self, poller: select.poll) -> None:
+        """Register for what must happen before `advance` can do more; without a socket that is retry_at_s."""
+        if self._sock is not None:
+            waits_to_send = not self._connected or bool(self._unsent)
+            poller.register(self._sock, select.POLLOUT if waits_to_send else select.POLLIN)
+
+    def advance(self, now_s: float) -> socket.socket | None:
+        """The non-blocking connection once the peer has accepted; the caller owns it then.
+
+        Raises HelloRefused if the peer answered and said no: calling again would not help.
+        """
+        try:
+            if self._sock is None and now_s >= self.retry_at_s:
+                self._open()
+            if self._sock is None or not self._finish_connect(self._sock):
+                return None
+            if isinstance(self._sock, SealedSocket):
+                self._sock.shake_hands()
+                self._sock.check_owner(node_of(self._hello.to))
+            if not self._challenged:
+                self._answer(self._inbox.read(self._sock))
+            if self._unsent:
+                self._unsent = self._unsent[self._sock.send(self._unsent) :]
+            message = self._inbox.read(self._sock) if self._challenged else None
+            if message is None:
+                return None
+            welcome = decode_answer(message)
+            check_welcome(welcome, self._hello, self._token)
+            self.offer = welcome.offer
+        except BlockingIOError:
+            return None
+        except (OSError, EOFError) as error:
+            self._try_later(now_s, str(error))
+            return None
+        except HelloRefused:
+            self.close()
+            raise
+        sock, self._sock = self._sock, None
+        return sock
+
+    def _answer(self, challenge: bytes | None) -> None:
+        if challenge is None:
+            return
+        self._hello = proven_hello(self._hello, decode_challenge(challenge), self._token)
+        self._unsent, self._inbox, self._challenged = encode_hello(self._hello), Inbox(), True
+
+    def close(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def _open(self) -> None:
+        self._unsent, self._inbox, self._challenged = b"", Inbox(), False
+        self._sock = connect_local(self._host, self._port) if self._local else None
+        self._connected = self._sock is not None
+        if self._sock is None:
+            family = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0][0]
+            self._sock = socket.socket(family, socket.SOCK_STREAM)
+            self._sock.setblocking(False)
+
+    def _finish_connect(self, sock: socket.socket) -> bool:
+        if self._connected:
+            return True
+        code = sock.connect_ex((self._host, self._port))
+        if code in (errno.EINPROGRESS, errno.EALREADY):
+            return False
+        self.nobody_listens = code == errno.ECONNREFUSED
+        if code not in (0, errno.EISCONN):
+            raise OSError(code, errno.errorcode.get(code, str(code)))
+        self._connected = True
+        tune(sock)
+        self._sock = self._seal.as_caller(sock)
+        return True
+
+    def _try_later(self, now_s: float, problem: str) -> None:
+        self.close()
+        self.problem = problem
+        self.retry_at_s = now_s + self._retry_s
+        self._retry_s = min(2 * self._retry_s, _RETRY_MAX_S)

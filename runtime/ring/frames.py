@@ -1,0 +1,264 @@
+"""One connection of a ring: typed frames over a non-blocking stream socket, without a copy of the payload.
+
+A frame is a fixed header and `length` bytes. The sender chooses the order; the receiver decides per frame where
+the bytes go (straight into a tensor), or that it cannot take them yet, which stops the stream there.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+from runtime.ring import tcp_liveness
+
+_HEAD = struct.Struct("<4sB3xIIQQQ")
+_MAGIC = b"ERF1"
+_BATCH_BYTES = 1 << 20
+_BATCH_FRAMES = 8
+
+Payload = bytes | memoryview
+
+
+class Kind(IntEnum):
+    """What a frame carries."""
+
+    HEADER = 1
+    """JSON: what the sender contributes to an operation; its first frame of that operation."""
+    SCATTER = 2
+    """One piece of one term (root) of the sender, for the receiver's slice."""
+    GATHER = 3
+    """One summed piece of the sender's slice."""
+    ACKNOWLEDGE = 4
+    """No payload: the sender holds the result of the operation."""
+
+
+_KINDS = frozenset(int(kind) for kind in Kind)
+
+
+class Frame(NamedTuple):
+    kind: Kind
+    generation: int
+    op: int
+    length: int = 0
+    term: int = 0
+    piece: int = 0
+
+
+class LinkError(Exception):
+    """The peer does not speak the protocol; the message is for people."""
+
+
+class Sink(Protocol):
+    """Takes the frames of a link."""
+
+    def accept(self, peer: str, frame: Frame) -> memoryview | None:
+        """Where to put the payload, exactly frame.length bytes; None to stop the stream here until asked again.
+
+        Raises LinkError if the frame is out of place.
+        """
+        ...
+
+    def complete(self, peer: str, frame: Frame, payload: memoryview) -> None:
+        """The payload has arrived in the memory that accept returned."""
+        ...
+
+
+class Link:
+    """Used by one thread at a time. sock: connected, owned by the link from now on."""
+
+    def __init__(self, peer: str, sock: socket.socket, generation: int) -> None:
+        sock.setblocking(False)
+        self.peer = peer
+        self.ended = ""
+        """Why nothing more can come; empty while something can."""
+        self.stalled = False
+        self._deaf = False
+        self._sock = sock
+        self._sealed_bytes: Callable[[], int] = getattr(sock, "pending", int)
+        self._generation = generation
+        self._urgent: deque[tuple[Frame, Payload]] = deque()
+        self._bulk: Iterator[tuple[Frame, Payload]] | None = None
+        self._sending: list[memoryview] = []
+        self._sending_urgent = False
+        self._head = memoryview(bytearray(_HEAD.size))
+        self._head_got = 0
+        self._frame: Frame | None = None
+        self._payload: memoryview | None = None
+        self._payload_got = 0
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Of the other end, while connected; ("", 0) within one host."""
+        return tcp_liveness.address(self._sock)
+
+    def counters(self) -> tcp_liveness.Counters:
+        """Whether the kernel of the peer's host answers: see tcp_liveness.py."""
+        return tcp_liveness.counters(self._sock)
+
+    def shutdown(self) -> None:
+        """Make every use of the connection fail at once, on both sides; from any thread."""
+        self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._drop_unsent()
+        self._payload = None
+        self._sock.close()
+
+    @property
+    def holds(self) -> bool:
+        """Whether something has been read that poll will not report: a frame's header that was not accepted yet, or
+        bytes below the seal of the connection."""
+        return not self.ended and (self.stalled or self._head_got == _HEAD.size or self._sealed_bytes() > 0)
+
+    @property
+    def unsent(self) -> bool:
+        return bool(self._sending or self._urgent or self._bulk is not None)
+
+    @property
+    def unsent_urgent(self) -> bool:
+        return bool(self._urgent or (self._sending and self._sending_urgent))
+
+    def send(self, frame: Frame, payload: Payload = b"") -> None:
+        """Queue a frame before all bulk frames. The payload must not change until `unsent` is False."""
+        if not self._deaf:
+            self._urgent.append((frame, payload))
+
+    def send_bulk(self, frames: Iterator[tuple[Frame, Payload]]) -> None:
+        """Queue frames that are made as the connection takes them, one sequence at a time."""
+        if not self._deaf:
+            self._bulk = frames
+
+    def flush(self) -> None:
+        """Send until the connection takes no more.
+
+        A peer that does not listen any more is no error here, as it may have sent all that is wanted from it before
+        it went; what is queued for it is dropped.
+        """
+        while True:
+            if not self._sending:
+                self._refill()
+                if not self._sending:
+                    return
+            try:
+                sent = self._sock.sendmsg(self._sending)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._deaf = True
+                self._drop_unsent()
+                return
+            self._drop_sent(sent)
+
+    def _drop_unsent(self) -> None:
+        self._urgent.clear()
+        self._bulk = None
+        self._sending = []
+
+    def _refill(self) -> None:
+        """One batch of urgent or of bulk frames, so that `unsent_urgent` can tell them apart."""
+        self._sending_urgent = bool(self._urgent)
+        size = 0
+        while size < _BATCH_BYTES and len(self._sending) < 2 * _BATCH_FRAMES:
+            item = self._next()
+            if item is None:
+                return
+            frame, payload = item
+            head = _HEAD.pack(_MAGIC, frame.kind, frame.term, frame.piece, frame.generation, frame.op, frame.length)
+            self._sending.append(memoryview(head))
+            if frame.length:
+                self._sending.append(memoryview(payload))
+            size += _HEAD.size + frame.length
+
+    def _next(self) -> tuple[Frame, Payload] | None:
+        if self._sending_urgent:
+            return self._urgent.popleft() if self._urgent else None
+        if self._bulk is None:
+            return None
+        item = next(self._bulk, None)
+        if item is None:
+            self._bulk = None
+        return item
+
+    def _drop_sent(self, sent: int) -> None:
+        whole = 0
+        for view in self._sending:
+            if sent < view.nbytes:
+                break
+            sent -= view.nbytes
+            whole += 1
+        del self._sending[:whole]
+        if sent:
+            self._sending[0] = self._sending[0][sent:]
+
+    def receive(self, sink: Sink) -> bool:
+        """Receive until one frame is complete (True), or the stream is empty, stops or has ended (False).
+
+        Raises LinkError.
+        """
+        while True:
+            if self._frame is None:
+                if self._head_got < _HEAD.size and not self._read_head():
+                    return False
+                self._frame = self._parse()
+            frame = self._frame
+            if self._payload is None:
+                self._payload = sink.accept(self.peer, frame)
+                self.stalled = self._payload is None
+                if self._payload is None:
+                    return False
+                self._payload_got = 0
+            if self._payload_got < frame.length and not self._read_payload(self._payload, frame.length):
+                return False
+            if self._payload_got == frame.length:
+                payload, self._frame, self._payload = self._payload, None, None
+                sink.complete(self.peer, frame, payload)
+                return True
+
+    def _read_head(self) -> bool:
+        got = self._take(lambda: self._sock.recv_into(self._head[self._head_got :]))
+        self._head_got += got
+        return self._head_got == _HEAD.size
+
+    def _read_payload(self, payload: memoryview, length: int) -> bool:
+        """Reads the next frame's header along, which saves a system call a frame."""
+        rest = length - self._payload_got
+        got = self._take(lambda: self._sock.recvmsg_into([payload[self._payload_got :], self._head])[0])
+        self._payload_got += min(got, rest)
+        self._head_got = max(0, got - rest)
+        return got > 0
+
+    def _take(self, read: Callable[[], int]) -> int:
+        """Bytes read, 0 if there are none yet or never will be."""
+        try:
+            got = read()
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self._end(f"the connection to {self.peer} failed: {error.strerror}")
+            return 0
+        if got == 0:
+            self._end(f"{self.peer} closed the connection")
+        return got
+
+    def _end(self, because: str) -> None:
+        """A peer closes both directions at once. What is queued for it would never leave: an operation that needs
+        nothing more of this peer would wait for that forever."""
+        self.ended = because
+        self._deaf = True
+        self._drop_unsent()
+
+    def _parse(self) -> Frame:
+        magic, kind, term, piece, generation, op, length = _HEAD.unpack(self._head)
+        self._head_got = 0
+        if magic != _MAGIC or kind not in _KINDS:
+            raise LinkError(f"{self.peer} sent no frame of this protocol")
+        if generation != self._generation:
+            raise LinkError(f"{self.peer} sent a frame of generation {generation} in {self._generation}")
+        return Frame(Kind(kind), generation, op, length, term, piece)

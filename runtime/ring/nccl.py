@@ -1,0 +1,48 @@
+"""NCCL between the GPUs of a generation's members; nothing else in the product calls it.
+
+A communicator is made for each generation and never grows or shrinks. It is a non-blocking one: the thread that waits
+for it must be able to see that the generation ended.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from elastic.errors import ConfigError
+from runtime.ring.process_group import Group
+
+_OURS = {
+    # torch's own reaction to a failed collective would be to end the process; here the generation ends.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
+_NEVER = timedelta(days=365)
+"""Whether a member is gone is decided elsewhere."""
+
+
+def check_device(device: torch.device) -> None:
+    """Raises ConfigError where a worker on this device cannot have it."""
+    if device.type != "cuda":
+        raise ConfigError(f"--ring nccl is for GPUs, and the device of this worker is {device}; use --ring tcp")
+    if not dist.is_nccl_available():
+        raise ConfigError(f"--ring nccl: torch {torch.__version__} was built without NCCL; use --ring tcp")
+
+
+def make_group(store: Store, rank: int, world_size: int, generation: int, device: torch.device) -> Group:
+    """process_group.MakeGroup."""
+    os.environ.update(_OURS)
+    nccl: Any = dist.ProcessGroupNCCL
+    options = nccl.Options()
+    options.config.blocking = 0
+    options._timeout = _NEVER
+    group = nccl(store, rank, world_size, options)
+    group.eager_connect_single_device(device)
+    made: Group = group
+    return made

@@ -1,0 +1,247 @@
+"""A transport over a process group of torch.distributed that nobody else has: no global initialisation is touched.
+
+nccl.py makes the groups. What is here needs of one only that all members exchange a tensor each, and that it can be
+aborted.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from elastic.errors import BuildFailed, RingBroken
+from runtime.ring.transport import Meet, Meeting, Transport
+
+CONNECT_S = 20.0
+"""How long the members' groups may take to find each other. Where a member is lost meanwhile nobody waits for that."""
+QUEUED_MAX = 64
+"""Exchanges that a GPU may be behind the host; a full queue would block a thread where no abort can reach it."""
+DRAIN_S = 30.0
+"""After an abort the tensors are let go by then, or the device hangs."""
+_PAUSE_MIN_S = 20e-6
+_PAUSE_MAX_S = 1e-3
+
+
+class Work(Protocol):
+    """As torch.distributed.Work."""
+
+    def is_completed(self) -> bool: ...
+    def wait(self) -> bool: ...
+
+
+class Group(Protocol):
+    """What is used of a torch.distributed.ProcessGroup's backend."""
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], /) -> Work:
+        """Tensor r of the inputs to rank r, tensor r of the outputs from rank r. All are bytes; empty ones do not
+        travel."""
+        ...
+
+    def abort(self) -> None:
+        """Make all work of the group end soon. Any thread; may take long."""
+        ...
+
+
+MakeGroup = Callable[[Store, int, int, int, torch.device], Group]
+"""The group of (store, rank, world size, generation, device); all members make theirs at the same time. Raises
+RuntimeError."""
+
+
+def meeting(make: MakeGroup, host: str, device: torch.device) -> Meet:
+    """Meetings at a store that rank 0 opens on this address of its machine; it is there as long as the meeting."""
+
+    @contextmanager
+    def meet(generation: int, members: Sequence[str], rank: int) -> Iterator[Meeting]:
+        place = _Place(make, generation, rank, len(members), device)
+        if rank == 0:
+            try:
+                place.open(host)
+            except (OSError, RuntimeError) as error:
+                raise BuildFailed(f"generation {generation}: no store on {host}: {error}") from error
+        try:
+            yield place
+        finally:
+            place.server = None
+
+    return meet
+
+
+@dataclass(slots=True)
+class _Place:
+    """transport.Meeting at a store."""
+
+    make: MakeGroup
+    generation: int
+    rank: int
+    world_size: int
+    device: torch.device
+    offer: str = ""
+    because: str = ""
+    server: TCPStore | None = None
+    ended: threading.Event = field(default_factory=threading.Event)
+    greeting: ProcessGroupTransport | None = None
+
+    def open(self, host: str) -> None:
+        # With a port of its own choice the server would listen on every address of the machine.
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+        with socket.create_server((host, 0), family=family) as listening:
+            port = listening.getsockname()[1]
+            self.server = TCPStore(
+                host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+            )
+        self.offer = f"{host} {port}"
+
+    def connect(self, offer: str) -> Transport:
+        try:
+            host, port = offer.split()
+            store = TCPStore(host, int(port), timeout=timedelta(seconds=CONNECT_S), wait_for_workers=False)
+            group = self.make(
+                PrefixStore(f"{self.generation}", store), self.rank, self.world_size, self.generation, self.device
+            )
+            transport = ProcessGroupTransport(group, self.generation, self.rank, self.world_size, self.device)
+        except (RuntimeError, ValueError) as error:
+            raise BuildFailed(f"generation {self.generation}: {error}") from error
+        self.greeting = transport
+        if self.ended.is_set():
+            transport.abort()
+        try:
+            transport.greet()
+        except (RingBroken, RuntimeError) as error:
+            transport.close()
+            raise BuildFailed(f"{error}; not all members were connected within {CONNECT_S:g} s") from error
+        return transport
+
+    def abort(self) -> None:
+        """See transport.Meeting. Whoever still waits for the store is freed when rank 0 has left the meeting, and the
+        server with it: by CONNECT_S, should rank 0 be frozen."""
+        self.ended.set()
+        if self.greeting is not None:
+            self.greeting.abort()
+
+
+class ProcessGroupTransport:
+    """Transport (see transport.py). device: where its tensors are."""
+
+    def __init__(self, group: Group, generation: int, rank: int, world_size: int, device: torch.device) -> None:
+        self._group: Group | None = group
+        self._generation = generation
+        self._rank = rank
+        self._world_size = world_size
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._using = threading.Lock()
+        self._ending = threading.Lock()
+        self._aborted = threading.Event()
+        self._aborting: threading.Thread | None = None
+        self._last: Work | None = None
+        self._queued = 0
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """See Transport. On a GPU everything is done by a stream of its own, for which the host waits at the end."""
+        with self._using:
+            self._check()
+            try:
+                if self._stream is None:
+                    yield
+                else:
+                    with torch.cuda.device(self._device):
+                        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+                        with torch.cuda.stream(self._stream):
+                            yield
+                        self._await(self._stream.query)
+                self._check()
+            except BaseException:
+                self.abort()
+                self._drain()
+                raise
+            finally:
+                self._last = None
+
+    def greet(self) -> None:
+        """Exchange a byte with every member, so that all connections are made now. Raises RingBroken."""
+        timer = threading.Timer(CONNECT_S, self.abort)
+        timer.daemon = True  # a process that has nothing more to do does not wait for it
+        timer.start()
+        try:
+            with self.attempt():
+                others = [rank for rank in range(self._world_size) if rank != self._rank]
+                byte = torch.zeros(1, dtype=torch.uint8, device=self._device)
+                self.exchange(dict.fromkeys(others, byte), {rank: torch.empty_like(byte) for rank in others})
+        finally:
+            timer.cancel()
+
+    def exchange(self, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor]) -> None:
+        """See Transport."""
+        self._check()
+        assert self._group is not None
+        nothing = torch.empty(0, dtype=torch.uint8, device=self._device)
+        outputs, inputs = [nothing] * self._world_size, [nothing] * self._world_size
+        # As bytes, because in one exchange the pieces of two members may be of different groups.
+        for rank, tensor in receives.items():
+            outputs[rank] = tensor.view(torch.uint8)
+        for rank, tensor in sends.items():
+            inputs[rank] = tensor.view(torch.uint8)
+        try:
+            work = self._last = self._group.alltoall(outputs, inputs)
+            if self._stream is None:
+                self._await(work.is_completed)
+            work.wait()  # on a GPU the stream waits, not the host
+            self._queued += 1
+            if self._stream is not None and self._queued % QUEUED_MAX == 0:
+                self._await(self._stream.query)
+        except torch.OutOfMemoryError:
+            raise  # another generation would not help
+        except RuntimeError as error:
+            raise RingBroken(f"generation {self._generation}: {error}") from error
+
+    def abort(self) -> None:
+        """See Transport. The group itself is aborted by a thread: that may wait for the device."""
+        with self._ending:
+            if self._aborted.is_set() or self._group is None:
+                return
+            self._aborted.set()
+            self._aborting = threading.Thread(target=self._group.abort, name="transport-abort", daemon=True)
+            self._aborting.start()
+
+    def close(self) -> None:
+        """See Transport."""
+        self.abort()
+        if self._aborting is not None:
+            self._aborting.join()
+        with self._using:
+            self._group = None
+
+    def _check(self) -> None:
+        if self._aborted.is_set():
+            raise RingBroken(f"the transport of generation {self._generation} was aborted")
+
+    def _await(self, done: Callable[[], bool]) -> None:
+        """Raises RingBroken on an abort."""
+        pause_s = _PAUSE_MIN_S
+        while not done():
+            self._check()
+            self._aborted.wait(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+    def _drain(self) -> None:
+        """Wait until nothing reads or writes the tensors of the broken attempt.
+
+        Raises RuntimeError if that does not come about: then this process cannot go on.
+        """
+        done = self._stream.query if self._stream is not None else self._last.is_completed if self._last else None
+        end_s = time.monotonic() + DRAIN_S
+        while done is not None and not done():
+            if time.monotonic() > end_s:
+                raise RuntimeError(f"{self._device} still runs an exchange {DRAIN_S:g} s after it was aborted")
+            time.sleep(_PAUSE_MAX_S)

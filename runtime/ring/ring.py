@@ -1,0 +1,435 @@
+"""The communicator of one generation on CPUs: a stream connection between every two members.
+
+`build` connects them, `Ring` runs one operation at a time over them and can be aborted from any thread.
+What travels in an operation is the business of over_mesh.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from elastic.errors import BuildFailed, GenerationEnded, LinkSilent, RingBroken
+from runtime.ring.dialer import Dial
+from runtime.ring.frames import Frame, Kind, Link, LinkError, Sink
+from runtime.ring.handshake import (
+    Hello,
+    HelloRefused,
+    Welcome,
+    encode_refusal,
+    encode_welcome,
+    is_proven,
+    proven_welcome,
+)
+from runtime.ring.listener import Arrivals, Listener
+from runtime.ring.tcp_liveness import LOOK_S, Lookout
+from runtime.ring.transport import Transport
+from runtime.ring.unix_socket import tune
+
+__all__ = ["Listener", "Operation", "Peer", "Ring", "build"]
+
+_CANCEL_CHECK_S = 0.02
+_NOTHING = memoryview(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A member and where its listener is."""
+
+    worker_id: str
+    host: str
+    port: int
+
+
+class Operation(Sink, Protocol):
+    """One collective operation, driven by Ring.run."""
+
+    @property
+    def op(self) -> int: ...
+
+    def needs(self, peer: str) -> bool:
+        """Whether anything more must come from this peer, as far as is known by now."""
+        ...
+
+    def advance(self) -> bool:
+        """Do what the frames so far allow; True once nothing more is to come or to be queued."""
+        ...
+
+
+class Ring:
+    """members: worker ids in rank order. Operations run one at a time; any that raises leaves the ring unusable."""
+
+    def __init__(
+        self, generation: int, members: Sequence[str], me: str, connections: Mapping[str, socket.socket]
+    ) -> None:
+        self.generation = generation
+        self.members = tuple(members)
+        self.rank = self.members.index(me)
+        self.links = {peer: Link(peer, sock, generation) for peer, sock in connections.items()}
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._using = threading.Lock()
+        self._ending = threading.Lock()
+        self._aborted = False
+        self._closed = False
+        self._broken = False
+        self._acknowledged = dict.fromkeys(self.links, -1)
+        self._scratch: dict[str, bytearray] = {}
+        self.transport: Transport | None = None
+        """What carries the tensors of reductions; None: this mesh does. Set before anybody else has the ring."""
+        self.because = ""
+        """Why there is no transport although one was asked for."""
+        self.offer = ""
+        """Of rank 0: see hello.Welcome."""
+
+    @property
+    def world_size(self) -> int:
+        return len(self.members)
+
+    @property
+    def me(self) -> str:
+        return self.members[self.rank]
+
+    def abort(self) -> None:
+        """Make every present and future operation raise RingBroken, here and at the peers. Any thread; at once."""
+        with self._ending:
+            if self._aborted:
+                return
+            self._aborted = True
+            os.eventfd_write(self._wake, 1)
+            for link in self.links.values():
+                with contextlib.suppress(OSError):  # the peer was faster
+                    link.shutdown()
+            if self.transport is not None:
+                self.transport.abort()
+
+    def close(self) -> None:
+        """Abort and free the connections; returns when no operation uses them any more. Any thread."""
+        self.abort()
+        if self.transport is not None:
+            self.transport.close()
+        with self._using, self._ending:
+            if self._closed:
+                return
+            self._closed = True
+            for link in self.links.values():
+                link.close()
+            os.close(self._wake)
+            self._scratch.clear()
+
+    def scratch(self, name: str, size: int) -> memoryview:
+        """At least ``size`` bytes of memory, reused by the next operation under the same name."""
+        held = self._scratch.get(name)
+        if held is None or len(held) < size:
+            held = self._scratch[name] = bytearray(size)
+        return memoryview(held)
+
+    def acknowledge(self, op: int, to: Sequence[str]) -> None:
+        """Tell peers that the result of ``op`` is held here. Never waits; a peer that is gone is not an error."""
+        peers = [peer for peer in to if peer in self.links]
+        if not peers:
+            return
+        if self._using.acquire(blocking=False):
+            try:
+                if self._aborted or self._broken or self._send_acknowledgements(op, peers):
+                    return
+                peers = []
+            finally:
+                self._using.release()
+        threading.Thread(target=self._acknowledge_later, args=(op, peers), name="acknowledge", daemon=True).start()
+
+    def await_acknowledgements(self, op: int, of: Sequence[str]) -> None:
+        """Wait until these peers have acknowledged ``op`` or a later one.
+
+        Raises RingBroken if one of them goes away before, or on abort.
+        """
+        waiting = set(of) & self.links.keys()
+        self.run(_Waiting(op, lambda: {peer for peer in waiting if self._acknowledged[peer] < op}))
+
+    def run(self, operation: Operation) -> None:
+        """Send what the operation queued on `links`, give it what comes, until it is complete and all is sent.
+
+        Raises RingBroken when the ring is aborted or a needed peer is gone, and whatever the operation raises.
+        """
+        with self._using:
+            if self._aborted:
+                raise self._end()
+            if self._broken:
+                raise RingBroken(f"the ring of generation {self.generation} failed in an earlier operation")
+            try:
+                with Lookout(self.links) as lookout:
+                    self._pump(operation, lookout)
+            except BaseException:
+                self._broken = True
+                raise
+
+    def _pump(self, operation: Operation, lookout: Lookout) -> None:
+        gate = _Gate(operation, self._acknowledged)
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
+        watched: dict[int, int] = {}
+        by_fd = {link.fileno(): link for link in self.links.values()}
+        while True:
+            if self._aborted:
+                raise self._end()
+            complete = operation.advance()
+            for link in self.links.values():
+                if link.ended and operation.needs(link.peer):
+                    raise RingBroken(f"generation {self.generation}: {link.ended}", peer=link.peer)
+            if complete and not any(link.unsent for link in self.links.values()):
+                return
+            # What a link has read already, poll will not report; it may have become acceptable just now. Nor will poll
+            # report the end of a connection that is met in there.
+            held = [link for link in self.links.values() if link.holds]
+            if any([self._receive(link, gate) or bool(link.ended) for link in held]):
+                continue
+            for fd, link in by_fd.items():
+                _watch(poller, watched, fd, _interest(link))
+            waits_for = (link for link in self.links.values() if link.unsent or operation.needs(link.peer))
+            lost, because = lookout.lost(waits_for)
+            if lost:
+                said = f"generation {self.generation}: {lost} cannot be reached any more: {because}"
+                raise LinkSilent(said, peer=lost)
+            for fd, event in poller.poll(1000 * LOOK_S):
+                if fd == self._wake:
+                    continue
+                if event & select.POLLOUT:
+                    by_fd[fd].flush()
+                if event & ~select.POLLOUT:
+                    self._receive(by_fd[fd], gate)
+
+    def _receive(self, link: Link, gate: Sink) -> bool:
+        """Whether a frame became complete."""
+        try:
+            return link.receive(gate)
+        except LinkError as error:
+            raise RingBroken(f"generation {self.generation}: {error}", peer=link.peer) from error
+
+    def _end(self) -> RingBroken:
+        return RingBroken(f"the ring of generation {self.generation} was aborted")
+
+    def _send_acknowledgements(self, op: int, peers: Sequence[str]) -> bool:
+        """Whether all of them left; the rest is queued. Holds _using."""
+        links = [self.links[peer] for peer in peers]
+        for link in links:
+            link.send(Frame(Kind.ACKNOWLEDGE, self.generation, op))
+            link.flush()
+        return not any(link.unsent for link in links)
+
+    def _acknowledge_later(self, op: int, peers: Sequence[str]) -> None:
+        with self._using:
+            if self._aborted or self._broken:
+                return
+            self._send_acknowledgements(op, peers)
+        with contextlib.suppress(RingBroken):  # whoever waits sees the connection end
+            self.run(_Waiting(op, set))
+
+
+class _Waiting:
+    """Exchanges acknowledgements only."""
+
+    def __init__(self, op: int, missing: Callable[[], set[str]]) -> None:
+        self._op = op
+        self._missing = missing
+
+    @property
+    def op(self) -> int:
+        return self._op
+
+    def needs(self, peer: str) -> bool:
+        return peer in self._missing()
+
+    def advance(self) -> bool:
+        return not self._missing()
+
+    def accept(self, peer: str, frame: Frame) -> memoryview | None:
+        raise LinkError(f"{peer} sent {frame.kind.name} of operation {frame.op}, which is complete")
+
+    def complete(self, peer: str, frame: Frame, payload: memoryview) -> None:
+        raise AssertionError("nothing was accepted")
+
+
+class _Gate:
+    """Keeps acknowledgements and the frames of other operations away from the current one."""
+
+    def __init__(self, operation: Operation, acknowledged: dict[str, int]) -> None:
+        self._operation = operation
+        self._acknowledged = acknowledged
+
+    def accept(self, peer: str, frame: Frame) -> memoryview | None:
+        current = self._operation.op
+        if frame.kind is Kind.ACKNOWLEDGE:
+            if frame.length:
+                raise LinkError(f"{peer} sent an acknowledgement of {frame.length} bytes")
+            return _NOTHING
+        if frame.op == current:
+            return self._operation.accept(peer, frame)
+        if frame.op < current or self._operation.needs(peer):
+            raise LinkError(f"{peer} is at operation {frame.op}, this worker at {current}")
+        return None
+
+    def complete(self, peer: str, frame: Frame, payload: memoryview) -> None:
+        if frame.kind is Kind.ACKNOWLEDGE:
+            self._acknowledged[peer] = max(self._acknowledged[peer], frame.op)
+        else:
+            self._operation.complete(peer, frame, payload)
+
+
+def _interest(link: Link) -> int:
+    if link.ended:
+        return 0
+    return (0 if link.stalled else select.POLLIN) | (select.POLLOUT if link.unsent else 0)
+
+
+def _watch(poller: select.poll, watched: dict[int, int], fd: int, mask: int) -> None:
+    """An idle descriptor is taken out altogether: poll would report its hang-up over and over."""
+    if mask == watched.get(fd, 0):
+        return
+    if mask:
+        poller.register(fd, mask)
+    else:
+        poller.unregister(fd)
+    watched[fd] = mask
+
+
+def build(
+    listener: Listener,
+    *,
+    job: str,
+    generation: int,
+    me: str,
+    peers: Sequence[Peer],
+    plan: str,
+    token: str,
+    deadline_s: float,
+    cancelled: threading.Event,
+    offer: str = "",
+) -> Ring:
+    """Connect this worker with all others of its generation; every member calls this with the same arguments.
+
+    peers: all members in rank order, this one included. plan: hash of the generation's plan; token: the secret of
+    its members; both must be equal on both sides. The younger of two connects. deadline_s: from now, in seconds.
+    offer: of rank 0, told to all others.
+    Raises BuildFailed naming the members without a connection, GenerationEnded soon after `cancelled` is set.
+    """
+    rank = [peer.worker_id for peer in peers].index(me)
+    welcome = Welcome(generation, me, plan, offer)
+    builder = _Builder(job, welcome, token, peers, rank, listener)
+    try:
+        with listener.expecting(generation) as arrivals:
+            builder.connect(arrivals, time.monotonic() + deadline_s, cancelled)
+        ring = Ring(generation, [peer.worker_id for peer in peers], me, builder.connections)
+        ring.offer = builder.offer
+        return ring
+    except BaseException:
+        for sock in builder.connections.values():
+            sock.close()
+        raise
+    finally:
+        for dial in builder.dials.values():
+            dial.close()
+
+
+class _Builder:
+    def __init__(
+        self, job: str, welcome: Welcome, token: str, peers: Sequence[Peer], rank: int, listener: Listener
+    ) -> None:
+        self._job, self._welcome, self._token = job, welcome, token
+        self._listener = listener
+        self._first = peers[0].worker_id
+        self.offer = welcome.offer if rank == 0 else ""
+        self._younger = {peer.worker_id for peer in peers[rank + 1 :]}
+        self.connections: dict[str, socket.socket] = {}
+        self.dials = {
+            peer.worker_id: Dial(
+                peer.host,
+                peer.port,
+                Hello(job, welcome.generation, welcome.worker_id, peer.worker_id, "ring", welcome.plan),
+                token,
+                local=peer.host == listener.address[0],
+                seal=listener.seal,
+            )
+            for peer in peers[:rank]
+        }
+
+    def connect(self, arrivals: Arrivals, deadline_s: float, cancelled: threading.Event) -> None:
+        missing = self._younger | self.dials.keys()
+        while True:
+            now_s = time.monotonic()
+            for sock, hello in arrivals.take():
+                self._admit(sock, hello)
+            for peer, dial in list(self.dials.items()):
+                self._advance(peer, dial, now_s)
+            absent = missing - self.connections.keys()
+            if not absent:
+                return
+            if cancelled.is_set():
+                raise GenerationEnded(f"generation {self._welcome.generation} ended while its ring was built")
+            if now_s >= deadline_s:
+                raise BuildFailed(self._explain(absent), unreachable=sorted(absent))
+            self._wait(arrivals, now_s, deadline_s)
+
+    def _wait(self, arrivals: Arrivals, now_s: float, deadline_s: float) -> None:
+        poller = select.poll()
+        poller.register(arrivals.wake, select.POLLIN)
+        until_s = min(now_s + _CANCEL_CHECK_S, deadline_s)
+        for dial in self.dials.values():
+            dial.register(poller)
+            if dial.retry_at_s > now_s:
+                until_s = min(until_s, dial.retry_at_s)
+        poller.poll(1000 * (until_s - now_s))
+
+    def _advance(self, peer: str, dial: Dial, now_s: float) -> None:
+        try:
+            sock = dial.advance(now_s)
+        except HelloRefused as refusal:
+            raise BuildFailed(f"{peer} refused the connection: {refusal}", unreachable=(peer,)) from refusal
+        if sock is not None:
+            self.connections[peer] = sock
+            if peer == self._first:
+                self.offer = dial.offer
+            del self.dials[peer]
+
+    def _admit(self, sock: socket.socket, hello: Hello) -> None:
+        objection = self._objection(hello)
+        if objection:
+            self._listener.refused(objection, sock)
+        answer = encode_refusal(objection) if objection else encode_welcome(self._answer(hello))
+        try:
+            sock.send(answer)
+        except OSError:  # it has hung up, and calls again if it lives
+            sock.close()
+            return
+        if objection:
+            sock.close()
+            return
+        tune(sock)
+        earlier = self.connections.get(hello.worker_id)
+        if earlier is not None:
+            earlier.close()
+        self.connections[hello.worker_id] = sock
+
+    def _answer(self, hello: Hello) -> Welcome:
+        return proven_welcome(self._welcome, hello, self._token)
+
+    def _objection(self, hello: Hello) -> str:
+        if not is_proven(hello, self._token):
+            return "the token is not the generation's"
+        if hello.worker_id not in self._younger:
+            return f"{hello.worker_id} is no younger member of generation {hello.generation}"
+        if hello.plan != self._welcome.plan:
+            return f"the plan here is {self._welcome.plan!r}, not {hello.plan!r}"
+        return ""
+
+    def _explain(self, absent: set[str]) -> str:
+        reasons = [
+            f"{peer} ({self.dials[peer].problem})" if peer in self.dials else f"{peer} (it did not call)"
+            for peer in sorted(absent)
+        ]
+        return f"generation {self._welcome.generation}: no connection to {', '.join(reasons)}"

@@ -1,0 +1,181 @@
+"""The rings of one worker: those being built, the one in use, and old ones not yet closed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from elastic.config import RingKind
+from elastic.errors import BuildFailed, ConfigError, GenerationEnded, RingBroken
+from elastic.protocol.messages import Generation
+from elastic.protocol.worker_state import Event, RingBuilt, RingFailed
+from runtime.ring.abandonable_call import Call
+from runtime.ring.ring import Listener, Peer, Ring, build
+from runtime.ring.transport import Meet, Meeting, Transport
+
+FAILURES_MAX = 3
+"""So often in a row the members may be connected by the mesh and not by their transports."""
+
+
+class Rings:
+    """Called under the lock of Standing, except `get` and `check`. Building happens in a thread of its own per
+    generation. kind: what was asked for. meet: how such transports are connected; None: the mesh does all."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        job: str,
+        me: str,
+        build_s: float,
+        kind: RingKind = RingKind.TCP,
+        meet: Meet | None = None,
+    ) -> None:
+        self._listener = listener
+        self._job = job
+        self._me = me
+        self._build_s = build_s
+        self._kind = kind
+        self._meet = meet
+        self._failures: list[BuildFailed] = []
+        """Of the transport, since it was connected last."""
+        self._lock = threading.Lock()
+        self._rings: dict[int, Ring] = {}
+        self._building: dict[int, threading.Event] = {}
+        self._retired: dict[int, int] = {}
+
+    def get(self, generation: int) -> Ring | None:
+        with self._lock:
+            return self._rings.get(generation)
+
+    def check(self) -> None:
+        """Raise ConfigError if trying once more is of no use."""
+        with self._lock:
+            if len(self._failures) >= FAILURES_MAX:
+                last = self._failures[-1]
+                raise ConfigError(f"the gradients cannot go this way: {last}; start the job with --ring tcp") from last
+
+    def build(self, generation: Generation, post: Callable[[Event], object]) -> None:
+        """Start building; posts RingBuilt or RingFailed, or nothing if it was aborted meanwhile."""
+        cancelled = threading.Event()
+        with self._lock:
+            self._building[generation.number] = cancelled
+        name = f"ring-{generation.number}"
+        threading.Thread(target=self._build, args=(generation, cancelled, post), name=name, daemon=True).start()
+
+    def _build(self, generation: Generation, cancelled: threading.Event, post: Callable[[Event], object]) -> None:
+        try:
+            ring = self._connect(generation, cancelled)
+        except BuildFailed as failed:
+            with self._lock:
+                self._building.pop(generation.number, None)
+            if not cancelled.is_set():
+                post(RingFailed(generation.number, tuple(failed.unreachable)))
+            return
+        except GenerationEnded:
+            return
+        with self._lock:
+            self._building.pop(generation.number, None)
+            if not cancelled.is_set():
+                self._rings[generation.number] = ring
+        if cancelled.is_set():
+            ring.close()
+        else:
+            post(RingBuilt(generation.number))
+
+    def _connect(self, generation: Generation, cancelled: threading.Event) -> Ring:
+        """The mesh, and what goes beside it. Raises BuildFailed and GenerationEnded."""
+        if self._meet is None:
+            return self._mesh(generation, cancelled, "")
+        with self._meet(generation.number, generation.ids, generation.ids.index(self._me)) as meeting:
+            ring = self._mesh(generation, cancelled, meeting.offer)
+            try:
+                if cancelled.is_set():
+                    raise GenerationEnded(f"generation {generation.number} ended while its ring was built")
+                self._carry(ring, meeting, cancelled)
+            except BaseException as error:
+                ring.close()
+                if isinstance(error, BuildFailed) and not cancelled.is_set():
+                    with self._lock:
+                        self._failures.append(error)
+                raise
+        with self._lock:
+            self._failures.clear()
+        return ring
+
+    def _carry(self, ring: Ring, meeting: Meeting, cancelled: threading.Event) -> None:
+        """Connect the members' transports, in a thread of its own: while it waits for a member that is lost nothing can
+        interrupt it, and the generation may be over. Raises BuildFailed and GenerationEnded."""
+        connecting = Call(f"transport-{ring.generation}", lambda: meeting.connect(ring.offer), late=_close)
+        ring.transport = connecting.result(unwanted=cancelled)
+        ring.because = meeting.because
+        if cancelled.is_set():
+            meeting.abort()
+            raise GenerationEnded(f"generation {ring.generation} ended while its transports were connected")
+
+    def _mesh(self, generation: Generation, cancelled: threading.Event, offer: str) -> Ring:
+        peers = [Peer(member.worker_id, member.host, member.port) for member in generation.members]
+        return build(
+            self._listener,
+            job=self._job,
+            generation=generation.number,
+            me=self._me,
+            peers=peers,
+            plan=generation.digest(),
+            token=generation.token,
+            deadline_s=self._build_s,
+            cancelled=cancelled,
+            offer=offer,
+        )
+
+    def abort(self) -> bool:
+        """Free whoever is blocked in any ring, at once; closing happens in the background."""
+        with self._lock:
+            rings, self._rings, self._retired = list(self._rings.values()), {}, {}
+            for cancelled in self._building.values():
+                cancelled.set()
+            self._building = {}
+        for ring in rings:
+            ring.abort()
+        if rings:
+            threading.Thread(target=_close_all, args=(rings,), name="ring-close", daemon=True).start()
+        return bool(rings)
+
+    def retire(self, generation: int, until: int) -> None:
+        with self._lock:
+            self._retired[generation] = until
+
+    def close_retired(self, op: int) -> None:
+        """Close the rings that had to stay open until headers of an operation up to ``op`` came."""
+        with self._lock:
+            numbers = [number for number, until in self._retired.items() if until <= op]
+            rings = [ring for number in numbers if (ring := self._rings.pop(number, None))]
+            for number in numbers:
+                del self._retired[number]
+        if rings:
+            threading.Thread(target=_close_all, args=(rings,), name="ring-close", daemon=True).start()
+
+    def carries(self, generation: int) -> tuple[str, str]:
+        """(what carries the gradients of that ring, as of --ring; why not what was asked for). Empty: there is none."""
+        ring = self.get(generation)
+        if ring is None:
+            return "", ""
+        return str(RingKind.TCP if ring.transport is None else self._kind), ring.because
+
+    def acknowledge(self, generation: int, op: int, to: Sequence[str]) -> None:
+        """Tell leaving members that the result is held here; one that is gone is not an error."""
+        ring = self.get(generation)
+        if ring is not None:
+            try:
+                ring.acknowledge(op, to)
+            except RingBroken:
+                return
+
+
+def _close(transport: Transport | None) -> None:
+    if transport is not None:
+        transport.close()
+
+
+def _close_all(rings: Sequence[Ring]) -> None:
+    for ring in rings:
+        ring.close()

@@ -1,0 +1,151 @@
+"""A newcomer's copy of one state, from its donor and from members on other hosts that are in the same operation.
+
+Where the donor dies and the operation is done again, the next donor has the same state: it sends what is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
+
+import torch
+
+from elastic.checkpoints.description import described_tensors
+from runtime.reduction.flat_pool import room_for
+from runtime.reduction.partial_sum import Json
+from runtime.transfer.client import ANSWER_S
+from runtime.transfer.connection import MAX_TOTAL_BYTES, CopyConnection, CopyFailed
+from runtime.transfer.parts import Part, Parts, Slice, parts_of
+
+PART_BYTES = 32 << 20
+HELPERS_MAX = 3
+HELPER_S = 1.0
+"""How long the donor, which has sent all else, waits for what others were asked for; then it sends that too."""
+DONOR = "donor"
+
+Open = Callable[[], CopyConnection]
+
+
+def digest(header: dict[str, Json]) -> str:
+    """Hex; equal where two members would send the same state: names, types, shapes, and all plain values."""
+    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
+
+
+class Gathering:
+    """Threads: the newcomer's own asks the donor, one more each helper. What a helper cannot send the donor sends."""
+
+    def __init__(self, number: int, header: dict[str, Json]) -> None:
+        """number: of the operation; header: of its state, as the donor described it. Raises CopyFailed."""
+        self._request: dict[str, Json] = {"want": "part", "op": number, "digest": digest(header)}
+        sizes = _sizes(header)
+        self._blobs = room_for(sizes)
+        self._parts = Parts(parts_of(sizes, PART_BYTES))
+        self._changed = threading.Condition()
+        self._helping: set[CopyConnection] = set()
+        self._ending = False
+        self.gathered = 0
+        """Bytes that are here."""
+
+    def is_of(self, number: int, header: dict[str, Json]) -> bool:
+        """Whether a donor that describes its state so can send what is missing."""
+        return (self._request["op"], self._request["digest"]) == (number, digest(header))
+
+    def run(self, donor: CopyConnection, helpers: Sequence[Open]) -> list[torch.Tensor]:
+        """The blobs of the state, in the order of the header, each part verified. Raises CopyFailed; then it can be run
+        again, with another donor, and goes on."""
+        self._ending = False
+        for number, helper in enumerate(helpers[:HELPERS_MAX]):
+            name = f"helper {number}"
+            threading.Thread(target=self._help, args=(name, helper), name=f"copy-{number}", daemon=True).start()
+        try:
+            self._pull(DONOR, donor)
+            with self._changed:
+                self._changed.wait_for(lambda: not self._parts.under_way, HELPER_S)
+        finally:
+            self._end()
+        self._pull(DONOR, donor)
+        assert self._parts.complete
+        return self._blobs
+
+    def _end(self) -> None:
+        """No helper writes into the memory any more when this returns."""
+        with self._changed:
+            self._ending = True
+            for connection in self._helping:
+                connection.abort()
+            self._changed.wait_for(lambda: not self._helping)
+
+    def _help(self, name: str, helper: Open) -> None:
+        try:
+            connection = helper()
+        except CopyFailed:
+            return  # it may be gone; the donor sends all
+        with self._changed:
+            if not self._ending:
+                self._helping.add(connection)
+        try:
+            if connection in self._helping:
+                connection.send(self._request)
+                answer, _ = connection.receive(within_s=ANSWER_S)
+                if "ready" in answer:
+                    self._pull(name, connection)
+        except CopyFailed:
+            return
+        finally:
+            connection.close()
+            with self._changed:
+                self._parts.lost(name)
+                self._helping.discard(connection)
+                self._changed.notify_all()
+
+    def _pull(self, name: str, connection: CopyConnection) -> None:
+        """Ask this one for parts until there are none to be asked for. Raises CopyFailed."""
+        while True:
+            with self._changed:
+                part = self._parts.take(name)
+            if part is None:
+                return
+            try:
+                connection.send({"part": [list(piece) for piece in part]})
+                connection.receive(partial(self._room, part), within_s=ANSWER_S)
+            except CopyFailed:
+                with self._changed:
+                    self._parts.lost(name)
+                raise
+            with self._changed:
+                self._parts.done(name)
+                self.gathered += sum(end - start for _, start, end in part)
+                self._changed.notify_all()
+
+    def _room(self, part: Part, header: dict[str, Json], sizes: list[int]) -> list[torch.Tensor]:
+        room = [self._blobs[blob][start:end] for blob, start, end in part]
+        if [piece.numel() for piece in room] != sizes:
+            raise CopyFailed(f"pieces of {sizes} bytes instead of {[piece.numel() for piece in room]}")
+        return room
+
+
+def _sizes(header: dict[str, Json]) -> list[int]:
+    try:
+        sizes = [tensor.nbytes for tensor in described_tensors(header)]
+    except ValueError as error:
+        raise CopyFailed(f"malformed description of a state: {error}") from error
+    if sum(sizes) > MAX_TOTAL_BYTES:
+        raise CopyFailed(f"tensors of {str(sizes)[:80]} bytes in the description of a state")
+    return sizes
+
+
+def send_parts(connection: CopyConnection, blobs: Sequence[torch.Tensor]) -> dict[str, Json]:
+    """The other side: send the parts asked for, until something else is said, which is returned. Raises CopyFailed."""
+    while True:
+        request, _ = connection.receive()
+        if not isinstance(asked := request.get("part"), list):
+            return request
+        try:
+            pieces = [blobs[blob][start:end] for blob, start, end in cast(list[Slice], asked)]
+        except (TypeError, ValueError, IndexError) as error:
+            raise CopyFailed(f"asked for a part that is none: {str(asked)[:80]}") from error
+        connection.send({}, pieces)

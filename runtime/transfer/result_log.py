@@ -1,0 +1,104 @@
+"""Results of consecutive operations, kept for newcomers whose copy of the state is older than the one in progress.
+
+Nothing is kept while nobody follows. The results themselves are held, not copied: their memory is not used again. Only
+what is on a GPU is copied to the CPU, because that is whose memory there may be some to spare of.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+from runtime.reduction.partial_sum import Partial
+from runtime.session import Op
+from runtime.state.encoding import to_blobs
+
+ENTRY_BYTES = 1024
+"""What an entry counts beside its tensors, so that operations without any are bounded too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One operation as its members had it. fingerprint: see Session.begin."""
+
+    number: int
+    op: Op
+    fingerprint: dict[str, str]
+    result: Partial
+
+    @property
+    def nbytes(self) -> int:
+        tensors = self.result.flats.values()
+        return ENTRY_BYTES + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+class ResultLog:
+    """Not thread-safe: guarded by its owner's lock."""
+
+    def __init__(self) -> None:
+        self._entries: deque[Entry] = deque()
+        self._needs: dict[Hashable, int] = {}
+        self._nbytes = 0
+        self._limit_bytes = 0
+
+    def follow(self, follower: Hashable, number: int, limit_bytes: int) -> None:
+        """Keep the results from operation ``number`` on: of the one in progress, or of one that is held.
+
+        limit_bytes: what the whole log may take; the largest that a present follower asked for counts.
+        """
+        self._limit_bytes = max(self._limit_bytes, limit_bytes)
+        self._needs[follower] = number
+
+    def is_followed_by(self, follower: Hashable) -> bool:
+        return follower in self._needs
+
+    def leave(self, follower: Hashable) -> None:
+        """It follows no longer; unknown ones may leave too."""
+        if self._needs.pop(follower, None) is not None:
+            self._trim()
+
+    def append(self, entry: Entry) -> bool:
+        """Whether its own tensors are held now. Beyond the limit everything is dropped: whoever follows has to begin
+        anew."""
+        if not self._needs:
+            return False
+        flats = entry.result.flats
+        if copied := any(flat.is_cuda for flat in flats.values()):
+            blobs = zip(flats, to_blobs(list(flats.values())), strict=True)
+            on_cpu = {name: blob.view(flats[name].dtype) for name, blob in blobs}
+            entry = replace(entry, result=replace(entry.result, flats=on_cpu))
+        self._entries.append(entry)
+        self._nbytes += entry.nbytes
+        if self._nbytes > self._limit_bytes:
+            self._needs.clear()
+            self._trim()
+        return bool(self._entries) and not copied
+
+    def since(self, follower: Hashable, number: int, most_bytes: int) -> list[Entry]:
+        """Its next results, from operation ``number`` on: at least one, more while they fit; none if it is not held.
+
+        Frees what nobody needs any more: the results before ``number``, unless another follower is behind.
+        """
+        if follower not in self._needs:
+            return []
+        self._needs[follower] = number
+        self._trim()
+        found: list[Entry] = []
+        for entry in self._entries:
+            if entry.number >= number and (not found or most_bytes >= entry.nbytes):
+                found.append(entry)
+                most_bytes -= entry.nbytes
+            elif found:
+                break
+        return found if found and found[0].number == number else []
+
+    def holds_all_since(self, number: int) -> bool:
+        """Whether another one may follow from this operation on."""
+        return number in self._needs.values()
+
+    def _trim(self) -> None:
+        if not self._needs:
+            self._limit_bytes = 0
+        while self._entries and (not self._needs or self._entries[0].number < min(self._needs.values())):
+            self._nbytes -= self._entries.popleft().nbytes

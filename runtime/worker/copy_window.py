@@ -1,0 +1,100 @@
+"""When other threads may read the registered tensors: from the beginning of a joinable operation to its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from runtime.session import Op
+from runtime.transfer.connection import CopyConnection
+from runtime.worker.state_owner import Standing
+
+LATER_S = 5.0
+"""How long a newcomer's question waits here for its answer; then it is asked again, here or elsewhere."""
+
+
+class Window:
+    """Fields are read while holding ``standing.changed``."""
+
+    def __init__(self, standing: Standing) -> None:
+        self._standing = standing
+        self.op: Op | None = None
+        """The operation in progress, or the one before."""
+        self.is_open = False
+        self.opened = 0
+        """How often."""
+        self._opened_s = self._patience_s = 0.0
+        self._reading = 0
+        self._cut_off: set[CopyConnection] = set()
+
+    # ------------------------------------------------------------------------------- the user's thread
+
+    def open(self, op: Op, patience_s: float) -> None:
+        """patience_s: about how long from now until a copy would be cut off."""
+        with self._standing.changed:
+            self.op, self.is_open, self._patience_s = op, True, patience_s
+            self.opened, self._opened_s = self.opened + 1, time.monotonic()
+            self._standing.changed.notify_all()
+
+    def close(self) -> None:
+        """Cut off whoever still sends the state, and wait until nobody reads it."""
+        changed = self._standing.changed
+        with changed:
+            self.is_open = False
+            for connection in self._cut_off:
+                connection.abort()
+            while self._reading:
+                changed.wait()
+
+    # ------------------------------------------------------------------------------------ other threads
+
+    @property
+    def stands_still(self) -> bool:
+        """The operation in progress waits for newcomers, as long as they take."""
+        record = self._standing.position.record
+        return record is not None and record.hold
+
+    def lasts(self, seconds: float) -> bool:
+        """Whether it probably stays open for so long from its beginning."""
+        return self.stands_still or seconds <= self._patience_s
+
+    def lasts_from_now(self, seconds: float) -> bool:
+        return self.lasts(time.monotonic() - self._opened_s + seconds)
+
+    @contextmanager
+    def reading(
+        self, ready: Callable[[], bool], begin: Callable[[int], None] | None = None, *, wait: bool = True
+    ) -> Iterator[int | None]:
+        """The number of an operation whose window does not close before the block ends; None if there was none in time.
+
+        ready: whether a window will do; begin: called with the number, under the same lock.
+        """
+        standing = self._standing
+        with standing.changed:
+            if wait:
+                standing.changed.wait_for(lambda: ready() or not standing.position.donor, LATER_S)
+            number = standing.position.reduced if ready() else None
+            if number is not None:
+                self._reading += 1
+                if begin is not None:
+                    begin(number)
+        try:
+            yield number
+        finally:
+            with standing.changed:
+                self._reading -= number is not None
+                standing.changed.notify_all()
+
+    @contextmanager
+    def sending(self, connection: CopyConnection) -> Iterator[None]:
+        """Inside `reading`: the connection is aborted when the window closes."""
+        with self._standing.changed:
+            self._cut_off.add(connection)
+            if not self.is_open:
+                connection.abort()
+        try:
+            yield
+        finally:
+            with self._standing.changed:
+                self._cut_off.discard(connection)

@@ -1,0 +1,389 @@
+"""What a member serves to others over copy connections: where the job stands, its state, and kept results.
+
+Each connection has a thread of the listener, and brings one request after another. There are two ways to the state:
+
+* Inside the window of a joinable operation it is sent straight from the registered tensors, which do not change in
+  it. A copy that is not through when the window closes is cut off.
+* For a newcomer whose copy was cut off, or would certainly be, a copy is held: it is made inside the next window, and
+  sent while training goes on. From its operation on the results are kept; the newcomer takes them over until it has
+  caught up with the operation in progress. Both are freed when it is through, or its connection ends.
+
+    {"want": "meta"}                        -> {"meta": ...} or {"later": why}
+    {"want": "state", "follow": f}          -> {"op", "about", "state"}, with "follows" if it is held or f, "waits" if
+                                               the operation waits for newcomers; or {"later": why}
+      then {"part": [[blob, start, end], ...]} -> tensors, again and again
+      then {"complete": op, "base"}            from a newcomer that has it all; -1: it counts as no holder of it
+    {"want": "part", "op": k, "digest": d}  -> {"ready": k} if that is the state in this member's window, or {"refused"}
+      then {"part": ...}                       as above, until the asker hangs up
+    {"want": "next", "op": k, "join": j,    -> {"results": [...]} + tensors: of k, k + 1, ...; {"now": k}, with join:
+     "base"} from a holder of k's state        k is in progress, and this newcomer counts as a holder of its state;
+                                               {"later": why}, with "donor" from one that keeps k's result for it;
+                                               {"refused": why}: k is over, its result is not held
+    {"want": "outcome", "op": k}            -> {"outcome": p, "result": ...} + tensors if generation p took effect after
+                                               operation k, {"outcome": 0} if none did, or {"later": why}
+    {"want": "result", "op": k}             -> {"result": ...} + tensors, or {"refused": why}
+    {"want": "initial", "digest": d}        -> {"state": ...} + tensors, or {"refused": why}
+
+base: the newest loss generation that the newcomer knows. It counts as a holder only if its donor knows no other one: a
+loss voids what was promised before, and one of the two may hear of it later than the other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import cast
+
+import torch
+
+from elastic.protocol.worker_state import CopyBegun, CopyEnded, Phase, outcome
+from elastic.records.journal import Journal
+from runtime.reduction.partial_sum import Json, Partial
+from runtime.session import JoinMeta, Op
+from runtime.state.encoding import to_blobs
+from runtime.state.training_state import Carrier
+from runtime.transfer.connection import CopyConnection, CopyFailed
+from runtime.transfer.multi_source import digest, send_parts
+from runtime.transfer.result_log import Entry, ResultLog
+from runtime.worker.copy_window import LATER_S, Window
+from runtime.worker.held_copy import LOG_BYTES_MIN, Holder, log_bytes
+from runtime.worker.state_owner import Standing
+
+CERTAINLY_BYTES_PER_S = 8 << 30
+"""No copy is faster: the kernel alone takes that long."""
+
+RESULTS_BYTES = 64 << 20
+"""Results in one answer, if there are several."""
+
+
+class Donor:
+    def __init__(self, standing: Standing, journal: Journal) -> None:
+        self._standing = standing
+        self.carrier: Carrier | None = None
+        self.meta: JoinMeta | None = None
+        self._window = Window(standing)
+        self._log = ResultLog()
+        self._holder = Holder(standing, self._window, self._log, journal)
+        self._too_slow: set[str] = set()
+        """Newcomers whose copy was cut off."""
+        self._no_memory_until_s: dict[str, float] = {}
+        """Newcomers for which there was no memory for a copy -> until when none is tried for them."""
+        self._last: tuple[int, Op, dict[str, str]] | None = None
+        """Number, operation and fingerprint of the last result that was obtained here."""
+        self._largest_bytes = 0
+        """Of all results so far."""
+        self._close_behind: dict[CopyConnection, tuple[str, int]] = {}
+        """Over which a newcomer takes over results -> it, and the last operation whose result it was given."""
+
+    # ------------------------------------------------------------------------------- the user's thread
+
+    def open_window(self, op: Op, patience_s: float) -> None:
+        """A joinable operation has begun. patience_s: about how long from now until a copy would be cut off."""
+        with self._standing.changed:
+            for newcomer, number in self._close_behind.values():
+                if number == self._standing.position.reduced - 1:
+                    self._standing.post(CopyBegun(newcomer))
+            self._window.open(op, patience_s)
+
+    def close_window(self) -> None:
+        """Cut off whoever still sends the state, and wait until nobody reads it."""
+        self._window.close()
+
+    def keep(self, number: int, op: Op, fingerprint: dict[str, str], result: Partial) -> None:
+        """An operation is complete here. Called under the lock."""
+        entry = Entry(number, op, fingerprint, result)
+        self._last, self._largest_bytes = (number, op, fingerprint), max(self._largest_bytes, entry.nbytes)
+        held = self._log.append(entry)
+        self._standing.keep(result, shared=held)
+
+    # ------------------------------------------------------------------------------ threads of requests
+
+    def serve(self, connection: CopyConnection, worker_id: str) -> None:
+        """Answer requests until the asker hangs up. worker_id: the asker, as its hello says (and its token proves)."""
+        try:
+            while True:
+                request, _ = connection.receive()
+                self._answer(connection, worker_id, request)
+        except CopyFailed:
+            return  # the asker notices by itself and asks again, here or elsewhere
+        finally:
+            connection.close()
+            self._forget(connection, worker_id)
+
+    def _answer(self, connection: CopyConnection, worker_id: str, request: dict[str, Json]) -> None:
+        match request:
+            case {"want": "meta"}:
+                self._serve_meta(connection)
+            case {"want": "state", "follow": bool(follow)}:
+                self._serve_state(connection, worker_id, follow)
+            case {"want": "part", "op": int(op), "digest": str(wanted)}:
+                self._help_send(connection, op, wanted)
+            case {"want": "next", "op": int(op), "join": bool(join), "base": int(base)}:
+                self._serve_next(connection, worker_id, op, join, base)
+            case {"want": "outcome", "op": int(op)}:
+                self._serve_outcome(connection, worker_id, op)
+            case {"want": "result", "op": int(op)}:
+                self._serve_result(connection, op)
+            case {"want": "initial", "digest": str(digest)}:
+                self._serve_initial(connection, digest)
+            case _:
+                connection.send({"refused": f"unknown request {str(request)[:80]}"})
+
+    def _forget(self, connection: CopyConnection, newcomer: str) -> None:
+        """It is a member now, or gone, or will ask again over another connection."""
+        standing = self._standing
+        with standing.changed:
+            self._log.leave(connection)
+            followed = self._close_behind.pop(connection, None) is not None
+            if followed and newcomer in standing.position.copying:
+                standing.post(CopyEnded(newcomer, standing.position.reduced, False))
+
+    def _serve_meta(self, connection: CopyConnection) -> None:
+        with self._standing.changed:
+            meta, member = self.meta, self._standing.position.entered > 0
+        if meta is None or not member:
+            connection.send({"later": "the loop has not begun here"})
+        else:
+            connection.send({"meta": cast(Json, asdict(meta))})
+
+    # ---------------------------------------------------------------------------------------- the state
+
+    def _serve_state(self, connection: CopyConnection, newcomer: str, follow: bool) -> None:
+        with self._standing.changed:
+            # Every try captures the state inside a window, whose end waits for it.
+            left_s = self._no_memory_until_s.pop(newcomer, 0.0) - time.monotonic()
+            self._standing.changed.wait_for(lambda: self._window.stands_still, max(0.0, left_s))
+            directly = newcomer not in self._too_slow or self._window.stands_still
+        if directly and self._send_state(connection, newcomer, follow):
+            return
+        with self._holder.copy(connection, lambda: self._may_copy(newcomer), self._capture) as held:
+            if held is None:
+                if not self._holder.has_memory:
+                    self._no_memory_until_s[newcomer] = time.monotonic() + LATER_S
+                connection.send({"later": "no copy of the state can be held here now"})
+                return
+            connection.send({"op": held.number, **held.about, "state": held.header, "follows": True})
+            send_parts(connection, held.blobs)
+
+    def _send_state(self, connection: CopyConnection, newcomer: str, follow: bool) -> bool:
+        """Straight from the tensors, inside the window. False: the state is certainly too large for that.
+
+        follow: keep the results from its operation on, also where this newcomer does not count as its holder. So they
+        are if it may be bound to another step, because of what was called before this one's pass."""
+        standing, window = self._standing, self._window
+
+        def begin(number: int) -> None:
+            nonlocal follow
+            follow = follow or bool(self._about()["early"])
+            if follow:
+                self._follow_anew(connection, number)
+
+        with window.reading(lambda: self._may_copy(newcomer), begin) as number:
+            if number is None:
+                connection.send({"later": "no window here"})
+                return True
+            about, header, blobs = self._capture()
+            if not window.lasts(sum(blob.numel() for blob in blobs) / CERTAINLY_BYTES_PER_S):
+                return False
+            standing.post(CopyBegun(newcomer))
+            complete, base = False, 0
+            try:
+                with window.sending(connection):
+                    ways: dict[str, Json] = {"follows": follow, "waits": window.stands_still}
+                    connection.send({"op": number, **about, "state": header, **ways})
+                    answer = send_parts(connection, blobs)
+                    complete, base = answer.get("complete") == number, cast(int, answer.get("base"))
+            finally:
+                with standing.changed:
+                    complete = complete and self._knows(base)
+                    if not complete and not window.is_open:
+                        self._too_slow.add(newcomer)
+                    standing.post(CopyEnded(newcomer, number, complete))
+        return True
+
+    def _help_send(self, connection: CopyConnection, number: int, wanted: str) -> None:
+        """Parts of the state of the operation in progress, for a newcomer whose donor is another member."""
+        window = self._window
+        with window.reading(lambda: self._is_in(number), wait=False) as in_progress:
+            if in_progress is None:
+                connection.send({"refused": f"operation {number} is not in progress here"})
+                return
+            _, header, blobs = self._capture()
+            if digest(header) != wanted:
+                connection.send({"refused": "another state"})
+                return
+            with window.sending(connection):
+                connection.send({"ready": number})
+                send_parts(connection, blobs)
+
+    def _is_in(self, number: int) -> bool:
+        p = self._standing.position
+        return self._window.is_open and p.phase is Phase.COLLECTING and p.reduced == number
+
+    def _capture(self) -> tuple[dict[str, Json], dict[str, Json], list[torch.Tensor]]:
+        assert self.carrier is not None
+        return (self._about(), *self.carrier.capture())
+
+    def _about(self) -> dict[str, Json]:
+        """The operation in progress, and what a newcomer needs for the script's code before it."""
+        op, meta = self._window.op, self.meta
+        assert op is not None
+        told = meta is not None and meta.step == op.step
+        values, early = (meta.state, meta.early_in(op.step)) if meta is not None and told else ({}, {})
+        return {"about": op_json(op), "values": values, "early": early}
+
+    def _may_copy(self, newcomer: str) -> bool:
+        """Only the donor's header waits for the copy, so no other copy would count."""
+        p = self._standing.position
+        wanted = p.newest_pending is not None and p.newest_pending.member(newcomer) is not None
+        return (
+            p.donor
+            and wanted
+            and self._window.is_open
+            and p.phase is Phase.COLLECTING
+            and p.carry is None
+            and not p.quiesced
+        )
+
+    # ------------------------------------------------------------------------------------------ results
+
+    def _knows(self, base: int) -> bool:
+        """Whether this is the last loss here too. Called under the lock."""
+        record = self._standing.position.record
+        return record is not None and record.base == base
+
+    def _serve_next(self, connection: CopyConnection, newcomer: str, number: int, join: bool, base: int) -> None:
+        standing = self._standing
+        entries: list[Entry] = []
+        with standing.changed:
+            if not join and standing.position.donor and number == standing.position.reduced:
+                self._follow_anew(connection, number)
+            standing.changed.wait_for(lambda: self._knows_next(newcomer, number, join, base), LATER_S)
+        limit_bytes = self._limit_bytes(connection, number) if join else LOG_BYTES_MIN
+        with standing.changed:
+            p = standing.position
+            now = join and number == p.reduced and self._may_copy(newcomer) and self._knows(base)
+            if now:
+                self._too_slow.discard(newcomer)
+                self._log.follow(connection, number, limit_bytes)  # it may be that nothing takes effect after it
+                standing.post(CopyBegun(newcomer))
+                standing.post(CopyEnded(newcomer, number, True))
+            elif p.donor and number < p.reduced and (entries := self._since(connection, number)):
+                standing.served += 1
+                self._close_behind[connection] = newcomer, entries[-1].number
+                if entries[-1].number == p.reduced - 1 and self._may_copy(newcomer):
+                    standing.post(CopyBegun(newcomer))
+        if now:
+            connection.send({"now": number})
+        elif entries:
+            try:
+                _send_entries(connection, entries)
+            finally:
+                with standing.changed:
+                    standing.served -= 1
+        elif p.donor and number < p.reduced:
+            connection.send({"refused": f"the result of operation {number} is not held any more"})
+        else:
+            later = f"operation {number} is not complete here, or this is not the donor"
+            connection.send({"later": later, "donor": p.donor})
+
+    def _since(self, connection: CopyConnection, number: int) -> list[Entry]:
+        """The results from operation ``number`` on, as far as they are held and fit into an answer. A newcomer whose
+        donor died may find the last one here, though nothing was kept for it. Called under the lock."""
+        result = self._standing.result
+        if found := self._log.since(connection, number, RESULTS_BYTES):
+            return found
+        if self._last is None or result is None or not self._last[0] == number == self._standing.position.kept:
+            return []
+        self._follow_anew(connection, number + 1)
+        return [Entry(*self._last, result)]
+
+    def _follow_anew(self, connection: CopyConnection, number: int) -> None:
+        """Keep the results from the operation in progress on, unless that is done already. Called under the lock."""
+        if not self._log.is_followed_by(connection):
+            self._log.follow(connection, number, log_bytes(self._largest_bytes))
+
+    def _limit_bytes(self, connection: CopyConnection, number: int) -> int:
+        """What the log may take for a newcomer that holds the state of the operation in progress. One that had followed
+        another donor, which died, needs as much as after a copy from here; this one was told with its copy."""
+        mine = self._window.reading(
+            lambda: not self._log.is_followed_by(connection) and self._is_in(number), wait=False
+        )
+        with mine as in_progress:
+            if in_progress is None or self.carrier is None:
+                return LOG_BYTES_MIN
+            _, tensors = self.carrier.describe()
+            return log_bytes(sum(tensor.nbytes for _, tensor in tensors))
+
+    def _knows_next(self, newcomer: str, number: int, join: bool, base: int) -> bool:
+        p = self._standing.position
+        if not p.donor or number < p.reduced:
+            return True
+        return join and (not self._knows(base) or (number == p.reduced and self._may_copy(newcomer)))
+
+    def _serve_outcome(self, connection: CopyConnection, newcomer: str, op: int) -> None:
+        standing = self._standing
+        with standing.changed:
+            standing.changed.wait_for(
+                lambda: outcome(standing.position, op) is not None or standing.position.phase is Phase.GONE, LATER_S
+            )
+            p = standing.position
+            number = outcome(p, op)
+            entered = any(g.number == number and g.member(newcomer) for g in (*p.pending, p.record) if g)
+            result = standing.result if entered and p.kept == op else None
+            standing.served += result is not None
+        if result is not None:
+            self._send_result(connection, {"outcome": number}, result)
+        elif number is None or entered:
+            connection.send({"later": f"what became of operation {op} is not known here, or its result is not held"})
+        else:
+            connection.send({"outcome": number})
+
+    def _serve_result(self, connection: CopyConnection, op: int) -> None:
+        standing = self._standing
+        with standing.changed:
+            result = standing.result if standing.position.kept == op else None
+            standing.served += result is not None
+        if result is None:
+            connection.send({"refused": f"the result of operation {op} is not held here"})
+        else:
+            self._send_result(connection, {}, result)
+
+    def _send_result(self, connection: CopyConnection, header: dict[str, Json], result: Partial) -> None:
+        """The caller has counted this reader in ``standing.served``."""
+        try:
+            part, blobs = result_json(result)
+            connection.send(header | part, blobs)
+        finally:
+            with self._standing.changed:
+                self._standing.served -= 1
+
+    def _serve_initial(self, connection: CopyConnection, digest: str) -> None:
+        """Before the first pass: members wait in the second SYNC operation, so the state stands still."""
+        carrier = self.carrier
+        if carrier is None or carrier.digest() != digest:
+            connection.send({"refused": "another initial state"})
+            return
+        header, blobs = carrier.capture()
+        connection.send({"state": header}, blobs)
+
+
+def _send_entries(connection: CopyConnection, entries: Sequence[Entry]) -> None:
+    parts = [result_json(entry.result) for entry in entries]
+    about: list[Json] = [
+        {"about": op_json(entry.op), "fingerprint": dict(entry.fingerprint), **part}
+        for entry, (part, _) in zip(entries, parts, strict=True)
+    ]
+    connection.send({"results": about}, [blob for _, blobs in parts for blob in blobs])
+
+
+def op_json(op: Op) -> dict[str, Json]:
+    return {**asdict(op), "kind": str(op.kind)}
+
+
+def result_json(result: Partial) -> tuple[dict[str, Json], list[torch.Tensor]]:
+    """As newcomer.parse_result reads it."""
+    names = sorted(result.flats)
+    groups: dict[str, Json] = {name: result.flats[name].numel() for name in names}
+    return {"result": result.meta(), "groups": groups}, to_blobs([result.flats[name] for name in names])

@@ -1,0 +1,171 @@
+"""One exchange over the ring of a generation: the headers, what they have to agree on, and the reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import cast
+
+from elastic.errors import LinkSilent, LinkTooSlow, RingBroken
+from elastic.protocol import worker_state
+from elastic.protocol.messages import Kind
+from elastic.protocol.reduction_tree import leaves
+from runtime.guards import checks
+from runtime.reduction.over_mesh import Sums, exchange, exchange_native
+from runtime.reduction.over_transport import exchange_native_over, exchange_over
+from runtime.reduction.partial_sum import Json, Partial, total
+from runtime.ring.ring_set import Rings
+from runtime.session import Op, OpKind
+from runtime.transfer.client import parse_op
+from runtime.worker.progress_report import Gauge
+from runtime.worker.state_owner import Standing
+
+SILENCES_MAX = 5
+"""So often in a row a worker may give up a link in one operation of the same members without having got a piece of the
+sums. They can connect each time, so the link is not cut; it carries next to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What `Session.begin` was told of an operation."""
+
+    op: Op
+    fingerprint: dict[str, str]
+    groups: dict[str, int]
+    own: Json
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """At one operation, by the same members. silences: how often this worker has given up a link since it got a piece
+    of the sums. pieces: how many it had then."""
+
+    number: int
+    members: tuple[str, ...]
+    task: Task
+    sums: Sums
+    silences: int = 0
+    pieces: int = 0
+
+    def broken(self, why: RingBroken) -> None:
+        """Raises LinkTooSlow if one attempt more is of no use."""
+        if (held := sum(self.sums.held.values())) > self.pieces:
+            self.silences, self.pieces = 0, held
+        self.silences += isinstance(why, LinkSilent)
+        if self.silences >= SILENCES_MAX:
+            raise LinkTooSlow(
+                f"operation {self.number} was begun {SILENCES_MAX} times in vain over a link that connects: {why}"
+            )
+
+
+class Turn:
+    def __init__(self, standing: Standing, rings: Rings, gauge: Gauge, reduction: str) -> None:
+        self._standing = standing
+        self._rings = rings
+        self._gauge = gauge
+        self._reduction = reduction
+        self._attempts: _Attempts | None = None
+        """At the operation that was broken off last."""
+
+    def exchange(
+        self, task: Task, generation: int, complete: Callable[[worker_state.Event, Partial], bool]
+    ) -> Partial | None:
+        """The result; None if the ring was lost, if a quiesce came first, or if there is something else to do by now.
+
+        complete: posts what completes the operation, under the lock; False if a quiesce came first.
+        Raises LeftAlone, LeaderOnly or Disagree: workers did different things, or drifted apart; LinkTooSlow.
+        """
+        standing = self._standing
+        with standing.changed:
+            p = standing.post(worker_state.ReadHeader())
+            if not isinstance(worker_state.move(p), worker_state.Exchange) or p.entered != generation:
+                return None
+            roots, number = standing.roots(), p.reduced
+            ring, record = self._rings.get(generation), p.record
+            again = record is not None and record.kind is Kind.LOSS and record.plan.op == number
+            header: dict[str, Json] = {
+                "about": {**asdict(task.op), "kind": str(task.op.kind)},
+                "carry": list[Json](p.carry or ()),
+                "fingerprint": dict(task.fingerprint),
+                "own": task.own,
+            }
+        if ring is None:
+            standing.post(worker_state.RingLost(generation, "the ring is gone"))
+            return None
+        for root in roots:
+            root.settle()
+        carried: list[tuple[int, ...]] = []
+
+        def check(headers: dict[str, dict[str, Json]]) -> None:
+            _check_agreement(headers, ring.members[0], task.op)
+            carried.extend(tuple(cast(list[int], other["carry"])) for other in headers.values())
+            standing.post(worker_state.HeadersHeld(generation, number))
+            self._gauge.gathered()
+
+        beside = ring.transport if task.groups else None
+        attempts = self._begin(task, number, ring.members)
+        sums = attempts.sums
+        try:
+            if self._reduction == "allreduce" and task.groups:
+                if beside is None:
+                    add = partial(exchange_native, sums=sums, again=again)
+                else:
+                    add = partial(exchange_native_over, transport=beside, out=sums.out)
+                _, result = add(
+                    ring,
+                    op=number,
+                    header=header,
+                    contribution=total(roots) if roots else None,
+                    leaves=leaves([root.node for root in roots]),
+                    units=task.op.units,
+                    groups=task.groups,
+                    check=check,
+                )
+            else:
+                if beside is None:
+                    reduce = partial(exchange, sums=sums, again=again)
+                else:
+                    reduce = partial(exchange_over, transport=beside, out=sums.out)
+                headers, result = reduce(
+                    ring,
+                    op=number,
+                    header=header,
+                    roots=roots,
+                    units=task.op.units,
+                    groups=task.groups,
+                    check=check,
+                )
+                if task.op.kind is OpKind.ALLREDUCE:
+                    result.note = {worker: other["own"] for worker, other in headers.items()}
+        except RingBroken as broken:
+            self._attempts = attempts
+            standing.post(worker_state.RingLost(generation, str(broken)))
+            attempts.broken(broken)
+            return None
+        self._gauge.reduced(task.op)
+        with standing.changed:
+            if complete(worker_state.Obtained(generation, tuple(carried)), result):
+                return result
+        self._attempts = attempts
+        return None
+
+    def _begin(self, task: Task, number: int, members: tuple[str, ...]) -> _Attempts:
+        """Those at this operation go on; what others have left is of no use any more."""
+        last, self._attempts = self._attempts, None
+        if last is not None and (last.number, last.members, last.task) == (number, members, task):
+            return last
+        if last is not None:
+            self._standing.give_back(last.sums.out)
+        return _Attempts(number, members, task, Sums(self._standing.result_buffer(task.groups)))
+
+
+def _check_agreement(headers: dict[str, dict[str, Json]], leader: str, op: Op) -> None:
+    """Raises LeftAlone, LeaderOnly or Disagree: workers did different things, or drifted apart."""
+    ops = {worker: parse_op(header["about"]) for worker, header in headers.items()}
+    if len(set(ops.values())) > 1:
+        raise checks.disagreement(ops, leader)
+    fingerprints = {w: cast(dict[str, str], header["fingerprint"]) for w, header in headers.items()}
+    first = fingerprints[leader]
+    if any(fingerprint != first for fingerprint in fingerprints.values()):
+        raise checks.disagree(fingerprints, op)

@@ -1,0 +1,170 @@
+"""A copy of the state that its donor holds, to send it to newcomers while training changes the state itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from elastic.errors import NoMemory
+from elastic.records.journal import Journal
+from runtime.reduction.flat_pool import room_for
+from runtime.reduction.partial_sum import Json
+from runtime.state.available_memory import available_bytes
+from runtime.transfer.connection import CopyConnection
+from runtime.transfer.result_log import ResultLog
+from runtime.worker.copy_window import LATER_S, Window
+from runtime.worker.state_owner import Standing
+
+HOLD_BYTES_PER_S = 1 << 30
+"""A slow machine's copying within its memory."""
+
+PART = 0.5
+"""How much of the memory that is left a copy may take, and how much of the rest the results; the script needs some."""
+
+LOG_BYTES_MIN = 64 << 20
+LOG_STATES = 2
+"""The log of results may take so many times the state's bytes. A step exchanges its gradients at about the speed of the
+copy, so while the state is copied results of about its own size arrive."""
+
+Capture = Callable[[], tuple[dict[str, Json], dict[str, Json], list[torch.Tensor]]]
+"""What is said of the operation in progress, and header and bytes of its state, as Carrier.capture gives them."""
+
+
+def log_bytes(state_bytes: int) -> int:
+    """What the log of results may take for a newcomer that follows, with a state of this size."""
+    return max(LOG_BYTES_MIN, min(LOG_STATES * state_bytes, int(PART * available_bytes())))
+
+
+class Room:
+    """Memory for one, taken before it is needed: new pages cost more than the copy itself."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """sizes: of every tensor, in bytes."""
+        self.sizes = list(sizes)
+        self.nbytes = sum(sizes)
+        self._tensors = room_for(sizes)
+        for tensor in self._tensors:
+            tensor.zero_()
+        self.log_bytes = log_bytes(self.nbytes)
+        """What is left beside it for results."""
+
+    def fill(self, blobs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies of the blobs (uint8, 1-D, of these sizes) in this memory."""
+        for tensor, blob in zip(self._tensors, blobs, strict=True):
+            tensor.copy_(blob)
+        return self._tensors
+
+
+@dataclass(frozen=True, slots=True)
+class HeldState:
+    """What a donor sends: the state as it was when operation ``number`` was handed out."""
+
+    number: int
+    about: dict[str, Json]
+    header: dict[str, Json]
+    blobs: list[torch.Tensor]
+
+
+class Holder:
+    """Holds one copy at a time, as long as somebody reads it. Called by the threads of requests."""
+
+    def __init__(self, standing: Standing, window: Window, log: ResultLog, journal: Journal) -> None:
+        self._standing = standing
+        self._window = window
+        self._log = log
+        self._journal = journal
+        self._making = False
+        self._held: HeldState | None = None
+        self._readers = 0
+        self._told = False
+        self.has_memory = True
+        """There was enough when a copy was wanted last."""
+
+    @contextmanager
+    def copy(self, reader: CopyConnection, wanted: Callable[[], bool], capture: Capture) -> Iterator[HeldState | None]:
+        """A copy to send: the one that others read, or a new one. The reader follows the log from its operation on.
+
+        wanted: whether the state of the operation in progress is. None: there was no window in time, no memory, or the
+        copy that is held is too old by now.
+        """
+        changed = self._standing.changed
+        with changed:
+            changed.wait_for(lambda: not self._making, LATER_S)
+            held = self._share(reader)
+            make = self._making = held is None and self._held is None and not self._making
+        if make:
+            try:
+                held = self._make(reader, wanted, capture)
+            finally:
+                with changed:
+                    self._held, self._readers, self._making = held, int(held is not None), False
+                    changed.notify_all()
+        try:
+            yield held
+        finally:
+            with changed:
+                self._readers -= held is not None
+                if not self._readers:
+                    self._held = None
+
+    def _share(self, reader: CopyConnection) -> HeldState | None:
+        held = self._held
+        if held is not None and self._log.holds_all_since(held.number):
+            self._log.follow(reader, held.number, LOG_BYTES_MIN)
+            self._readers += 1
+            return held
+        return None
+
+    def _make(self, reader: CopyConnection, wanted: Callable[[], bool], capture: Capture) -> HeldState | None:
+        """Inside a window, whose end waits for it; so not at its end, unless windows are shorter than that anyway.
+
+        A first window tells how much memory it takes.
+        """
+        room = Room([])
+        while True:
+            seen = self._window.opened
+
+            def ready(seen: int = seen, room: Room = room) -> bool:
+                good = not room.sizes or seen < self._window.opened
+                return wanted() and (good or self._window.lasts_from_now(room.nbytes / HOLD_BYTES_PER_S))
+
+            def begin(number: int, room: Room = room) -> None:
+                if room.sizes:
+                    self._log.follow(reader, number, room.log_bytes)
+
+            with self._window.reading(ready, begin) as number:
+                if number is None:
+                    return None
+                begun_s = time.monotonic()
+                about, header, blobs = capture()
+                sizes = [blob.numel() for blob in blobs]
+                if room.sizes and room.sizes == sizes:  # else what the script trains has grown since
+                    held = HeldState(number, about, header, room.fill(blobs))
+                    ms = round(1000 * (time.monotonic() - begun_s), 1)
+                    self._journal.write("state_held", op=number, bytes=room.nbytes, ms=ms)
+                    return held
+            with self._standing.changed:
+                self._log.leave(reader)
+            made = self._room(sizes)
+            if made is None:
+                return None
+            room = made
+
+    def _room(self, sizes: Sequence[int]) -> Room | None:
+        nbytes, available, room = sum(sizes), available_bytes(), None
+        because = f"more than half of the {available / 1e6:.0f} MB of memory that are left here"
+        if nbytes <= PART * available:
+            try:
+                room = Room(sizes)
+            except NoMemory:
+                because = "more than the system gives this process"
+        self.has_memory = room is not None
+        if room is None and not self._told:
+            self._told = True
+            takes = f"it takes longer than a step, a copy to send meanwhile takes {nbytes / 1e6:.0f} MB"
+            self._journal.write("state_not_held", because=f"{takes}, and that is {because}")
+        return room

@@ -1,0 +1,80 @@
+"""A job of one that computes each shard in a process of its own, a copy of this one as it was when the pass began.
+
+No shard can find what another one left, as if each had a worker to itself. For `elastic doctor --exact`: a script whose
+bits differ from those of a plain job of one depends on which shards its process has computed before.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import warnings
+from typing import NoReturn
+
+import torch
+
+from elastic.errors import ConfigError
+from runtime.data.shared_memory import receive, send
+from runtime.reduction.partial_sum import Partial
+from runtime.session import OpKind
+from runtime.worker.single import Alone
+
+
+class Apart(Alone):
+    """Session (see session.py). Parts of an evaluation have processes of their own too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parent: socket.socket | None = None
+        """In a process of a shard: where its leaf goes."""
+
+    def next_unit(self) -> int | None:
+        if self._op is None or self._op.kind not in (OpKind.PASS, OpKind.EVALUATE):
+            return super().next_unit()
+        while (unit := super().next_unit()) is not None:
+            if torch.cuda.is_initialized():
+                raise ConfigError(
+                    "a process that uses CUDA cannot be copied; examine the script on the CPU: CUDA_VISIBLE_DEVICES="
+                )
+            sys.stdout.flush()
+            sys.stderr.flush()
+            ours, theirs = socket.socketpair()
+            with warnings.catch_warnings():
+                # Python warns that threads do not survive a fork; the script's body is not theirs.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                child = os.fork()
+            if child == 0:
+                ours.close()
+                self._parent = theirs
+                return unit
+            theirs.close()
+            with ours:
+                super().unit_done(_received(ours, child))
+        return None
+
+    def unit_done(self, leaf: Partial) -> None:
+        if self._parent is None:
+            super().unit_done(leaf)
+            return
+        leaf.settle()  # without the room for others that it came from
+        send(self._parent, leaf)
+        _exit(0)
+
+
+def _received(ours: socket.socket, child: int) -> Partial:
+    """The leaf of that process; if it failed, its traceback is on stderr already, and this process ends alike."""
+    try:
+        leaf = receive(ours)
+    except EOFError:
+        _exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or 1)
+    os.waitpid(child, 0)
+    assert isinstance(leaf, Partial)
+    return leaf
+
+
+def _exit(code: int) -> NoReturn:
+    """Without what the script has planned for its end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,402 @@
+"""How a newcomer becomes a member: learn where the loop stands, rehearse, copy the state, take over results.
+
+A copy made inside the donor's window needs one result, that of the operation whose state it is. A copy that the donor
+has held for it is older: the results from there on are taken over one by one, each through the script's own code,
+without computing a shard, until this worker stands before the operation that is in progress. Then it counts as a
+holder of its state, as after a copy in the window, and the handshake is the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import replace
+from functools import partial
+from typing import NoReturn
+
+from elastic.errors import JoinMissed
+from elastic.protocol import worker_state
+from elastic.protocol.messages import Generation, Member
+from elastic.protocol.worker_state import AskOutcome, CopyState, Phase, Position
+from elastic.records.journal import Journal
+from runtime.guards import checks
+from runtime.reduction.partial_sum import Json, Partial
+from runtime.session import Copy, JoinMeta, Op, OpKind
+from runtime.state.training_state import Carrier
+from runtime.transfer.client import ANSWER_S, Asker, parse_result, parse_results, parse_state
+from runtime.transfer.connection import CopyConnection, CopyFailed
+from runtime.transfer.multi_source import Gathering, Open
+from runtime.transfer.result_log import Entry
+from runtime.worker.leader_orders import Orders
+from runtime.worker.state_owner import Standing
+
+RETRY_S = 0.05
+"""Pause before a question that nobody could answer is asked again; it doubles, until there is news or an answer."""
+RETRY_MAX_S = 1.0
+
+MEMBERS = "the members"
+
+
+class Admission:
+    """Used by the user's thread of a newcomer."""
+
+    def __init__(self, standing: Standing, orders: Orders, asker: Asker, journal: Journal) -> None:
+        self._standing = standing
+        self._orders = orders
+        self._asker = asker
+        self._journal = journal
+        self._epoch = 0
+        self._number = -1
+        """The operation whose state the carrier holds, or, while the script applies a result, will hold; -1: none."""
+        self._op = Op(OpKind.SYNC, 0)
+        """That operation; between `join`s only its number is known."""
+        self._here = self._op
+        """Where the script is, in `join`."""
+        self._counted_in: Generation | None = None
+        """In this generation the donor of that operation counts this worker as a holder of its state, or may do so
+        because its answer was lost: then this worker may be a member after it. A loss voids that."""
+        self._copied_here = False
+        """The state was copied in this `join`, so what the script told before says nothing of it."""
+        self._results: deque[Entry] = deque()
+        self._behind = False
+        self._bound = False
+        """What the script did for the step it is at holds for no other one."""
+        self.astray = False
+        """Session.astray. It goes through that other step, to come to its end; then it has to copy anew."""
+        self._pause_s = RETRY_S
+        self._turn = 0
+        """Whom to ask: it goes on when one could not say."""
+        self._follows = False
+        """The donor of the last copy keeps the results from there on."""
+        self._waited_for = False
+        """The operation of the last copy waits for this worker."""
+        self._gathering: Gathering | None = None
+        """A copy of which the donor was lost before all of it was here."""
+
+    @property
+    def doing(self) -> str:
+        """Changes with every byte: a newcomer that gets on is left alone, however slow it is."""
+        return f"joining, {self._asker.received:,} bytes received"
+
+    def await_invitation(self) -> None:
+        """Session.await_invitation."""
+        with self._standing.changed:
+            self._standing.changed.wait_for(lambda: self._orders.invited or self._orders.over)
+        self._orders.leave_if_over()
+
+    def meta(self, until: Callable[[JoinMeta], bool]) -> JoinMeta:
+        """Session.meta."""
+        while True:
+            self._orders.leave_if_over()
+            meta = self._asker.meta(self._orders.newest)
+            if meta is not None and until(meta):
+                self._epoch = meta.epoch
+                return meta
+            self._pause()
+
+    @property
+    def behind(self) -> bool:
+        """Session.behind."""
+        return self._behind
+
+    def join(
+        self, here: Op, fingerprint: dict[str, str], carrier: Carrier, *, bound: bool = False
+    ) -> tuple[Op, Partial | None]:
+        """Session.join."""
+        self._epoch, self._op, self._copied_here, self._bound = here.epoch, here, False, bound
+        self._here = here
+        while True:
+            step = self._next()
+            if step is None:
+                self._caught_up()
+                return self._op, None
+            p, todo = step
+            counted = self._counted_in is p.record
+            result: Partial | None = None
+            try:
+                match todo:
+                    case CopyState(of):
+                        answered = self._copy_state(p, of, carrier)
+                    case AskOutcome(op, of) if counted:
+                        answered, result = self._ask_outcome(p, op, of)
+                    case AskOutcome(_, of):
+                        answered, result = self._go_on(p, of, fingerprint)
+            except CopyFailed as failed:
+                self._journal.write("copy_failed", generation=p.entered, because=str(failed))
+                if not counted:
+                    self._asker.unfollow()
+                answered = False
+            if self.astray:
+                return self._op, self.take_over(self._op, {})
+            if result is not None:
+                return self._op, result
+            self._answered(answered)
+
+    def copy_anew(self) -> Copy:
+        """Session.copy_anew. The donor keeps the results from that pass on."""
+        self._results.clear()
+        self._number, self.astray, self._bound = -1, False, True
+        self._asker.unfollow()
+        while True:
+            step = self._next()
+            if step is None:
+                raise JoinMissed("all members were lost before this newcomer had copied the state")
+            try:
+                copy = self._fetch_state(step[0], step[1].of)
+                if copy is not None:
+                    self._say_complete(-1, 0)
+                    return copy
+            except CopyFailed as failed:
+                self._journal.write("copy_failed", generation=step[0].entered, because=str(failed))
+                self._number = -1
+                self._asker.unfollow()
+            self._answered(False)
+
+    def _answered(self, answered: bool) -> None:
+        """Whoever asks in vain asks another one, a little later."""
+        if answered:
+            self._pause_s = RETRY_S
+        else:
+            self._turn += 1
+            self._pause()
+
+    def take_over(self, here: Op, fingerprint: dict[str, str]) -> Partial:
+        """The result of an operation that the members have been through, while behind; from another donor, if that is
+        gone.
+
+        Raises JoinMissed if it is not to be had any more: between two passes there is no way back to a copy.
+        """
+        if here.kind is OpKind.LEAVE:
+            self._await_end()
+        while True:
+            self._orders.leave_if_over()
+            p = self._standing.position
+            try:
+                if self._results or self._fetch_results(p):
+                    self._pause_s = RETRY_S
+                    return self._take(here, fingerprint)
+            except CopyFailed as failed:
+                self._journal.write("copy_failed", generation=p.entered, because=str(failed))
+                self._leave_donor()
+            self._pause()
+
+    def _leave_donor(self) -> None:
+        self._asker.unfollow()
+        self._turn += 1
+
+    def _await_end(self) -> NoReturn:
+        """The members are about to leave; this worker is none, and is told to go when they are through."""
+        with self._standing.changed:
+            self._standing.changed.wait_for(lambda: self._orders.over)
+        self._orders.leave_if_over()
+        raise AssertionError("a worker without a part in the job goes on")
+
+    def _pause(self) -> None:
+        with self._standing.changed:
+            news = self._standing.changed.wait(self._pause_s)
+        self._pause_s = RETRY_S if news else min(2 * self._pause_s, RETRY_MAX_S)
+
+    def _next(self) -> tuple[Position, CopyState | AskOutcome] | None:
+        """What position.seek asks for; None if the copy held has become the state, all members lost."""
+        while True:
+            self._orders.leave_if_over()
+            with self._standing.changed:
+                p = self._standing.position
+                if p.phase is not Phase.FRESH:
+                    return None
+                if p.copied != self._number:
+                    copied = worker_state.Copied(self._number, self._op.step)
+                    p = self._standing.post(copied)  # refused while quiesced
+                todo = worker_state.seek(p)
+                if not isinstance(todo, worker_state.Wait):
+                    return p, todo
+                if not self._orders.over:
+                    self._standing.changed.wait()
+
+    def _call(self, p: Position, of: Sequence[str]) -> AbstractContextManager[CopyConnection]:
+        """Raises CopyFailed."""
+        return closing(self._asker.connect(*self._whom(p, of)))
+
+    def _whom(self, p: Position, of: Sequence[str]) -> tuple[Member, Generation]:
+        """Another one of those each time that the one before did not know. Raises CopyFailed."""
+        if not of:
+            raise CopyFailed("nobody is known who could be asked")
+        member, record = p.known(of[self._turn % len(of)]), p.newest_pending or p.record
+        assert member is not None and record is not None
+        return member, record
+
+    def _follow(self, p: Position, of: Sequence[str]) -> CopyConnection:
+        """The lasting connection to the donor, or a new one to who may be it. Raises CopyFailed."""
+        return self._asker.following or self._asker.follow(*self._whom(p, of))
+
+    def _copy_state(self, p: Position, of: Sequence[str], carrier: Carrier) -> bool:
+        """Inside the donor's window, or one that it holds. False: not now, or not from this one. Raises CopyFailed."""
+        here = self._here
+        copy = self._fetch_state(p, of, carrier)
+        if copy is None:
+            return False
+        carrier.load(copy.header, copy.blobs)
+        self._copied_here = True
+        self.astray = (self._bound or bool(copy.early)) and self._op.step != here.step
+        if self.astray:
+            if self._waited_for:
+                raise JoinMissed(f"step {self._op.step} waits for this newcomer, which is bound to step {here.step}")
+            try:
+                self._say_complete(-1, 0)
+            except CopyFailed:  # the donor does not keep the results either
+                self._number, self.astray = -1, False
+                raise
+            return True
+        p = self._standing.post(worker_state.Copied(self._number, self._op.step))
+        promised = not self._follows and p.copied == self._number
+        self._say_complete(self._number if promised else -1, _base(p))
+        self._counted_in = p.record if promised else None
+        return True
+
+    def _fetch_state(self, p: Position, of: Sequence[str], carrier: Carrier | None = None) -> Copy | None:
+        """The state of an operation that is in progress or, if its results follow, was. The caller has to say what it
+        makes of it, `_say_complete`. carrier: it has to fit into this. None: not now, or not from this one. Raises
+        CopyFailed, and ConfigError before any of it has come."""
+        connection = self._follow(p, of)
+        connection.send({"want": "state", "follow": self._bound})
+        answer, _ = connection.receive(within_s=ANSWER_S)
+        if "op" not in answer:
+            self._asker.unfollow()
+            return None
+        number, copy = parse_state(answer)
+        if copy.op.epoch != self._epoch:
+            raise JoinMissed(f"epoch {self._epoch} ended before this newcomer had copied the state")
+        if carrier is not None:
+            carrier.check(copy.header)
+        self._follows, self._waited_for = answer.get("follows") is True, answer.get("waits") is True
+        blobs = self._gathered(number, copy.header).run(connection, self._helpers(p, of))
+        self._gathering = None
+        self._number, self._op = number, copy.op
+        self._journal.write("state_copied", generation=p.entered, op=number, held=self._follows)
+        return replace(copy, blobs=blobs)
+
+    def _say_complete(self, number: int, base: int) -> None:
+        """To the donor; number -1: this worker counts as no holder of the state. Raises CopyFailed."""
+        assert self._asker.following is not None
+        self._asker.following.send({"complete": number, "base": base})
+
+    def _gathered(self, number: int, header: dict[str, Json]) -> Gathering:
+        """What is here of this state, or nothing of it. Raises CopyFailed."""
+        if self._gathering is not None and self._gathering.is_of(number, header):
+            self._journal.write("copy_goes_on", op=number, bytes=self._gathering.gathered)
+            return self._gathering
+        self._gathering = None  # before there is memory for another one
+        self._gathering = Gathering(number, header)
+        return self._gathering
+
+    def _helpers(self, p: Position, of: Sequence[str]) -> list[Open]:
+        """One member of each host that is not the donor's; there would be nothing to gain from a second one."""
+        donor, record = p.known(self._asker.donor), p.newest_pending or p.record
+        assert record is not None
+        hosts = {donor.host if donor else ""}
+        helpers: list[Open] = []
+        for member in filter(None, map(p.known, of)):
+            if member.host not in hosts:
+                hosts.add(member.host)
+                helpers.append(partial(self._asker.help, member, record))
+        return helpers
+
+    def _go_on(self, p: Position, of: Sequence[str], fingerprint: dict[str, str]) -> tuple[bool, Partial | None]:
+        """The result of the operation whose state is held here, if it is over; else to count as a holder of its state.
+
+        As _ask_outcome. Raises CopyFailed, and what disagreeing members raise.
+        """
+        if not self._results:
+            connection = self._follow(p, of)
+            self._send_next(connection, _base(p), join=True)
+            self._counted_in = p.record
+            answer, blobs = connection.receive(within_s=ANSWER_S)
+            if answer.get("now") == self._number:
+                return True, None
+            self._counted_in = None
+            if "refused" in answer:
+                self._journal.write("copy_outdated", generation=p.entered, op=self._number, because=answer["refused"])
+                self._orders.copy_outdated()
+                self._number = -1
+                return True, None
+            if "results" not in answer:
+                self._asker.unfollow()
+                return False, None
+            self._results.extend(parse_results(self._number, answer, blobs))
+        p = self._standing.post(worker_state.Copied(-1))
+        if p.copied != -1 or p.phase is not Phase.FRESH:
+            return False, None  # a report has promised the state that the script would change now, or it is the job's
+        return True, self._take(self._op, None if self._copied_here else fingerprint)
+
+    def _send_next(self, connection: CopyConnection, base: int, *, join: bool) -> None:
+        connection.send({"want": "next", "op": self._number, "join": join, "base": base})
+
+    def _fetch_results(self, p: Position) -> bool:
+        """Whether there are any now. Raises CopyFailed and JoinMissed."""
+        connection = self._follow(p, p.acquaintances)
+        self._send_next(connection, 0, join=False)
+        answer, blobs = connection.receive(within_s=ANSWER_S)
+        if "refused" in answer:
+            raise JoinMissed(f"the results that this newcomer was taking over ended: {answer['refused']}")
+        if "results" in answer:
+            self._results.extend(parse_results(self._number, answer, blobs))
+        elif not answer.get("donor"):
+            self._leave_donor()
+        return bool(self._results)
+
+    def _take(self, here: Op, fingerprint: dict[str, str] | None) -> Partial:
+        """The next result goes to the script, which is at this operation with these marks, where they are known.
+
+        Raises what disagreeing members raise: this worker came to another place than the members, or drifted apart.
+        """
+        entry, me = self._results.popleft(), self._asker.worker_id
+        if self.astray:
+            if entry.op != here:
+                raise JoinMissed(
+                    f"what this newcomer drew for another step led it to {here}, the members to {entry.op}"
+                )
+            fingerprint = None
+        if entry.op != here:
+            raise checks.disagreement({MEMBERS: entry.op, me: here}, MEMBERS)
+        if fingerprint not in (None, entry.fingerprint):
+            raise checks.disagree({MEMBERS: entry.fingerprint, me: fingerprint}, here)
+        self._number, self._counted_in, self._behind = entry.number + 1, None, True
+        return entry.result
+
+    def _caught_up(self) -> None:
+        self._behind = False
+        self._results.clear()
+        self._asker.unfollow()
+
+    def _ask_outcome(self, p: Position, op: int, of: Sequence[str]) -> tuple[bool, Partial | None]:
+        """What became of the operation whose state is held here: whether somebody knew, and, if a generation with
+        this worker took effect after it, its result. Raises CopyFailed.
+
+        A copy is given up only on a definite answer: if that generation is in effect, its ring waits for this worker.
+        So it counts that a member sends the result, and not what was pending when the question was asked.
+        """
+        with self._call(p, of) as connection:
+            connection.send({"want": "outcome", "op": op})
+            answer, blobs = connection.receive(within_s=ANSWER_S)
+        if "outcome" not in answer:
+            return False, None
+        if type(number := answer["outcome"]) is not int:
+            raise CopyFailed("malformed answer about an outcome")
+        if "result" not in answer:
+            self._counted_in = None
+            return True, None
+        result = parse_result(answer, blobs)
+        with self._standing.changed:
+            if self._standing.post(worker_state.Joined(number, op)).entered != number:
+                return False, None  # its plan is still on its way to this worker, or a loss came first
+            self._standing.keep(result)
+        self._caught_up()
+        self._journal.write("joined", generation=number, op=op)
+        return True, result
+
+
+def _base(p: Position) -> int:
+    """The last loss that this worker knows of: who counts it as a holder of the state must know of the same one, or
+    one of the two would go by a promise that the loss has voided."""
+    return p.record.base if p.record is not None else 0

@@ -1,0 +1,156 @@
+"""What the leader has told this worker: generations, and whether its part in the job is over."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from elastic.errors import ExitCode
+from elastic.protocol.messages import (
+    Close,
+    Drain,
+    Fence,
+    Generation,
+    Invite,
+    Kind,
+    Order,
+    Pointed,
+    Publish,
+    Quiesce,
+    Ready,
+    Release,
+    Word,
+)
+from elastic.protocol.worker_state import Phase
+from elastic.records.journal import Journal
+from runtime.session import Going
+from runtime.transfer.client import Asker
+from runtime.worker.state_owner import Standing
+
+GENERATIONS_KEPT = 8
+"""Tokens of older ones prove nothing any more."""
+
+
+class Orders:
+    """`deliver` runs on the client's thread, everything else on the user's. Guarded by ``standing.changed``."""
+
+    def __init__(self, standing: Standing, asker: Asker, say: Callable[[Word], None], journal: Journal) -> None:
+        self.invited = False
+        """The world has a place for this newcomer."""
+        self.ready = False
+        """A newcomer that has rehearsed: it says so again to every leader, and after every loss."""
+        self._outdated = 0
+        self.going: Going | None = None
+        self.pointed: dict[tuple[str, str], Callable[[bool], None]] = {}
+        """(series, entry) of a checkpoint -> who wants to hear whether the pointer is there."""
+        self.close_client: Callable[[], None] = lambda: None
+        self._standing = standing
+        self._asker = asker
+        self._say = say
+        self._journal = journal
+        self._term = 0
+        self._generations: dict[int, Generation] = {}
+        self._over: Close | Fence | Release | None = None
+
+    def deliver(self, order: Order) -> None:
+        """Orders of an older leader's term are refused."""
+        answer, holds = None, False
+        with self._standing.changed:
+            if order.term < self._term:
+                return
+            newer_leader = order.term > self._term
+            self._term = order.term
+            match order:
+                case Publish(_, generation):
+                    self._published(order, generation, newer_leader)
+                case Quiesce():
+                    self._asker.abort()
+                    self._standing.post(order)
+                case Invite():
+                    self.invited = True
+                    self._standing.changed.notify_all()
+                case Pointed(_, _, series, entry, holds):
+                    answer = self.pointed.pop((series, entry), None)
+                case Drain(_, _, left_ms, because):
+                    self.going = Going(time.monotonic() + left_ms / 1000, because)
+                case Fence() | Release() | Close():
+                    if self._over is None or isinstance(order, Close):
+                        self._over = order
+                    self._asker.abort()
+                    self._asker.abort_following()
+                    self._standing.changed.notify_all()
+        if answer is not None:
+            answer(holds)
+
+    def _published(self, order: Publish, generation: Generation, newer_leader: bool) -> None:
+        if generation.kind is not Kind.PLANNED:
+            self._asker.abort()
+            self._asker.abort_following(unless=generation.ids)
+        self._generations[generation.number] = generation
+        for number in sorted(self._generations)[:-GENERATIONS_KEPT]:
+            del self._generations[number]
+        before = self._standing.position.record
+        after = self._standing.post(order)
+        if self.ready and after.phase is Phase.FRESH and (newer_leader or before is not after.record):
+            self._say(Ready(after.me, generation.number, self._outdated))
+
+    def copy_outdated(self) -> None:
+        """Another copy of this newcomer was out of date before it was through: after a few the leader lets training
+        wait for the next one."""
+        with self._standing.changed:
+            self._outdated += 1
+            self._say(Ready(self._standing.position.me, self.newest.number, self._outdated))
+
+    # -------------------------------------------------------------------------------------------- questions
+
+    @property
+    def newest(self) -> Generation:
+        """The newest generation that was announced, in effect or pending."""
+        with self._standing.changed:
+            return self._generations[max(self._generations)]
+
+    def token_of(self, generation: int) -> str | None:
+        record = self._generations.get(generation)
+        return record.token if record else None
+
+    @property
+    def over(self) -> bool:
+        """`leave` would end this process."""
+        return self._over is not None or self._standing.position.phase is Phase.GONE
+
+    @property
+    def complete(self) -> bool:
+        """The leader says that the job is complete: one member has left the loop, so all have every result."""
+        return isinstance(self._over, Close) and self._over.exit_code == 0
+
+    def leave_if_over(self) -> None:
+        """End this process if it has no part in the job any more; no user code runs after that.
+
+        Not to be called under the lock: the goodbye needs the client's thread.
+        """
+        over = self._over
+        if isinstance(over, Close):
+            if over.exit_code:
+                print(f"elastic: {self._standing.position.me} stops: {over.because}", file=sys.stderr)
+            self.exit(over.exit_code)
+        if isinstance(over, Release):
+            self.exit(ExitCode.DONE)
+        if isinstance(over, Fence) or self._standing.position.phase is Phase.GONE:
+            because = over.because if isinstance(over, Fence) else self._standing.position.because
+            print(f"elastic: {self._standing.position.me} is fenced: {because}", file=sys.stderr)
+            self.exit(ExitCode.FENCED)
+
+    def give_way(self, because: str) -> NoReturn:
+        """End this process: the next one of its slot can do what this one cannot."""
+        print(f"elastic: {self._standing.position.me} gives way to a new process: {because}", file=sys.stderr)
+        self.exit(ExitCode.FENCED)
+
+    def exit(self, code: int) -> NoReturn:
+        self._journal.write("exit", code=int(code))
+        self.close_client()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

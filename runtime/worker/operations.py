@@ -1,0 +1,290 @@
+"""A member's way through its operations: whatever `position.move` says is done, until there is a result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from elastic.config import Timing
+from elastic.errors import RingBroken, StateLost
+from elastic.protocol import worker_state
+from elastic.protocol.worker_state import Phase
+from elastic.records.journal import Journal
+from runtime.reduction.partial_sum import Json, Partial
+from runtime.ring.handshake import HelloRefused
+from runtime.ring.ring_set import Rings
+from runtime.session import Op, OpKind
+from runtime.transfer.client import Asker
+from runtime.transfer.connection import CopyFailed
+from runtime.worker.donor import Donor
+from runtime.worker.exchange import Task, Turn
+from runtime.worker.joining import Admission
+from runtime.worker.leader_orders import Orders
+from runtime.worker.progress_report import Gauge
+from runtime.worker.speed import Pace
+from runtime.worker.state_owner import Standing
+
+UNHEARD_S = 1.0
+"""For so long the source of a result that refuses is asked again: it may not have heard of this generation yet."""
+RETRY_S = 0.02
+"""Seconds between two such questions."""
+
+
+class Walk:
+    """Called by the user's thread. The methods named as in Session do what is said there."""
+
+    def __init__(
+        self,
+        standing: Standing,
+        rings: Rings,
+        orders: Orders,
+        donor: Donor,
+        asker: Asker,
+        admission: Admission,
+        gauge: Gauge,
+        journal: Journal,
+        timing: Timing,
+        *,
+        reduction: str,
+        retains: bool,
+        say_progress: Callable[[], None],
+    ) -> None:
+        """retains: the last result is kept for a member that may have missed it."""
+        self._standing = standing
+        self._me = standing.position.me
+        self._rings = rings
+        self._orders = orders
+        self._donor = donor
+        self._asker = asker
+        self._admission = admission
+        self._gauge = gauge
+        self._journal = journal
+        self._timing = timing
+        self._retains = retains
+        self._say_progress = say_progress
+        self._turn = Turn(standing, rings, gauge, reduction)
+        self._task = Task(Op(OpKind.SYNC, 0), {}, {}, None)
+        self._pace = Pace()
+        self._fresh_generation = 0
+        self.before_leaving: Callable[[], None] = lambda: None
+
+    @property
+    def joining(self) -> bool:
+        return self._standing.position.phase is Phase.FRESH and not self._admission.behind
+
+    @property
+    def behind(self) -> bool:
+        return self._standing.position.phase is Phase.FRESH and self._admission.behind
+
+    @property
+    def generation(self) -> int:
+        return self._standing.position.entered
+
+    def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool) -> tuple[Op, Partial | None]:
+        carrier = self._donor.carrier
+        assert carrier is not None
+        op, result = self._admission.join(here, fingerprint, carrier, bound=bound)
+        self._task = Task(op, fingerprint, {}, None)
+        if not self.behind:
+            if result is not None:
+                self._fresh_generation = self.generation
+            self._say_progress()
+        return op, result
+
+    def begin(
+        self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None, *, part: bool
+    ) -> None:
+        """part: whether all may stop after it."""
+        self._task = Task(op, fingerprint, groups or {}, own)
+        joinable = op.kind is OpKind.PASS and op.pass_no == 0
+        if joinable:
+            self._pace.begin(time.monotonic())
+        self._gauge.begin(op)
+        if self.behind:
+            return
+        self._leave_unless_leaving()
+        with self._standing.changed:
+            self._standing.post(worker_state.Begin(op.units, joinable, part))
+            if joinable:
+                self._donor.open_window(op, self._pace.step_s + self._grace_s)
+
+    def _leave_unless_leaving(self) -> None:
+        """Close is what a worker in its LEAVE operation waits for; everywhere else it ends the process."""
+        if not (self._task.op.kind is OpKind.LEAVE and self._orders.complete):
+            self._orders.leave_if_over()
+
+    def next_unit(self) -> int | None:
+        self._leave_unless_leaving()
+        with self._standing.changed:
+            match worker_state.move(self._standing.position):
+                case worker_state.Compute(unit):
+                    self._standing.post(worker_state.Started(unit))
+                    self._gauge.handed_out(self._task.op, unit)
+                    return unit
+                case _:
+                    return None
+
+    def unit_done(self, leaf: Partial) -> None:
+        self._gauge.computed()
+        if self._task.op.kind is OpKind.SYNC:
+            assert self._donor.carrier is not None
+            leaf.note = self._donor.carrier.digest()
+        self._standing.unit_done(leaf)
+
+    def finish(self) -> Partial | None:
+        if self.behind:
+            return self._admission.take_over(self._task.op, self._task.fingerprint)
+        self._gauge.waits(self._task.op)
+        result = self._finish()
+        if result is None:
+            return None
+        self._gauge.after(self._task.op)
+        self._donor.close_window()
+        if self._standing.position.leaving:
+            self._depart()
+        if self.generation != self._fresh_generation:
+            self._fresh_generation = self.generation
+            op = self._standing.position.reduced - 1
+            self._journal.write("op_complete", generation=self.generation, op=op)
+            self._say_progress()
+        if self._task.op.kind is OpKind.SYNC and self._task.op.pass_no == 0:
+            self._start_alike(result)
+        return result
+
+    def used(self) -> None:
+        if not self._retains and not self.behind:
+            with self._standing.changed:
+                self._standing.post(worker_state.Used(self._standing.position.reduced - 1))
+
+    def _finish(self) -> Partial | None:
+        while True:
+            if self._task.op.kind is OpKind.LEAVE and self._orders.complete:
+                return Partial(0, self._task.op.units)
+            self._orders.leave_if_over()
+            self._rings.check()
+            with self._standing.changed:
+                move = worker_state.move(self._standing.position)
+            match move:
+                case worker_state.Compute():
+                    return None
+                case worker_state.Exchange(generation):
+                    if (result := self._turn.exchange(self._task, generation, self._complete)) is not None:
+                        return result
+                case worker_state.CopyResult(source, op):
+                    if (result := self._fetch(source, op)) is not None:
+                        return result
+                case worker_state.Deliver():
+                    (result,) = self._standing.roots()
+                    result.settle()
+                    if self._task.op.kind is OpKind.ALLREDUCE:  # whoever else had a value has gone with the result
+                        result.note = {self._me: self._task.own}
+                    with self._standing.changed:
+                        if self._complete(worker_state.Fetched(self._standing.position.reduced), result):
+                            return result
+                case worker_state.Linger():
+                    self._linger()
+                case worker_state.Wait() | worker_state.Released() | worker_state.Stop():
+                    self._wait()
+
+    def _depart(self) -> None:
+        """Drained: a planned generation without this worker took effect. Stay a holder of state until every member
+        has the last result; a loss meanwhile may yet take this worker back in."""
+        while True:
+            self._orders.leave_if_over()
+            with self._standing.changed:
+                p = self._standing.position
+                if not p.leaving and not p.quiesced:
+                    return
+            self._wait()
+
+    def _wait(self) -> None:
+        with self._standing.changed:
+            acknowledgements, self._standing.acknowledgements = self._standing.acknowledgements, None
+        if acknowledgements is not None:
+            self._await_acknowledgements(acknowledgements)
+            return
+        with self._standing.changed:
+            p = self._standing.position
+            if (isinstance(worker_state.move(p), worker_state.Wait) or p.quiesced) and not self._orders.over:
+                self._standing.changed.wait()
+
+    def _await_acknowledgements(self, action: worker_state.AwaitAcknowledgements) -> None:
+        ring = self._rings.get(action.generation)
+        try:
+            if ring is None:
+                raise RingBroken("the ring was left")
+            ring.await_acknowledgements(action.op, [worker for worker in action.of if worker in ring.members])
+        except RingBroken as broken:
+            self._standing.post(worker_state.RingLost(action.generation, str(broken)))
+        else:
+            self.before_leaving()
+            self._standing.post(worker_state.Acknowledged())
+
+    def _linger(self) -> None:
+        begun_s = time.monotonic()
+        deadline = begun_s + self._grace_s
+        with self._standing.changed:
+            while isinstance(worker_state.move(self._standing.position), worker_state.Linger):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    self._standing.post(worker_state.GraceOver())
+                else:
+                    self._standing.changed.wait(left)
+        self._pace.waited(time.monotonic() - begun_s)
+
+    @property
+    def _grace_s(self) -> float:
+        """How long the end of a copy is waited for."""
+        return max(self._timing.join_grace_s, self._pace.step_s / 4)
+
+    def _complete(self, event: worker_state.Event, result: Partial) -> bool:
+        """Post what completes the operation; False if a quiesce came first. Called under the lock."""
+        before = self._standing.position.reduced
+        if self._standing.post(event).reduced == before:
+            return False
+        self._donor.keep(before, self._task.op, self._task.fingerprint, result)
+        return True
+
+    def _fetch(self, source: str, op: int) -> Partial | None:
+        with self._standing.changed:
+            record = self._standing.position.record
+            assert record is not None
+        member, until_s = record.member(source), time.monotonic() + UNHEARD_S
+        while True:
+            try:
+                if member is None:
+                    raise CopyFailed(f"{source} is not in generation {record.number}")
+                result = self._asker.result(member, record, op)
+                break
+            except CopyFailed as failed:
+                self._journal.write("copy_failed", generation=record.number, because=str(failed))
+                if not (isinstance(failed.__cause__, HelloRefused) and time.monotonic() < until_s):
+                    self._standing.post(worker_state.FetchFailed(op))
+                    return None
+            with self._standing.changed:
+                self._standing.changed.wait(RETRY_S)
+                if self._standing.position.record is not record:
+                    return None
+        self._journal.write("result_copied", generation=record.number, op=op, source=source)
+        with self._standing.changed:
+            return result if self._complete(worker_state.Fetched(op), result) else None
+
+    def _start_alike(self, first: Partial) -> None:
+        """Members whose initial state differs from rank 0's copy it; a second operation keeps all here meanwhile."""
+        carrier = self._donor.carrier
+        assert carrier is not None and isinstance(first.note, str)
+        if carrier.digest() != first.note:
+            with self._standing.changed:
+                record = self._standing.position.record
+            assert record is not None
+            source = self._asker.initial(record, first.note, carrier)
+            if source is None:
+                raise StateLost(f"the initial state of {self._me} differs, and nobody can send rank 0's any more")
+            self._journal.write("initial_state_copied", generation=record.number, source=source)
+        op = Op(OpKind.SYNC, 1, pass_no=1)
+        self.begin(op, {}, part=True)
+        while True:
+            while (unit := self.next_unit()) is not None:
+                self._standing.unit_done(Partial(unit, unit + 1))
+            if self.finish() is not None:
+                return

@@ -1,0 +1,89 @@
+"""What a worker's beats say of its script: where it is and for how long, and how fast it is."""
+
+from __future__ import annotations
+
+import time
+
+from elastic.protocol.messages import Doing, Progress
+from elastic.protocol.worker_state import Phase, Position
+from runtime.guards import checks
+from runtime.session import Op, OpKind
+from runtime.worker.activity import Activity
+from runtime.worker.speed import Speed
+
+
+class Gauge:
+    """Told by the script's thread, read by the one that beats."""
+
+    def __init__(self, *, on_host: bool) -> None:
+        """on_host: as of Speed."""
+        self._activity = Activity()
+        self._speed = Speed(on_host=on_host)
+        self._shards = 0
+        self._loop_over = False
+        self.at("starting")
+
+    def at(self, what: str) -> None:
+        """Something that takes its time, before the first operation."""
+        self._activity.enter(what, Doing.DECLARED)
+
+    def begin(self, op: Op) -> None:
+        if op.kind is OpKind.PASS:
+            self._shards = op.units
+            if op.pass_no == 0:
+                self._speed.begin_step()
+
+    def handed_out(self, op: Op, unit: int) -> None:
+        in_pass = op.kind is OpKind.PASS
+        if in_pass:
+            self._speed.handed_out(time.monotonic())
+        where = f"{'shard' if in_pass else 'part'} {unit} in {checks.describe(op)}"
+        self._activity.enter(where, Doing.SHARD if in_pass else Doing.DECLARED)
+
+    def computed(self) -> None:
+        """The unit that was handed out."""
+        self._speed.done(time.monotonic())
+
+    def waits(self, op: Op) -> None:
+        """Its own part is done. At the end of the script others may do whatever they like, for as long as they like."""
+        waits = Doing.DECLARED if op.kind is OpKind.LEAVE else Doing.WAITING
+        self._activity.enter(f"{checks.describe(op)}, waiting for the others", waits)
+
+    def gathered(self) -> None:
+        """Nobody is waited for any more."""
+        self._speed.gathered(time.monotonic())
+
+    def reduced(self, op: Op) -> None:
+        if op.kind is OpKind.PASS:
+            self._speed.reduced(time.monotonic())
+
+    def after(self, op: Op) -> None:
+        doing = Doing.DECLARED if self._loop_over else Doing.ELSEWHERE
+        self._activity.enter(f"after {checks.describe(op)}", doing)
+
+    def loop_over(self) -> None:
+        """What a script does after its loop, it may do for as long as it likes."""
+        self._loop_over = True
+        self.at("after its loop")
+
+    def progress(self, p: Position, applied: int, joining: str, over: tuple[str, str]) -> Progress:
+        """joining: how far a newcomer is with its copy; empty: it has not begun. over: what carries the gradients, and
+        why not what was asked for."""
+        seen = self._activity.see()
+        fresh = p.phase is Phase.FRESH
+        return Progress(
+            p.me,
+            p.entered,
+            p.reduced,
+            applied,
+            phase=(fresh and joining) or seen.what,
+            shards=self._shards,
+            shard_us=self._speed.shard_us,
+            exchange_us=self._speed.exchange_us,
+            doing=Doing.DECLARED if fresh else seen.doing,
+            for_ms=int(1000 * seen.for_s),
+            usual_ms=int(1000 * seen.usual_s),
+            computes=seen.computes,
+            over=over[0],
+            over_because=over[1],
+        )

@@ -1,0 +1,83 @@
+"""A job of one that keeps a pass for a newcomer, and a newcomer that enters it.
+
+For `elastic doctor --exact`: a script whose bits then differ from those of a plain job of one has something that no
+newcomer gets, because it is neither registered nor in job.state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runtime.reduction.partial_sum import Json, Partial
+from runtime.session import JoinMeta, Op, OpKind
+from runtime.state.training_state import Carrier
+from runtime.transfer.client import parse_op, parse_result
+from runtime.worker.donor import op_json, result_json
+from runtime.worker.single import Alone
+
+
+class Recording(Alone):
+    """Session (see session.py). Writes what a newcomer is given that enters in the first pass of step `at`."""
+
+    def __init__(self, path: Path, at: int, device: torch.device) -> None:
+        super().__init__(device)
+        self._path = path
+        self._at = at
+        self._kept: dict[str, Any] | None = None
+
+    def attach(self, carrier: Carrier) -> None:
+        self._carrier = carrier
+
+    def publish(self, meta: JoinMeta) -> None:
+        self._meta = meta
+
+    def begin(
+        self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None
+    ) -> None:
+        super().begin(op, fingerprint, groups, own)
+        if op.kind is OpKind.PASS and (op.step, op.pass_no) == (self._at, 0):
+            header, blobs = self._carrier.capture()
+            state = (header, [blob.clone() for blob in blobs])
+            self._kept = {"meta": asdict(self._meta), "about": op_json(op), "state": state}
+
+    def finish(self) -> Partial | None:
+        result = super().finish()
+        if result is not None and self._kept is not None:
+            torch.save({**self._kept, "result": result_json(result)}, self._path)
+            self._kept = None
+        return result
+
+
+class Joining(Alone):
+    """Session (see session.py) of a newcomer, which computes everything from the step behind its first one on."""
+
+    rank = 1
+    world_size = 2
+    restarted = True
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        """path: what Recording has written."""
+        super().__init__(device)
+        self.joining = True
+        self._given: dict[str, Any] = torch.load(path, weights_only=True)
+
+    def attach(self, carrier: Carrier) -> None:
+        self._carrier = carrier
+
+    def await_invitation(self) -> None:
+        """There is a place for it."""
+
+    def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
+        return JoinMeta(**self._given["meta"])
+
+    def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:
+        self._carrier.load(*self._given["state"])
+        result = parse_result(*self._given["result"])
+        result.flats = {name: flat.to(self.sums_on) for name, flat in result.flats.items()}
+        self.joining = False
+        return parse_op(self._given["about"]), result

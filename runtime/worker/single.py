@@ -1,0 +1,138 @@
+"""A job of one: the session of a script that was started without an agent.
+
+It computes all units of an operation itself and folds them along the canonical tree, so its results have the
+bits of every larger world. It has no ledger and nobody to tell, hence the short bodies at the end.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable
+
+import torch
+
+from elastic.checkpoints.naming import EntryName
+from elastic.protocol.reduction_tree import next_fold
+from runtime.reduction.flat_pool import CPU
+from runtime.reduction.partial_sum import Json, Partial, fold
+from runtime.session import Copy, JoinMeta, Op, OpKind, Place, StepRecord
+from runtime.state.training_state import Carrier
+
+
+class Alone:
+    """Session (see session.py) of a world of one. Holds at most log2(units) + 1 partial sums at a time."""
+
+    worker_id = "alone.0.0"
+    rank = 0
+    world_size = 1
+    local_rank = 0
+    generation = 1
+    restarted = False
+    reduction = "exact"
+    because = "a job of one"
+    began = ""
+    pauses = False
+    parting = False
+    may_part = True
+    going = None
+    joining = False
+    behind = False
+    astray = False
+
+    def __init__(self, device: torch.device = CPU) -> None:
+        """device: where it trains."""
+        self.sums_on = device
+        self._op: Op | None = None
+        self._own: Json = None
+        self._todo: list[int] = []
+        self._held: dict[tuple[int, int], Partial] = {}
+        self._place = Place(self.generation, 0, (self.worker_id,), secrets.token_hex(8))
+
+    def owned(self, units: int) -> tuple[int, ...]:
+        return tuple(range(units))
+
+    def place(self) -> Place:
+        return self._place
+
+    def note(self, event: str, **fields: object) -> None:
+        """A job of one keeps no journal; what went wrong is said at once."""
+        if event.endswith("failed"):
+            print(f"elastic: {event}: {fields.get('because', '')}", file=sys.stderr, flush=True)
+
+    def point(self, series: str, name: EntryName, answer: Callable[[bool], None]) -> None:
+        """There is nobody else who could have a newer one."""
+        answer(True)
+
+    def unreadable(self, entry: EntryName, because: str, *, memory: bool, instead: EntryName | None) -> None:
+        """A job of one goes on from nothing."""
+
+    def before_leaving(self, call: Callable[[], None]) -> None:
+        """Nobody would be left."""
+
+    def attach(self, carrier: Carrier) -> None:
+        """Nobody copies the state of a job of one."""
+
+    def publish(self, meta: JoinMeta) -> None:
+        """Nobody joins a job of one."""
+
+    def await_invitation(self) -> None:
+        raise RuntimeError("a job of one has no newcomer")
+
+    def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
+        raise RuntimeError("a job of one has no newcomer")
+
+    def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:
+        raise RuntimeError("a job of one has no newcomer")
+
+    def copy_anew(self) -> Copy:
+        raise RuntimeError("a job of one has no newcomer")
+
+    def begin(
+        self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None
+    ) -> None:
+        if self._op is not None:
+            raise RuntimeError(f"{op} began inside {self._op}")
+        self._op, self._own = op, own
+        self._todo = list(range(op.units))
+        self._held = {}
+
+    def next_unit(self) -> int | None:
+        return self._todo.pop(0) if self._todo else None
+
+    def unit_done(self, leaf: Partial) -> None:
+        if self._op is None:
+            raise RuntimeError("a unit was delivered outside an operation")
+        self._held[leaf.node] = leaf
+        while (pair := next_fold(self._held, self._op.units)) is not None:
+            left, right, above = pair
+            self._held[above] = fold(self._held.pop(left), self._held.pop(right))
+
+    def finish(self) -> Partial | None:
+        if self._op is None or self._todo:
+            return None
+        result = self._held.pop((0, self._op.units))
+        result.settle()
+        if self._op.kind is OpKind.ALLREDUCE:
+            result.note = {self.worker_id: self._own}
+        self._op = None
+        return result
+
+    def loop_over(self) -> None:
+        """Nobody watches it."""
+
+    def used(self) -> None:
+        """Nobody else wants it."""
+
+    def applied(self, record: StepRecord) -> None:
+        """A job of one keeps no ledger."""
+
+    def history(self, first: int, end: int) -> list[StepRecord]:
+        """A job of one keeps no ledger."""
+        return []
+
+    def failed(self, error: BaseException, step: int, shard: int | None) -> None:
+        """The traceback on stderr says it all; no replacement will come."""
+
+    def close(self, digest: str) -> None:
+        """Nothing was opened."""

@@ -1,0 +1,181 @@
+"""Where this worker stands, shared by its threads: the position machine, one lock, and what its actions do.
+
+The user's thread posts what it computed, the control thread orders, builder threads their rings. Each `post` steps
+the machine and performs its actions under the lock, in order: a report is said only after every ring was aborted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+from elastic.protocol import worker_state
+from elastic.protocol.messages import Kind, Report, RingUp, Word
+from elastic.protocol.reduction_tree import Node, parent, split
+from elastic.protocol.worker_state import (
+    AbortRings,
+    Acknowledge,
+    AwaitAcknowledgements,
+    BuildRing,
+    CloseRetired,
+    DropRoots,
+    FreeResult,
+    Leave,
+    Phase,
+    Position,
+    RetireRing,
+    Say,
+)
+from elastic.records.journal import Journal
+from runtime.reduction.flat_pool import CPU
+from runtime.reduction.partial_sum import Partial, fold
+from runtime.ring.ring_set import Rings
+
+RESULT_POOL_MAX = 2
+
+
+class Standing:
+    """All fields are read and written while holding `changed`."""
+
+    def __init__(
+        self,
+        me: str,
+        rings: Rings,
+        say: Callable[[Word], None],
+        journal: Journal,
+        sums_on: torch.device = CPU,
+    ) -> None:
+        """sums_on: where the tensors of results are."""
+        self.changed = threading.Condition(threading.RLock())
+        self.position = Position(me)
+        self.result: Partial | None = None
+        """The result of operation ``position.kept``."""
+        self._shared = False
+        self.served = 0
+        """Threads that are sending the result's tensors just now: then they are not reused."""
+        self.acknowledgements: AwaitAcknowledgements | None = None
+        self.sums_on = sums_on
+        self._rings = rings
+        self._say = say
+        self._journal = journal
+        self._held: dict[Node, Partial] = {}
+        self._pool: list[dict[str, torch.Tensor]] = []
+
+    def post(self, event: worker_state.Event) -> Position:
+        """Step the machine; returns the position after it. Wakes every waiter."""
+        with self.changed:
+            before = self.position
+            self.position, actions = worker_state.step(before, event)
+            self._note(before, self.position)
+            for action in actions:
+                self._perform(action)
+            self.changed.notify_all()
+            return self.position
+
+    def _perform(self, action: worker_state.Action) -> None:
+        match action:
+            case AbortRings():
+                if self._rings.abort():
+                    self._journal.write("ring_aborted", generation=self.position.entered)
+            case BuildRing(generation):
+                self._rings.build(generation, self.post)
+            case RetireRing(generation, until):
+                self._rings.retire(generation, until)
+            case CloseRetired(op):
+                self._rings.close_retired(op)
+            case Acknowledge(generation, op, to):
+                self._rings.acknowledge(generation, op, to)
+            case AwaitAcknowledgements():
+                self.acknowledgements = action
+            case FreeResult():
+                self._free_result()
+            case DropRoots(keep):
+                self._held = {node: partial for node, partial in self._held.items() if node in keep}
+            case Say(word):
+                if isinstance(word, Report):
+                    self._journal.write("reported", generation=word.entered, reduced=word.reduced)
+                if isinstance(word, RingUp):
+                    over, because = self._rings.carries(word.generation)
+                    self._journal.write("ring_up", generation=word.generation, over=over, because=because)
+                self._say(word)
+            case Leave(because):
+                self._journal.write("fenced", generation=self.position.entered, because=because)
+
+    def _note(self, before: Position, after: Position) -> None:
+        if after.entered != before.entered and after.record is not None:
+            record = after.record
+            self._journal.write(
+                "entered",
+                generation=record.number,
+                kind=str(record.kind),
+                members=list(record.ids),
+                rank=record.ids.index(after.me),
+                reduced=after.reduced,
+            )
+            if record.kind is Kind.LOSS and after.phase is Phase.COLLECTING:
+                self._journal.write("redo_started", generation=record.number, op=after.reduced)
+
+    # ------------------------------------------------------------------------------------------ partial sums
+
+    def unit_done(self, leaf: Partial) -> None:
+        """Fold a leaf with the held siblings. The fold runs outside the lock and never writes into a held root:
+        until it is committed the unit counts as running, and a plan may take its siblings away."""
+        with self.changed:
+            units, held = self.position.units, dict(self._held)
+        new, consumed = leaf, []
+        while (above := parent(new.node, units)) is not None:
+            left, right = split(above)
+            sibling = held.get(left if new.node == right else right)
+            if sibling is None:
+                break
+            consumed.append(sibling)
+            new = fold(sibling, new, into=new) if new.node == right else fold(new, sibling, into=new)
+        with self.changed:
+            after = self.post(worker_state.Done(leaf.lo, new.node, tuple(partial.node for partial in consumed)))
+            if new.node in after.roots and new.node not in self._held:
+                self._held[new.node] = new
+                for partial in consumed:
+                    del self._held[partial.node]
+
+    def roots(self) -> list[Partial]:
+        with self.changed:
+            return [self._held[node] for node in self.position.roots]
+
+    def drop_all(self) -> None:
+        """The operation is complete: its partial sums are no longer needed."""
+        with self.changed:
+            self._held.clear()
+
+    # ----------------------------------------------------------------------------------------------- results
+
+    def result_buffer(self, groups: dict[str, int]) -> dict[str, torch.Tensor]:
+        """Tensors for the next result; reused, because new memory of this size costs page faults."""
+        with self.changed:
+            while self._pool:
+                flats = self._pool.pop()
+                fits = all(flat.device == self.sums_on for flat in flats.values())
+                if fits and {name: flat.numel() for name, flat in flats.items()} == groups:
+                    return flats
+        return {
+            name: torch.empty(size, dtype=getattr(torch, name), device=self.sums_on) for name, size in groups.items()
+        }
+
+    def keep(self, result: Partial, *, shared: bool = False) -> None:
+        """shared: somebody else holds its tensors too, for longer; then they are not reused."""
+        with self.changed:
+            self._free_result()
+            self.result, self._shared = result, shared
+            self.drop_all()
+
+    def give_back(self, flats: dict[str, torch.Tensor]) -> None:
+        """A result buffer that was not filled, because the exchange was broken off."""
+        with self.changed:
+            if flats and len(self._pool) < RESULT_POOL_MAX:
+                self._pool.append(flats)
+
+    def _free_result(self) -> None:
+        if self.result is not None and not self.served and not self._shared:
+            self.give_back(self.result.flats)
+        self.result = None

@@ -1,0 +1,361 @@
+"""A worker under an agent: the session whose operations survive the death of other members.
+
+The user's thread walks through `position.move`; orders arrive on the client's thread; beats have a thread of their
+own. Nothing here decides anything: elastic/position does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from elastic.agent.worker import death_watch, stack_dump
+from elastic.agent.worker.client import AgentClient
+from elastic.agent.worker.mpi_ranks import Ranks
+from elastic.checkpoints.naming import EntryName
+from elastic.checkpoints.series import newest_in_memory
+from elastic.checkpoints.settings import Settings
+from elastic.config import RingKind, Timing
+from elastic.errors import Disagree, ExitCode, JoinMissed, LeaderOnly, LeftAlone, LinkTooSlow
+from elastic.protocol.messages import (
+    Announce,
+    CheckpointComplete,
+    Failed,
+    Finished,
+    Generation,
+    Ready,
+    Unreadable,
+    Word,
+)
+from elastic.protocol.recovery_plan import default_units_of
+from elastic.protocol.worker_state import Phase
+from elastic.records import ledger
+from elastic.records.journal import Journal
+from elastic.security.rejection_log import Refusals
+from elastic.security.roles import VARIABLE
+from runtime.guards import numerics_fingerprint
+from runtime.reduction.flat_pool import CPU
+from runtime.reduction.partial_sum import Json, Partial
+from runtime.ring import mpi, nccl
+from runtime.ring.handshake import Hello
+from runtime.ring.listener import Listener
+from runtime.ring.process_group import meeting
+from runtime.ring.ring_set import Rings
+from runtime.ring.tls import Seal
+from runtime.script_end import raised_at
+from runtime.session import Copy, Going, JoinMeta, Op, Place, StepRecord
+from runtime.state.training_state import Carrier
+from runtime.transfer.client import Asker
+from runtime.transfer.connection import CopyConnection
+from runtime.worker.donor import Donor
+from runtime.worker.joining import Admission
+from runtime.worker.leader_orders import Orders
+from runtime.worker.operations import Walk
+from runtime.worker.progress_report import Gauge
+from runtime.worker.state_owner import Standing
+
+
+class Member:
+    """Session (see session.py) of a worker that an agent started."""
+
+    local_rank: int
+    reduction: str
+
+    def __init__(self, environment: dict[str, str], threads: int, device: torch.device) -> None:
+        """Raises ConfigError for a broken environment, and for a ring that it cannot have. Blocks for MPI only."""
+        kind = RingKind(environment.get("ELASTIC_RING", "tcp"))
+        if kind is RingKind.NCCL:
+            nccl.check_device(device)
+        self.sums_on = device if kind is RingKind.NCCL else CPU
+        self.worker_id = environment["ELASTIC_WORKER_ID"]
+        self.job = environment["ELASTIC_JOB"]
+        self.local_rank = int(environment["ELASTIC_SLOT"])
+        self.reduction = environment.get("ELASTIC_REDUCTION", "exact")
+        self.restarted = environment.get("ELASTIC_RESTARTED") == "1"
+        self._node = environment["ELASTIC_NODE"]
+        self._job_dir = Path(environment["ELASTIC_JOB_DIR"])
+        self._timing = Timing(**json.loads(environment.get("ELASTIC_TIMING", "{}")))
+        self._journal = Journal(
+            self._job_dir / "journal" / f"{self.worker_id}.jsonl",
+            job=self.job,
+            who=self.worker_id,
+            node=self._node,
+            worker_id=self.worker_id,
+        )
+        certs, refusals = environment.get(VARIABLE), Refusals(self._journal)
+        seal = Seal(Path(certs) if certs else None)
+        self._listener = Listener(
+            environment.get("ELASTIC_HOST", "127.0.0.1"),
+            job=self.job,
+            me=self.worker_id,
+            token_of=self._token_of,
+            serve_copy=self._serve_copy,
+            seal=seal,
+            on_refused=lambda because, caller: refusals.say(because, at="worker", peer=caller),
+        )
+        host, port = self._listener.address
+        meet = meeting(nccl.make_group, host, device) if kind is RingKind.NCCL else None
+        if kind is RingKind.MPI:
+            meet = mpi.World(Ranks.from_environment(environment), self.worker_id, self._journal).meet
+        self._rings = rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, kind, meet)
+        self._standing = Standing(self.worker_id, rings, self._send, self._journal, self.sums_on)
+        self._standing.position = replace(self._standing.position, phase=Phase.FRESH)
+        self._donor = Donor(self._standing, self._journal)
+        self._asker = Asker(self.job, self.worker_id, seal)
+        self._orders = Orders(self._standing, self._asker, self._send, self._journal)
+        self._admission = Admission(self._standing, self._orders, self._asker, self._journal)
+        self._applied = 0
+        self._gauge = Gauge(on_host=self.sums_on.type == "cpu")
+        self._walk = Walk(
+            self._standing,
+            rings,
+            self._orders,
+            self._donor,
+            self._asker,
+            self._admission,
+            self._gauge,
+            self._journal,
+            self._timing,
+            reduction=self.reduction,
+            retains=environment.get("ELASTIC_RETAIN_RESULTS", "1") == "1",
+            say_progress=self._say_progress,
+        )
+        self.may_part = True
+        self._stopping = threading.Event()
+        bits = numerics_fingerprint.fingerprint(threads, device)
+        kept = newest_in_memory(Settings.from_environment(environment))
+        self._announce = Announce(
+            self.worker_id, self._node, self.local_rank, os.getpid(), host, port, bits, snapshot=kept
+        )
+        self._client = AgentClient(environment["ELASTIC_AGENT_SOCKET"], self._orders.deliver, self._on_lost)
+        self._orders.close_client = self._client.close
+
+    def enter(self) -> None:
+        """Announce this worker and wait until it is a member or knows that it is a newcomer."""
+        self._client.send(self._announce)
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
+        with self._standing.changed:
+            self._standing.changed.wait_for(lambda: self._standing.position.record is not None or self._orders.over)
+        self._orders.leave_if_over()
+
+    # ------------------------------------------------------------------------------------------ attributes
+
+    @property
+    def _record(self) -> Generation:
+        record = self._standing.position.record
+        assert record is not None
+        return record
+
+    @property
+    def joining(self) -> bool:
+        return self._walk.joining
+
+    @property
+    def behind(self) -> bool:
+        return self._walk.behind
+
+    @property
+    def astray(self) -> bool:
+        return self._admission.astray
+
+    @property
+    def rank(self) -> int:
+        ids = self._record.ids
+        return ids.index(self.worker_id) if self.worker_id in ids else len(ids)
+
+    @property
+    def world_size(self) -> int:
+        return len(self._record.members)
+
+    @property
+    def generation(self) -> int:
+        return self._walk.generation
+
+    def owned(self, units: int) -> tuple[int, ...] | None:
+        record = self._record
+        return default_units_of(self.worker_id, record, units) if record.member(self.worker_id) else None
+
+    @property
+    def because(self) -> str:
+        return self._record.because
+
+    @property
+    def began(self) -> str:
+        return self._record.entry
+
+    @property
+    def pauses(self) -> bool:
+        return self._record.hold
+
+    @property
+    def parting(self) -> bool:
+        with self._standing.changed:
+            pending = self._standing.position.newest_pending
+        return pending is not None and not pending.ids
+
+    @property
+    def going(self) -> Going | None:
+        return self._orders.going
+
+    def before_leaving(self, call: Callable[[], None]) -> None:
+        self._walk.before_leaving = call
+
+    def place(self) -> Place:
+        record = self._standing.position.record
+        assert record is not None
+        ids = record.ids
+        rank = ids.index(self.worker_id) if self.worker_id in ids else len(ids)
+        # The token itself is a proof that must not lie in a directory's name.
+        digits = hashlib.sha256(f"checkpoint {record.token}".encode()).hexdigest()
+        return Place(record.number, rank, ids, digits)
+
+    def note(self, event: str, **fields: object) -> None:
+        self._journal.write(event, generation=self.generation, **fields)
+
+    def point(self, series: str, name: EntryName, answer: Callable[[bool], None]) -> None:
+        with self._standing.changed:
+            for known in [key for key in self._orders.pointed if key[0] == series]:
+                del self._orders.pointed[known]  # a leader that was lost has not answered, and will not
+            self._orders.pointed[series, str(name)] = answer
+        self._client.send(CheckpointComplete(self.worker_id, series, str(name)))
+
+    def unreadable(self, entry: EntryName, because: str, *, memory: bool, instead: EntryName | None) -> None:
+        self._client.send(Unreadable(self.worker_id, str(entry), because, memory, str(instead or "")))
+        self._orders.give_way(f"{entry} cannot be read: {because}")
+
+    # --------------------------------------------------------------------------------------------- its agent
+
+    def _send(self, word: Word) -> None:
+        self._client.send(word)
+
+    def _on_lost(self, because: str) -> None:
+        """The agent is gone; the kernel ends this process with it, unless it was only the stream."""
+        self._journal.write("agent_lost", because=because)
+
+    def _beat(self) -> None:
+        while not self._stopping.wait(self._timing.beat_s):
+            self._say_progress()
+
+    def _say_progress(self) -> None:
+        joining = self._admission.doing if self._orders.ready else ""
+        p = self._standing.position
+        self._client.send(self._gauge.progress(p, self._applied, joining, self._rings.carries(p.entered)))
+
+    # -------------------------------------------------------------------------------------------- the state
+
+    def attach(self, carrier: Carrier) -> None:
+        self._donor.carrier = carrier
+
+    def publish(self, meta: JoinMeta) -> None:
+        with self._standing.changed:
+            self._donor.meta = meta
+
+    def _token_of(self, generation: int) -> str | None:
+        return self._orders.token_of(generation)
+
+    def _serve_copy(self, sock: socket.socket, hello: Hello) -> None:
+        """A thread of the listener: the hello's token proved that the asker was told of that generation."""
+        self._donor.serve(CopyConnection(sock), hello.worker_id)
+
+    # --------------------------------------------------------------------------------------------- newcomer
+
+    def await_invitation(self) -> None:
+        self._gauge.at("spare")
+        self._admission.await_invitation()
+        self._gauge.at("newcomer")
+
+    def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
+        return self._admission.meta(until)
+
+    def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:
+        if not self.behind:
+            with self._standing.changed:
+                self._orders.ready = True
+                self._client.send(Ready(self.worker_id, self._orders.newest.number))
+        return self._walk.join(here, fingerprint, bound=bound)
+
+    def copy_anew(self) -> Copy:
+        return self._admission.copy_anew()
+
+    # ------------------------------------------------------------------------------------------- operations
+
+    def begin(
+        self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None
+    ) -> None:
+        self._walk.begin(op, fingerprint, groups, own, part=self.may_part)
+
+    def next_unit(self) -> int | None:
+        return self._walk.next_unit()
+
+    def unit_done(self, leaf: Partial) -> None:
+        self._walk.unit_done(leaf)
+
+    def finish(self) -> Partial | None:
+        return self._walk.finish()
+
+    def loop_over(self) -> None:
+        self._gauge.loop_over()
+
+    def used(self) -> None:
+        self._walk.used()
+
+    # ---------------------------------------------------------------------------------------------- the end
+
+    def applied(self, record: StepRecord) -> None:
+        if self.behind:  # the members have told it
+            return
+        self._applied = record.step + 1
+        self._client.record({**asdict(record), "lr": list(record.lr)})
+
+    def history(self, first: int, end: int) -> list[StepRecord]:
+        try:
+            lines = ledger.between(self._job_dir / "steps.jsonl", first, end)
+        except FileNotFoundError:
+            return []
+        return [StepRecord.from_line(line) for line in lines]
+
+    def failed(self, error: BaseException, step: int, shard: int | None) -> None:
+        if isinstance(error, JoinMissed):
+            self._orders.give_way(str(error))
+        place = f"{type(error).__name__} {raised_at(error)} step {step}" + (
+            f" shard {shard}" if shard is not None else ""
+        )
+        code = ExitCode.SCRIPT_FAILED
+        if isinstance(error, Disagree | LeftAlone | LeaderOnly):
+            code = ExitCode.DISAGREE
+        elif isinstance(error, LinkTooSlow):
+            code = ExitCode.BELOW_QUORUM
+        message = "".join(traceback.format_exception(error))
+        self._client.send(Failed(self.worker_id, self.generation, place, message, int(code)))
+        self._journal.write("script_failed", generation=self.generation, place=place)
+        self._client.close()
+
+    def close(self, digest: str) -> None:
+        """Every member is at the end; stay until the leader has said goodbye, so that nobody misses a result."""
+        self._client.send(Finished(self.worker_id, self.generation, digest))
+        with self._standing.changed:
+            self._standing.changed.wait_for(lambda: self._orders.over, self._timing.fence_grace_s)
+        self._stopping.set()
+        self._journal.write("exit", code=0)
+        self._client.close()
+        self._listener.close()
+
+
+def connect(threads: int, device: torch.device) -> Member:
+    """The session of this process; the agent has put everything into the environment. Blocks until admitted or known
+    to be a newcomer."""
+    if path := os.environ.pop(death_watch.VARIABLE, ""):
+        death_watch.hold(path)
+    stack_dump.show_when_asked()
+    member = Member(dict(os.environ), threads, device)
+    member.enter()
+    return member

@@ -1,0 +1,314 @@
+"""The plan of a chaos run, whom its faults hit, and what its report says; no job is started."""
+
+from __future__ import annotations
+
+import json
+import random
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from chaos_tests import cli
+from chaos_tests import cli as chaos
+from chaos_tests.checkers import judge
+from chaos_tests.checkers.history import Run
+from chaos_tests.nemesis.membership_view import World
+from chaos_tests.report import documents, plots
+from chaos_tests.report.story import histogram, tell
+from chaos_tests.run import request
+from chaos_tests.scenario.catalogue import CATALOGUE
+from chaos_tests.scenario.faults import Aim, Freeze, Ground, Strike, choose, ground, lethal, places
+from chaos_tests.scenario.schedule import PRESETS, UNUSUAL, ground_of, plan, preset_of
+from elastic.cli import main
+from elastic.errors import ConfigError, ExitCode
+from tests.unit.histories import C, event, good, with_events, with_step, without
+
+HOLDERS = ["a", "b", "c"]
+ASKED = {"command": ["train.py", "<&>"], "preset": "kill", "seed": 7}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_names_known_kinds(name: str) -> None:
+    assert set(PRESETS[name].weights) <= set(CATALOGUE)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_one_seed_makes_one_plan(name: str) -> None:
+    first = plan(PRESETS[name], 3, 120.0, 3)
+    assert plan(PRESETS[name], 3, 120.0, 3) == first != plan(PRESETS[name], 4, 120.0, 3)
+    assert [planned.number for planned in first] == list(range(1, len(first) + 1))
+    assert all(planned.at_s < 120.0 for planned in first)
+
+
+def test_everything_holds_every_kind_that_a_job_survives_before_one_comes_twice() -> None:
+    kinds = [planned.kind for planned in plan(PRESETS["everything"], 1, 600.0, 3)]
+    here = (Ground.ANY, Ground.MACHINE)
+    usual = {kind for kind, it in CATALOGUE.items() if ground(it.fault) in here} - {*UNUSUAL}
+    assert set(kinds[: len(usual)]) == usual
+
+
+def test_kinds_can_be_named_one_by_one() -> None:
+    planned = plan(preset_of("kill,freeze-etcd"), 1, 120.0, 3)
+    assert {one.kind for one in planned} == {"kill", "freeze-etcd"}
+    assert preset_of("flap") is PRESETS["flap"]
+
+
+def test_a_fault_with_places_is_planned_at_one_of_them() -> None:
+    for planned in plan(PRESETS["kill"], 1, 600.0, 3):
+        known = places(CATALOGUE[planned.kind].fault)
+        assert planned.place in known if known else planned.place == ""
+
+
+@pytest.mark.parametrize("kind", CATALOGUE)
+def test_a_member_that_holds_the_state_is_always_spared_by_what_ends_it(kind: str) -> None:
+    fault = CATALOGUE[kind].fault
+    if not isinstance(fault, Strike | Freeze):
+        return
+    for seed in range(20):
+        for count in range(4):
+            hit = choose(fault, HOLDERS[:count], ["new"], random.Random(seed))
+            if lethal(fault) or fault.for_s > 2.5:  # type: ignore[union-attr]
+                assert not hit or set(HOLDERS[:count]) - set(hit), (hit, count)
+
+
+def test_aims() -> None:
+    dice = random.Random(1)
+    assert choose(Strike(aim=Aim.LEADER), HOLDERS, [], dice) == ("a",)
+    assert choose(Strike(aim=Aim.YOUNGEST), HOLDERS, [], dice) == ("c",)
+    assert choose(Strike(aim=Aim.NEWCOMER), HOLDERS, ["new"], dice) == ("new",)
+    assert choose(Strike(aim=Aim.NEWCOMER), HOLDERS, [], dice) == ()
+    assert len(choose(Strike(aim=Aim.ALL), HOLDERS, [], dice)) == 2
+    assert set(choose(Freeze(1.0, aim=Aim.ALL), HOLDERS, [], dice)) == set(HOLDERS)
+    assert choose(Strike(count=3), HOLDERS, [], dice) == ()
+
+
+def line(event: str, worker: str = "", generation: int = 0, **fields: object) -> dict[str, object]:
+    return {
+        "event": event,
+        "worker_id": worker,
+        "who": worker or "leader",
+        "generation": generation,
+        "pid": 1,
+        **fields,
+    }
+
+
+def test_a_world_knows_who_holds_the_state_and_who_is_on_the_way() -> None:
+    world = World()
+    world.feed([line("committed", generation=1, members=["a", "b"])])
+    world.feed([line("op_complete", "a", 1), line("op_complete", "b", 1)])
+    assert list(world.holders) == ["a", "b"]
+    world.feed([line("member_lost", "b", who="leader"), line("announced", "c", entered=0, who="leader")])
+    assert list(world.holders) == ["a"]
+    assert world.newcomers == {"c"}
+    world.feed([line("committed", generation=2, members=["a", "c"]), line("joined", "c", 2)])
+    assert list(world.holders) == ["a", "c"]
+    assert world.newcomers == set()
+    assert not world.over
+    world.feed([line("member_lost", "c", who="leader"), line("committed", generation=3, members=["a", "c"])])
+    assert list(world.holders) == ["a", "c"], "given up while its node was silent, and there again"
+    world.feed([line("finished", "a", who="leader")])
+    assert world.over
+
+
+class Page(HTMLParser):
+    """Every tag that is opened is closed, and nothing is loaded from elsewhere."""
+
+    VOID = ("meta", "br")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words = ""
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        assert not {"src", "href"} & {name for name, _ in attributes}
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def test_the_page_is_whole_and_asks_the_network_for_nothing() -> None:
+    page = Page()
+    page.feed(documents.page(ASKED, good(), judge(good()), [{"recovery_ms": 42.0, "complete": True}]))
+    assert page.open == []
+    for word in ("Chaos: ", "PASSED", "train.py <&>", "every sample exactly once", "kill", C):
+        assert word in page.words
+
+
+def test_the_documents_say_what_was_decided() -> None:
+    spoiled = with_step(good(), 1, scalars={"loss": 0.6})
+    findings = judge(spoiled)
+    document = json.loads(json.dumps(documents.document(ASKED, spoiled, findings, [])))
+    assert not document["passed"] and document["headline"] == "NOT PASSED"
+    assert {i["number"]: i["answer"] for i in document["invariants"]}["I7"] == "false"
+    suite = ElementTree.fromstring(documents.junit(findings, 1.0))
+    assert suite.attrib["failures"] == str(len(suite.findall("*/failure"))) == "2"
+
+
+def own_samples(run: Run) -> Run:
+    return replace(run, steps=tuple(replace(step, line={**step.line, "samples": []}) for step in run.steps))
+
+
+def test_what_cannot_apply_is_said_beside_the_verdict_and_does_not_fail_the_run() -> None:
+    history = replace(good(), faulty=own_samples(good().faulty), quiet=own_samples(good().quiet))
+    findings = judge(history)
+    assert documents.passed(findings)
+    assert documents.headline(findings) == "PASSED (not applicable: I8, I9)"
+    document = documents.document(ASKED, history, findings, [])
+    assert (document["passed"], document["headline"]) == (True, documents.headline(findings))
+    page = Page()
+    page.feed(documents.page(ASKED, history, findings, []))
+    assert documents.headline(findings) in page.words and page.open == []
+    suite = ElementTree.fromstring(documents.junit(findings, 1.0))
+    said = [case.attrib["message"] for case in suite.findall("*/skipped")]
+    assert len(said) == 2 and all(
+        because.startswith("not applicable: the script draws its samples") for because in said
+    )
+    assert (suite.attrib["skipped"], suite.attrib["errors"], suite.attrib["failures"]) == ("2", "0", "0")
+
+
+@pytest.mark.parametrize(
+    ("skipped", "said"),
+    [
+        ((), "NOT PASSED (no fault was injected)"),
+        (
+            (("kill", "there were not two members"), ("kill", "the run is over")),
+            "NOT PASSED (no fault was injected: 2 skipped, the first because there were not two members)",
+        ),
+    ],
+)
+def test_a_run_without_a_fault_says_so_in_its_headline(skipped: tuple[tuple[str, str], ...], said: str) -> None:
+    told = [
+        event(7, "fault_skipped", "harness", number=number, fault=fault, because=because)
+        for number, (fault, because) in enumerate(skipped)
+    ]
+    history = with_events(without(good(), "fault_injected", "fault_seen", "fault_ended"), *told)
+    findings = judge(history)
+    assert documents.headline(findings) == documents.headline(findings, frozenset({"I16"})) == said
+    assert documents.document(ASKED, history, findings, [])["headline"] == said
+    page = Page()
+    page.feed(documents.page(ASKED, history, findings, []))
+    assert f"Chaos: {said}" in page.words
+    suite = ElementTree.fromstring(documents.junit(findings, 1.0))
+    assert suite.attrib["name"] == f"chaos: {said}"
+
+
+def test_what_may_be_unknown_must_still_not_be_false() -> None:
+    quiet = replace(good(), quiet=replace(good().quiet, result=None))
+    findings = judge(quiet)
+    unknown = {finding.invariant.number for finding in findings if finding.verdict.answer == "unknown"}
+    assert unknown == {"I10"}
+    assert not documents.passed(findings) and documents.passed(findings, frozenset({"I10"}))
+    document = documents.document(ASKED, quiet, findings, [], frozenset({"I10"}))
+    assert (document["passed"], document["headline"]) == (True, "PASSED (unknown, as allowed: I10)")
+    suite = ElementTree.fromstring(documents.junit(findings, 1.0, frozenset({"I10"})))
+    assert (suite.attrib["skipped"], suite.attrib["errors"]) == ("1", "0")
+
+    findings = judge(replace(good(), faulty=own_samples(good().faulty)))
+    spoiled = {finding.invariant.number for finding in findings if finding.verdict.answer == "false"}
+    assert spoiled == {"I7", "I8", "I9", "I10"}, "the quiet run has samples"
+    assert not documents.passed(findings, frozenset(spoiled))
+
+
+def test_a_story_has_the_lives_the_faults_and_the_rates() -> None:
+    story = tell(good().faulty)
+    assert [blow.targets for blow in story.blows] == [(C,)]
+    assert sum(story.rates) == 3
+    assert [number for _, number, _ in story.generations] == [1, 2, 3]
+    ElementTree.fromstring(plots.timeline(story))
+    ElementTree.fromstring(plots.scalar(good().faulty, good().quiet, "loss"))
+
+
+def test_every_recovery_is_in_one_bin() -> None:
+    assert sum(count for _, count in histogram([0, 9.9, 10, 150, 9_999, 10_000, 1e6])) == 7
+
+
+@pytest.mark.parametrize("most", [0.0, 0.3, 1.0, 7.0, 95.0, 6000.0])
+def test_ticks_are_few_and_within(most: float) -> None:
+    found = plots.ticks(most)
+    assert found[0] == 0.0 and found[-1] <= most + 1e-6 and len(found) <= 12
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run"], "no script"),
+        (["run", "--preset", "gremlins", "--", "x.py"], "presets are kill"),
+        (["run", "--workers", "1", "--", "x.py"], "at least 2"),
+        (["run", "--allow-unknown", "I99", "--", "x.py"], "no invariant I99"),
+        (["run", "--duration", "soon", "--", "x.py"], "write 90"),
+    ],
+)
+def test_bad_input_says_what_to_change(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["chaos", *words])
+    except SystemExit as exit_:
+        code = int(str(exit_.code))
+    assert code == ExitCode.BAD_INPUT
+    assert said in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").touch()
+    with pytest.raises(ConfigError, match="not empty"):
+        chaos._home(tmp_path, "train.py")
+
+
+def test_the_list_names_every_preset_and_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", "list"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in (*PRESETS, *CATALOGUE))
+
+
+def test_the_list_as_json_says_what_this_machine_cannot_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "why_not", lambda: "no network here")
+    monkeypatch.setattr(cli, "sturdy_binary", lambda: None)
+    assert main(["chaos", "list", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [preset["name"] for preset in told["presets"]] == list(PRESETS)
+    assert {preset["name"] for preset in told["presets"] if preset["cannot"]} == {"partition"}
+    faults = {fault["name"]: fault for fault in told["faults"]}
+    assert list(faults) == list(CATALOGUE)
+    assert faults["cut-pair"]["cannot"] == "no network here"
+    assert {name for name in faults if "etcd" in faults[name]["cannot"]} == {"kill-etcd", "kill-etcd-leader"}
+    assert faults["kill-in-copy"]["places"] == ["copy-is-sent", "copy-is-received"]
+    assert (faults["kill"]["ground"], faults["reclaim"]["ground"]) == (Ground.ANY, Ground.MACHINE)
+
+
+@pytest.mark.parametrize("words", [["--preset", "partition"], ["--preset", "kill,cut-pair"]])
+def test_what_this_machine_cannot_do_is_skipped_with_the_reason_and_nothing_is_begun(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request, "why_not", lambda: "no network here")
+    home = tmp_path / "home"
+    assert main(["chaos", "run", *words, "--json", "--job-dir", str(home), "--", "x.py"]) == chaos.SKIPPED
+    told = capsys.readouterr()
+    assert json.loads(told.out) == {"passed": False, "skipped": "no network here"}
+    assert "SKIPPED" in told.err and "no network here" in told.err
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("preset", "where"),
+    [
+        ("everything", Ground.MACHINE),
+        ("kill,freeze-long", Ground.MACHINE),
+        ("cluster", Ground.CLUSTER),
+        ("kill-agent,kill", Ground.CLUSTER),
+        ("partition", Ground.NETWORK),
+        ("kill-agent,cut-node", Ground.NETWORK),
+    ],
+)
+def test_a_job_lies_where_all_its_faults_can_be_done(preset: str, where: Ground) -> None:
+    assert ground_of(preset_of(preset).weights) is where

@@ -1,0 +1,188 @@
+"""What `elastic chaos run` and `replay` are asked for: scenarios, jobs in TOML, reports; nothing is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos_tests.checkers import judge
+from chaos_tests.report import documents
+from chaos_tests.run import request
+from chaos_tests.run.campaign import Campaign, campaign_again, differences, from_document, read_report
+from chaos_tests.scenario.scenario import scenario_from_toml, seconds_of
+from chaos_tests.scenario.schedule import Planned
+from chaos_tests.support.json_lines import Journals, Tail
+from elastic.cli import main, parser
+from elastic.errors import ConfigError, ExitCode
+from tests.unit.histories import good, with_result, with_step
+
+FAULTS = """\
+seed = 5
+[[fault]]
+at = "1m"
+kind = "kill"
+[[fault]]
+at = 3
+kind = "kill-in-recovery"
+place = "ring_up"
+"""
+
+JOB = """\
+name = "mlp"
+checkpoint_dir = "s3://mine"
+command = ["python", "train.py"]
+workers = 4
+[timing]
+suspect_s = 0.9
+"""
+
+
+def asked(*words: str) -> Campaign:
+    scenario, script = request.scenario_of(parser().parse_args(["chaos", "run", *words]))
+    return request.campaign_of(scenario, script, Path("/home"))
+
+
+def test_the_faults_of_a_scenario_come_by_their_times() -> None:
+    assert scenario_from_toml(FAULTS, "s.toml").faults == (
+        Planned(2, 3.0, "kill-in-recovery", "ring_up"),
+        Planned(1, 60.0, "kill"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("preset", "not valid TOML"),
+        ("presets = 3", "unknown field 'presets'; known are preset, seed"),
+        ('preset = "kill"\n[[fault]]\nat = 1\nkind = "kill"', "give one of preset, trace and"),
+        ('[[fault]]\nat = 1\nkind = "gremlin"', "no kind 'gremlin'"),
+        ('[[fault]]\nkind = "kill"', "at is missing"),
+        ('[[fault]]\nat = 1\nkind = "kill-donor"\nplace = "attic"', "its places are announced, state_copied, joined"),
+        ("fault = 3", "write [[fault]]"),
+        ('seed = "x"', "seed must be a whole number"),
+        ('duration = "soon"', "write 90, 90s, 2m or 1h"),
+        ("duration = true", "duration must be"),
+        ("job = 3", "put it into quotes"),
+        ('trace = "x.csv"\nspeed = 0', "speed must be a number above 0"),
+        ("speed = 2", "speed is that of a trace"),
+    ],
+)
+def test_a_bad_scenario_says_what_to_write(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        scenario_from_toml(text, "s.toml")
+    assert "s.toml" in str(caught.value) and said in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("250ms", 0.25), ("1.5h", 5400.0)])
+def test_durations_are_read(text: str, seconds: float) -> None:
+    assert seconds_of(text) == seconds
+
+
+def test_the_command_line_wins_over_the_scenario(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(FAULTS)
+    scenario = str(tmp_path / "s.toml")
+    plain = asked(scenario, "--", "train.py", "--seed", "9")
+    assert (plain.seed, plain.command) == (5, ("train.py", "--seed", "9"))
+    assert [one.kind for one in plain.plan] == ["kill-in-recovery", "kill"]
+    other = asked(scenario, "--seed", "6", "--preset", "flap", "--", "train.py")
+    assert (other.seed, other.preset, other.plan) == (6, "flap", ())
+    assert asked("--seed", "6", "--", "train.py").preset == "kill"
+
+
+def test_faults_with_times_of_their_own_have_no_duration(tmp_path: Path) -> None:
+    scenario = tmp_path / "s.toml"
+    scenario.write_text(FAULTS)
+    with pytest.raises(ConfigError, match="duration is that of a preset or a trace"):
+        asked(str(scenario), "--duration", "5s", "--", "train.py")
+
+
+def test_a_job_in_toml_keeps_its_fields_and_finds_its_file_beside_the_scenario(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "s.toml").write_text('job = "job.toml"\n' + FAULTS)
+    campaign = asked(str(tmp_path / "s.toml"))
+    spec = json.loads(campaign.job)
+    assert campaign.command == ("python", "train.py")
+    assert (spec["workers"], spec["timing"]["suspect_s"], spec["checkpoint_dir"]) == (4, 0.9, "")
+    assert json.loads(asked("--job", str(tmp_path / "job.toml"), "--workers", "2").job)["workers"] == 2
+    with pytest.raises(ConfigError, match="leave out"):
+        asked("--job", str(tmp_path / "job.toml"), "--", "train.py")
+    with pytest.raises(ConfigError, match="at least 2"):
+        asked("--job", str(tmp_path / "job.toml"), "--workers", "1")
+
+
+def report_of(home: Path, **changes: object) -> Path:
+    """A report of a good history, as a run writes it."""
+    planned = {"number": 1, "at_s": 1.0, "kind": "kill", "place": ""}
+    fields = {"command": ["t.py"], "workers": 3, "preset": "kill", "seed": 7, "duration_s": None, "plan": [planned]}
+    document = documents.document({**fields, "home": "/x"}, good(), judge(good()), [])
+    home.mkdir(exist_ok=True)
+    (home / "report.json").write_text(json.dumps({**document, **changes}))
+    return home / "report.json"
+
+
+def test_a_report_says_how_to_run_it_again(tmp_path: Path) -> None:
+    report = read_report(report_of(tmp_path))
+    assert report == read_report(tmp_path)
+    again = campaign_again(report, tmp_path / "again")
+    assert again == Campaign(tmp_path / "again", ("t.py",), 3, "kill", 7, None, (Planned(1, 1.0, "kill"),))
+    assert from_document(again.home, report["asked"]) == again
+
+
+def test_the_same_outcome_is_told_from_another(tmp_path: Path) -> None:
+    before = read_report(report_of(tmp_path))
+    assert list(differences(before, before)) == []
+    spoiled = with_result(with_step(good(), 1, scalars={"loss": 0.6}), digest="e" * 64)
+    after = documents.document({}, spoiled, judge(spoiled), [])
+    after["faults"][0]["fault"] = "freeze-long"
+    said = "\n".join(differences(before, after))
+    for part in (
+        "I10 is false, was true",
+        "digest is eeeeeeeeeeeeeeee, was dddddddddddddddd",
+        "fault 1 is freeze-long",
+    ):
+        assert part in said
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"asked": {}}', "[" * 100_000, '{"asked": {"plan": [{}], "command": [], "workers": 3}}']
+)
+def test_what_is_no_report_is_refused(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "report.json").write_text(text)
+    assert main(["chaos", "replay", str(tmp_path)]) == ExitCode.BAD_INPUT
+    assert "is no report" in " ".join(capsys.readouterr().err.split())
+    assert main(["chaos", "replay", str(tmp_path / "nowhere.json")]) == ExitCode.BAD_INPUT
+
+
+def test_a_line_that_a_kill_has_torn_is_passed_over(tmp_path: Path) -> None:
+    line = b'{"t_mono_ns":5,"generation":0,"worker_id":"","who":"a","event":"%s"}\n'
+    (tmp_path / "a.jsonl").write_bytes(line % b"one" + b'{"t_mono_ns":6,"gen\n' + line % b"two" + b'{"t_mo')
+    tail = Tail(tmp_path / "a.jsonl")
+    assert [one["event"] for one in tail.lines()] == ["one", "two"]
+    with (tmp_path / "a.jsonl").open("ab") as file:
+        file.write(b"no_ns\n" + line % b"three")
+    assert [one["event"] for one in tail.lines()] == ["three"]
+
+
+def test_lines_of_journals_that_come_late_stand_where_they_belong(tmp_path: Path) -> None:
+    def write(name: str, *times_ns: int) -> None:
+        with (tmp_path / f"{name}.jsonl").open("a") as file:
+            file.writelines(
+                f'{{"t_mono_ns":{time_ns},"generation":0,"worker_id":"","who":"{name}","event":"e"}}\n'
+                for time_ns in times_ns
+            )
+
+    def told(lines: list[dict[str, Any]]) -> list[tuple[str, int]]:
+        return [(line["who"], line["t_mono_ns"]) for line in lines]
+
+    journals = Journals(lambda: tmp_path.glob("*.jsonl"))
+    assert journals.all() == []
+    write("a", 1, 4)
+    assert told(journals.new()) == [("a", 1), ("a", 4)]
+    write("b", 2, 3)
+    write("a", 5)
+    assert told(journals.new()) == [("b", 2), ("b", 3), ("a", 5)]
+    assert told(journals.all()) == [("a", 1), ("b", 2), ("b", 3), ("a", 4), ("a", 5)]
+    assert journals.new() == []

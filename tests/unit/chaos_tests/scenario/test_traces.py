@@ -1,0 +1,112 @@
+"""Traces of machines that come and go: what is read, what it does to a job, and the shape of those that are made."""
+
+from __future__ import annotations
+
+import statistics
+from itertools import groupby, pairwise
+
+import pytest
+
+from chaos_tests.run import request
+from chaos_tests.scenario.catalogue import CATALOGUE
+from chaos_tests.scenario.faults import Reclaim
+from chaos_tests.scenario.schedule import PRESETS, Planned, plan, plan_of_trace
+from chaos_tests.scenario.traces import Absence, Change, absences, as_csv, generate, read_trace
+from elastic.cli import main
+from elastic.errors import ConfigError
+
+CSV = """\
+# three machines
+0,add,a
+0,add,b
+0,add,c
+60000,remove,b
+60000,remove,c
+90000,add,d
+120000,add,c
+"""
+
+
+def test_a_trace_of_nodes_is_read() -> None:
+    trace = read_trace(CSV, "t.csv")
+    assert trace[3:6] == (Change(60.0, "b", False), Change(60.0, "c", False), Change(90.0, "d", True))
+    assert read_trace(as_csv(trace), "t.csv") == trace
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0,2\n60000,1\n120000,2\n", "[2, 1, 2]", '{"metadata": {"gap_seconds": 60}, "data": [2, 1.0, 2]}'],
+)
+def test_counts_are_read_and_the_oldest_goes_first(text: str) -> None:
+    came = [Change(0.0, "n0", True), Change(0.0, "n1", True)]
+    assert read_trace(text, "t") == (*came, Change(60.0, "n0", False), Change(120.0, "n2", True))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no node ever goes"),
+        ("0,add,a\n", "no node ever goes"),
+        ("0,add\n", "'add' is no number|is not ms,COUNT"),
+        ("0,add,a\n5,gone,a\n", "line 2: '5,gone,a' is not ms,add,NODE"),
+        ("0,add,a\n5,remove,b\n", "line 2: remove of b, which is not there"),
+        ("0,add,a\n5,add,a\n", "line 2: add of a, which is there already"),
+        ("9,add,a\n5,remove,a\n", "line 2: 5 ms is before the line above it"),
+        ("-1,add,a\n", "is no time in milliseconds"),
+        ("0,add,../a\n", "is no name of a node"),
+        ("0,3\n5,x\n", "line 2: '5,x' is not ms,COUNT"),
+        ("[3, true]", "True is no number of nodes"),
+        ("[3, -1]", "-1 is no number of nodes"),
+        ("[3, 1e99]", "1e\\+99 is no number of nodes"),
+        ('{"data": 3}', "neither a list"),
+        ('{"metadata": {"gap_seconds": 0}, "data": []}', "gap_seconds=0"),
+        ("[3", "not valid JSON"),
+    ],
+)
+def test_a_bad_trace_says_where_and_what(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_trace(text, "t.csv")
+
+
+def test_places_are_empty_until_another_node_takes_them() -> None:
+    trace = read_trace(CSV, "t.csv")
+    assert absences(trace, 3, 1.0) == (Absence(0.0, 1, 30.0), Absence(0.0, 2, 60.0))
+    assert absences(trace, 3, 10.0) == (Absence(0.0, 1, 3.0), Absence(0.0, 2, 6.0))
+    assert absences(trace, 1, 1.0) == (), "the first place keeps its node"
+
+
+def test_who_leaves_for_good_leaves_its_place_empty_to_the_end() -> None:
+    trace = read_trace("0,add,a\n0,add,b\n1000,remove,a\n3000,remove,b\n4000,add,c\n9000,remove,c\n", "t")
+    assert absences(trace, 2, 1.0) == (Absence(0.0, 0, 3.0), Absence(2.0, 1, 6.0), Absence(8.0, 0, 0.0))
+
+
+def test_a_plan_follows_the_trace_and_ends_with_the_duration() -> None:
+    trace = read_trace(CSV, "t.csv")
+    planned = plan_of_trace(trace, 3, 10.0)
+    assert planned == (Planned(1, 1.0, "reclaim", "", 1, 3.0), Planned(2, 1.0, "reclaim", "", 2, 6.0))
+    assert plan_of_trace(trace, 3, 10.0, duration_s=0.5) == ()
+    assert isinstance(CATALOGUE["reclaim"].fault, Reclaim)
+
+
+def test_the_preset_is_a_trace_of_its_seed() -> None:
+    planned = plan(PRESETS["spot"], 3, 120.0, 3)
+    assert {one.kind for one in planned} == {"reclaim"} and len(planned) > 5
+    assert {one.slot for one in planned} == {0, 1, 2}
+    assert all(one.for_s is not None and one.at_s < 120.0 for one in planned)
+
+
+def test_what_is_generated_has_the_published_shape() -> None:
+    trace = generate(5, 12, 30 * 24 * 3600.0)
+    assert trace == generate(5, 12, 30 * 24 * 3600.0) != generate(6, 12, 30 * 24 * 3600.0)
+    bursts = [(at_s, len(list(changes))) for at_s, changes in groupby(trace[12:], key=lambda change: change.at_s)]
+    assert 110 < statistics.median(after - before for (before, _), (after, _) in pairwise(bursts)) < 130
+    assert max(size for _, size in bursts) == 6
+    assert {True, False} == {change.there for change in trace[12:]}
+
+
+@pytest.mark.parametrize("name", request.traces_here())
+def test_what_comes_along_was_made_as_its_first_line_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    head, _, body = request.trace_path(name).read_text().partition("\n")
+    assert main(head.removeprefix("# elastic ").split()) == 0
+    assert capsys.readouterr().out == body
+    assert read_trace(body, name)

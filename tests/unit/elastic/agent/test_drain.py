@@ -1,0 +1,147 @@
+"""How an agent's workers are made to leave: what is said to the leader and to them, and who is ended when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from elastic.agent.drain import Departure
+from elastic.config import JobSpec
+from elastic.preemption.notice import Kind, Notice
+from elastic.protocol import worker_slot
+from elastic.protocol.messages import Drain, DrainOver, DrainWish, Order, Word
+from elastic.protocol.worker_slot import Slot
+from elastic.records.journal import Journal
+
+SPEC = JobSpec(name="job", command=("train",), workers=2)
+
+
+class Host:
+    """An agent on paper: two slots with members, orders and words kept."""
+
+    term = 3
+    has_others = True
+
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        self.said: list[Word] = []
+        self.orders: list[Order] = []
+        self.signals: list[str] = []
+        for number in range(2):
+            slot = worker_slot.new("a", number, SPEC, 0)
+            for event in (worker_slot.Due(), worker_slot.Spawned(100 + number), worker_slot.Joined()):
+                slot, _ = worker_slot.step(slot, event, 0.0)
+            self.slots.append(worker_slot.step(slot, worker_slot.Served(), 0.0)[0])
+
+    def tell(self, number: int, event: worker_slot.Event) -> None:
+        self.slots[number], actions = worker_slot.step(self.slots[number], event, 0.0)
+        self.signals += [self.slots[number].worker_id for action in actions if isinstance(action, worker_slot.Signal)]
+
+    def for_all_slots(self, event: worker_slot.Event) -> None:
+        for number in range(len(self.slots)):
+            self.tell(number, event)
+
+    def supervise_worker(self, worker_id: str, event: worker_slot.Event) -> None:
+        self.tell([slot.worker_id for slot in self.slots].index(worker_id), event)
+
+    def say(self, word: Word) -> None:
+        self.said.append(word)
+
+    def order(self, worker_id: str, order: Order) -> None:
+        self.orders.append(order)
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[[Callable[[Host, Departure], None]], None]:
+    """Run a scene on an event loop."""
+
+    def run(scene: Callable[[Host, Departure], None]) -> None:
+        async def on_loop() -> None:
+            host = Host()
+            with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
+                departure = Departure(journal, host)
+                scene(host, departure)
+                departure.close()
+
+        asyncio.run(on_loop())
+
+    return run
+
+
+Play = Callable[[Callable[[Host, Departure], None]], None]
+
+
+def notice(left_s: float) -> Notice:
+    return Notice(Kind.RECLAIM, left_s, "spot")
+
+
+def test_leader_and_workers_hear_it_and_a_later_leader_hears_it_with_what_is_left(play: Play) -> None:
+    def scene(host: Host, departure: Departure) -> None:
+        departure.heard("EC2", notice(100.0))
+        wishes = [word for word in host.said if isinstance(word, DrainWish)]
+        assert [(wish.worker_id, wish.because) for wish in wishes] == [("a.0.0", "spot"), ("a.1.0", "spot")]
+        assert all(90_000 < wish.left_ms <= 100_000 for wish in wishes)
+        assert [order for order in host.orders if isinstance(order, Drain) and order.term == 3] == host.orders
+        assert [wish.worker_id for wish in departure.wishes()] == ["a.0.0", "a.1.0"]
+        assert all(later.left_ms <= first.left_ms for later, first in zip(departure.wishes(), wishes, strict=True))
+
+    play(scene)
+
+
+def test_a_node_that_stays_wishes_nothing(play: Play) -> None:
+    def scene(host: Host, departure: Departure) -> None:
+        departure.announced("a.0.0")
+        assert (host.said, host.orders, list(departure.wishes()), departure.is_done) == ([], [], [], False)
+
+    play(scene)
+
+
+def test_a_worker_that_announces_itself_on_a_leaving_node_is_told(play: Play) -> None:
+    def scene(host: Host, departure: Departure) -> None:
+        departure.heard("EC2", notice(100.0))
+        host.said.clear()
+        departure.announced("a.1.0")
+        assert [word.worker_id for word in host.said if isinstance(word, DrainWish)] == ["a.1.0"]
+
+    play(scene)
+
+
+def test_a_notice_that_is_taken_back_is_taken_back_for_each_worker(play: Play) -> None:
+    def scene(host: Host, departure: Departure) -> None:
+        departure.heard("EC2", notice(100.0))
+        host.said.clear()
+        departure.heard("EC2", None)
+        assert host.said == [DrainOver("a.0.0"), DrainOver("a.1.0")]
+        assert not any(slot.node_leaves for slot in host.slots)
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("others", "ended"), [(True, ["a.0.0", "a.1.0"]), (False, [])])
+def test_members_are_ended_in_the_end_only_if_others_go_on(tmp_path: Path, others: bool, ended: list[str]) -> None:
+    async def scene() -> None:
+        host = Host()
+        host.has_others = others
+        with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
+            departure = Departure(journal, host)
+            departure.heard("EC2", notice(0.0))
+            await asyncio.sleep(0.01)
+            departure.close()
+        assert sorted(set(host.signals)) == ended
+
+    asyncio.run(scene())
+
+
+def test_the_node_is_done_when_its_last_worker_has_gone(play: Play) -> None:
+    def scene(host: Host, departure: Departure) -> None:
+        departure.asked(100.0, "maintenance")
+        for number in range(2):
+            assert not departure.is_done
+            host.tell(number, worker_slot.Released())
+            host.tell(number, worker_slot.Exited(0))
+        assert departure.is_done
+
+    play(scene)

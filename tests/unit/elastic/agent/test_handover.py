@@ -1,0 +1,243 @@
+"""What one program hands to another, read back; and what is refused before anything is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from elastic.agent import handover, options, upgrade_state
+from elastic.agent.handover import Handed, Place, Refused, Request, Running, Trial, check, of_this_program
+from elastic.agent.process.worker_process import Outlets
+from elastic.agent.process.worker_processes import Employed
+from elastic.agent.standing_words import Standing
+from elastic.agent.upgrade_state import Heirloom
+from elastic.agent.worker_socket import Switchboard
+from elastic.cli import daemons
+from elastic.cli.daemons import upgrade
+from elastic.config import JobSpec
+from elastic.errors import ConfigError
+from elastic.fleet import upgrade_state as fleet_upgrade
+from elastic.fleet.documents import Submission
+from elastic.fleet.upgrade_state import Estate, Holding
+from elastic.protocol import worker_slot
+from elastic.protocol.messages import (
+    Announce,
+    Failed,
+    Finished,
+    Generation,
+    Kind,
+    Member,
+    Plan,
+    SlotGivenUp,
+    WorkerDead,
+)
+from elastic.records.journal import Journal
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.codec import job_to_json, to_json
+
+SPEC = JobSpec(name="job", command=("train",), workers=2)
+RUNNING = replace(worker_slot.new("a", 0, SPEC, 3), phase=worker_slot.Phase.RUNNING, pid=7, joined=True)
+WAITING = replace(worker_slot.new("a", 1, SPEC, 0), deadline_s=12.5)
+EMPLOYED = Employed(0, "a.0.3", 7, out=11, begun="half a l\xfcne", lifeline=12, announced=8)
+REQUEST = Request("/bin/python", "/site", "token")
+
+
+def standing() -> Standing:
+    made = Standing()
+    made.heard(Announce("a.0.3", "a", 0, 8, "127.0.0.1", 5000, "numerics", entered=2))
+    made.heard(Announce("a.1.0", "a", 1, 9, "127.0.0.1", 5001, "numerics", entered=2))
+    made.heard(Finished("a.1.0", 2, "digest"))
+    made.heard(WorkerDead("a.1.0", "exited with 0"))
+    made.heard(Failed("a.0.3", 2, "ValueError train.py:3 step 4", "words"))
+    made.heard(SlotGivenUp("a", 1, "too many restarts"))
+    made.published(Generation(2, Kind.FORM, 2, (Member("b.0.0", "b", "h", 1, 0),), Plan(), "because"))
+    return made
+
+
+def test_what_an_agent_hands_over_is_read_as_it_was() -> None:
+    known = standing()
+    orders, frozen = {"a.0.3": ("00ff",)}, frozenset({"a.0.3"})
+    state = upgrade_state.write(Heirloom((RUNNING, WAITING), (EMPLOYED,), orders, known, frozen, 41, "/a.sock"))
+    read = upgrade_state.read(json.loads(json.dumps(state)))
+    assert read.slots == (RUNNING, WAITING)
+    assert (read.workers, read.orders) == ((EMPLOYED,), {"a.0.3": ("00ff",)})
+    assert (set(read.frozen), read.term, read.socket) == ({"a.0.3"}, 41, "/a.sock")
+    assert read.standing.words() == known.words()
+    assert read.standing.leader == known.leader == "b.0.0"
+
+
+def test_what_a_daemon_hands_over_is_read_as_it_was() -> None:
+    submission = Submission(SPEC, 1, "job", "identity")
+    holding = Holding(submission, 2, ("0", "1"), keeper=(7, 11), memory=("/dev/shm/x", 12), finishing=False, token="t")
+    bare = Holding(submission, 1, None, keeper=None, memory=None, finishing=True, token="")
+    duty = pb.Duty(job="job", slots=2, document=to_json(submission).decode())
+    estate = Estate(41, (duty.SerializeToString(),), {"other": "{}"}, (holding, bare))
+    assert fleet_upgrade.read(json.loads(json.dumps(fleet_upgrade.write(estate)))) == estate
+
+
+@pytest.mark.parametrize("reader", [upgrade_state.read, fleet_upgrade.read])
+def test_a_state_of_another_format_is_named(reader: object) -> None:
+    assert callable(reader)
+    with pytest.raises(ValueError, match="is of format 0, and this program reads 1"):
+        reader({"format": 0})
+
+
+def test_the_files_are_this_users_and_an_answer_is_to_one_request(tmp_path: Path) -> None:
+    place = Place(tmp_path, "a")
+    assert place.running() is None
+    place.ready()
+    running = place.running()
+    assert running is not None and running.pid == os.getpid()
+    place.say(REQUEST, refused="because")
+    answer = place.answer(REQUEST)
+    assert answer is not None and answer["refused"] == "because"
+    assert place.answer(replace(REQUEST, token="another")) is None
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    (tmp_path / "a.process.json").write_text(json.dumps({"pid": os.getpid(), "started": 1, "version": "1"}))
+    assert place.running() is None, "its pid is another process's by now"
+    place.end()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_read_or_written_is_refused_by_both_sides(tmp_path: Path) -> None:
+    place, running = Place(tmp_path, "a"), Running(os.getpid(), "1")
+    for what in ("process", "upgrade"):
+        (tmp_path / f"a.{what}.json").mkdir()  # no file: an error of the system, also for root
+    with pytest.raises(Refused, match=r"a\.process\.json cannot be read: Is a directory"):
+        place.running()
+    with pytest.raises(ConfigError, match=r"node a cannot be asked: .*process\.json cannot be read"):
+        upgrade(tmp_path, "a", as_json=False)
+    with pytest.raises(Refused, match=r"a\.upgrade\.json cannot be read: Is a directory"):
+        place.request()
+    with pytest.raises(Refused, match=r"cannot be asked: .*Is a directory"):
+        place.ask(running, REQUEST)
+
+
+def test_the_process_of_another_user_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(Refused, match=f"is of the user with id {owner}; ask as that user"):
+        Place(tmp_path, "a").ask(Running(os.getpid(), "1"), REQUEST)
+    assert list(tmp_path.iterdir()) == [], "nothing is left that the process could not read"
+
+
+PROBE = """
+import os, sys
+from elastic.agent.handover import Handed, hear
+handed = Handed.read(int(sys.argv[-1]))
+print(handed.state, handed.refused or "as asked", sys.argv[1:3], os.getpid(), flush=True)
+hear()
+"""
+
+GO = """
+import sys
+from elastic.agent.handover import Request, go
+go(Request(sys.argv[1], sys.argv[2], ""), ["probe", "a", "--handover", "9"], {"of": "it"}, [15])
+"""
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_what_is_handed_over_reaches_the_new_program_or_the_old_one_anew(tmp_path: Path, exists: bool) -> None:
+    (tmp_path / "probe.py").write_text(PROBE)
+    path = os.pathsep.join((str(tmp_path), str(Path(handover.__file__).parents[3])))
+    python = sys.executable if exists else "/no/python"
+    ended = subprocess.Popen(
+        [sys.executable, "-c", GO, python, path],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    said, _ = ended.communicate(timeout=60)
+    because = "as asked" if exists else "the new program does not start any more: /no/python: No such file or directory"
+    assert said == f"{{'of': 'it'}} {because} ['a', '--handover'] {ended.pid}\n"
+    assert ended.returncode == -signal.SIGTERM, "a signal that came meanwhile is the new program's"
+
+
+def test_what_was_handed_over_is_read_once() -> None:
+    descriptor = os.memfd_create("test")
+    os.write(descriptor, b"{}")
+    with pytest.raises(ConfigError, match=f"--handover {descriptor} cannot be read"):
+        Handed.read(descriptor)
+    with pytest.raises(ConfigError, match=f"--handover {descriptor} cannot be read: .*Bad file descriptor"):
+        Handed.read(descriptor)
+
+
+def test_a_full_disk_does_not_end_a_program_that_takes_over(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl", "", "agent", "here")
+    handover.begin(Place(tmp_path / "absent", "a"), journal, Handed(REQUEST, {}))
+    journal.close()
+    assert "handover_not_answered" in (tmp_path / "journal.jsonl").read_text()
+
+
+def test_the_workers_find_the_new_program_where_the_path_is_too_long(tmp_path: Path) -> None:
+    """They know only the path of the program that has started them."""
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    journal = Journal(tmp_path / "journal.jsonl", "", "agent", "here")
+
+    async def story() -> None:
+        old = Switchboard("job", deep, "a", journal, cast(Any, None))
+        await old.listen()
+        assert len(old.path) < 100
+        await old.hand_over(1.0)
+        await old.close()
+        new = Switchboard("job", deep, "a", journal, cast(Any, None), old.kept, old.path)
+        await new.listen()
+        assert new.path == old.path and Path(new.path).is_socket()
+        await new.close()
+        assert not Path(new.path).parent.exists()
+
+    asyncio.run(story())
+    journal.close()
+
+
+def test_a_program_is_tried_before_anything_is_given_up(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_bytes(job_to_json(SPEC))
+    words = ["--job-dir", str(tmp_path), "--node", "a", "--slots", "1", "--handover", "9"]
+    trial = Trial(options.TRIAL, words)
+    state = upgrade_state.write(Heirloom((RUNNING,), (EMPLOYED,), {}, standing(), frozenset(), 1, "/a.sock"))
+    asyncio.run(check(of_this_program(), trial, state))
+    with pytest.raises(Refused, match="ValueError: the agent's state is of format 2"):
+        asyncio.run(check(of_this_program(), trial, {**state, "format": 2}))
+    with pytest.raises(Refused, match="does not start: /no/python: No such file"):
+        asyncio.run(check(replace(of_this_program(), python="/no/python"), trial, state))
+    gone = Trial(options.TRIAL, [*words, "--certs", str(tmp_path / "gone")])
+    with pytest.raises(Refused, match=r"ConfigError: .*/gone has no agent\.pem"):
+        asyncio.run(check(of_this_program(), gone, state))
+    unknown = Trial(options.TRIAL, [*words, "--of-a-later-version"])
+    with pytest.raises(Refused, match="unrecognized arguments: --of-a-later-version"):
+        asyncio.run(check(of_this_program(), unknown, state))
+
+
+def test_a_daemon_is_tried_on_its_own_options(tmp_path: Path) -> None:
+    """What a daemon that runs can bear, a certificate that is over or gone, ends one that starts."""
+    words = ["agent", "--rendezvous", "127.0.0.1:1", "--node", "a", "--jobs-dir", str(tmp_path / "jobs")]
+    state = fleet_upgrade.write(Estate(1, (), {}, ()))
+    daemons.trial(words, state)
+    with pytest.raises(ConfigError, match=r"/gone has no agent\.pem"):
+        daemons.trial([*words, "--certs", str(tmp_path / "gone")], state)
+    with pytest.raises(ValueError, match="is of format 0"):
+        daemons.trial(words, {**state, "format": 0})
+
+
+def test_the_option_of_an_earlier_handover_is_not_handed_on() -> None:
+    assert handover.without_option(["m", "--a", "1", "--handover", "x", "--b"]) == ["m", "--a", "1", "--b"]
+
+
+def test_the_output_of_a_worker_is_read_on_where_it_was_left(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    outlets = Outlets.of_running(tmp_path / "log", reader)
+    os.write(writer, b"x")
+    assert os.read(outlets.reader, 8) == b"x" and not os.get_inheritable(reader)
+    outlets.close()
+    os.close(writer)

@@ -1,0 +1,180 @@
+"""An agent finds the leader of its job among replicas, and hears of the end also when it comes late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from elastic.agent.leader_session import Attendance, Ended, beats_between
+from elastic.config import JobSpec
+from elastic.protocol.messages import Order, Word
+from elastic.records.journal import Journal, read
+from elastic.rendezvous.leader_stream import leader_options
+from elastic.rendezvous.reach import Reach
+from elastic.rendezvous.service import SERVER_OPTIONS, Lead, Service
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.elastic_pb2_grpc import (
+    RendezvousServicer,
+    RendezvousStub,
+    add_RendezvousServicer_to_server,
+)
+
+PATIENCE_S = 30.0
+
+
+class Attendant:
+    """An agent without workers."""
+
+    def __init__(self) -> None:
+        self.ended: list[Ended] = []
+
+    def standing_words(self) -> tuple[Word, ...]:
+        return ()
+
+    def on_order(self, to: list[str], order: Order) -> None: ...
+    def on_orphaned(self, term: int) -> None: ...
+    def on_drain(self, left_s: float, because: str) -> None: ...
+    def on_drain_over(self) -> None: ...
+
+    def on_end(self, ended: Ended) -> None:
+        self.ended.append(ended)
+
+
+async def replica(lead: Lead | None) -> tuple[grpc.aio.Server, str]:
+    """One that has this job, or none."""
+    service = Service()
+    if lead is not None:
+        service.leads["job"] = lead
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    add_RendezvousServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, f"127.0.0.1:{port}"
+
+
+async def attend(journal: Journal, home: Path, replicas: Sequence[str]) -> list[Ended]:
+    attendant = Attendant()
+    spec = JobSpec(name="job", command=("train",), workers=1)
+    attendance = Attendance(spec, home, "a", 1, journal, attendant, Reach(replicas=tuple(replicas)))
+    await asyncio.wait_for(attendance.always(), PATIENCE_S)
+    return attendant.ended
+
+
+def test_an_agent_that_comes_late_is_told_how_the_job_ended_by_whom_the_others_name(tmp_path: Path) -> None:
+    async def story() -> list[Ended]:
+        with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
+            knows = Lead(journal, ended=pb.End(term=7, exit_code=6, because="drained"))
+            last, knowing = await replica(knows)
+            named, names = await replica(Lead(journal, leader=knowing))
+            other, without = await replica(None)
+            try:
+                return await attend(journal, tmp_path, ["127.0.0.1:1", without, names])
+            finally:
+                for server in (last, named, other):
+                    await server.stop(grace=0)
+
+    assert asyncio.run(story()) == [Ended(6, "drained")]
+    attending = [line["term"] for line in read(tmp_path / "journal.jsonl") if line["event"] == "attending"]
+    assert attending == [7]
+
+
+@pytest.mark.parametrize(
+    ("workers", "slots", "every"), [(4, 1, 1), (500, 1, 1), (1000, 8, 1), (1000, 1, 2), (5000, 1, 10)]
+)
+def test_agents_of_a_large_job_beat_less_often_and_are_given_the_time(workers: int, slots: int, every: int) -> None:
+    spec = JobSpec(name="job", command=("train",), workers=workers)
+    assert beats_between(spec, slots) == every
+    assert every * spec.timing.beat_s * 3 <= spec.timing.scaled(workers).suspect_s
+
+
+@pytest.mark.parametrize(("workers", "connect_s"), [(4, 1), (1000, 2), (5000, 3), (50_000, 3)])
+def test_agents_of_a_large_job_give_a_replica_longer_to_accept_and_are_not_expelled_for_it(
+    workers: int, connect_s: int
+) -> None:
+    spec = JobSpec(name="job", command=("train",), workers=workers)
+    options = dict(leader_options(beats_between(spec, 1)))
+    assert options["grpc.min_reconnect_backoff_ms"] == 1000 * connect_s
+    assert connect_s <= spec.timing.scaled(workers).fence_grace_s / 3
+
+
+class Slow(RendezvousServicer):
+    """A leader that wants to hear its agent with every fourth beat, and with each one later."""
+
+    def __init__(self, beat_s: float) -> None:
+        self._beat_s = beat_s
+        self.heard: asyncio.Queue[str] = asyncio.Queue()
+        self.hurry = asyncio.Event()
+
+    async def Attend(self, words: AsyncIterator[pb.AgentWord], context: Any) -> None:
+        listening = asyncio.create_task(self._listen(words))
+        for beats in (4, 1):
+            welcome = pb.Welcome(term=1, beat_ms=round(1000 * beats * self._beat_s))
+            await context.write(pb.LeaderOrder(welcome=welcome))
+            self.heard.put_nowait(f"told {beats}")
+            await self.hurry.wait()
+        await listening
+
+    async def _listen(self, words: AsyncIterator[pb.AgentWord]) -> None:
+        async for word in words:
+            self.heard.put_nowait(str(word.WhichOneof("content")))
+
+
+def test_an_agent_speaks_as_often_as_its_leader_says_and_as_it_says_later(tmp_path: Path) -> None:
+    spec = JobSpec(name="job", command=("train",), workers=1)
+
+    async def story() -> None:
+        leader = Slow(spec.timing.beat_s)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        add_RendezvousServicer_to_server(leader, server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
+            attendance = Attendance(spec, tmp_path, "a", 1, journal, Attendant(), Reach(replicas=(address,)))
+            attending = asyncio.create_task(attendance.always())
+            async with asyncio.timeout(PATIENCE_S):
+                assert {await leader.heard.get(), await leader.heard.get()} == {"hello", "told 4"}
+                while attendance.term == 0:  # told, and not heard yet
+                    await asyncio.sleep(0.01)
+                for _ in range(8):
+                    attendance.beat()
+                assert [await leader.heard.get() for _ in range(2)] == ["beat", "beat"]
+                leader.hurry.set()
+                assert await leader.heard.get() == "told 1"
+                beats = 0
+                while leader.heard.qsize() < 3:  # from the moment in which it has heard of it, one with each
+                    attendance.beat()
+                    beats += 1
+                    await asyncio.sleep(0.01)
+                before = leader.heard.qsize()
+                for _ in range(5):
+                    attendance.beat()
+                for _ in range(before + 5):
+                    assert await leader.heard.get() == "beat"
+            attending.cancel()
+            await asyncio.gather(attending, return_exceptions=True)
+        await server.stop(grace=0)
+
+    asyncio.run(story())
+
+
+def test_nobody_is_turned_away_where_thousands_come_at_once(tmp_path: Path) -> None:
+    callers = 2000
+
+    async def story() -> list[str]:
+        with Journal(tmp_path / "journal.jsonl", "job", "rendezvous", "a") as journal:
+            server, address = await replica(Lead(journal, leader="elsewhere"))
+            try:
+                with grpc.insecure_channel(address) as channel:
+                    # Nobody looks at them before all have called: this thread is the server's too.
+                    stub = RendezvousStub(channel)
+                    calls = [stub.Status.future(pb.StatusRequest(job="job")) for _ in range(callers)]
+                    return await asyncio.to_thread(lambda: [call.result(PATIENCE_S).leader for call in calls])
+            finally:
+                await server.stop(grace=0)
+
+    assert asyncio.run(story()) == ["elsewhere"] * callers

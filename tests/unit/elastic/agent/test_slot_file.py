@@ -1,0 +1,83 @@
+"""A worker id is given once, whatever happens to the agents that count."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from elastic.agent.process import worker_process
+from elastic.agent.slot_file import SlotFile
+from elastic.errors import ConfigError
+from tests.children import child
+
+
+def test_a_new_agent_goes_on_counting(tmp_path: Path) -> None:
+    first = SlotFile(tmp_path / "a.slots.json")
+    assert first.incarnations == {}
+    first.spawned(0, 0, 2**22 + 1)
+    first.spawned(1, 0, 2**22 + 2)
+    first.spawned(0, 1, 2**22 + 3)
+    assert SlotFile(tmp_path / "a.slots.json").incarnations == {0: 1, 1: 0}
+
+
+def test_a_full_disk_keeps_no_worker_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    slots = SlotFile(tmp_path / "slots")
+    with monkeypatch.context() as patch:
+        patch.setattr("elastic.agent.slot_file.write_atomically", full)
+        slots.spawned(0, 5, 2**22 + 1)
+        slots.settle()
+        assert slots.incarnations == {0: 5}
+    slots.settle()
+    assert SlotFile(tmp_path / "slots").incarnations == {0: 5}
+
+
+def test_a_disk_that_is_not_just_full_is_named_until_it_takes_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = errno.ENOSPC
+
+    def broken(path: Path, content: bytes) -> None:
+        raise OSError(number, os.strerror(number))
+
+    slots = SlotFile(tmp_path / "slots")
+    with monkeypatch.context() as patch:
+        patch.setattr("elastic.agent.slot_file.write_atomically", broken)
+        slots.spawned(0, 5, 2**22 + 1)
+        assert slots.refused is None, "that is said anyway"
+        number = errno.EROFS
+        slots.settle()
+        assert slots.refused is not None and slots.refused.errno == errno.EROFS
+    slots.settle()
+    assert slots.refused is None and SlotFile(tmp_path / "slots").incarnations == {0: 5}
+
+
+def test_what_a_killed_agent_left_running_is_ended(tmp_path: Path) -> None:
+    with child("sleep", "1000") as left:
+        SlotFile(tmp_path / "slots").spawned(0, 0, left.pid)
+        SlotFile(tmp_path / "slots").end_leftovers()
+        assert left.wait(60) == -signal.SIGKILL
+
+
+def test_a_process_that_only_has_the_number_of_an_old_one_is_left_alone(tmp_path: Path) -> None:
+    with child("sleep", "1000") as stranger:
+        slots = SlotFile(tmp_path / "slots")
+        slots.spawned(0, 0, stranger.pid)
+        text = (tmp_path / "slots").read_text()
+        since = worker_process.started(stranger.pid)
+        (tmp_path / "slots").write_text(text.replace(f'"started": {since}', '"started": 1'))
+        SlotFile(tmp_path / "slots").end_leftovers()
+        assert stranger.poll() is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"0": {}}', '{"0": {"incarnation": "x", "pid": 1, "started": 1}}'])
+def test_a_damaged_file_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "slots").write_text(content)
+    with pytest.raises(ConfigError, match="damaged"):
+        SlotFile(tmp_path / "slots")

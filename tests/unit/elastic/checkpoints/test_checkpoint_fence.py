@@ -1,0 +1,139 @@
+"""Nobody removes a checkpoint that is newer than the one which the job knows to be theirs, or the only whole one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from elastic.checkpoints.naming import EntryName
+from elastic.checkpoints.policy import Keep
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import put
+from elastic.records.resume import has_advanced
+from runtime.checkpoint import saver
+from tests.unit.elastic.checkpoints.test_checkpoints import (
+    Configure,
+    Dies,
+    configure,
+    dying_at,
+    file_of,
+    flip,
+    run_and_die,
+    settle,
+    single_threaded,
+)
+from tests.unit.jobs import Recorded, make_job, set_up, train
+
+__all__ = ["configure", "single_threaded"]
+
+
+class Unanswered(Recorded):
+    """Nobody leads the job: whoever asks for the pointer hears nothing until the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: dict[int, Callable[[bool], None]] = {}
+
+    def point(self, series: str, name: EntryName, answer: Callable[[bool], None]) -> None:
+        self.asked[name.step] = answer
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saver, "POINTER_S", 0.01)
+
+
+def steps(series: Series) -> list[int]:
+    return [entry.name.step for entry in series.all("feed") if not entry.problem]
+
+
+def test_nothing_is_removed_while_nobody_leads(configure: Configure) -> None:
+    series, session = configure(every="4 steps", keep="last 1"), Unanswered()
+    train(set_up(make_job(session)), epochs=4, body=settle)
+    assert steps(series) == [8, 4]
+    assert list(session.asked) == [4, 8]
+
+
+def test_whoever_does_not_hold_the_pointer_removes_nothing(configure: Configure) -> None:
+    series, session = configure(every="4 steps", keep="last 1"), Unanswered()
+    job = make_job(session)
+    with pytest.raises(Dies):
+        train(set_up(job), epochs=4, body=dying_at(9))
+    session.asked[8](False)
+    job._training.checkpoints.finish()
+    assert steps(series) == [8, 4]
+    session.asked[8](True)
+    job._training.checkpoints.finish()
+    assert steps(series) == [8]
+    job._detach()
+
+
+def test_a_writer_that_was_frozen_with_the_right_to_remove_leaves_newer_ones_alone(configure: Configure) -> None:
+    """It completed step 4; the others have come to step 11 in a later generation when it wakes up."""
+    series, session = configure(every="4 steps", keep="last 1"), Unanswered()
+    frozen = make_job(session)
+    with pytest.raises(Dies):
+        train(set_up(frozen), epochs=4, body=dying_at(5))
+    name = str(series.names()[-1])
+    configure(every="5 steps", keep="last 9", resume=name)
+    run_and_die(series, 11)
+    unfinished = EntryName(15, 0, 1, "abcdef01")
+    put(series.storage, series.path(unfinished, "part-00000-of-00001.json"), b"{}")
+    before = series.names()
+    assert [entry.step for entry in before] == [4, 5, 10, 15]
+    session.asked[4](True)
+    frozen._training.checkpoints.finish()
+    frozen._detach()
+    assert series.names() == before
+
+
+@pytest.mark.parametrize("keep", ["last 1", "last 2"])
+def test_a_damaged_one_from_before_replaces_no_whole_one(configure: Configure, keep: str) -> None:
+    """Checkpoints of steps 4 and 8, and 8 is damaged: what is taken from step 4 on is older by name, and whole."""
+    series = configure(every="4 steps")
+    run_and_die(series, 9)
+    older, damaged = series.names()
+    flip(file_of(series, damaged), 0.6)
+    series = configure(every="5 steps", keep=keep, resume=str(older), skipped=(str(damaged),))
+    run_and_die(series, 6)
+    kept = Keep.parse(keep).last
+    assert steps(series) == [8, 5, 4][: kept + 1]
+    found, _ = series.newest("feed")
+    assert found is not None and found.name.step == 5
+    series = configure(every="9 steps", keep=keep, resume=str(found.name), skipped=(str(damaged),))
+    run_and_die(series, 12)
+    assert steps(series) == [9, 5][:kept]
+    assert damaged not in series.names(), "it goes when a newer one is complete"
+
+
+def test_a_damaged_checkpoint_is_no_progress(configure: Configure, tmp_path: Path) -> None:
+    """Else a job that loses all its workers before each next checkpoint would begin again for ever."""
+    series = configure(every="4 steps")
+    run_and_die(series, 9)
+    older, damaged = series.names()
+    settings = Settings(root=series.storage.url, job_id="feed", resume=str(older), skipped=(str(damaged),))
+    (tmp_path / "checkpoints.json").write_text(json.dumps(asdict(settings)))
+    assert not has_advanced(tmp_path)
+    configure(every="5 steps", resume=str(older), skipped=(str(damaged),))
+    run_and_die(series, 6)
+    assert has_advanced(tmp_path)
+
+
+def test_the_end_waits_for_the_answer_and_not_for_ever(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    series, session = configure(every="4 steps", keep="last 1"), Unanswered()
+    job = make_job(session)
+    with pytest.raises(Dies):
+        train(set_up(job), epochs=4, body=dying_at(9))
+    monkeypatch.setattr(saver, "POINTER_S", 30.0)
+    answer = threading.Timer(0.05, session.asked[8], (True,))
+    answer.start()
+    job._training.checkpoints.finish()
+    assert steps(series) == [8]
+    answer.join()
+    job._detach()

@@ -1,0 +1,330 @@
+"""What checkpoints, snapshots and the answers of members say of themselves is a claim, also with a right digest."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from elastic.checkpoints.description import FACTORIES, ITEM_BYTES, described_tensors, unique_names
+from elastic.checkpoints.export import export
+from elastic.checkpoints.layout import DTYPES, LENGTH, pieces
+from elastic.checkpoints.manifest import FileEntry, Manifest, PartNote, _digest
+from elastic.checkpoints.naming import MANIFEST
+from elastic.checkpoints.series import Series
+from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import LocalStorage, MemoryStorage
+from elastic.cli.checkpoints import LATEST, _find
+from elastic.errors import CheckpointCorrupt, CheckpointError, ConfigError
+from runtime.checkpoint import reader
+from runtime.reduction.partial_sum import Partial
+from runtime.session import Op, OpKind
+from runtime.state import encoding
+from runtime.transfer.client import parse_meta, parse_results, parse_state
+from runtime.transfer.connection import CopyFailed
+from runtime.transfer.multi_source import Gathering
+from runtime.worker.donor import op_json, result_json
+from tests.unit.broken import DEEP, documents
+from tests.unit.jobs import Setup, make_job, one_thread, set_up, train
+
+quick = settings(max_examples=int(os.environ.get("FUZZ", "60")), deadline=None)
+few = settings(max_examples=int(os.environ.get("FUZZ", "30")), deadline=None)
+Body = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def single_threaded() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="module", params=[LocalStorage, MemoryStorage])
+def taken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Series, Setup]:
+    """Checkpoints of steps 4 and 8, and what has taken them; once on disk, once as they lie in memory."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    about = Settings(root=str(root), job="train", job_id="feed", every="4 steps", keep="last 9")
+    with pytest.MonkeyPatch.context() as patch, one_thread():
+        for name, value in about.to_environment().items():
+            patch.setenv(name, value)
+        setup = set_up(make_job())
+        setup.model.register_buffer("queue", torch.ones(3), persistent=False)
+        setup.job.state.table = {1: torch.ones(2), "1": (0.5, torch.zeros(3, dtype=torch.complex64))}
+        setup.job.state.counts = defaultdict(int, {"a": 1})
+        setup.job.state.ordered = OrderedDict(b=2)
+        train(setup, epochs=3, body=lambda setup: setup.job._training.checkpoints.finish())
+        setup.job._training.checkpoints.finish()
+        setup.job._detach()
+    return Series(request.param(str(root))), setup
+
+
+def body_of(series: Series) -> tuple[Path, Body]:
+    """Of the newest manifest, without its digest."""
+    path = Path(series.storage.url) / series.path(series.names()[-1], MANIFEST)
+    body: Body = json.loads(path.read_bytes())
+    del body["sha256"]
+    return path, body
+
+
+def signed(body: Any) -> bytes:
+    return json.dumps({"sha256": _digest(body), **body} if isinstance(body, dict) else body).encode()
+
+
+def set_in(*keys: Any, to: Any) -> Callable[[Body], object]:
+    def change(body: Body) -> None:
+        for key in keys[:-1]:
+            body = body[key]
+        body[keys[-1]] = to
+
+    return change
+
+
+FIRST = ("header", "tensors", 0)
+SHORT = {"dtype": "float32", "shape": [2], "strides": [1], "device": "cpu", "bytes": "AAAA"}
+CHANGES: dict[str, Callable[[Body], object]] = {
+    "a file outside": set_in("files", 0, "name", to="../../../../etc/passwd"),
+    "an absolute file": set_in("files", 0, "name", to="/etc/passwd"),
+    "a file named twice": lambda body: body["files"].append(body["files"][0]),
+    "a file of no size": set_in("files", 0, "size", to="1"),
+    "a huge file": set_in("files", 0, "size", to=1 << 60),
+    "a file larger than a number": set_in("files", 0, "size", to=10**400),
+    "no files": set_in("files", to=[]),
+    "no header": lambda body: body.pop("header"),
+    "a header of another format": set_in("header", "format", to=2),
+    "no tensors": lambda body: body["header"].pop("tensors"),
+    "tensors that are no list": set_in("header", "tensors", to={}),
+    "a tensor too little": lambda body: body["header"]["tensors"].pop(),
+    "a tensor twice": lambda body: body["header"]["tensors"].append(body["header"]["tensors"][0]),
+    "a tensor that is none": set_in(*FIRST, to=None),
+    "a tensor without a device": lambda body: body["header"]["tensors"][0].pop("device"),
+    "nbytes 2**62": set_in(*FIRST, "nbytes", to=1 << 62),
+    "nbytes 2**45": set_in(*FIRST, "nbytes", to=1 << 45),
+    "nbytes -1": set_in(*FIRST, "nbytes", to=-1),
+    "nbytes 'x'": set_in(*FIRST, "nbytes", to="x"),
+    "a huge tensor": lambda body: body["header"]["tensors"][0].update(shape=[1 << 43], nbytes=1 << 45),
+    "a huge tensor in huge files": lambda body: (
+        body["header"]["tensors"][0].update(shape=[1 << 43], nbytes=1 << 45),
+        body["files"][0].update(size=1 << 46),
+    ),
+    "a shape of other rows": set_in(*FIRST, "shape", to=[6, 8]),
+    "strides with gaps": set_in(*FIRST, "strides", to=[1 << 40, 1]),
+    "strides that overlap": set_in(*FIRST, "strides", to=[1, 1]),
+    "strides of other dimensions": set_in(*FIRST, "strides", to=[1]),
+    "strides that are none": set_in(*FIRST, "strides", to=[True, "1"]),
+    "a shape of negative rows": set_in(*FIRST, "shape", to=[-8, -6]),
+    "a shape of many dimensions": set_in(*FIRST, "shape", to=[1] * 10_000),
+    "another dtype": set_in(*FIRST, "dtype", to="int32"),
+    "a dtype that is none": set_in(*FIRST, "dtype", to="Tensor"),
+    "another name": set_in(*FIRST, "name", to="model.other"),
+    "half a character": set_in(*FIRST, "name", to="model.\ud800"),
+    "an object without state": set_in("header", "objects", "model", to={}),
+    "an object that is a list": set_in("header", "objects", "model", to=[]),
+    "modules that are no names": set_in("header", "objects", "model", "evaluating", to=[1]),
+    "a reference to no tensor": set_in("header", "objects", "model", "state", "0.weight", to={"__tensor__": 9999}),
+    "a reference twice": set_in("header", "objects", "model", "state", "0.weight", to={"__tensor__": 1}),
+    "a marker that nobody knows": set_in("header", "state", "seen", to={"__bomb__": []}),
+    "a marker among keys": set_in("header", "state", "seen", to={"a": 1, "__tuple__": []}),
+    "a buffer that is no tensor": set_in("header", "objects", "model", "nonpersistent", to={"queue": [1]}),
+    "a default that nobody can make": set_in("header", "state", "counts", "__default__", 0, to="exec"),
+    "a bare infinity": set_in("header", "state", "seen", to=float("inf")),
+    "state that is a list": set_in("header", "state", to=[]),
+    "a job that is a number": set_in("job", to=5),
+    "a series elsewhere": set_in("series", to="../x"),
+    "a moment that is none": set_in("moment", to=[]),
+    "values of an epoch that are none": set_in("moment", "values", to=[]),
+    "a value of an epoch that nobody knows": set_in("moment", "values", to={"p": {"__bomb__": []}}),
+    "a value of an epoch without its tensor": set_in("moment", "values", to={"p": {"__tensor__": 0}}),
+    "a tensor of an epoch that is too short": set_in(
+        "moment", "values", to={"p": {"__packed__": {"value": {"__tensor__": 0}, "tensors": [SHORT]}}}
+    ),
+    "a step that is none": set_in("moment", "step", to=True),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_wrong_header_with_a_right_digest_is_skipped_for_the_one_before(
+    change: str, taken: tuple[Series, Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    series, _ = taken
+    path, body = body_of(series)
+    whole = path.read_bytes()
+    CHANGES[change](body)
+    path.write_bytes(signed(body))
+    largest = max(Path(series.storage.url).rglob("*.safetensors"), key=lambda file: file.stat().st_size).stat().st_size
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **how: bounded(empty(*size, **how), largest))
+    try:
+        found, skipped = series.newest("feed")
+        assert found is not None and found.manifest is not None and found.name == series.names()[-2]
+        assert [one.name for one in skipped] == [series.names()[-1]]
+        with pytest.raises(CheckpointCorrupt):
+            reader.read(series, Manifest.from_json(signed(body)))
+        assert reader.read(series, found.manifest)
+    finally:
+        path.write_bytes(whole)
+
+
+def bounded(tensor: torch.Tensor, largest: int) -> torch.Tensor:
+    assert tensor.is_meta or tensor.nbytes <= largest, "memory by what is claimed"
+    return tensor
+
+
+def sound_or_skipped(series: Series, setup: Setup, content: bytes, output: Path) -> None:
+    """Whatever a manifest says: it is skipped, or everything that can be done with a checkpoint can be done with it."""
+    path = Path(series.storage.url) / series.path(series.names()[-1], MANIFEST)
+    whole = path.read_bytes()
+    path.write_bytes(content)
+    try:
+        found, skipped = series.newest("feed")
+        assert found is not None and found.manifest is not None
+        if found.name != series.names()[-1]:
+            assert skipped and skipped[0].problem
+            return
+        blobs = reader.read(series, found.manifest)
+        try:
+            setup.job._training.carrier.load(found.manifest.header, blobs)
+        except ConfigError as error:
+            assert "state" in str(error)  # whole, and of another script: names of objects, of tensors in them
+        assert _find(series.storage, "feed", LATEST)
+        try:
+            export(series, found.manifest, output)
+        except CheckpointError as error:
+            assert "name of a file" in str(error)
+    finally:
+        path.write_bytes(whole)
+
+
+@pytest.fixture(scope="module")
+def documented(taken: tuple[Series, Setup]) -> Body:
+    return body_of(taken[0])[1]
+
+
+@few
+@given(data=st.data(), part=st.sampled_from(["header", "tensors", "objects", "state", "files", "moment", ""]))
+def test_any_manifest_is_sound_or_skipped(
+    data: st.DataObject,
+    part: str,
+    taken: tuple[Series, Setup],
+    documented: Body,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    body = json.loads(json.dumps(documented))
+    holder = body["header"] if part in ("tensors", "objects", "state") else body
+    if part:
+        holder[part] = {"x": holder[part]}
+        holder[part] = json.loads(data.draw(documents(holder[part]))).get("x")
+    else:
+        body = json.loads(data.draw(documents(body)))
+    sound_or_skipped(*taken, signed(body), tmp_path_factory.mktemp("out") / "export")
+
+
+def test_tables_of_dtypes_are_those_of_torch() -> None:
+    assert {name: dtype.itemsize for name, dtype in encoding._DTYPES.items()} == ITEM_BYTES
+    assert set(ITEM_BYTES) - set(DTYPES) == {"complex64", "complex128"}
+    assert set(encoding._FACTORIES) == set(FACTORIES)
+
+
+@given(st.lists(st.sampled_from(["a", "b", "a#1", "a#2", "a#1#1"])))
+def test_names_in_files_are_unique_and_only_doubles_are_changed(names: list[str]) -> None:
+    found = unique_names(names)
+    assert len(set(found)) == len(names)
+    for number, (name, unique) in enumerate(zip(names, found, strict=True)):
+        assert unique == name if name not in names[:number] else unique.startswith(f"{name}#")
+
+
+# ------------------------------------------------------------------------------------------------- data files
+
+
+@quick
+@given(data=st.data())
+@example(data=None)
+def test_the_header_of_a_data_file_is_read_or_named_as_damaged(data: Any, taken: tuple[Series, Setup]) -> None:
+    _, body = body_of(taken[0])
+    file = FileEntry(**body["files"][0])
+    content = (Path(taken[0].storage.url) / taken[0].path(body["entry"], file.name)).read_bytes()
+    encoded = content[LENGTH.size : LENGTH.size + LENGTH.unpack(content[: LENGTH.size])[0]]
+    if data is None:
+        assert pieces(file, encoded)
+        with pytest.raises(CheckpointCorrupt):
+            pieces(file, DEEP)
+        return
+    try:
+        found = pieces(file, data.draw(documents(json.loads(encoded))))
+    except CheckpointCorrupt:
+        return
+    assert sum(piece.end - piece.begin for piece in found) <= file.size
+
+
+def test_a_note_that_names_a_file_twice_is_damaged() -> None:
+    file = FileEntry("part-00000-of-00001.safetensors", 12, "a" * 64)
+    with pytest.raises(CheckpointCorrupt, match="twice"):
+        PartNote.from_json(PartNote((file, file), "now").to_json())
+
+
+# ---------------------------------------------------------------------------------------- what a donor describes
+
+
+@quick
+@given(data=st.data())
+def test_what_a_donor_describes_fits_is_refused_or_fails(data: st.DataObject, taken: tuple[Series, Setup]) -> None:
+    """Before there is memory for it."""
+    carrier = taken[1].job._training.carrier
+    header, _ = carrier.capture()
+    changed = json.loads(data.draw(documents(header)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runtime.transfer.multi_source.room_for", lambda sizes: bounded_room(changed, sizes))
+        try:
+            carrier.check(changed)
+            Gathering(4, changed)
+        except (ConfigError, CopyFailed):
+            return
+    assert described_tensors(changed)
+
+
+def bounded_room(header: Body, sizes: list[int]) -> list[torch.Tensor]:
+    assert sizes == [entry["nbytes"] for entry in header["tensors"]]
+    return []
+
+
+OP = Op(OpKind.SYNC, 4, 1, 7, label="x")
+RESULT = result_json(Partial(0, 4, {"float32": torch.ones(3)}, 5, 2.0, {"loss": ("mean", 0.5, 2.0)}, [1]))
+ANSWER: Body = {
+    "op": 3,
+    "about": op_json(OP),
+    "state": {},
+    "values": {},
+    "early": {},
+    "results": [{"about": op_json(OP), "fingerprint": {"a": "b"}, **RESULT[0]}],
+}
+
+
+@quick
+@given(documents(ANSWER))
+@example(json.dumps(ANSWER).encode())
+def test_what_a_member_answers_is_read_or_fails(encoded: bytes) -> None:
+    answer = json.loads(encoded)
+    for read in (lambda: parse_state(answer), lambda: parse_results(3, answer, RESULT[1])):
+        try:
+            read()
+        except CopyFailed:
+            assert answer != ANSWER
+
+
+META: Body = {"epoch": 1, "step": 7, "epoch_start": 5, "state": {"a": 1}, "once": {}, "shared": {}, "data": None}
+
+
+@quick
+@given(documents(META))
+def test_where_the_job_stands_is_read_or_fails(encoded: bytes) -> None:
+    try:
+        meta = parse_meta(json.loads(encoded))
+    except CopyFailed:
+        return
+    assert meta.step >= 0 and isinstance(meta.state, dict)

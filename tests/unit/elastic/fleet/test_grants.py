@@ -1,0 +1,384 @@
+"""An agent attends a job only where the fleet has placed that, by the token of that place, and nobody else does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from chaos_tests.nemesis import nodes
+from elastic.agent.leader_session import Attendance
+from elastic.config import JobSpec
+from elastic.errors import NotAdmitted
+from elastic.fleet import admission, documents
+from elastic.fleet import leader as office_module
+from elastic.fleet.admission import Admission
+from elastic.fleet.documents import Book, Grant, Job, Placement, Result, Share, Submission
+from elastic.fleet.job_runner import Charge, Site
+from elastic.fleet.notice_board import Board
+from elastic.fleet.upgrade_state import Holding
+from elastic.records.files import TOKEN, read_token
+from elastic.records.journal import Journal, read
+from elastic.rendezvous.leader import Reign, StoreThread
+from elastic.rendezvous.reach import Reach
+from elastic.rendezvous.service import SERVER_OPTIONS, Lead, NotKnown, Service
+from elastic.security.rejection_log import Refusals
+from elastic.store.base import MemoryStore
+from elastic.store.election import Candidate, Won
+from elastic.store.lease import Tenure
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.elastic_pb2_grpc import RendezvousStub, add_RendezvousServicer_to_server
+from tests.unit.elastic.agent.test_leader_session import Attendant
+from tests.unit.elastic.fleet.test_leader import Leading, duties
+from tests.unit.elastic.fleet.test_leader import play as led
+
+PATIENCE_S = 30.0
+CALL_S = 20.0
+
+
+def spec(name: str = "train-1") -> JobSpec:
+    return JobSpec(name=name, command=("train",), workers=1, checkpoint_dir="/shared")
+
+
+def job(*placed: str, name: str = "train-1", **fields: Any) -> Job:
+    placement = Placement(tuple(Share(node, 1) for node in placed)) if placed else None
+    return Job(Submission(spec(name), 1, name, "0123"), placement, **fields)
+
+
+def granted(before: Job, *placed: str, left: Collection[str] = ()) -> dict[str, str]:
+    made = iter(["first", "second"])
+    given = documents.granted(before, job(*placed).placement, left, lambda: next(made))
+    return {grant.node: grant.token for grant in given}
+
+
+# ------------------------------------------------------------------------------------------------------- what is given
+
+
+def test_a_new_place_comes_with_a_token_and_keeps_it_until_the_agent_has_left() -> None:
+    assert granted(job(), "a") == {"a": "first"}
+    held = job("a", grants=(Grant("a", "old"),))
+    assert granted(held, "a", "b") == {"a": "old", "b": "first"}
+    assert granted(held, "b") == {"a": "old", "b": "first"}, "it drains, and may need its leader"
+    assert granted(held, "b", left="a") == {"b": "first"}
+    assert granted(held, left="a") == {}
+    back = job("b", grants=(Grant("a", "old"), Grant("b", "b")))
+    assert granted(back, "a", "b") == {"a": "old", "b": "b"}, "the drain was taken back"
+    assert granted(job("b", grants=(Grant("b", "b"),)), "a", "b") == {"a": "first", "b": "b"}, "gone, and placed again"
+
+
+def test_a_place_whose_grants_cannot_be_read_gets_another_token() -> None:
+    assert granted(job("a"), "a", "b") == {"a": "first", "b": "second"}
+
+
+@pytest.mark.parametrize(
+    ("known", "node", "token", "because"),
+    [
+        (job("a", grants=(Grant("a", "t"),)), "a", "t", ""),
+        (job("a", grants=(Grant("a", "t"),)), "a", "", "the token"),
+        (job("a", grants=(Grant("a", "t"),)), "a", "é", "the token"),
+        (job("a", grants=(Grant("a", "t"),)), "b", "t", "not placed"),
+        (job("a", grants=(Grant("a", "t"), Grant("b", "u"))), "b", "u", ""),  # it drains
+        (job("a", grants=(Grant("a", "t"), Grant("b", "u"))), "b", "t", "the token"),  # of another node
+        (job("a"), "a", "", "not placed"),  # its grants cannot be read
+        (job("a"), "b", "", "not placed"),
+        (job("a", result=Result(0, "done")), "a", "", "not placed"),
+        (job(), "a", "", "not placed"),
+        (None, "a", "t", "not placed"),
+    ],
+)
+def test_who_may_attend(known: Job | None, node: str, token: str, because: str) -> None:
+    objection = documents.objection(known, node, token)
+    assert because in objection and bool(because) == bool(objection)
+
+
+def test_a_token_is_shown_nowhere() -> None:
+    assert "secret" not in repr(job("a", grants=(Grant("a", "secret"),)))
+    assert "secret" not in repr(Holding(job().submission, 1, None, None, None, False, "secret"))
+
+
+# ----------------------------------------------------------------------------------------------- the fleet's leader
+
+
+def daemon(leading: Leading, node: str, *holds: str) -> Any:
+    """One that has those jobs."""
+    session = leading.office.attach(pb.NodeHello(node=node, slots=1, address="10.0.0.1", leave_ms=1000))
+    hold(leading, session, *holds)
+    return session
+
+
+def hold(leading: Leading, session: Any, *jobs: str) -> None:
+    leading.office.heard(session, pb.NodeWord(troubles=pb.NodeTroubles(holds=jobs)))
+
+
+async def tokens(leading: Leading, wanted: Collection[str]) -> dict[str, str]:
+    """By node, once those are granted."""
+    while True:
+        found = {grant.node: grant.token for one in leading.office.book.jobs for grant in one.grants}
+        if found.keys() == set(wanted):
+            return found
+        await asyncio.sleep(0.005)  # the store has a thread of its own
+
+
+def test_a_daemon_is_told_its_token_which_dies_when_the_agent_has_left_and_is_another_one_the_next_time(
+    tmp_path: Path,
+) -> None:
+    async def story(leading: Leading) -> None:
+        a, b = daemon(leading, "a"), daemon(leading, "b")
+        name = await leading.submit("train", 1, 1)
+        (duty,) = await duties(a, {name: 1})
+        assert len(duty.token) == 64 and await tokens(leading, "a") == {"a": duty.token}
+        hold(leading, a, name)
+        await leading.office.change(lambda to: to.cordon("a", "disk"))
+        (moved,) = await duties(b, {name: 1})
+        await duties(a, {})
+        assert moved.token != duty.token
+        assert await tokens(leading, "ab") == {"a": duty.token, "b": moved.token}, "it is leaving"
+        hold(leading, a)
+        await tokens(leading, "b")
+        hold(leading, b, name)
+        await leading.office.change(lambda to: to.cordon("a", ""))
+        await leading.office.change(lambda to: to.cordon("b", "disk"))
+        (again,) = await duties(a, {name: 1})
+        assert again.token not in ("", duty.token)
+
+    led(tmp_path, story)
+
+
+def test_another_leader_of_the_fleet_tells_the_same_token(tmp_path: Path) -> None:
+    async def story(leading: Leading) -> None:
+        name = await leading.submit("train", 1, 1)
+        (duty,) = await duties(daemon(leading, "a"), {name: 1})
+        other = office_module.Office(leading.tenure, leading.store, leading.thread, leading.journal)
+        work = asyncio.create_task(other.lead())
+        await other.ready.wait()
+        a = other.attach(pb.NodeHello(node="a", slots=1, address="10.0.0.1", leave_ms=1000))
+        assert [one.token for one in await duties(a, {name: 1})] == [duty.token]
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    led(tmp_path, story)
+
+
+def test_a_grant_ends_also_where_nobody_says_that_the_agent_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(office_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(office_module, "ABSENT_S", 0.05)
+    monkeypatch.setattr(office_module, "AWAY_S", 0.05)
+
+    async def story(leading: Leading) -> None:
+        a = daemon(leading, "a")
+        name = await leading.submit("train", 1, 1)
+        await duties(a, {name: 1})
+        hold(leading, a, name)
+        leading.office.detach(a)
+        await duties(daemon(leading, "b"), {})
+        await leading.office.change(lambda to: to.scale(name, 2))
+        await tokens(leading, "b")
+
+    led(tmp_path, story)
+
+
+# ------------------------------------------------------------------------------------------------------- the replica
+
+
+def test_a_replica_reads_once_more_before_it_refuses_and_says_so_when_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "PAUSE_S", 0.01)
+    monkeypatch.setattr(admission, "REREAD_S", 0.2)
+    refused: list[tuple[str, ...]] = []
+    wanted = 0
+
+    async def story() -> None:
+        book: Book | None = Book((job("a", grants=(Grant("a", "t"),)),))
+
+        def reread() -> None:
+            nonlocal wanted
+            wanted += 1
+            door.reads()
+            if book is not None:
+                door.read(book)
+
+        door = Admission(lambda *told: refused.append(told), reread)
+        asked = [door.objection("train-1", "a", token, "10.0.0.9:1") for token in ("t", "t", "u")]
+        found = await asyncio.gather(*asked)
+        assert found[:2] == ["", ""] and "token" in found[2] and wanted == 1, "one reading for all of them"
+        assert [one[1:] for one in refused] == [("train-1", "a", "10.0.0.9:1")]
+        assert await door.objection("train-1", "a", "t", "") == "" and wanted == 1, "it knows that one"
+        assert door.stands("train-1", "a", "t") and not door.stands("train-1", "b", "t")
+        book = None
+        with pytest.raises(NotKnown):
+            await door.objection("train-1", "b", "t", "")
+        assert len(refused) == 1
+
+    asyncio.run(asyncio.wait_for(story(), PATIENCE_S))
+
+
+class At:
+    """A replica that leads two jobs, both on node a."""
+
+    def __init__(self, home: Path, journal: Journal) -> None:
+        self.home, self.journal = home, journal
+        self.refusals = Refusals(journal)
+        self.door = Admission(self._refused, self._reread)
+        self.service = Service(self.door)
+        self.reigns: dict[str, Reign] = {}
+        self.channel: grpc.aio.Channel
+        self.address = ""
+        self.book = Book(tuple(job("a", name=name, grants=(Grant("a", f"of {name}"),)) for name in ("one-1", "two-2")))
+
+    def _refused(self, because: str, job: str, node: str, peer: str) -> None:
+        self.refusals.say(because, at="Attend", caller=f"agent {node}", peer=peer, job=job)
+
+    def _reread(self) -> None:
+        self.door.reads()
+        self.door.read(self.book)
+
+    async def attend(self, job: str, node: str, token: str) -> tuple[Any, AsyncIterator[pb.LeaderOrder]]:
+        """Returns the first order and the rest. Raises AioRpcError."""
+
+        async def words() -> AsyncIterator[pb.AgentWord]:
+            yield pb.AgentWord(hello=pb.AgentHello(job=job, node=node, slots=1, token=token))
+            await asyncio.Event().wait()
+
+        call = RendezvousStub(self.channel).Attend(words(), timeout=CALL_S)
+        return await call.read(), call
+
+    def agent(self, job: str, token: str) -> Attendance:
+        """The product's, with that token in its directory."""
+        home = self.home / job
+        home.mkdir()
+        (home / TOKEN).write_text(token)
+        return Attendance(spec(job), home, "a", 1, self.journal, Attendant(), Reach(replicas=(self.address,)))
+
+
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, story: Callable[[At], Awaitable[None]]) -> list[Any]:
+    """Returns the lines of the journal."""
+    monkeypatch.setattr(admission, "PAUSE_S", 0.01)
+
+    async def told() -> None:
+        with Journal(tmp_path / "journal.jsonl", "", "r", "here") as journal:
+            at, store, thread = At(tmp_path, journal), MemoryStore(), StoreThread()
+            tenures = []
+            for one in at.book.jobs:
+                candidate = Candidate(store, one.name, "here", lambda: 0.0)
+                won = candidate.stand()
+                assert isinstance(won, Won)
+                tenures.append(Tenure(candidate, won.term))
+                at.reigns[one.name] = Reign(one.spec, tenures[-1], journal, thread)
+                at.service.leads[one.name] = Lead(journal, at.reigns[one.name])
+            server = grpc.aio.server(options=SERVER_OPTIONS)
+            add_RendezvousServicer_to_server(at.service, server)
+            at.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+            await server.start()
+            try:
+                async with asyncio.timeout(PATIENCE_S), grpc.aio.insecure_channel(at.address) as at.channel:
+                    await story(at)
+            finally:
+                await server.stop(grace=None)
+                thread.close()
+
+    asyncio.run(told())
+    return list(read(tmp_path / "journal.jsonl"))
+
+
+def test_agents_of_two_jobs_on_a_node_cannot_end_each_others_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(at: At) -> None:
+        welcome, _ = await at.attend("two-2", "a", "of two-2")
+        assert welcome.WhichOneof("content") == "welcome"
+        session = at.reigns["two-2"]._agents["a"]
+        for token in ("of one-1", ""):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await at.attend("two-2", "a", token)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        guess = await asyncio.to_thread(nodes.attend, (at.address,), "two-2", "a", "a guess")
+        assert guess == {at.address: nodes.REFUSED}, "as elastic chaos does it"
+        assert at.reigns["two-2"].is_current(session) and not session.ended.is_set()
+        right = await asyncio.to_thread(nodes.attend, (at.address,), "two-2", "a", "of two-2")
+        assert right == {at.address: nodes.ADMITTED} and session.ended.is_set(), "but its own agent may come again"
+
+    lines = play(tmp_path, monkeypatch, story)
+    (line,) = [line for line in lines if line["event"] == "refused"]  # the second within ten seconds is counted only
+    assert (line["job"], line["caller"], line["at"], line["times"]) == ("two-2", "agent a", "Attend", 1)
+    assert line["peer"].startswith("127.0.0.1:") and "token" in line["because"]
+    assert "of one-1" not in json.dumps(lines) and "of two-2" not in json.dumps(lines)
+
+
+def test_an_agent_that_is_not_admitted_ends_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(at: At) -> None:
+        with pytest.raises(NotAdmitted, match="of one-1 does not admit the agent of a: the token is not that of"):
+            await at.agent("one-1", "of two-2").always()
+
+    assert [line["event"] for line in play(tmp_path, monkeypatch, story)] == ["refused", "not_admitted"]
+
+
+def test_an_agent_whose_place_is_over_is_dismissed_and_not_admitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that has stolen the token while it was good."""
+
+    async def story(at: At) -> None:
+        agent = asyncio.create_task(at.agent("one-1", "of one-1").always())
+        while "a" not in at.reigns["one-1"]._agents:
+            await asyncio.sleep(0.01)  # on another connection
+        at.reigns["one-1"].keep(lambda node, token: at.door.stands("one-1", node, token))
+        assert not at.reigns["one-1"]._agents["a"].ended.is_set()
+        at.book = Book((job("b", name="one-1", grants=(Grant("b", "of b"),)),))
+        at.door.read(at.book)
+        at.reigns["one-1"].keep(lambda node, token: at.door.stands("one-1", node, token))
+        with pytest.raises(NotAdmitted, match="has not placed this job on this node, or not any more"):
+            await agent
+        assert "a" not in at.reigns["one-1"]._agents
+
+    told = [line["event"] for line in play(tmp_path, monkeypatch, story)]
+    assert told == ["attending", "agent_dismissed", "no_leader", "refused", "not_admitted"]
+
+
+# -------------------------------------------------------------------------------------------------------- the daemon
+
+
+def test_a_token_lies_in_a_file_of_its_user_alone_for_as_long_as_the_job_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is started in the keeper's place says what it was given."""
+    said = tmp_path / "said"
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "python").write_text(f'#!/bin/sh\n(echo "$@"; env) > {said}.new\nmv {said}.new {said}\nread line\n')
+    (tmp_path / "python").chmod(0o755)
+    site = Site(node="a", reach=Reach(), jobs_dir=tmp_path / "jobs", notices="none", grace_s=1.0)
+    submission = Submission(JobSpec(name="t-1", command=("t",), workers=1, checkpoint_dir=str(tmp_path)), 1, "t-1", "0")
+
+    async def story(journal: Journal) -> None:
+        mask = os.umask(0)
+        try:
+            board = Board(journal, lambda: None)
+            charge = Charge(site, submission, 1, None, board, journal, lambda: None, token="correct-horse")
+            while not said.exists():
+                await asyncio.sleep(0.01)  # another process
+            file = charge.directory / TOKEN
+            assert read_token(charge.directory) == "correct-horse" and stat.S_IMODE(file.stat().st_mode) == 0o600
+            charge.grant("another one")
+            assert read_token(charge.directory) == "another one" and stat.S_IMODE(file.stat().st_mode) == 0o600
+            charge.stop()
+            await charge.ended()
+            assert not file.exists()
+        finally:
+            os.umask(mask)
+
+    with Journal(tmp_path / "journal.jsonl", "", "d", "a") as journal:
+        asyncio.run(asyncio.wait_for(story(journal), PATIENCE_S))
+    assert "elastic.agent.process.subreaper" in said.read_text()
+    for path in (said, tmp_path / "journal.jsonl"):
+        assert "correct-horse" not in path.read_text()

@@ -1,0 +1,404 @@
+"""What the leader of a fleet tells its nodes: everything that they have to run, and only when it knows it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elastic.cli.jobs import overview_text
+from elastic.config import JobSpec
+from elastic.errors import StoreRefused, StoreUnavailable
+from elastic.fleet import leader as office_module
+from elastic.fleet import registry
+from elastic.fleet.documents import Book, Result, Submission
+from elastic.fleet.leader import NodeSession, Office
+from elastic.fleet.registry import Registry
+from elastic.fleet.service import Desk
+from elastic.records import story as stories
+from elastic.records.journal import Journal
+from elastic.rendezvous.leader import StoreThread
+from elastic.rendezvous.service import Service
+from elastic.security.expiry import Shown
+from elastic.security.roles import Caller
+from elastic.store.base import MemoryStore, Store
+from elastic.store.election import Candidate, Won
+from elastic.store.lease import Tenure
+from elastic.wire import codec
+from elastic.wire import elastic_pb2 as pb
+
+PATIENCE_S = 30.0
+
+
+def calling(*names: str) -> Any:
+    """The context of a call with these names in the caller's certificate."""
+    shown = {"x509_subject_alternative_name": [name.encode() for name in names]} if names else {}
+    return SimpleNamespace(peer=lambda: "ipv4:10.0.0.3:4711", auth_context=lambda: shown)
+
+
+HERE = calling()
+
+
+class Leading:
+    """An office that leads on a store in memory, with nodes on paper."""
+
+    def __init__(self, directory: Path) -> None:
+        self.store = MemoryStore()
+        self.candidate = Candidate(self.store, registry.NAME, "here", time.monotonic)
+        won = self.candidate.stand()
+        assert isinstance(won, Won)
+        self.tenure = Tenure(self.candidate, won.term)
+        self.thread = StoreThread()
+        self.journal = Journal(directory / "journal.jsonl", "", "rendezvous", "here")
+        self.office = Office(self.tenure, self.store, self.thread, self.journal)
+
+    def node(self, name: str, slots: int = 1, address: str = "10.0.0.1", process: str = "") -> NodeSession:
+        return self.office.attach(pb.NodeHello(node=name, slots=slots, address=address, process=process))
+
+    async def submit(self, name: str, workers: int, least: int) -> str:
+        spec = JobSpec(name=name, command=("train",), workers=workers, min_workers=least, checkpoint_dir="/shared")
+        await asyncio.wait_for(self.office.ready.wait(), PATIENCE_S)
+        return await self.office.change(lambda to: to.submit(spec))
+
+
+def play(tmp_path: Path, story: Callable[[Leading], Awaitable[None]]) -> None:
+    async def told() -> None:
+        leading = Leading(tmp_path)
+        try:
+            async with leading.tenure:
+                work = asyncio.create_task(leading.office.lead())
+                try:
+                    async with asyncio.timeout(PATIENCE_S):
+                        await story(leading)
+                finally:
+                    work.cancel()
+                    await asyncio.gather(work, return_exceptions=True)
+        finally:
+            leading.thread.close()
+            leading.journal.close()
+
+    asyncio.run(told())
+
+
+async def duties(session: NodeSession, wanted: dict[str, int]) -> list[pb.Duty]:
+    """Wait until the node is told to run exactly those."""
+    while True:
+        order = await session.outbox.get()
+        if order.WhichOneof("content") == "duties":
+            told = list(order.duties.duties)
+            if {duty.job: duty.slots for duty in told} == wanted:
+                return told
+
+
+def test_nodes_are_told_when_a_job_fits_and_when_it_is_over(tmp_path: Path) -> None:
+    async def story(leading: Leading) -> None:
+        a = leading.node("a")
+        assert (await a.outbox.get()).welcome.term == leading.office.term, "the first word"
+        job = await leading.submit("train", 3, 2)
+        await duties(a, {})
+        b = leading.node("b", slots=2)
+        (duty,) = await duties(b, {job: 2})
+        assert codec.from_json(Submission, duty.document.encode()).spec.min_workers == 2
+        await duties(a, {job: 1})
+        await leading.office.change(lambda to: to.stop(job, "enough"))
+        leading.office.read(*registry.read(leading.store))
+        assert [one.leave for one in await duties(a, {job: 1})] == [True]
+        registry.end(leading.store, job, Result(6, "drained"))
+        leading.office.read(*registry.read(leading.store))
+        while not (told := (await a.outbox.get()).duties).over:
+            pass
+        assert ([one.job for one in told.over], list(told.duties)) == ([job], []), "what follows the training may go on"
+        assert codec.from_json(Result, told.over[0].result.encode()) == Result(6, "drained")
+
+    play(tmp_path, story)
+
+
+def test_a_node_that_leaves_or_is_cordoned_is_told_to_run_nothing(tmp_path: Path) -> None:
+    async def story(leading: Leading) -> None:
+        a, b, c = (leading.node(name) for name in "abc")
+        job = await leading.submit("train", 1, 1)
+        await duties(a, {job: 1})
+        leading.office.heard(a, pb.NodeWord(leaves=pb.NodeLeaves(because="asked")))
+        await duties(a, {})
+        await duties(b, {job: 1})
+        await leading.office.change(lambda to: to.cordon("b", "disk"))
+        leading.office.read(*registry.read(leading.store))
+        await duties(b, {})
+        await duties(c, {job: 1})
+
+    play(tmp_path, story)
+
+
+def test_the_slots_of_an_absent_node_are_given_elsewhere_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(office_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(office_module, "ABSENT_S", 0.2)
+
+    async def story(leading: Leading) -> None:
+        a, b = leading.node("a"), leading.node("b")
+        job = await leading.submit("train", 2, 1)
+        await duties(a, {job: 1})
+        await duties(b, {job: 1})
+        leading.office.detach(b)
+        await duties(leading.node("c"), {job: 1})
+        await duties(leading.node("b"), {})
+
+    play(tmp_path, story)
+
+
+def test_a_job_larger_than_the_fleet_is_told_so_and_holds_up_others_while_nodes_may_still_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(office_module, "LOOK_S", 0.01)
+
+    async def story(leading: Leading) -> None:
+        office, desk = leading.office, Desk(Service(), leading.journal, Shown(), tmp_path, dict)
+        desk.office = office
+        b = leading.node("b", slots=2)
+        leading.node("a")
+
+        async def submit(name: str, least: int) -> Any:
+            spec = JobSpec(name=name, command=("t",), workers=least, min_workers=least, checkpoint_dir="/shared")
+            submitted = pb.Submit(document=codec.job_to_json(spec).decode())
+            return json.loads((await desk.Ask(pb.Question(submit=submitted), HERE)).document)
+
+        async def overview() -> dict[str, Any]:
+            jobs = json.loads((await desk.Ask(pb.Question(overview=pb.Overview()), HERE)).document)["jobs"]
+            return {job["job"]: job for job in jobs}
+
+        await asyncio.wait_for(office.ready.wait(), PATIENCE_S)
+        assert await submit("large", 3) == {"job": "large-1", "larger": ""}
+        await duties(b, {"large-1": 2})
+        assert (await submit("huge", 5))["larger"] == "", "a node may be on its way to this leader"
+        await submit("small", 1)
+        monkeypatch.setattr(office_module, "ABSENT_S", 0.0)  # from now on nobody is waited for
+        huge = "larger than the fleet, which has 3 slots on 2 nodes: needs 5 at once, and holds up nobody"
+        assert (await submit("other", 5))["larger"] == huge
+        while not (told := (await overview())["huge-2"])["larger"]:
+            await asyncio.sleep(0.01)
+        assert (told["state"], told["because"]) == ("waits", huge)
+        registry.end(leading.store, "large-1", Result(0, "done"))
+        office.read(*registry.read(leading.store))
+        await duties(b, {"small-3": 1})
+        monkeypatch.setattr(office_module, "ABSENT_S", 1e9)
+        monkeypatch.setattr(office, "_began_s", float("-inf"))
+        assert office.plan().larger == {"huge-2", "other-4"}
+        c = leading.node("c", slots=2)
+        office.detach(c)
+        assert office.plan().larger == set(), "a node that is away for a moment still counts"
+        monkeypatch.setattr(c, "leaves", "asked")
+        assert office.plan().larger == {"huge-2", "other-4"}, "and one that has said goodbye does not"
+
+    play(tmp_path, story)
+
+
+def test_of_two_daemons_of_one_name_on_one_machine_the_second_is_refused(tmp_path: Path) -> None:
+    """Else each would end the other's stream, and both would run the node's jobs."""
+
+    async def story(leading: Leading) -> None:
+        first = leading.node("a", process="7 100")
+        with pytest.raises(codec.WireError, match=r"a node a attends from 10.0.0.1 already; give this one another"):
+            leading.node("a", process="8 200")
+        assert leading.office.sessions["a"] is first and not first.ended.is_set()
+        again = leading.node("a", process="7 100")
+        assert first.ended.is_set(), "the same one, on a new stream"
+        leading.office.detach(again)
+        assert leading.node("a", process="8 200") is leading.office.sessions["a"]
+
+    play(tmp_path, story)
+
+
+def test_a_second_daemon_of_one_name_is_refused_and_a_restarted_one_is_not(tmp_path: Path) -> None:
+    async def story(leading: Leading) -> None:
+        first = leading.node("a", address="10.0.0.1")
+        with pytest.raises(codec.WireError, match=r"a node a attends from 10.0.0.1 already; give this one another"):
+            leading.node("a", address="10.0.0.2")
+        again = leading.node("a", address="10.0.0.1")
+        assert first.ended.is_set() and not again.ended.is_set()
+        leading.office.detach(first)
+        assert leading.office.sessions == {"a": again}, "what a stream that was replaced says no longer counts"
+
+    play(tmp_path, story)
+
+
+def test_a_change_that_was_written_and_cannot_be_read_back_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(leading: Leading) -> None:
+        a, read = leading.node("a"), registry.read
+
+        def unanswered(store: Store) -> tuple[Book, int]:
+            raise StoreUnavailable("no answer in time")
+
+        monkeypatch.setattr(registry, "read", unanswered)
+        job = await leading.submit("train", 1, 1)
+        monkeypatch.setattr(registry, "read", read)
+        leading.office.read(*registry.read(leading.store))  # as the replica does on its own
+        await duties(a, {job: 1})
+
+    async def begun(leading: Leading) -> None:
+        await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
+        await story(leading)
+
+    play(tmp_path, begun)
+
+
+def test_a_submission_that_is_asked_for_twice_with_one_token_makes_one_job(tmp_path: Path) -> None:
+    async def story(leading: Leading) -> None:
+        await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
+        desk = Desk(Service(), leading.journal, Shown(), tmp_path, dict)
+        desk.office = leading.office
+        spec = JobSpec(name="train", command=("train",), workers=1, checkpoint_dir="/shared")
+        submit = pb.Submit(document=codec.job_to_json(spec).decode(), token="t1")
+        answers = [await desk.Ask(pb.Question(submit=submit), HERE) for _ in range(2)]
+        assert [json.loads(answer.document) for answer in answers] == [{"job": "train-1", "larger": ""}] * 2
+        assert [job.name for job in registry.read(leading.store)[0].jobs] == ["train-1"]
+        answer = await desk.Ask(pb.Question(submit=pb.Submit(document=submit.document, token="x" * 70_000)), HERE)
+        assert "token='xxx" in answer.refused
+
+    play(tmp_path, story)
+
+
+def test_a_job_gets_another_size_within_what_its_file_allows(tmp_path: Path) -> None:
+    async def story(leading: Leading) -> None:
+        desk = Desk(Service(), leading.journal, Shown(), tmp_path, dict)
+        desk.office = leading.office
+        a, b = leading.node("a"), leading.node("b")
+        job = await leading.submit("train", 2, 1)
+        await duties(a, {job: 1})
+        await duties(b, {job: 1})
+
+        async def ask(workers: int) -> pb.Answer:
+            return await desk.Ask(pb.Question(scale=pb.Scale(job="train", workers=workers)), HERE)
+
+        assert json.loads((await ask(1)).document) == {"job": job, "workers": 1, "before": 2}
+        await duties(b, {})
+        assert json.loads((await ask(2)).document)["before"] == 1
+        await duties(b, {job: 1})
+        for workers in (0, 3):
+            assert "takes 1 to 2 workers" in (await ask(workers)).refused
+        await leading.office.change(lambda to: to.end(job, Result(0, "done")))
+        assert (await ask(1)).refused == f"{job} is over: done"
+
+    play(tmp_path, story)
+
+
+def test_nodes_are_told_what_to_run_though_what_has_ended_cannot_be_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(office_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(registry, "ENDED_KEPT", 0)
+    tried = asyncio.Event()
+
+    async def story(leading: Leading) -> None:
+        loop = asyncio.get_running_loop()
+
+        def refused(to: Registry, book: Book) -> None:
+            loop.call_soon_threadsafe(tried.set)
+            raise StoreRefused("no rights")
+
+        forget = Registry.forget
+        monkeypatch.setattr(Registry, "forget", refused)
+        a = leading.node("a")
+        first = await leading.submit("first", 1, 1)
+        await duties(a, {first: 1})
+        await leading.office.change(lambda to: to.end(first, Result(0, "done")))
+        await tried.wait()
+        second = await leading.submit("second", 1, 1)
+        await duties(a, {second: 1})
+        tried.clear()
+        await tried.wait()
+        said = (tmp_path / "journal.jsonl").read_text()
+        assert said.count("ended_jobs_not_forgotten") == 1 == said.count("no rights"), "once, however often it is tried"
+        monkeypatch.setattr(Registry, "forget", forget)
+        while [job.name for job in leading.office.book.jobs] != [second]:
+            await asyncio.sleep(0.01)
+
+    play(tmp_path, story)
+
+
+def test_an_office_whose_lease_is_gone_leads_no_longer_and_ends_its_streams(tmp_path: Path) -> None:
+    async def told() -> str:
+        leading = Leading(tmp_path)
+        session = leading.node("a")
+        async with leading.tenure:
+            work = asyncio.create_task(leading.office.lead())
+            await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
+            leading.store.advance(1e9)
+            because = await asyncio.wait_for(work, PATIENCE_S)
+        assert session.ended.is_set()
+        leading.thread.close()
+        leading.journal.close()
+        return because
+
+    assert "lease has expired" in asyncio.run(told())
+
+
+def test_a_question_whose_asker_is_gone_is_forgotten() -> None:
+    async def story() -> None:
+        session = NodeSession(pb.NodeHello(node="a"))
+        order = pb.NodeOrder(log=pb.LogQuery())
+        asking = asyncio.create_task(session.ask(order, order.log))
+        await session.outbox.get()
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert not session.queries
+
+    asyncio.run(story())
+
+
+def test_every_change_is_journaled_with_its_caller_and_a_job_knows_its_owner(tmp_path: Path) -> None:
+    async def story(leading: Leading) -> None:
+        await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
+        desk = Desk(Service(), leading.journal, Shown(), tmp_path, dict)
+        desk.office = leading.office
+        a = leading.node("a", slots=2)
+        ann, spec = (
+            calling("elastic://operator/ann"),
+            JobSpec(name="train", command=("t",), workers=2, checkpoint_dir="/shared"),
+        )
+
+        async def ask(context: Any = ann, **content: Any) -> Any:
+            answer = await desk.Ask(pb.Question(**content), context)
+            assert not answer.refused
+            return json.loads(answer.document)
+
+        document = codec.job_to_json(spec).decode()
+        await ask(submit=pb.Submit(document=document))
+        await duties(a, {"train-1": 2})
+        await ask(scale=pb.Scale(job="train-1", workers=1))
+        await ask(cordon=pb.Cordon(node="a", because="repair"))
+        await ask(stop=pb.Stop(job="train-1", because="enough"))
+        await ask(HERE, submit=pb.Submit(document=document))
+        lines = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+        changes = {"submitted", "scaled", "cordoned", "stop_asked"}
+        told = [(line["event"], line["job"], line["caller"]) for line in lines if line["event"] in changes]
+        assert told == [
+            *((event, "train-1", "operator ann") for event in ("submitted", "scaled", "cordoned", "stop_asked")),
+            ("submitted", "train-2", "somebody without a certificate"),
+        ]
+        assert {line["peer"] for line in lines if line["event"] in changes} == {"10.0.0.3:4711"}
+        owners = [Caller("ann", "operator", "10.0.0.3:4711"), Caller("", "", "10.0.0.3:4711")]
+        assert [job.owner for job in registry.read(leading.store)[0].jobs] == owners
+        shown = await ask(HERE, overview=pb.Overview())
+        assert "submitted by operator ann, from 10.0.0.3:4711" in overview_text(shown, long=True)
+        assert "submitted by somebody without a certificate, from" in overview_text(shown, long=True)
+        assert "ann" not in overview_text(shown)
+        about = [line for line in lines if line["job"] == "train-1"]
+        led = [{**about[0], "event": "committed", "generation": 1, "kind": "form", "members": ["a.0.0"]}]
+        said = [moment.said for moment in stories.of_generation(about[:1] + led + about[1:], 1)]
+        assert "operator ann submits it, from 10.0.0.3:4711" in said
+
+    play(tmp_path, story)
+
+
+def test_what_was_submitted_to_an_older_version_has_no_owner() -> None:
+    told = {"job": "train-1", "state": "waits", "slots": {}, "workers": 1, "because": ""}
+    assert "whom the version of then did not note" in overview_text({"jobs": [told], "nodes": []}, long=True)

@@ -1,0 +1,462 @@
+"""What a daemon does with what the leader tells it, with processes in the place of agents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from elastic.agent import handover
+from elastic.config import JobSpec
+from elastic.fleet import job_runner as charge_module
+from elastic.fleet.documents import Result, Submission
+from elastic.fleet.job_runner import Charge, Site
+from elastic.fleet.leader_session import Offer
+from elastic.fleet.node_daemon import Daemon
+from elastic.fleet.notice_board import Board
+from elastic.preemption import relay
+from elastic.preemption.notice import Kind, Notice
+from elastic.preemption.provider import Source, Unanswered
+from elastic.records import host_memory
+from elastic.records.files import read_job
+from elastic.records.journal import Journal
+from elastic.rendezvous.reach import Reach
+from elastic.rendezvous.service import SERVER_OPTIONS
+from elastic.security.channels import PLAIN
+from elastic.wire import codec
+from elastic.wire import elastic_pb2 as pb
+from elastic.wire.elastic_pb2_grpc import FleetServicer, add_FleetServicer_to_server
+
+PATIENCE_S = 30.0
+
+AGENT = """
+import os, signal, sys, time
+if sys.argv[2] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1] + ".up", "w").close()
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+"""
+"""Lives until the gate is open. argv: the gate, and "deaf" for one that takes its time over SIGTERM."""
+
+RESULT = codec.to_json(Result(0, "all members have finished")).decode()
+
+
+class Node:
+    """A daemon without a leader. gate: when that file exists, agents end by themselves. started: jobs, in order."""
+
+    def __init__(self, home: Path, *replicas: str) -> None:
+        self.home = home
+        self.gate = home / "gate"
+        self.started: list[str] = []
+        self.site = Site(
+            node="a", reach=Reach(replicas=replicas), jobs_dir=home / "jobs", notices="none", grace_s=PATIENCE_S
+        )
+        self.journal = Journal(home / "journal.jsonl", "", "daemon", "here")
+        self.daemon = Daemon(self.site, Offer(2, ()), self.journal, PLAIN)
+        self.daemon._attendance._outbox = asyncio.Queue()
+
+    def submission(self, name: str, env: tuple[str, ...] = (), env_from: str = "") -> Submission:
+        spec = JobSpec(name=name, command=("train",), workers=1, min_workers=1, checkpoint_dir=str(self.home / "c"))
+        return Submission(replace(spec, env=env, env_from=env_from), 1, name, f"identity of {name}")
+
+    def duty(self, name: str, slots: int = 1, submission: Submission | None = None) -> pb.Duty:
+        document = codec.to_json(submission or self.submission(name)).decode()
+        return pb.Duty(job=name, slots=slots, document=document)
+
+    def told(self, *duties: pb.Duty, over: tuple[str, ...] = ()) -> None:
+        self.daemon._duties = {duty.job: duty for duty in duties}
+        self.daemon._over = dict.fromkeys(over, RESULT)
+        self.daemon._reconcile()
+
+    def charge(self, job: str) -> Charge:
+        return self.daemon._charges[job]
+
+    def troubles(self) -> dict[str, str]:
+        """The newest that the leader was told."""
+        outbox, newest = self.daemon._attendance._outbox, pb.NodeTroubles()
+        assert outbox is not None
+        while not outbox.empty():
+            newest = outbox.get_nowait().troubles
+        return {trouble.job: trouble.because for trouble in newest.troubles}
+
+    def ends(self) -> list[str]:
+        """How each agent ended."""
+        lines = [json.loads(line) for line in (self.home / "journal.jsonl").read_text().splitlines()]
+        return [line["because"] for line in lines if line["event"] == "charge_ended"]
+
+    async def until(self, reached: Callable[[], object]) -> None:
+        while not reached():
+            await asyncio.sleep(0.01)  # other processes and threads: there is nothing to wait on
+
+
+def play(home: Path, story: Callable[[Node], Awaitable[None]]) -> None:
+    async def told() -> None:
+        node = Node(home)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await story(node)
+        finally:
+            node.gate.touch()
+            for charge in node.daemon._charges.values():
+                charge.stop()
+                await charge.ended()
+            node.journal.close()
+
+    asyncio.run(told())
+
+
+@pytest.fixture
+def agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that know the gate only."""
+
+    def start(self: Charge) -> subprocess.Popen[bytes]:
+        gate = self._site.jobs_dir.parent / "gate"
+        kind = "deaf" if self.job.startswith("deaf") else "quick"
+        return subprocess.Popen([sys.executable, "-c", AGENT, str(gate), kind], stdin=subprocess.PIPE)
+
+    monkeypatch.setattr(Charge, "_start", start)
+    monkeypatch.setattr(Charge, "_last_words", lambda self: "")
+
+
+@pytest.mark.usefixtures("agents")
+def test_the_agent_of_a_job_that_is_over_ends_by_itself_and_is_not_started_again(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        node.told(node.duty("train-1"))
+        charge = node.charge("train-1")
+        await node.until((tmp_path / "gate.up").exists)
+        node.told(over=("train-1",))
+        node.told()  # forgotten, after many other jobs
+        await asyncio.sleep(0)
+        assert charge.finishing and not charge._leave.is_set()
+        # Where an agent looks that nobody answers: replicas which were started again know nothing of the job.
+        assert json.loads((charge._dir / "result.json").read_bytes())["exit_code"] == 0
+        node.gate.touch()
+        await charge.ended()
+        assert node.ends() == ["the agent of the job exited with 0"], "no signal ended it"
+
+    play(tmp_path, story)
+
+
+@pytest.mark.usefixtures("agents")
+def test_a_job_waits_for_the_gpus_of_one_that_has_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+
+    async def story(node: Node) -> None:
+        node.told(node.duty("deaf-1", slots=2))
+        old = node.charge("deaf-1")
+        await node.until((tmp_path / "gate.up").exists)
+        node.told(node.duty("next-2"))
+        assert "next-2" not in node.daemon._charges
+        assert "waits for the GPUs of deaf-1" in node.troubles()["next-2"]
+        node.gate.touch()
+        await old.ended()
+        node.told(node.duty("next-2"))
+        assert node.charge("next-2").devices == ("0",) and node.troubles() == {}
+
+    play(tmp_path, story)
+
+
+@pytest.mark.usefixtures("agents")
+@pytest.mark.parametrize(("visible", "second"), [("0,1", "1"), ("0", "")])
+def test_the_variable_is_set_wherever_there_are_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, second: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    async def story(node: Node) -> None:
+        node.told(node.duty("one-1"), node.duty("two-2"))
+        assert node.charge("one-1")._environment()["CUDA_VISIBLE_DEVICES"] == "0"
+        assert node.charge("two-2")._environment()["CUDA_VISIBLE_DEVICES"] == second
+
+    play(tmp_path, story)
+
+
+def test_whatever_fails_before_the_start_is_the_trouble_of_the_job_and_tried_again_with_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoCredentials(Exception):
+        """As of botocore: no OSError."""
+
+    tries = 0
+
+    def fails(url: str) -> None:
+        nonlocal tries
+        tries += 1
+        raise NoCredentials("none found")
+
+    monkeypatch.setattr(charge_module, "storage_at", fails)
+    monkeypatch.setattr(charge_module, "BACKOFF_MIN_S", 2 * PATIENCE_S)
+
+    async def story(node: Node) -> None:
+        node.told(node.duty("train-1"))
+        await node.until(lambda: node.charge("train-1").trouble)
+        assert node.charge("train-1").trouble == "the job cannot be started here: NoCredentials: none found"
+        for _ in range(10):
+            node.told(node.duty("train-1"))
+            await asyncio.sleep(0)
+        assert tries == 1 and not node.charge("train-1").over
+
+    play(tmp_path, story)
+
+
+def test_the_directory_of_another_job_of_that_name_is_not_used(tmp_path: Path) -> None:
+    directory = tmp_path / "jobs" / "train-1"
+    directory.mkdir(parents=True)
+    (directory / "id").write_text("another one")
+
+    async def story(node: Node) -> None:
+        node.told(node.duty("train-1"))
+        await node.until(lambda: node.charge("train-1").trouble)
+        assert f"{directory} belongs to another job of that name, another one; move" in node.charge("train-1").trouble
+
+    play(tmp_path, story)
+
+
+@pytest.mark.usefixtures("agents")
+def test_settings_and_the_nodes_own_environment_are_for_the_owners_eyes_and_in_no_journal(tmp_path: Path) -> None:
+    file = tmp_path / "secrets.env"
+    file.write_text("TOKEN=correct-horse")
+
+    async def story(node: Node) -> None:
+        given = node.submission("train-1", ("KEY=battery-staple",), str(file))
+        node.told(node.duty("train-1", submission=given))
+        await node.until((tmp_path / "gate.up").exists)
+        directory = node.charge("train-1").directory
+        assert read_job(directory).environment == {"KEY": "battery-staple", "TOKEN": "correct-horse"}
+        for path in (directory, directory.parent, *directory.rglob("*")):
+            assert path.stat().st_mode & 0o077 == 0, path
+        told = {path for path in tmp_path.rglob("*") if path.is_file() and "horse" in path.read_text(errors="replace")}
+        assert told == {directory / "job.json", file}
+
+    play(tmp_path, story)
+
+
+def test_a_file_of_environment_that_is_not_there_is_the_trouble_of_the_job(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        missing = tmp_path / "secrets.env"
+        node.told(node.duty("train-1", submission=node.submission("train-1", env_from=str(missing))))
+        await node.until(lambda: node.charge("train-1").trouble)
+        because = f"env_from={missing} on a cannot be read: No such file or directory"
+        assert node.charge("train-1").trouble == f"the job cannot be started here: {because}"
+
+    play(tmp_path, story)
+
+
+@pytest.mark.usefixtures("agents")
+def test_a_duty_that_cannot_be_read_is_the_trouble_of_its_job_alone(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        node.told(pb.Duty(job="newer-1", slots=1, document='{"unheard_of": 1}'), node.duty("train-2"))
+        assert list(node.daemon._charges) == ["train-2"]
+        assert "the job cannot be read here" in node.troubles()["newer-1"]
+        node.told(node.duty("train-2"))
+        assert node.troubles() == {}
+
+    play(tmp_path, story)
+
+
+def test_a_log_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        query = pb.LogQuery(number=3, job="train-1", log="a.0.0", offset=5)
+        answer = node.daemon._attendance._piece
+        assert answer(query) == pb.LogPiece(number=3, end=5, size=-1), "there is no directory of jobs"
+        (tmp_path / "jobs" / "train-1" / "logs" / "a.0.0.log").mkdir(parents=True)
+        assert answer(query) == pb.LogPiece(number=3, end=5, size=-1), "a directory has no text"
+
+    play(tmp_path, story)
+
+
+@pytest.mark.usefixtures("agents")
+def test_the_memory_of_a_job_outlives_its_agents_and_goes_with_the_job(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        node.told(node.duty("train-1"))
+        charge = node.charge("train-1")
+        await node.until((tmp_path / "gate.up").exists)
+        memory = Path(json.loads((charge._dir / "checkpoints.json").read_bytes())["memory"])
+        (memory / "state").write_text("state")
+        (tmp_path / "gate.up").unlink()
+        assert charge._keeper is not None
+        charge._keeper.send_signal(signal.SIGKILL)
+        await node.until((tmp_path / "gate.up").exists)
+        host_memory.sweep()
+        assert (memory / "state").exists(), "the next agent of the job is there"
+        charge.stop()
+        node.gate.touch()
+        await charge.ended()
+        assert not memory.exists()
+
+    play(tmp_path, story)
+
+
+class Provider(Source):
+    """Says what it is told to say, and hears when the node is empty."""
+
+    name = "provider"
+    pause_s = 0.01
+
+    def __init__(self) -> None:
+        self.says: Notice | None = None
+        self.empty = threading.Event()
+
+    def look(self) -> Notice | None:
+        return self.says
+
+    def left(self) -> None:
+        self.empty.set()
+
+
+@pytest.mark.usefixtures("agents")
+def test_a_notice_reaches_the_agents_of_all_jobs_and_the_provider_hears_when_the_last_has_left(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        provider = Provider()
+        node.daemon._board.watch([provider])
+        jobs = [node.duty("one-1"), node.duty("two-2")]
+        node.told(*jobs)
+        dirs = [node.charge(job).directory for job in ("one-1", "two-2")]
+        agents = [relay.Node(directory) for directory in dirs]
+        await node.until(lambda: all((directory / "notices.json").exists() for directory in dirs))
+        assert [agent.look() for agent in agents] == [None, None]
+        provider.says = Notice(Kind.RECLAIM, 90.0, "taken back")
+        await node.until(lambda: all([agent.look() for agent in agents]))
+        for agent in agents:
+            notice = agent.look()
+            assert notice is not None and (notice.kind, notice.because) == (Kind.RECLAIM, "taken back")
+            assert 0 < notice.seconds_left <= 90.0
+        node.told(*jobs, node.duty("late-3"))
+        assert "begins nothing new: taken back" in node.troubles()["late-3"]
+        agents[0].left()
+        node.told(*jobs)
+        assert not node.daemon._board._told, "the other job is still there"
+        agents[1].left()
+        node.told(*jobs)
+        assert await asyncio.to_thread(provider.empty.wait, PATIENCE_S)
+        provider.says = None
+        await node.until(lambda: not any([agent.look() for agent in agents]))
+        provider.says = Notice(Kind.RECLAIM, 90.0, "taken back")
+        await node.until(lambda: all([agent.look() for agent in agents]))
+        node.told(*jobs)
+        assert not node.daemon._board._told, "they had left because of an earlier notice, and came back"
+        node.daemon._board.close()
+
+    play(tmp_path, story)
+
+
+@pytest.mark.usefixtures("agents")
+def test_notices_are_written_by_one_thread_and_before_the_agent_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two would write the same temporary file, and a notice of half a minute could be lost."""
+    by: list[threading.Thread] = []
+    show = Board.show
+
+    def shown(self: Board, job_dir: Path) -> None:
+        by.append(threading.current_thread())
+        show(self, job_dir)
+
+    monkeypatch.setattr(Board, "show", shown)
+
+    async def story(node: Node) -> None:
+        node.told(node.duty("train-1"))
+        await node.until((tmp_path / "gate.up").exists)
+        assert by == [threading.current_thread()]
+        assert (node.charge("train-1").directory / "notices.json").exists()
+
+    play(tmp_path, story)
+
+
+def test_of_several_notices_agents_hear_the_most_urgent_and_the_leader_that_the_node_goes(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        board, outbox = node.daemon._board, node.daemon._attendance._outbox
+        assert outbox is not None
+
+        def heard() -> Notice | None:
+            board.show(tmp_path)
+            return relay.Node(tmp_path).look()
+
+        board.heard("advice", Notice(Kind.ADVICE, math.inf, "maybe"))
+        assert heard() == Notice(Kind.ADVICE, math.inf, "maybe") and board.because == ""
+        board.heard("slow", Notice(Kind.MAINTENANCE, 900.0, "tonight"))
+        board.heard("fast", Notice(Kind.RECLAIM, 30.0, "now"))
+        assert (urgent := heard()) is not None and urgent.because == "now"
+        board.heard("fast", None)
+        board.heard("slow", None)
+        told = [outbox.get_nowait().leaves for _ in range(outbox.qsize())]
+        reasons = ["", "tonight", "tonight", "tonight", ""]
+        assert [(word.because, word.notice) for word in told] == [(because, True) for because in reasons]
+        (tmp_path / "notices.json").write_text("[]")
+        with pytest.raises(Unanswered, match=r"notices.json"):
+            relay.Node(tmp_path).look()
+
+    play(tmp_path, story)
+
+
+class Leader(FleetServicer):
+    """Welcomes whoever comes, and hears them out."""
+
+    def __init__(self) -> None:
+        self.heard: list[pb.NodeWord] = []
+
+    async def Attend(self, words: AsyncIterator[pb.NodeWord], context: object) -> AsyncIterator[pb.NodeOrder]:
+        yield pb.NodeOrder(welcome=pb.Welcome(term=1))
+        async for word in words:
+            self.heard.append(word)
+
+
+def test_a_leader_that_comes_later_hears_why_the_node_goes(tmp_path: Path) -> None:
+    async def story() -> None:
+        leader, server = Leader(), grpc.aio.server(options=SERVER_OPTIONS)
+        add_FleetServicer_to_server(leader, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        node = Node(tmp_path, f"127.0.0.1:{port}")
+        node.daemon._board.heard("cloud", Notice(Kind.RECLAIM, 30.0, "taken back"))
+        node.daemon._signalled(signal.SIGTERM)
+        attending = asyncio.create_task(node.daemon._attendance.always())
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await node.until(lambda: [word for word in leader.heard if word.HasField("troubles")])
+        finally:
+            attending.cancel()
+            await server.stop(None)
+            node.journal.close()
+        told = [(word.leaves.because, word.leaves.notice) for word in leader.heard if word.HasField("leaves")]
+        assert told == [("its daemon was asked to end", False), ("taken back", True)]
+
+    asyncio.run(story())
+
+
+def test_a_daemon_that_cannot_read_what_is_asked_goes_on(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        (node.site.jobs_dir / "a.upgrade.json").mkdir(parents=True)  # no file: an error of the system, also for root
+        await node.daemon._hand_over()
+        said = (tmp_path / "journal.jsonl").read_text()
+        assert "handover_refused" in said and "a.upgrade.json cannot be read" in said
+        node.daemon._signalled(signal.SIGTERM)
+        assert node.daemon._status == 128 + signal.SIGTERM
+
+    play(tmp_path, story)
+
+
+def test_a_signal_during_a_handover_that_fails_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(node: Node) -> None:
+        async def prepared(*_: object) -> None:
+            node.daemon._signalled(signal.SIGTERM)
+            assert node.daemon._status is None, "it waits"
+            raise RuntimeError("whatever")
+
+        monkeypatch.setattr(handover, "prepared", prepared)
+        with pytest.raises(RuntimeError, match="whatever"):
+            await node.daemon._hand_over()
+        assert node.daemon._status == 128 + signal.SIGTERM
+
+    play(tmp_path, story)

@@ -1,0 +1,221 @@
+"""A fleet's documents: what is written under a term is read by all, and by nobody else's term."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from elastic.config import JobSpec
+from elastic.errors import ConfigError, StoreRefused, StoreUnavailable
+from elastic.fleet import registry
+from elastic.fleet.documents import Grant, Job, Placement, Result, Share, Size, Wish
+from elastic.fleet.registry import Registry
+from elastic.store.base import Compare, Delete, Listing, MemoryStore, Put, TxnResult
+from elastic.store.election import Candidate, LeadershipLost, Won
+from elastic.wire import codec
+
+SPEC = JobSpec(
+    name="train",
+    command=("python", "train.py"),
+    workers=2,
+    env=("LR=3",),
+    labels=("gpu=h100",),
+    checkpoint_dir="s3://bucket/runs",
+)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def elected(store: MemoryStore, name: str = "r1") -> tuple[Candidate, Registry]:
+    candidate = Candidate(store, registry.NAME, name, lambda: 0.0)
+    assert isinstance(candidate.stand(), Won)
+    return candidate, Registry(store, candidate)
+
+
+def test_jobs_get_names_that_no_other_job_ever_had(store: MemoryStore) -> None:
+    _, to = elected(store)
+    names = [to.submit(SPEC), to.submit(SPEC), to.submit(JobSpec(name="eval", command=("a",), workers=1))]
+    assert names == ["train-1", "train-2", "eval-3"]
+    book, _ = registry.read(store)
+    assert [job.name for job in book.jobs] == names
+    assert len({job.submission.identity for job in book.jobs}) == 3
+
+
+def test_everything_that_is_written_is_read(store: MemoryStore) -> None:
+    _, to = elected(store)
+    first = to.submit(SPEC)
+    before = registry.read(store)[0].jobs[0].submission
+    name = to.submit(SPEC, before, "step-7")
+    placement = Placement((Share("a", 1), Share("b", 1)))
+    grants = (Grant("a", "secret"), Grant("b", ""))
+    to.place(name, placement, grants)
+    to.stop(name, "enough")
+    to.scale(name, 7)
+    to.cordon("b", "disk")
+    registry.end(store, name, Result(6, "drained", "", 4))
+    registry.end(store, name, Result(0, "said too late"))
+    book, _ = registry.read(store)
+    _, job = book.jobs
+    assert (job.submission.series, job.submission.identity) == (first, before.identity)
+    assert (job.submission.resume, job.submission.interruptions) == ("step-7", 1)
+    assert job.submission.checkpoints == f"{SPEC.checkpoint_dir}/train-1"
+    assert (job.spec.env, job.spec.labels, job.placement, job.grants) == (SPEC.env, SPEC.labels, placement, grants)
+    assert (job.size, job.workers) == (Size(7), 7)
+    assert (job.stop, job.result) == (Wish("enough"), Result(6, "drained", "", 4))
+    assert dict(book.cordons) == {"b": Wish("disk")}
+    to.cordon("b", "")
+    assert registry.read(store)[0].cordons == {}
+
+
+def test_a_leader_that_was_replaced_writes_nothing(store: MemoryStore) -> None:
+    first, to = elected(store)
+    first.resign()
+    elected(store, "r2")
+    for write in (lambda: to.submit(SPEC), lambda: to.place("train-1", Placement(()), ()), lambda: to.cordon("a", "")):
+        with pytest.raises(LeadershipLost):
+            write()
+    assert registry.read(store)[0].jobs == ()
+
+
+def test_a_name_without_room_for_a_number_is_refused(store: MemoryStore) -> None:
+    _, to = elected(store)
+    with pytest.raises(ConfigError, match="too long for a fleet, which adds a number"):
+        to.submit(JobSpec(name="x" * 62, command=("a",), workers=1))
+
+
+def test_of_ended_jobs_those_are_kept_that_have_ended_last(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "ENDED_KEPT", 2)
+    _, to = elected(store)
+    names = [to.submit(SPEC) for _ in range(5)]
+    for name in names:
+        for part in ("top", "result", *(f"generations/{number}" for number in range(5))):
+            store.put(f"/elastic/{name}/{part}", b"1", timeout_s=1)
+    for name in (*names[1:4], names[0]):
+        to.scale(name, 1)
+        to.end(name, Result(0, "done"))
+    to.forget(registry.read(store)[0])
+    assert [job.name for job in registry.read(store)[0].jobs] == [names[0], names[3], names[4]]
+    left = {item.key.split("/")[2] for item in store.prefix("/elastic/", timeout_s=1).items} - {registry.NAME}
+    assert left == {names[0], names[3], names[4]}, "nothing of those that are forgotten"
+    kept = {item.key.rpartition("/")[2] for item in store.prefix(f"{registry.ROOT}", timeout_s=1).items}
+    assert kept == {"leader", "count", names[0], names[3], names[4]}
+    assert to.submit(SPEC) == "train-6", "numbers are not given again"
+
+
+def test_a_job_is_forgotten_whose_records_are_more_than_one_answer_of_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Brief(MemoryStore):
+        def prefix(self, prefix: str, *, timeout_s: float) -> Listing:
+            listing = super().prefix(prefix, timeout_s=timeout_s)
+            if sum(len(item.value) for item in listing.items) > 4 * 2**20:
+                raise StoreRefused("received message larger than max")
+            return listing
+
+    monkeypatch.setattr(registry, "ENDED_KEPT", 0)
+    store = Brief()
+    _, to = elected(store)
+    name = to.submit(SPEC)
+    for number in range(500):
+        store.put(f"/elastic/{name}/generations/{number}", bytes(10_000), timeout_s=1)
+    to.end(name, Result(0, "done"))
+    to.forget(registry.read(store)[0])
+    assert store.prefix(f"/elastic/{name}/", timeout_s=1).items == () == registry.read(store)[0].jobs
+
+
+def test_a_leader_of_the_past_forgets_nothing(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "ENDED_KEPT", 0)
+    first, to = elected(store)
+    name = to.submit(SPEC)
+    to.end(name, Result(0, "done"))
+    store.put(f"/elastic/{name}/result", b"1", timeout_s=1)
+    first.resign()
+    elected(store, "r2")
+    with pytest.raises(LeadershipLost):
+        to.forget(registry.read(store)[0])
+    assert store.get(f"/elastic/{name}/result", timeout_s=1) is not None
+
+
+@pytest.mark.parametrize("garbage", [b"seven", b"", b"-1", b"\xff"])
+def test_a_count_that_is_no_number_costs_submissions_only_and_says_what_to_do(
+    store: MemoryStore, garbage: bytes
+) -> None:
+    _, to = elected(store)
+    name = to.submit(SPEC)
+    store.put(registry.COUNT, garbage, timeout_s=1)
+    book, _ = registry.read(store)
+    assert [job.name for job in book.jobs] == [name] and book.unread.keys() == {"count"}
+    with pytest.raises(ConfigError, match=r"/elastic/.fleet/count .* put a number there"):
+        to.submit(SPEC)
+    store.put(registry.COUNT, b"1", timeout_s=1)
+    assert to.submit(SPEC) == "train-2"
+
+
+def test_reasons_of_any_length_are_stored_so_that_they_are_read_again(store: MemoryStore) -> None:
+    _, to = elected(store)
+    names = [to.submit(SPEC), to.submit(SPEC)]
+    traceback = "a and b both raised at train.py:7\n" + "x" * codec.TEXT_LIMIT + " the cause"
+    registry.end(store, names[0], Result(1, traceback))
+    to.end(names[1], Result(1, traceback))
+    to.stop(names[1], traceback)
+    to.cordon("b", traceback)
+    book, _ = registry.read(store)
+    first, second = book.jobs
+    assert first.result is not None and second.result is not None and second.stop is not None
+    for because in (first.result.because, second.result.because, second.stop.because, book.cordons["b"].because):
+        assert len(because) == codec.TEXT_LIMIT and because.endswith("xxx the cause")
+
+
+def test_a_document_that_cannot_be_read_costs_its_own_job_only(store: MemoryStore) -> None:
+    _, to = elected(store)
+    names = [to.submit(SPEC) for _ in range(5)]
+    bad = {f"jobs/{names[0]}": b"{", f"results/{names[1]}": b"[]", f"placements/{names[2]}": b'{"shares": 7}'}
+    wishes = {f"stops/{names[3]}": b'{"why": ""}', "cordons/b": b"null"}
+    for key, document in (bad | wishes).items():
+        store.put(f"{registry.ROOT}{key}", document, timeout_s=1)
+    book, _ = registry.read(store)
+    assert [job.name for job in book.jobs] == names[3:]
+    assert book.unread.keys() == (bad | wishes).keys()
+    stopped, untouched = book.jobs
+    assert stopped.stop is not None and "unknown field 'why'" in stopped.stop.because, "somebody wants it to end"
+    assert untouched.stop is None
+    assert book.cordons.keys() == {"b"}
+
+
+class Forgetful(MemoryStore):
+    """Writes, and then does not answer, as often as it is told to."""
+
+    silent = 0
+
+    def txn(
+        self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[Delete] = (), *, timeout_s: float
+    ) -> TxnResult:
+        done = super().txn(compares, puts, deletes, timeout_s=timeout_s)
+        if self.silent:
+            self.silent -= 1
+            raise StoreUnavailable("no answer in time", ambiguous=True)
+        return done
+
+
+def test_a_request_that_is_sent_again_makes_one_job() -> None:
+    store = Forgetful()
+    _, to = elected(store)
+    store.silent = 1
+    with pytest.raises(StoreUnavailable):
+        to.submit(SPEC, token="t1")
+    assert to.submit(SPEC, token="t1") == "train-1"
+    assert to.submit(SPEC, token="t2") == "train-2", "a request of its own"
+    assert [job.name for job in registry.read(store)[0].jobs] == ["train-1", "train-2"]
+
+
+def test_a_job_waits_runs_and_is_over() -> None:
+    job = Job(submission=None)  # type: ignore[arg-type]
+    assert (job.waits, job.runs) == (True, False)
+    job = Job(submission=None, placement=Placement(()))  # type: ignore[arg-type]
+    assert (job.waits, job.runs) == (False, True)
+    job = Job(submission=None, placement=Placement(()), result=Result(0, ""))  # type: ignore[arg-type]
+    assert (job.waits, job.runs) == (False, False)

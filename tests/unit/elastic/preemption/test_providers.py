@@ -1,0 +1,341 @@
+"""Each provider of notices, asked over HTTP as in its cloud: what it says, and what its troubles are."""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from chaos_tests.cluster.cloud_metadata import AzureHost, Ec2, Gce, Reply, Service
+from elastic.preemption import aws, azure, gcp
+from elastic.preemption.aws import Aws
+from elastic.preemption.azure import Azure
+from elastic.preemption.file import File, notice_in
+from elastic.preemption.gcp import Gcp
+from elastic.preemption.notice import Kind, Notice
+from elastic.preemption.provider import Source, Unanswered
+from elastic.preemption.slurm import Slurm, time_limit
+
+ACTION = "spot/instance-action"
+REBALANCE = "events/recommendations/rebalance"
+NOW = datetime(2026, 1, 31, 8, 20, 30, tzinfo=UTC)
+
+
+@pytest.fixture
+def ec2() -> Iterator[Ec2]:
+    with Ec2() as service:
+        service.now = lambda: NOW
+        yield service
+
+
+@pytest.fixture
+def gce() -> Iterator[Gce]:
+    with Gce() as service:
+        yield service
+
+
+@pytest.fixture
+def host() -> Iterator[AzureHost]:
+    with AzureHost() as service:
+        service.now = lambda: NOW
+        yield service
+
+
+def of_ec2(service: Service) -> Aws:
+    return Aws({aws.ENDPOINT: f"http://{service.address}"})
+
+
+def of_gce(service: Service, key: str = gcp.PREEMPTED) -> Gcp:
+    return Gcp({gcp.HOST: service.address}, key)
+
+
+def of_azure(service: Service) -> Azure:
+    return Azure({azure.HOST: f"http://{service.address}"})
+
+
+@pytest.mark.parametrize(
+    ("cloud", "made"),
+    [(Ec2, Aws), (Gce, lambda it: Gcp(it, gcp.PREEMPTED)), (AzureHost, Azure)],
+)
+def test_a_machine_is_reclaimed_and_given_back(
+    cloud: type[Service], made: Callable[[Mapping[str, str]], Source]
+) -> None:
+    with cloud() as service:
+        source = made(service.environment)
+        assert source.look() is None
+        service.reclaim(20.0)
+        notice = source.look()
+        assert notice and notice.kind is Kind.RECLAIM and 10 <= notice.seconds_left <= 30
+        service.withdraw()
+        assert source.look() is None
+
+
+# ---------------------------------------------------------------------------------------------------------- EC2
+
+
+def test_ec2_says_nothing_until_there_is_an_action_and_one_token_serves_all_questions(ec2: Ec2) -> None:
+    source = of_ec2(ec2)
+    assert [source.look(), source.look()] == [None, None]
+    assert [request.method for request in ec2.asked].count("PUT") == 1
+
+
+def test_ec2_counts_the_time_left_by_the_services_own_clock(ec2: Ec2) -> None:
+    ec2.documents[ACTION] = '{"action": "terminate", "time": "2026-01-31T08:22:00Z"}'
+    because = "EC2 will terminate this spot instance at 2026-01-31T08:22:00Z"
+    assert of_ec2(ec2).look() == Notice(Kind.RECLAIM, 90.0, because)
+
+
+def test_an_action_of_ec2_that_nobody_has_heard_of_ends_the_instance_too(ec2: Ec2) -> None:
+    ec2.documents[ACTION] = '{"action": "melt", "time": "2026-01-31T08:22:00Z"}'
+    notice = of_ec2(ec2).look()
+    assert notice and (notice.kind, notice.seconds_left) == (Kind.RECLAIM, 90.0)
+
+
+def test_ec2_hibernates_at_once(ec2: Ec2) -> None:
+    ec2.documents[ACTION] = '{"action": "hibernate", "time": "2026-01-31T08:22:00Z"}'
+    notice = of_ec2(ec2).look()
+    assert notice and notice.seconds_left == 0
+
+
+def test_an_ec2_recommendation_is_advice_and_an_action_comes_before_it(ec2: Ec2) -> None:
+    ec2.documents[REBALANCE] = '{"noticeTime": "2026-01-31T08:19:00Z"}'
+    source = of_ec2(ec2)
+    advice = source.look()
+    assert advice and not advice.leaves and advice.seconds_left == math.inf
+    ec2.documents[ACTION] = '{"action": "stop", "time": "2026-01-31T08:22:00Z"}'
+    notice = source.look()
+    assert notice and notice.leaves
+
+
+def test_an_expired_ec2_token_is_replaced_without_a_word(ec2: Ec2) -> None:
+    source = of_ec2(ec2)
+    source.look()
+    ec2.expire()
+    assert source.look() is None
+    assert [request.method for request in ec2.asked].count("PUT") == 2
+
+
+def test_an_ec2_token_that_is_never_taken_is_trouble_and_not_a_loop(ec2: Ec2) -> None:
+    source = of_ec2(ec2)
+    ec2.answer = lambda request: Reply(200, "t") if request.method == "PUT" else Reply(401)  # type: ignore[method-assign]
+    with pytest.raises(Unanswered, match="401"):
+        source.look()
+    assert len(ec2.asked) == 2
+
+
+def test_a_wrong_clock_cannot_give_more_time_than_the_two_minutes_of_ec2() -> None:
+    document = {"action": "stop", "time": "2026-01-31T08:22:00Z"}
+    now = datetime(2026, 1, 31, tzinfo=UTC)
+    assert aws.interruption(document, now).seconds_left == aws.WARNING_S
+    assert aws.interruption(document, now + timedelta(days=1)).seconds_left == 0
+
+
+# ---------------------------------------------------------------------------------------------- Compute Engine
+
+
+def test_compute_engine_is_asked_once_and_then_waited_for_until_the_value_changes(gce: Gce) -> None:
+    source = of_gce(gce)
+    assert source.look() is None
+    gce.set("preempted", "TRUE")
+    notice = source.look()
+    assert notice == Notice(Kind.RECLAIM, 30.0, "Compute Engine preempts this machine")
+    first, second = gce.asked
+    assert (first.query, second.query["wait_for_change"]) == ({}, "true")
+
+
+def test_compute_engine_moves_a_machine_or_stops_it(gce: Gce) -> None:
+    source = of_gce(gce, gcp.MAINTENANCE)
+    assert source.look() is None
+    gce.set("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
+    moved = source.look()
+    gce.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
+    stopped = source.look()
+    assert moved and stopped
+    assert (moved.leaves, stopped.leaves, stopped.seconds_left) == (False, True, 60.0)
+    gce.set("maintenance-event", "NONE")
+    assert source.look() is None
+
+
+def test_who_answers_without_googles_header_is_not_the_metadata_server(gce: Gce) -> None:
+    gce.trouble = Reply(200, "TRUE")
+    with pytest.raises(Unanswered, match="no value of a Compute Engine metadata server"):
+        of_gce(gce).look()
+
+
+# -------------------------------------------------------------------------------------------------------- Azure
+
+
+def test_azure_events_of_other_machines_are_theirs(host: AzureHost) -> None:
+    host.schedule("1", "Preempt", "Sat, 31 Jan 2026 08:21:00 GMT", "train_4")
+    assert of_azure(host).look() is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "not_before", "expected"),
+    [
+        ("Preempt", "Sat, 31 Jan 2026 08:20:55 GMT", (Kind.RECLAIM, 25.0)),
+        ("Reboot", "Sat, 31 Jan 2026 08:30:30 GMT", (Kind.MAINTENANCE, 600.0)),
+        ("Redeploy", "Sat, 31 Jan 2026 08:19:00 GMT", (Kind.MAINTENANCE, 0.0)),
+        ("Terminate", "", (Kind.MAINTENANCE, 0.0)),
+        ("Freeze", "Sat, 31 Jan 2026 08:21:00 GMT", (Kind.ADVICE, math.inf)),
+        ("Repaint", "", (Kind.ADVICE, math.inf)),
+    ],
+)
+def test_azure_event_types(host: AzureHost, kind: str, not_before: str, expected: tuple[Kind, float]) -> None:
+    host.schedule("1", kind, not_before, "train_3")
+    notice = of_azure(host).look()
+    assert notice and (notice.kind, notice.seconds_left) == expected
+
+
+def test_the_azure_event_that_comes_first_counts_and_a_pause_counts_last(host: AzureHost) -> None:
+    host.schedule("new", "Repaint", "Sat, 31 Jan 2026 08:20:31 GMT", "train_3")
+    host.schedule("freeze", "Freeze", "Sat, 31 Jan 2026 08:20:31 GMT", "train_3")
+    host.schedule("late", "Reboot", "Sat, 31 Jan 2026 08:25:00 GMT", "train_3")
+    host.schedule("soon", "Preempt", "Sat, 31 Jan 2026 08:20:50 GMT", "train_4", "train_3")
+    notice = of_azure(host).look()
+    assert notice and "soon" in notice.because
+
+
+def test_azure_may_begin_when_the_node_has_left(host: AzureHost) -> None:
+    host.schedule("mine", "Reboot", "Sat, 31 Jan 2026 08:30:30 GMT", "train_3")
+    host.schedule("pause", "Freeze", "Sat, 31 Jan 2026 08:30:30 GMT", "train_3")
+    host.schedule("other", "Reboot", "Sat, 31 Jan 2026 08:30:30 GMT", "train_9")
+    source = of_azure(host)
+    source.look()
+    source.left()
+    assert [event["EventStatus"] for event in host.events] == ["Started", "Scheduled", "Scheduled"]
+
+
+def test_nothing_is_approved_while_nothing_is_scheduled(host: AzureHost) -> None:
+    source = of_azure(host)
+    source.look()
+    source.left()
+    assert all(request.method == "GET" for request in host.asked)
+
+
+def test_a_completed_azure_event_is_gone(host: AzureHost) -> None:
+    host.schedule("1", "Reboot", "Sat, 31 Jan 2026 08:30:30 GMT", "train_3")
+    source = of_azure(host)
+    assert source.look()
+    host.events.clear()
+    assert source.look() is None
+
+
+# ------------------------------------------------------------------------------------------------ every service
+
+
+TROUBLES: list[Callable[[Service], Reply | Callable[[], Reply]]] = [
+    lambda service: Reply(429),
+    lambda service: Reply(500),
+    lambda service: Reply(503, "<html>try again</html>"),
+    lambda service: Reply(200, "<html>a captive portal</html>", {"Metadata-Flavor": "Google"}),
+    lambda service: Reply(200, '{"Events": [{}], "action": "melt", "time": 3}', {"Metadata-Flavor": "Google"}),
+    lambda service: Reply(200, "x" * 100_000, {"Metadata-Flavor": "Google"}),
+    lambda service: service.hang,
+]
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=["429", "500", "503", "garbage", "other JSON", "endless", "hangs"])
+@pytest.mark.parametrize(("kind", "of"), [(Ec2, of_ec2), (Gce, of_gce), (AzureHost, of_azure)])
+def test_a_service_in_trouble_is_said_to_be_and_works_again_afterwards(
+    kind: type[Service],
+    of: Callable[[Service], Source],
+    trouble: Callable[[Service], Reply | Callable[[], Reply]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (aws, gcp, azure):
+        monkeypatch.setattr(module, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(azure, "FIRST_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(gcp, "WAIT_S", 0)
+    with kind() as service:
+        source = of(service)
+        assert source.look() is None
+        service.trouble = trouble(service)
+        with pytest.raises(Unanswered, match=service.address):
+            source.look()
+        service.trouble = None
+        for module in (aws, gcp, azure):
+            monkeypatch.setattr(module, "TIMEOUT_S", 10.0)
+        assert source.look() is None
+
+
+@pytest.mark.parametrize("of", [of_ec2, of_gce, of_azure])
+def test_nobody_at_the_address_is_trouble_too(of: Callable[[Service], Source]) -> None:
+    with Ec2() as gone:
+        source = of(gone)
+    with pytest.raises(Unanswered, match="refused"):
+        source.look()
+
+
+# -------------------------------------------------------------------------------------------- Slurm and a file
+
+
+@pytest.mark.parametrize(
+    ("end", "left_s"), [("1100", 100.0), ("", 60.0), ("soon", 60.0), ("900", 60.0), ("90000", 60.0)]
+)
+def test_slurms_end_of_the_job_counts_where_it_fits_to_the_signal(end: str, left_s: float) -> None:
+    notice = time_limit({"SLURM_JOB_END_TIME": end, "SLURM_JOB_ID": "77"}, 1000.0)
+    assert notice == Notice(Kind.TIME_LIMIT, left_s, "Slurm job 77 reaches its time limit")
+
+
+def fake_scontrol(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    command = directory / "scontrol"
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(directory), prepend=":")
+
+
+def test_slurm_speaks_by_a_signal_and_takes_the_job_back_only_when_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_scontrol(tmp_path, monkeypatch, f'echo "$@" >> {tmp_path}/said')
+    for requeue in (False, True):
+        source = Slurm({"SLURM_JOB_ID": "77"}, requeue=requeue)
+        assert source.look() is None
+        source.left()
+        assert not (tmp_path / "said").exists(), "nobody had to leave"
+        source.signalled()
+        notice = source.look()
+        assert notice and notice.kind is Kind.TIME_LIMIT
+        source.left()
+    assert (tmp_path / "said").read_text() == "requeue 77\n"
+
+
+def test_a_refused_requeue_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_scontrol(tmp_path, monkeypatch, "echo 'Requested operation is presently disabled' >&2; exit 1")
+    source = Slurm({"SLURM_JOB_ID": "77"}, requeue=True)
+    source.signalled()
+    with pytest.raises(Unanswered, match="scontrol requeue 77 ended with 1: Requested operation"):
+        source.left()
+
+
+@pytest.mark.parametrize(
+    ("text", "left_s", "because"),
+    [
+        ("", 120.0, "/n says so"),
+        ("25\n", 25.0, "/n says so"),
+        ('{"seconds_left": 9, "because": "rack 7"}', 9.0, "rack 7"),
+    ],
+)
+def test_three_forms_of_a_notice_file(text: str, left_s: float, because: str) -> None:
+    assert notice_in(text, "/n") == Notice(Kind.RECLAIM, left_s, because)
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "[3]", "true", '{"seconds_left": "3"}', '{"because": 3}', "NaN"])
+def test_a_notice_file_with_something_else_in_it_is_trouble(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "notice"
+    source = File(path)
+    assert source.look() is None
+    path.write_text(text)
+    with pytest.raises(Unanswered, match=str(path)):
+        source.look()
+    path.write_text(json.dumps({"seconds_left": 3}))
+    notice = source.look()
+    assert notice and notice.seconds_left == 3
+    path.unlink()
+    assert source.look() is None

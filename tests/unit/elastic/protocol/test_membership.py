@@ -1,0 +1,465 @@
+"""The job's state machine, told as traces in scenarios/membership/, and what no trace should have to tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elastic.config import JobSpec, Reduction, RingKind, Timing
+from elastic.protocol import membership
+from elastic.protocol.membership import (
+    Action,
+    AgentDown,
+    AgentUp,
+    Commit,
+    CommitRefused,
+    Committed,
+    Elected,
+    End,
+    Event,
+    Group,
+    Note,
+    Point,
+    PointerAt,
+    Resized,
+    State,
+    Stopped,
+    Tell,
+    Tick,
+)
+from elastic.protocol.messages import (
+    Announce,
+    BuildFailed,
+    CheckpointComplete,
+    Close,
+    Doing,
+    DrainOver,
+    DrainWish,
+    Failed,
+    Finished,
+    Generation,
+    Invite,
+    Kill,
+    Kind,
+    Left,
+    Member,
+    Plan,
+    Progress,
+    Publish,
+    Quiesce,
+    Ready,
+    Report,
+    RingBroken,
+    RingState,
+    RingUp,
+    SlotGivenUp,
+    Unreadable,
+    WorkerDead,
+    WorkerFrozen,
+)
+from elastic.protocol.reduction_tree import Node
+from tests.unit.trace import arguments, check
+
+SCENARIOS = sorted((Path(__file__).parent / "scenarios" / "membership").glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_scenario(path: Path, request: pytest.FixtureRequest) -> None:
+    check(path, Job(), rewrite=request.config.getoption("--rewrite"))
+
+
+class Job:
+    """`NOW_S event arguments`, with a store that keeps what is committed. Workers a and a.0.1 run on node na."""
+
+    def __init__(self) -> None:
+        self.group = membership.new(JobSpec(name="job", command=("train",), workers=1), seed="seed")
+        self.store: list[Generation] = []
+
+    def feed(self, line: str) -> list[str]:
+        now_s, name, *words = line.split()
+        if name == "job":
+            numbers = {key: int(value) for key, value in arguments(words).items()}
+            spec = JobSpec(
+                name="job",
+                command=("train",),
+                workers=numbers["workers"],
+                min_workers=numbers.get("min", 1),
+                max_workers=numbers.get("max"),
+                spares=numbers.get("spares", 0),
+                replace=bool(numbers.get("replace", 1)),
+                reduction=Reduction.ALLREDUCE if numbers.get("native") else Reduction.EXACT,
+                timing=Timing(join_window_s=20.0),
+            )
+            resumed = f"step-{numbers['resumed']:012d}.0.g1-01234567" if "resumed" in numbers else ""
+            self.group = membership.new(spec, seed="seed", revives=bool(numbers.get("revives")), resumed=resumed)
+            return []
+        if name == "announce" and node_of(words[0]) not in self.group.slots:
+            self.group, _ = membership.step(self.group, AgentUp(node_of(words[0]), 1), float(now_s))
+        if name == "elected":
+            before = self.group
+            self.group = membership.new(before.spec, seed="seed", revives=before.revives, resumed=before.resumed)
+        if name == "committed":
+            assert self.group.committing is not None
+            self.store = [*(self.store if self.group.committing.kind is Kind.PLANNED else []), self.group.committing]
+        self.group, actions = membership.step(self.group, self._event(name, words), float(now_s))
+        return [said for action in actions if (said := tell(action))]
+
+    def _event(self, name: str, words: list[str]) -> Event:
+        plain = [word for word in words if "=" not in word]
+        options = arguments(words)
+        worker = plain[0] if plain else ""
+        number = int(plain[1]) if len(plain) > 1 and plain[1].isdigit() else 0
+        match name:
+            case "elected":
+                return Elected(int(plain[0]), tuple(self.store))
+            case "up":
+                return AgentUp(worker, int(options.get("slots", 0)))
+            case "down":
+                return AgentDown(worker, float(options.get("silent", 0)))
+            case "committed":
+                assert self.group.committing is not None
+                return Committed(self.group.committing.number)
+            case "refused":
+                assert self.group.committing is not None
+                return CommitRefused(self.group.committing.number, "another leader wrote")
+            case "tick":
+                return Tick()
+            case "stop":
+                return Stopped("stopped: enough", at_once="at_once" in words)
+            case "announce":
+                ring = RingState(options.get("ring", "none"))
+                entered, reduced = int(options.get("entered", 0)), int(options.get("reduced", 0))
+                numerics = options.get("numerics", "same")
+                return Announce(
+                    worker, node_of(worker), 0, 1, "host", 1, numerics, entered, ring, reduced,
+                    ready="ready" in plain, invited="invited" in plain, snapshot=options.get("snapshot", ""),
+                )  # fmt: skip
+            case "report":
+                return Report(
+                    worker,
+                    round=self.group.round,
+                    promise=int(options["promise"]),
+                    entered=int(options.get("entered", 0)),
+                    has_state="entered" in options,
+                    reduced=int(options.get("reduced", 0)),
+                    units=int(options.get("units", 0)),
+                    roots=nodes(options.get("roots", "")),
+                    running=int(options["running"]) if "running" in options else None,
+                    kept=int(options.get("kept", -1)),
+                    copied=int(options.get("copied", -1)),
+                    copied_step=int(options.get("step", -1)),
+                    began=options.get("began", ""),
+                )
+            case "ringup":
+                return RingUp(worker, number)
+            case "broken":
+                return RingBroken(worker, number)
+            case "unreachable":
+                return BuildFailed(worker, number, tuple(plain[2:]))
+            case "progress":
+                return Progress(
+                    worker, number, int(plain[2]), int(options.get("applied", 0)),
+                    phase=options.get("phase", "").replace("_", " "),
+                    doing=Doing(options.get("doing", "elsewhere")), for_ms=int(options.get("for", 0)) * 1000,
+                    usual_ms=int(options.get("usual", 0)) * 1000, computes="idle" not in words,
+                    shards=int(options.get("shards", 0)), exchange_us=1_000_000 * int(options.get("exchange", 0)),
+                )  # fmt: skip
+            case "ready":
+                return Ready(worker, number, outdated=int(options.get("outdated", 0)))
+            case "drain":
+                return DrainWish(worker, "spot notice", int(options.get("left", 120)) * 1000)
+            case "undrain":
+                return DrainOver(worker)
+            case "left":
+                return Left(worker, number)
+            case "finished":
+                return Finished(worker, number, plain[2])
+            case "failed":
+                return Failed(worker, 0, plain[1], "Traceback")
+            case "dead":
+                return WorkerDead(worker, "signal 9", options.get("snapshot", ""))
+            case "unreadable":
+                memory, instead = "memory" in plain, options.get("instead", "")
+                return Unreadable(worker, plain[1], "a bit flipped", memory, instead)
+            case "frozen":
+                return WorkerFrozen(worker, "silent and using no CPU")
+            case "pointer":
+                return PointerAt(plain[0])
+            case "complete":
+                return CheckpointComplete(worker, options.get("series", "_periodic"), plain[1])
+            case "givenup":
+                return SlotGivenUp(f"n{worker}", 0, "too many restarts")
+        raise ValueError(f"unknown event {name}")
+
+    def show(self) -> list[str]:
+        chain = " + ".join(f"{record.number}:{','.join(record.ids)}" for record in self.group.chain)
+        return [f"{self.group.state} [{chain}] {self.group.because}".replace("\n", " / ")]
+
+
+def node_of(worker: str) -> str:
+    """na, of a and of a.0.1."""
+    return f"n{worker.partition('.')[0]}"
+
+
+def nodes(text: str) -> tuple[Node, ...]:
+    """`0-2,3-4`"""
+    spans = [span.split("-") for span in text.split(",") if span]
+    return tuple((int(low), int(high)) for low, high in spans)
+
+
+def tell(action: Action) -> str:
+    match action:
+        case Note():
+            return ""
+        case Point(series, pointer):
+            return f"point {series} {pointer.entry} of {pointer.holder}"
+        case Commit(record):
+            return f"commit {describe(record)}"
+        case End(exit_code, because, digest):
+            return f"end {exit_code} {digest} {because}".replace("\n", " / ")
+        case Tell(to, order):
+            match order:
+                case Publish(_, record):
+                    said = f"publish {record.number}"
+                case Quiesce(_, _, up_to):
+                    said = f"quiesce up to {up_to}"
+                case Close(_, because, exit_code):
+                    said = f"close {exit_code}: {because}".split("\n")[0]
+                case _:
+                    said = type(order).__name__.lower()
+            return f"{','.join(to)} <- {said}"
+
+
+def describe(record: Generation) -> str:
+    words = " hold" * record.hold + " early" * record.early + f" from {record.began}" * (record.kind is Kind.FORM)
+    words = words.removesuffix(" from ")
+    return f"{record.number} {record.kind}{words} {','.join(record.ids)}{plan(record.plan)}"
+
+
+def plan(plan: Plan) -> str:
+    shares = " ".join(
+        f"{share.worker_id}:{','.join(f'{low}-{high}' for low, high in share.keep)}+{','.join(map(str, share.units))}"
+        for share in plan.shares
+    )
+    behind = " ".join(f"{lag.worker_id}<-{lag.source or 'alone'}" for lag in plan.laggards)
+    redo = f" redo {plan.op}/{plan.units} {shares}" if plan.units else (f" resume {plan.op}" if plan.op else "")
+    return redo + (f" behind {behind}" if behind else "") + (f" new {','.join(plan.newcomers)}" * bool(plan.newcomers))
+
+
+def run(*lines: str) -> tuple[Group, list[str]]:
+    job = Job()
+    said = [answer for line in lines for answer in job.feed(line)]
+    return job.group, said
+
+
+def test_a_step_leaves_the_group_it_was_given_as_it_was() -> None:
+    before, _ = run("0 job workers=2", "0 elected 1", "0 announce a")
+    copy_of_workers = dict(before.workers)
+    after, _ = membership.step(before, WorkerDead("a", "signal 9"), 1.0)
+    assert before.workers == copy_of_workers and "a" not in after.workers
+
+
+def test_a_closed_group_answers_nothing() -> None:
+    group, _ = run("0 job workers=2", "0 elected 1", "20 tick")
+    assert group.state is membership.State.CLOSED
+    assert membership.step(group, Announce("a", "na", 0, 1, "host", 1, "same"), 21.0)[1] == ()
+
+
+def test_the_token_of_a_generation_cannot_be_told_from_its_number() -> None:
+    first, _ = run("0 job workers=1", "0 elected 1", "0 announce a")
+    assert first.committing is not None and "seed" not in first.committing.token
+    other, _ = membership.step(membership.new(first.spec, seed="other"), Elected(1), 0.0)
+    other, _ = membership.step(other, Announce("a", "na", 0, 1, "host", 1, "same"), 0.0)
+    assert other.committing is not None and other.committing.token != first.committing.token
+
+
+def test_a_group_without_anything_to_wait_for_wants_no_tick() -> None:
+    group, _ = run("0 job workers=1", "0 elected 1", "0 announce a", "0 committed", "0 ringup a 1")
+    assert group.state is membership.State.RUNNING and membership.deadline_s(group) == float("inf")
+
+
+def test_status_names_the_members_in_rank_order() -> None:
+    group, _ = run("0 job workers=2", "0 elected 1", "0 announce b", "0 announce a", "0 committed", "0 announce c")
+    status = membership.status(group)
+    members = status["members"]
+    assert isinstance(members, list)
+    assert [(m["worker_id"], m["rank"]) for m in members] == [("a", 0), ("b", 1)]
+    assert (status["waiting"], status["spares"]) == ([], ["c"])
+    group, _ = membership.step(group, WorkerDead("a", "signal 9"), 1.0)
+    status = membership.status(group)
+    assert (status["waiting"], status["spares"]) == ([], ["c"]), "a place is given when the ring has settled"
+
+
+def test_status_names_the_slots_that_were_waited_for_in_vain() -> None:
+    group, _ = run("0 job workers=1", "0 elected 1", "0 announce a", "0 committed", "0 ringup a 1")
+    assert membership.status(group)["in_vain"] == []
+    assert membership.status(replace(group, in_vain={"b", "a"}))["in_vain"] == ["a", "b"]
+
+
+def test_status_says_what_carries_the_gradients_and_why_not_what_was_asked_for() -> None:
+    group, _ = run("0 job workers=2", "0 elected 1", "0 announce b", "0 announce a", "0 committed", "0 ringup a 1")
+    group.spec = replace(group.spec, ring=RingKind.MPI)
+    assert membership.status(group)["ring"] == {"asked": "mpi", "over": "", "because": ""}
+    because = "a started after mpirun, and has no rank"
+    group, _ = membership.step(group, Progress("b", 1, 0, over="tcp", over_because=because), 1.0)
+    assert membership.status(group)["ring"] == {"asked": "mpi", "over": "tcp", "because": because}
+    group, _ = membership.step(group, Progress("b", 1, 0), 2.0)
+    assert membership.status(group)["ring"] == {"asked": "mpi", "over": "", "because": ""}, "it is broken"
+
+
+def test_all_workers_of_a_node_drain_at_once_and_stay_at_once() -> None:
+    """Said one by one, the wishes of the only node's workers would make them leave one by one."""
+    group = membership.new(JobSpec(name="job", command=("train",), workers=2), seed="seed")
+    events: list[Event] = [Elected(1)]
+    events += [Announce(f"n.{slot}.0", "n", slot, 1, "host", 1, "same") for slot in (0, 1)]
+    events += [Committed(1), *(RingUp(f"n.{slot}.0", 1) for slot in (0, 1))]
+    events += [DrainWish("n.0.0", "spot notice", 120_000), DrainWish("n.1.0", "spot notice", 119_990)]
+    events += [DrainOver("n.0.0"), DrainOver("n.1.0")]
+    commits = []
+    for event in events:
+        group, actions = membership.step(group, event, 0.0)
+        commits += [action for action in actions if isinstance(action, Commit)]
+    assert len(commits) == 1 and group.drains == {}
+
+
+def test_a_spare_fills_a_place_and_never_adds_one() -> None:
+    """Two workers of a node and its spare, in a world that may grow: it grows by what another node brings."""
+    spec = JobSpec(name="job", command=("train",), workers=2, max_workers=4, spares=1)
+    group = membership.new(spec, seed="seed")
+    told: list[tuple[str, ...]] = []
+
+    def feed(*events: Event) -> None:
+        nonlocal group
+        for event in events:
+            group, actions = membership.step(group, event, 0.0)
+            tells = [action for action in actions if isinstance(action, Tell)]
+            told.extend(tell.to for tell in tells if isinstance(tell.order, Invite))
+
+    feed(Elected(1), AgentUp("n", 2), *(Announce(f"n.{slot}.0", "n", slot, 1, "host", 1, "same") for slot in range(3)))
+    feed(Committed(1), RingUp("n.0.0", 1), RingUp("n.1.0", 1))
+    assert group.running is not None and group.running.ids == ("n.0.0", "n.1.0") and group.spares == {"n.2.0"}
+    assert told == []
+    feed(AgentUp("m", 1), Announce("m.0.0", "m", 0, 1, "host", 1, "same"))
+    assert told == [("n.2.0",)], "whoever has waited longest gets the place, on whichever node"
+    feed(Announce("m.1.0", "m", 1, 1, "host", 1, "same"))
+    assert group.spares == {"m.0.0", "m.1.0"} and len(told) == 1
+
+
+def test_a_job_that_is_to_be_smaller_forms_with_as_many_and_leaves_places_empty() -> None:
+    """Three nodes with a spare each; before it has begun, and after one of its nodes has gone."""
+    group = membership.new(JobSpec(name="job", command=("train",), workers=3, spares=1), seed="seed")
+    events: list[Event] = [Elected(1)]
+    for node in "ab":
+        events += [AgentUp(node, 1), *(Announce(f"{node}.{s}.0", node, s, 1, "host", 1, "same") for s in (0, 1))]
+    for event in events:
+        group, _ = membership.step(group, event, 0.0)
+    assert group.committing is None, "three are awaited"
+    group, actions = membership.step(group, Resized(2), 0.0)
+    assert group.committing is not None and group.committing.ids == ("a.0.0", "b.0.0")
+    assert group.committing.because == "2 of 2 workers are here"
+    for event in (Committed(1), RingUp("a.0.0", 1), RingUp("b.0.0", 1)):
+        group, _ = membership.step(group, event, 0.0)
+    assert (group.state, group.spares, group.places) == (State.RUNNING, {"a.1.0", "b.1.0"}, 0), "a spare adds no place"
+    group, actions = membership.step(group, Resized(3), 0.0)
+    invited = [action.to for action in actions if isinstance(action, Tell) and isinstance(action.order, Invite)]
+    assert invited == [("a.1.0",)], "now there is one more"
+
+
+def test_a_set_up_that_is_only_slow_gets_its_time_from_a_longer_pause_limit() -> None:
+    limits_s = ((600.0, 600.0), (600.0, 60.0), (600.0, 3600.0))
+    timings = [Timing(orphan_limit_s=orphan_s, pause_limit_s=pause_s) for orphan_s, pause_s in limits_s]
+    specs = [JobSpec(name="job", command=("train",), workers=1, timing=timing) for timing in timings]
+    assert [membership.new(spec, seed="seed").set_up_s for spec in specs] == [300.0, 300.0, 1800.0]
+
+
+def formed(*slots: int, window_over: bool = False) -> tuple[str, ...]:
+    """The first generation of two workers and a spare on one node, which come in this order; empty: none yet."""
+    group = membership.new(JobSpec(name="job", command=("train",), workers=2, spares=1), seed="seed")
+    events: list[Event] = [Elected(1), AgentUp("n", 2)]
+    events += [Announce(f"n.{slot}.0", "n", slot, 1, "host", 1, "same") for slot in slots]
+    for event in events:
+        group, _ = membership.step(group, event, 0.0)
+    if window_over:
+        group, _ = membership.step(group, Tick(), group.spec.timing.join_window_s)
+    return group.committing.ids if group.committing else ()
+
+
+def test_a_job_begins_with_the_first_slots_of_a_node_because_devices_go_by_them() -> None:
+    assert formed(2, 0) == ()
+    assert formed(2, 0, 1) == ("n.0.0", "n.1.0")
+    assert formed(2, 0, window_over=True) == ("n.0.0", "n.2.0")
+
+
+def test_a_process_that_is_still_starting_may_be_a_spare() -> None:
+    spec = JobSpec(name="job", command=("train",), workers=4, min_workers=3, spares=1)
+    group = membership.new(spec, seed="seed")
+    for event in (Elected(1), AgentUp("n", 2), Announce("n.0.0", "n", 0, 1, "host", 1, "same")):
+        group, _ = membership.step(group, event, 0.0)
+    assert group.starting == {"n": 2}
+
+
+def test_letters_taken_at_once_do_what_they_do_one_by_one() -> None:
+    """Three members form, one dies, the others report: the same group and the same actions, however they are read."""
+    events: list[Event] = [Elected(1)]
+    for worker in "abc":
+        events += [AgentUp(f"n{worker}", 1), Announce(worker, f"n{worker}", 0, 1, "host", 1, "same")]
+    events += [Committed(1), *(RingUp(worker, 1) for worker in "abc"), WorkerDead("b", "signal 9")]
+    reports = [Report(worker, 1, 1, 1, has_state=True, reduced=4, kept=3) for worker in "ac"]
+    events += [*reports, Committed(2), RingUp("c", 2), RingUp("a", 2), Progress("a", 2, 5)]
+    one_by_one = at_once = membership.new(JobSpec(name="j", command=("t",), workers=3, min_workers=1), seed="seed")
+    before, done = repr(at_once), list[Action]()
+    for event in events:
+        one_by_one, actions = membership.step(one_by_one, event, 1.0)
+        done += actions
+    assert repr(at_once) == before, "the old one is as it was"
+    actions = membership.advance(at_once, events, 1.0)
+    assert (at_once, list(actions)) == (one_by_one, done) and at_once.state is State.RUNNING
+
+
+def test_a_member_that_takes_its_ring_back_holds_up_the_others_again() -> None:
+    """Its agent lost the stream while the ring was built, and announces it as it is now."""
+    group = membership.new(JobSpec(name="j", command=("t",), workers=3, min_workers=1), seed="seed")
+    announced = [Announce(worker, f"n{worker}", 0, 1, "host", 1, "same") for worker in "abc"]
+    building = replace(announced[0], entered=1, ring=RingState.BUILDING)
+    membership.advance(group, [Elected(1), *announced, Committed(1), RingUp("a", 1), RingUp("b", 1)], 1.0)
+    membership.advance(group, [building, RingUp("c", 1)], 2.0)
+    assert group.state is State.REBUILDING
+    group, _ = membership.step(group, RingUp("a", 1), 3.0)
+    assert group.state is State.RUNNING
+
+
+def adopted(workers: int) -> Group:
+    """By a leader that has read of so many members, each on a node of its own, and heard of none."""
+    members = tuple(Member(f"n{rank:05}.0.0", f"n{rank:05}", "host", 1, rank) for rank in range(workers))
+    spec = JobSpec(name="job", command=("train",), workers=workers)
+    record = Generation(1, Kind.FORM, 1, members, Plan(), "all are here")
+    return membership.step(membership.new(spec, seed="seed"), Elected(1, (record,)), 0.0)[0]
+
+
+def lost(actions: tuple[Action, ...]) -> list[Action]:
+    return [action for action in actions if isinstance(action, Note) and action.event == "member_lost"]
+
+
+@pytest.mark.parametrize(("workers", "given_up_s"), [(3, 10.0), (5000, 50.0)])
+def test_many_agents_are_given_longer_to_find_another_leader(workers: int, given_up_s: float) -> None:
+    group = adopted(workers)
+    assert membership.deadline_s(group) == given_up_s
+    group, actions = membership.step(group, Tick(), given_up_s - 0.1)
+    assert not lost(actions)
+    assert len(lost(membership.step(group, Tick(), given_up_s)[1])) == workers
+
+
+def test_a_member_is_not_stuck_because_thousands_are_heard_before_it() -> None:
+    """Its agent is there, and what it says of its workers waits in the leader's mailbox."""
+    group, patience_s = adopted(2), Timing().progress_s
+    come_s = patience_s + 5.0
+    for node in ("n00000", "n00001"):
+        group, _ = membership.step(group, AgentUp(node, 1), come_s)
+    group, actions = membership.step(group, Tick(), come_s + patience_s - 0.1)
+    assert not actions
+    _, actions = membership.step(group, Tick(), come_s + patience_s)
+    assert {action.order for action in actions if isinstance(action, Tell)} == {
+        Kill(1, worker) for worker in ("n00000.0.0", "n00001.0.0")
+    }

@@ -1,0 +1,215 @@
+"""The ledger of applied steps: every step once, in order, and the same for every worker that reports it."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.records import ledger
+from elastic.records.ledger import Ledger, LedgerConflict, LedgerRefused, compare, read
+
+
+def line(step: int, **changed: object) -> dict[str, Any]:
+    plain = {
+        "step": step,
+        "epoch": 0,
+        "generation": 1,
+        "world_size": 2,
+        "lr": [0.1],
+        "scalars": {"loss": 1 / (step + 3)},
+    }
+    return {**plain, "samples": [[2 * step], [2 * step + 1]], **changed}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "steps.jsonl"
+
+
+def test_a_known_step_is_dropped(path: Path) -> None:
+    with Ledger(path) as book:
+        assert book.append(line(0))
+        assert not book.append(line(0, generation=2, world_size=1))
+    assert read(path) == [line(0)]
+
+
+@given(st.permutations([step for step in range(6) for _ in range(2)]))
+def test_steps_are_in_order_whatever_order_they_arrive_in(tmp_path_factory: Any, order: list[int]) -> None:
+    path = tmp_path_factory.mktemp("ledger") / "steps.jsonl"
+    with Ledger(path) as book:
+        taken = [step for step in order if book.append(line(step))]
+        assert (book.next_step, book.waiting) == (6, 0)
+    assert sorted(taken) == list(range(6))
+    assert read(path) == [line(step) for step in range(6)]
+
+
+def test_a_later_step_waits_for_the_missing_one(path: Path) -> None:
+    with Ledger(path) as book:
+        book.append(line(1))
+        assert (book.next_step, book.waiting) == (0, 1)
+        assert read(path) == []
+
+
+def test_the_wait_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "WAITING_LIMIT", 2)
+    with Ledger(path) as book:
+        book.append(line(1))
+        book.append(line(2))
+        with pytest.raises(LedgerConflict, match="step 0 is missing"):
+            book.append(line(3))
+        book.append(line(0))
+        assert book.next_step == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("scalars", {"loss": 0.5}), ("lr", [0.2]), ("epoch", 1), ("samples", [[0], [2]]), ("scalars", {"loss": -0.0})],
+)
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_step_reported_differently_is_a_conflict(path: Path, field: str, value: object, first: int) -> None:
+    """Both against the line on file (step 0) and against one that waits (step 1)."""
+    with Ledger(path) as book:
+        book.append(line(first, scalars={"loss": 0.0}))
+        with pytest.raises(LedgerConflict, match=f"step {first} .*{field}="):
+            book.append({**line(first, scalars={"loss": 0.0}), field: value})
+
+
+def test_a_torn_last_line_is_cut_off_at_start(path: Path) -> None:
+    with Ledger(path) as book:
+        book.append(line(0))
+        book.append(line(1))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    assert read(path) == [line(0)]
+    with Ledger(path) as book:
+        assert book.next_step == 1
+        assert not book.append(line(0))
+        assert book.append(line(1))
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("damage", [b"not json\n", b'{"step": 7}\n', b"[]\n"])
+def test_a_damaged_ledger_is_refused_with_its_line(path: Path, damage: bytes) -> None:
+    with Ledger(path) as book:
+        book.append(line(0))
+    with path.open("ab") as file:
+        file.write(damage + b"{}\n")
+    with pytest.raises(LedgerConflict, match="line 2 "):
+        Ledger(path)
+
+
+def test_numbers_unknown_to_json_are_written_as_words_and_equal_themselves(path: Path) -> None:
+    odd = line(0, scalars={"loss": math.nan, "norm": -math.inf})
+    with Ledger(path) as book:
+        assert book.append(odd)
+        assert not book.append(odd)
+    assert read(path)[0]["scalars"] == {"loss": "nan", "norm": "-inf"}
+
+
+def test_runs_are_compared_in_what_is_the_same_for_every_world() -> None:
+    quiet = [line(step) for step in range(3)]
+    assert compare(quiet, [line(step, generation=9, world_size=5) for step in range(3)]) is None
+    assert compare(quiet, quiet[:2]) == "step 2 is only in the first run"
+    assert compare(quiet[:2], quiet) == "step 2 is only in the second run"
+    differing = [quiet[0], line(1, samples=[[2], [4]]), quiet[2]]
+    assert compare(quiet, differing) == "step 1 differs in samples: [[2], [3]] and [[2], [4]]"
+
+
+def test_what_a_full_disk_does_not_take_waits_for_room(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Ledger(path) as book:
+        book.append(line(0))
+        write = os.write
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda file, data: write(file, data[:20]))
+            assert book.append(line(1))
+            assert book.append(line(2))
+            assert book.refused is not None and book.refused.strerror == "No space left on device"
+            assert not book.append(line(1)), "it is known all the same"
+            with pytest.raises(LedgerConflict, match="step 1 "):
+                book.append(line(1, epoch=9))
+            assert read(path) == [line(0)], "half a line was left behind"
+        book.flush()
+        assert book.refused is None
+        assert book.waiting == 0
+    assert read(path) == [line(step) for step in range(3)]
+
+
+def test_a_disk_that_stays_full_ends_the_job_and_says_why(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "WAITING_LIMIT", 2)
+    book = Ledger(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda file, data: 0)
+        for step in range(2):
+            book.append(line(step))
+        with pytest.raises(LedgerRefused, match="from step 0 on: No space left on device; make room"):
+            book.append(line(2))
+        with pytest.raises(LedgerRefused):
+            book.close()
+
+
+def test_a_closed_ledger_is_on_the_disk_with_the_lines_that_closing_wrote(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable = b""
+    fsync = os.fsync
+
+    def noted(file: int) -> None:
+        nonlocal durable
+        fsync(file)
+        durable = path.read_bytes()
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with Ledger(path) as book:
+        book.append(line(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda file, data: 0)
+            book.append(line(1))
+    assert read(path) == [line(0), line(1)]
+    assert durable == path.read_bytes()
+
+
+@given(st.permutations([step for step in (3, 4, 5, 9, 10, 20) for _ in range(2)]))
+def test_a_part_takes_every_step_once_whenever_it_comes(tmp_path_factory: Any, order: list[int]) -> None:
+    path = tmp_path_factory.mktemp("ledger") / "steps.jsonl"
+    half = len(order) // 2
+    taken: list[int] = []
+    for steps in (order[:half], order[half:]):
+        with Ledger(path, whole=False) as book:
+            taken += [step for step in steps if book.append(line(step))]
+            assert book.waiting == 0
+    assert sorted(taken) == [3, 4, 5, 9, 10, 20]
+    assert sorted(read(path), key=lambda one: int(one["step"])) == [line(step) for step in sorted(taken)]
+    assert ledger.between(path, 4, 10) == [line(4), line(5), line(9)]
+
+
+def test_a_part_refuses_what_differs_from_a_line_on_file(path: Path) -> None:
+    with Ledger(path, whole=False) as book:
+        book.append(line(7))
+        book.append(line(2))
+    with Ledger(path, whole=False) as book:
+        assert book.next_step == 8
+        assert not book.append(line(2))
+        with pytest.raises(LedgerConflict, match="epoch"):
+            book.append(line(7, epoch=1))
+
+
+def test_parts_of_several_nodes_are_merged_by_step(tmp_path: Path) -> None:
+    for name, steps in (("a", (0, 1, 2, 5)), ("b", (4, 2, 3))):
+        with Ledger(tmp_path / name, whole=False) as book:
+            for step in steps:
+                book.append(line(step))
+    assert ledger.merged([tmp_path / "a", tmp_path / "b"]) == [line(step) for step in range(6)]
+
+
+def test_parts_that_differ_are_named(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with Ledger(tmp_path / name, whole=False) as book:
+            book.append(line(3, samples=[name]))
+    with pytest.raises(LedgerConflict, match="step 3 differs in samples"):
+        ledger.merged([tmp_path / "a", tmp_path / "b"])

@@ -1,0 +1,207 @@
+"""Fetching ahead: what is guessed, and that a wrong guess costs time and no bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from itertools import count, islice
+from multiprocessing import active_children
+from typing import Any
+
+import pytest
+import torch
+
+from elastic.errors import ConfigError, DataWorkerDied
+from runtime.data.prefetcher import AHEAD, Habit, Prefetcher, Wanted
+from tests.unit.jobs import make_job
+
+SAMPLES, SHARDS = 96, 4
+ALL = tuple(range(SHARDS))
+
+
+class Noisy:
+    """Samples with random noise; says which process made them, and refuses one of them."""
+
+    def __init__(self, bad: int = -1) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index == self.bad:
+            raise ArithmeticError(f"sample {index} is damaged")
+        return torch.rand(3) + index, os.getpid()
+
+
+MADE: list[Any] = []
+
+
+def loader(workers: int, data: Any = None) -> Any:
+    MADE.append(make_job().loader(data or Noisy(), 24, shards=SHARDS, shuffle=True, workers=workers))
+    return MADE[-1]
+
+
+def wanted(step: int, shard: int, pass_no: int = 0, epoch: int = 0) -> Wanted:
+    return Wanted(epoch, step, pass_no, shard)
+
+
+@pytest.fixture(autouse=True)
+def none_left() -> Iterator[None]:
+    yield
+    while MADE:
+        MADE.pop().close()
+    assert active_children() == []
+
+
+def test_guesses_are_the_own_shards_step_after_step() -> None:
+    habit = Habit(own=(2, 3), steps=3)
+    guesses = list(islice(habit.after(wanted(1, 2)), 5))
+    assert guesses == [wanted(1, 3), wanted(2, 2), wanted(2, 3), wanted(0, 2, epoch=1), wanted(0, 3, epoch=1)]
+
+
+def test_the_passes_of_a_step_each_want_their_own() -> None:
+    habit = Habit(own=(0, 1), steps=9, passes=2)
+    guesses = list(islice(habit.after(wanted(0, 0)), 5))
+    assert guesses == [wanted(0, 1), wanted(0, 0, 1), wanted(0, 1, 1), wanted(1, 0), wanted(1, 1)]
+
+
+def test_an_idle_member_guesses_that_it_keeps_what_it_has_inherited() -> None:
+    habit = Habit(own=(), steps=9)
+    assert list(islice(habit.after(wanted(0, 0)), 2)) == [wanted(1, 0), wanted(2, 0)]
+
+
+def test_the_batches_are_those_of_this_process_whatever_becomes_of_the_world() -> None:
+    """The own shards change, a dead worker's shards are inherited, a shard is asked for twice."""
+    ahead, here = loader(2), loader(0)
+    asked = [(wanted(0, s), ALL) for s in range(4)] + [(wanted(1, s), (2,)) for s in (2, 0, 3)]
+    asked += [(wanted(step, s), (0, 1)) for step in (2, 3) for s in (0, 1)] + [(wanted(3, 0), (0, 1))]
+    asked += [(wanted(0, s, pass_no, epoch=1), (0, 1)) for pass_no in (0, 1) for s in (0, 1)]
+    for want, own in asked:
+        (ours, _), (theirs, _) = ahead.batch(want, own), here.batch(want, own)
+        assert torch.equal(ours, theirs), want
+
+
+def test_what_was_guessed_was_fetched_by_the_processes() -> None:
+    ahead = loader(2)
+    fetched = [ahead.batch(wanted(step, s), (0, 1))[1] for step in range(4) for s in (0, 1)]
+    makers = {int(pid) for pids in fetched[1:] for pid in pids}
+    assert os.getpid() not in makers
+    assert len(makers) == 2, "the same two processes for all of it"
+
+
+def here() -> tuple[Prefetcher, list[int]]:
+    """A prefetcher, and the steps of the batches which this process had to fetch because nobody had guessed them."""
+    missed: list[int] = []
+
+    def fetch(epoch: int, step: int, shard: int) -> tuple[int, int]:
+        missed.append(step)  # in the processes, to a copy
+        return step, shard
+
+    MADE.append(Prefetcher(fetch, 2))
+    return MADE[-1], missed
+
+
+def test_after_a_change_of_the_world_the_guesses_are_right_again() -> None:
+    prefetcher, missed = here()
+    for step in range(6):
+        own = ALL if step < 3 else (2, 3)
+        for shard in own:
+            assert prefetcher.get(wanted(step, shard), Habit(own, 99)) == (step, shard)
+    assert len(missed) <= 2, "the first of all, and the first after the change"
+
+
+def test_a_second_pass_is_guessed_from_the_second_step_on() -> None:
+    prefetcher, missed = here()
+    habit = Habit(own=(0, 1), steps=9)
+    for step in range(5):
+        for pass_no in range(2):
+            for shard in range(2):
+                assert prefetcher.get(wanted(step, shard, pass_no), habit) == (step, shard)
+    assert not [step for step in missed if step > 1]
+
+
+def test_a_world_that_changes_with_every_batch_does_not_pile_up_work() -> None:
+    prefetcher, _ = here()
+    for step in range(0, 60, 3):
+        prefetcher.get(wanted(step, 0), Habit(ALL[: 4 - 2 * (step % 2)], 99))
+        assert all(len(fetcher.asked) <= 2 * AHEAD for fetcher in prefetcher._fetchers)
+
+
+def test_a_damaged_sample_raises_where_it_is_wanted_and_nowhere_else() -> None:
+    damaged = loader(0).plan.indices(0, 1, 1)[0]
+    ahead = loader(1, Noisy(bad=damaged))
+    ahead.batch(wanted(0, 0), ALL)
+    for shard in range(1, 4):
+        ahead.batch(wanted(0, shard), ALL)
+    ahead.batch(wanted(1, 0), ALL)
+    ahead.batch(wanted(1, 2), ALL)  # somebody else has the damaged one; here it was fetched in vain
+    with pytest.raises(ArithmeticError, match=f"sample {damaged} is damaged") as raised:
+        ahead.batch(wanted(1, 1), ALL)
+    assert f"dataset[{damaged}] raised, for shard 1 of step 1 in epoch 0" in "\n".join(raised.value.__notes__)
+
+
+def test_a_killed_process_is_named_with_what_to_do() -> None:
+    ahead = loader(1)
+    ahead.batch(wanted(0, 0), ALL)
+    (child,) = active_children()
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(DataWorkerDied, match=r"loader\(workers=1\) has ended.*killed by SIGKILL.*Lower workers="):
+        for step in range(1, 4):
+            for shard in range(4):
+                ahead.batch(wanted(step, shard), ALL)
+    assert active_children() == []
+
+
+def test_a_process_killed_at_any_moment_keeps_nobody_waiting() -> None:
+    """In the middle of a batch, of an answer, of its own start."""
+    killed, moments = 0, random.Random(1)
+    for _ in range(100):
+        prefetcher, _ = here()
+        prefetcher.get(wanted(0, 0), Habit(ALL, 99))
+        victim = moments.choice(active_children())
+        assert victim.pid is not None
+        time.sleep(moments.random() * 1e-3)
+        os.kill(victim.pid, signal.SIGKILL)
+        with pytest.raises(DataWorkerDied):
+            for step in count(1):  # it is gone soon, not at once
+                prefetcher.get(wanted(step, 0), Habit(ALL, sys.maxsize))
+        killed += 1
+    assert killed == 100 and active_children() == []
+
+
+def test_processes_end_when_nobody_can_ask_them_any_more() -> None:
+    """A parent that was killed cannot end them."""
+    reader, writer = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        prefetcher = Prefetcher(lambda *_: 0, 2)
+        prefetcher.get(wanted(0, 0), Habit(ALL, 99))
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.close(writer)
+    os.waitpid(parent, 0)
+    ended, _, _ = select.select([reader], [], [], 60.0)
+    assert ended and os.read(reader, 1) == b"", "the processes have closed what they inherited"
+    os.close(reader)
+
+
+def test_closing_ends_the_processes_at_once_and_the_next_batch_starts_others() -> None:
+    ahead = loader(2)
+    ahead.batch(wanted(0, 0), ALL)
+    assert len(active_children()) == 2
+    ahead.close()
+    assert active_children() == []
+    ahead.batch(wanted(0, 1), ALL)
+    assert len(active_children()) == 2
+
+
+@pytest.mark.parametrize("workers", [-1, 1.5, True, "2"])
+def test_workers_is_a_count(workers: Any) -> None:
+    with pytest.raises(ConfigError, match="workers="):
+        loader(workers)

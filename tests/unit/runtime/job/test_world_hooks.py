@@ -1,0 +1,54 @@
+"""When all may stop for good: with a step whose begin is saved, and not too late."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from runtime.job import world_hooks
+from runtime.job.world_hooks import PARTING_S, Changes
+
+
+class Steps:
+    """Steps of a job that begin when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        self.session = SimpleNamespace(parting=False)
+        self.changes = Changes(cast(Any, self.session))
+        monkeypatch.setattr(world_hooks, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+
+    def begin(self, after_s: float, *, saved: bool = False) -> bool:
+        self.now_s += after_s
+        return self.changes.may_part(saved)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    return Steps(monkeypatch)
+
+
+def test_only_a_step_whose_begin_is_saved_can_be_the_last(steps: Steps) -> None:
+    assert [steps.begin(0.1, saved=saved) for saved in (False, True, False)] == [False, True, False]
+
+
+def test_what_was_saved_for_the_end_counts_until_it_has_come(steps: Steps) -> None:
+    assert not steps.begin(0.1)
+    steps.session.parting = True
+    assert [steps.begin(0.1, saved=saved) for saved in (False, True, False)] == [False, True, True]
+    steps.session.parting = False
+    assert not steps.begin(0.1)
+
+
+def test_the_end_does_not_wait_for_ever_for_a_slow_storage(steps: Steps) -> None:
+    steps.session.parting = True
+    answers = [steps.begin(1.0) for _ in range(int(PARTING_S) + 1)]
+    assert answers == [False] * int(PARTING_S) + [True]
+
+
+def test_with_long_steps_nobody_waits_for_another_one(steps: Steps) -> None:
+    assert not steps.begin(60.0), "the first one has no length yet"
+    assert steps.begin(PARTING_S)
+    assert not steps.begin(PARTING_S / 10)

@@ -1,0 +1,278 @@
+"""What one worker reads from another: hellos, copies, frames of a ring, headers of a reduction.
+
+Whatever the bytes are, the answer is a value or the typed error of that reader, soon, in bounded memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from elastic.errors import Disagree, NoMemory, RingBroken
+from runtime.reduction.over_mesh import exchange, exchange_native
+from runtime.reduction.partial_sum import Partial
+from runtime.reduction.schedule import ALIGN
+from runtime.ring.frames import _HEAD, _MAGIC, Frame, Kind, Link, LinkError
+from runtime.ring.handshake import (
+    Hello,
+    HelloRefused,
+    Inbox,
+    Welcome,
+    check_welcome,
+    decode_answer,
+    decode_hello,
+    encode_hello,
+    encode_welcome,
+    is_proven,
+    proven_hello,
+    proven_welcome,
+)
+from runtime.ring.ring import Ring
+from runtime.transfer.connection import CopyConnection, CopyFailed
+from tests.unit.broken import DEEP, documents, json_bytes, mutated
+from tests.unit.rings import GENEROUS_S, JOB, TOKEN, called, listener, message_of, rest_of
+
+quick = settings(max_examples=int(os.environ.get("FUZZ", "60")))
+few = settings(max_examples=int(os.environ.get("FUZZ", "40")))
+
+HELLO = proven_hello(Hello(JOB, 1, "b", "a", "ring", "plan"), "challenge", TOKEN)
+WELCOME = proven_welcome(Welcome(1, "a", "plan"), HELLO, TOKEN)
+HALF = b'"\\ud800"'
+"""Half of a character, which JSON can spell."""
+
+
+def body_of(message: bytes) -> bytes:
+    return message[4:]
+
+
+HELLO_BODY, WELCOME_BODY = body_of(encode_hello(HELLO)), body_of(encode_welcome(WELCOME))
+PROOF = json.dumps(HELLO.proof).encode()
+
+
+@quick
+@given(mutated(st.just(HELLO_BODY)) | json_bytes() | documents(json.loads(HELLO_BODY)))
+@example(DEEP)
+@example(HELLO_BODY.replace(PROOF, HALF))
+def test_a_hello_is_read_or_refused(message: bytes) -> None:
+    try:
+        hello = decode_hello(message)
+    except HelloRefused:
+        return
+    assert decode_hello(body_of(encode_hello(hello))) == hello
+    assert is_proven(hello, TOKEN) == (hello == HELLO), "what is proven is all of it"
+
+
+@quick
+@given(mutated(st.just(WELCOME_BODY)) | json_bytes() | documents(json.loads(WELCOME_BODY)))
+@example(WELCOME_BODY.replace(json.dumps(WELCOME.proof).encode(), HALF))
+@example(b'{"v":2,"refused":' + HALF + b"}")
+def test_an_answer_is_read_or_refused(message: bytes) -> None:
+    with suppress(HelloRefused):
+        check_welcome(decode_answer(message), HELLO, TOKEN)
+
+
+@quick
+@given(mutated(st.just(encode_hello(HELLO))) | st.binary(max_size=40))
+def test_a_message_is_collected_or_refused(data: bytes) -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        left.sendall(data)
+        left.close()
+        with suppress(HelloRefused, EOFError):
+            message = Inbox().read(right)
+            assert message is not None and len(message) <= len(data)
+
+
+@pytest.mark.parametrize("body", [DEEP[:60_000], HELLO_BODY.replace(PROOF, HALF), b"\xff\xfe", b"1" * 5000, b"{}"])
+def test_a_listener_outlives_whoever_talks_nonsense(body: bytes) -> None:
+    with closing(listener("a")) as opened:
+        with socket.create_connection(opened.address, GENEROUS_S) as caller:
+            caller.sendall(struct.pack(">I", len(body)) + body)
+            assert b"refused" in rest_of(caller)
+        with socket.create_connection(opened.address, GENEROUS_S) as caller:
+            caller.settimeout(GENEROUS_S)
+            called(caller, replace(HELLO, purpose="copy"))
+            assert decode_answer(message_of(caller)).worker_id == "a"
+
+
+# ------------------------------------------------------------------------------------------------------- copies
+
+
+def copy_message(head: bytes, total: int, body: bytes = b"") -> bytes:
+    return struct.pack(">4sIQ", b"ERC1", len(head), total) + head + body
+
+
+COPY = copy_message(b'{"header":{"step":3},"sizes":[4]}', 4, b"abcd" + struct.pack(">I", 0xED82CD11))
+COPY_HEAD: dict[str, Any] = {"header": {"step": 3}, "sizes": [4, 0]}
+
+
+@quick
+@given(
+    mutated(st.just(COPY))
+    | (json_bytes() | documents(COPY_HEAD)).map(lambda head: copy_message(head, 4, b"abcd" + bytes(4)))
+)
+@example(COPY)
+@example(copy_message(DEEP, 0))
+@example(copy_message(b'{"header":{},"sizes":[4398046511104]}', 1 << 42))
+@example(copy_message(b'{"header":{},"sizes":[1e999]}', 4))
+def test_a_copy_is_read_or_fails(data: bytes) -> None:
+    left, right = socket.socketpair()
+    with left, closing(CopyConnection(right)) as connection:
+        left.sendall(data)
+        left.close()
+        try:
+            header, blobs = connection.receive()
+        except (CopyFailed, NoMemory):
+            return
+        assert isinstance(header, dict)
+        assert sum(blob.numel() for blob in blobs) <= len(data)
+
+
+# -------------------------------------------------------------------------------------------------------- rings
+
+ROOM = 1 << 16
+
+
+class Taker:
+    """A sink that takes any frame of up to ROOM bytes."""
+
+    def __init__(self) -> None:
+        self.taken: list[Frame] = []
+
+    def accept(self, peer: str, frame: Frame) -> memoryview | None:
+        if frame.length > ROOM:
+            raise LinkError(f"{peer} sent too much")
+        return memoryview(bytearray(frame.length))
+
+    def complete(self, peer: str, frame: Frame, payload: memoryview) -> None:
+        self.taken.append(frame)
+
+
+def frame(kind: int, payload: bytes = b"", *, term: int = 0, piece: int = 0, op: int = 0, generation: int = 1) -> bytes:
+    return bytes(_HEAD.pack(_MAGIC, kind, term, piece, generation, op, len(payload))) + payload
+
+
+@quick
+@given(mutated(st.just(frame(1, b"header") + frame(2, b"abcd") + frame(4))) | st.binary(max_size=80))
+def test_frames_are_read_or_the_peer_is_named(data: bytes) -> None:
+    left, right = socket.socketpair()
+    with left, closing(Link("b", right, 1)) as link:
+        left.sendall(data)
+        left.close()
+        taker = Taker()
+        with suppress(LinkError):
+            while not link.ended:
+                link.receive(taker)
+        assert len(taker.taken) <= len(data)
+
+
+ELEMENTS = 2 * ALIGN
+"""So that each of two has a slice."""
+GROUPS = {"float32": ELEMENTS}
+HEADER: dict[str, Any] = {
+    "worker_id": "b",
+    "generation": 1,
+    "op": 0,
+    "units": 4,
+    "groups": GROUPS,
+    "terms": [{"node": [2, 4], "has_grad": "1", "weight": 2.0, "scalars": {"loss": ["mean", 0.5, 2.0]}, "note": None}],
+}
+NATIVE = {**HEADER, "terms": [{**HEADER["terms"][0], "leaves": [2, 3]}]}
+ENCODED = json.dumps(HEADER).encode()
+
+
+@contextmanager
+def against(data: bytes) -> Iterator[Ring]:
+    """A ring of a and b, in which b has sent these bytes and is gone."""
+    left, right = socket.socketpair()
+    with left, closing(Ring(1, ("a", "b"), "a", {"b": right})) as ring:
+        left.settimeout(GENEROUS_S)
+        left.sendall(data)
+        left.shutdown(socket.SHUT_WR)
+        yield ring
+
+
+def reduce(ring: Ring, native: bool = False) -> None:
+    root = Partial(0, 2, {"float32": torch.ones(ELEMENTS)}, 1, 2.0, {"loss": ("mean", 0.5, 2.0)})
+    common: dict[str, Any] = {"op": 0, "header": {}, "units": 4, "groups": GROUPS, "check": lambda headers: None}
+    if native:
+        exchange_native(ring, contribution=root, leaves=[0, 1], **common)
+    else:
+        exchange(ring, roots=[root], **common)
+
+
+def headers(whole: dict[str, Any]) -> st.SearchStrategy[bytes]:
+    """Damaged headers in whole frames."""
+    return (mutated(st.just(json.dumps(whole).encode())) | json_bytes() | documents(whole)).map(
+        lambda encoded: frame(Kind.HEADER, encoded)
+    )
+
+
+def odd(**fields: object) -> bytes:
+    return frame(Kind.HEADER, json.dumps({**HEADER, **fields}).encode())
+
+
+@few
+@given(headers(HEADER), st.booleans())
+@example(frame(Kind.HEADER, DEEP), False)
+@example(odd(units=float("inf")), False)
+@example(odd(groups={"float32": float("inf")}), False)
+@example(odd(groups={"float32": float("nan")}), False)
+@example(odd(terms={}), False)
+@example(odd(terms=[{**HEADER["terms"][0], "weight": 10**400}]), False)
+@example(odd(terms=[{**HEADER["terms"][0], "has_grad": "-1"}]), False)
+@example(odd(terms=[{**HEADER["terms"][0], "node": [2**70, -1]}]), False)
+def test_a_header_of_a_reduction_is_read_or_breaks_the_ring(data: bytes, native: bool) -> None:
+    with against(data) as ring, pytest.raises((RingBroken, Disagree)):
+        reduce(ring, native)
+
+
+@few
+@given(headers(NATIVE))
+@example(frame(Kind.HEADER, json.dumps({**NATIVE, "terms": {}}).encode()))
+def test_a_header_of_a_native_reduction_is_read_or_breaks_the_ring(data: bytes) -> None:
+    with against(data) as ring, pytest.raises((RingBroken, Disagree)):
+        reduce(ring, native=True)
+
+
+WHOLE = (
+    frame(Kind.HEADER, ENCODED)
+    + frame(Kind.SCATTER, struct.pack("<f", 2.0) * ALIGN)
+    + frame(Kind.GATHER, struct.pack("<f", 3.0) * ALIGN)
+)
+
+
+def test_what_is_damaged_below_is_whole() -> None:
+    with against(WHOLE) as ring:
+        reduce(ring)
+
+
+@few
+@given(mutated(st.just(WHOLE)))
+@example(WHOLE[: len(frame(Kind.HEADER, ENCODED)) + 60])
+@example(WHOLE[:-7])
+def test_frames_of_a_reduction_are_taken_or_break_the_ring(data: bytes) -> None:
+    with against(data) as ring, suppress(RingBroken, Disagree):
+        reduce(ring)
+
+
+def test_many_terms_for_other_units_get_no_memory() -> None:
+    """A header is small, and what it asks for need not be."""
+    terms = [{**HEADER["terms"][0], "node": [n, n + 1]} for n in range(300)]
+    groups = {"float32": 1 << 19}
+    root = Partial(0, 2, {"float32": torch.ones(1 << 19)}, 1, 2.0)
+    with against(odd(units=300, terms=terms, groups=groups)) as ring:
+        with pytest.raises((RingBroken, Disagree)):
+            exchange(ring, op=0, header={}, roots=[root], units=4, groups=groups, check=lambda headers: None)
+        assert sum(len(memory) for memory in ring._scratch.values()) < 1 << 26

@@ -1,0 +1,89 @@
+"""What becomes of an operation whose exchange is broken off: it goes on where it was, and not for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from elastic.errors import LinkSilent, LinkTooSlow, RingBroken
+from runtime.ring.ring_set import Rings
+from runtime.session import Op, OpKind
+from runtime.worker.exchange import SILENCES_MAX, Task, Turn
+from runtime.worker.progress_report import Gauge
+from runtime.worker.state_owner import Standing
+
+GROUPS = {"float32": 4}
+TASK = Task(Op(OpKind.PASS, 2), {"w": "1"}, GROUPS, None)
+MEMBERS = ("a.0.0", "b.0.0")
+
+
+class Buffers:
+    """Of a Standing, its result buffers only."""
+
+    def __init__(self) -> None:
+        self.given_back: list[dict[str, torch.Tensor]] = []
+
+    def result_buffer(self, groups: dict[str, int]) -> dict[str, torch.Tensor]:
+        return {group: torch.empty(size) for group, size in groups.items()}
+
+    def give_back(self, flats: dict[str, torch.Tensor]) -> None:
+        self.given_back.append(flats)
+
+
+@pytest.fixture
+def buffers() -> Buffers:
+    return Buffers()
+
+
+@pytest.fixture
+def turn(buffers: Buffers) -> Turn:
+    return Turn(cast(Standing, buffers), cast(Rings, None), cast(Gauge, None), "exact")
+
+
+def test_the_same_members_go_on_with_the_sums_of_the_same_operation(turn: Turn, buffers: Buffers) -> None:
+    begun = turn._begin(TASK, 7, MEMBERS)
+    begun.sums.held["a.0.0"] = 3
+    turn._attempts = begun
+    assert turn._begin(replace(TASK), 7, MEMBERS) is begun
+    assert not buffers.given_back
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"number": 8},
+        {"members": MEMBERS[:1]},
+        {"members": MEMBERS[::-1]},
+        {"task": replace(TASK, fingerprint={"w": "2"})},
+        {"task": replace(TASK, op=Op(OpKind.PASS, 2, step=1))},
+    ],
+)
+def test_others_and_another_operation_begin_anew_and_the_memory_is_used_again(
+    other: dict[str, Any], turn: Turn, buffers: Buffers
+) -> None:
+    begun = turn._attempts = turn._begin(TASK, 7, MEMBERS)
+    begun.sums.held["a.0.0"] = 3
+    anew = turn._begin(**{"task": TASK, "number": 7, "members": MEMBERS, **other})
+    assert anew.sums.held == {} and anew.silences == 0
+    assert buffers.given_back == [begun.sums.out]
+
+
+def test_a_link_that_falls_silent_again_and_again_in_one_operation_ends_the_job_by_name(turn: Turn) -> None:
+    attempts = turn._begin(TASK, 7, MEMBERS)
+    silent = LinkSilent("generation 3: b.0.0 cannot be reached any more: 10.0.0.2 has ... 0.01 Mbit/s", peer="b.0.0")
+    for _ in range(SILENCES_MAX - 1):
+        attempts.broken(silent)
+        attempts.broken(RingBroken("the ring was aborted"))
+    with pytest.raises(LinkTooSlow, match=r"operation 7 was begun 5 times in vain .* b.0.0 .* 0.01 Mbit/s"):
+        attempts.broken(silent)
+
+
+def test_a_link_over_which_another_piece_came_each_time_goes_on(turn: Turn) -> None:
+    attempts = turn._begin(TASK, 7, MEMBERS)
+    for number in range(4 * SILENCES_MAX):
+        attempts.sums.held["b.0.0"] = 1 + number // (SILENCES_MAX - 1)
+        attempts.broken(LinkSilent("silent"))
+    assert attempts.silences == SILENCES_MAX - 1

@@ -1,0 +1,341 @@
+"""The house rules: which room may import which, what is pure, and how rooms are cut and described."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+LAYERS = (
+    *("elastic.errors", "elastic.version", "elastic.file_modes", "elastic.checkpoints", "elastic.config"),
+    *("elastic.protocol", "elastic.wire", "elastic.records", "elastic.store", "elastic.preemption", "elastic.security"),
+    *("elastic.rendezvous", "elastic.agent", "elastic.fleet", "elastic.cli"),
+    *("runtime.script_end", "runtime.ring", "runtime.data", "runtime.forkserver", "runtime.reduction", "runtime.state"),
+    *("runtime.session", "runtime.guards", "runtime.checkpoint", "runtime.transfer", "runtime.worker", "runtime.job"),
+    "elastic",
+    *("chaos_tests.scenario", "chaos_tests.checkers", "chaos_tests.report", "chaos_tests.support"),
+    *("chaos_tests.failpoints", "chaos_tests.cluster", "chaos_tests.nemesis", "chaos_tests.run", "chaos_tests.scripts"),
+    *("chaos_tests.demo", "chaos_tests.soak", "chaos_tests.busy", "chaos_tests.cli"),
+)
+"""Bottom to top: a room imports only rooms before it, also lazily and for types. `elastic` itself is the public name of
+what is in runtime. elastic/cli/__init__.py names chaos_tests.cli in a string: the one verb that lies above it."""
+
+RUNTIME_MAY_USE = (
+    "elastic.errors",
+    "elastic.checkpoints",
+    "elastic.config",
+    "elastic.protocol",
+    "elastic.records",
+    "elastic.security",
+    "elastic.agent.worker",
+)
+"""Of the control plane. What else there is would take memory and time of each worker."""
+
+STUBS_ARE_READ_BY = (
+    "elastic.wire",
+    "elastic.store",
+    "elastic.rendezvous",
+    "elastic.agent",
+    "elastic.fleet",
+    "chaos_tests.nemesis.nodes",
+)
+
+PURE_PACKAGES = ("elastic.protocol", "chaos_tests.scenario", "chaos_tests.checkers", "chaos_tests.report")
+
+PURE_MODULES = (
+    "elastic.agent.worker.examination",
+    "elastic.agent.worker.import_scan",
+    "elastic.checkpoints.description",
+    "elastic.checkpoints.layout",
+    "elastic.checkpoints.manifest",
+    "elastic.checkpoints.naming",
+    "elastic.checkpoints.partition",
+    "elastic.checkpoints.pointer",
+    "elastic.checkpoints.policy",
+    "elastic.checkpoints.select",
+    "elastic.cli.local.outer_launcher",
+    "elastic.config",
+    "elastic.errors",
+    "elastic.fleet.documents",
+    "elastic.fleet.findings",
+    "elastic.fleet.scheduler",
+    "elastic.preemption.notice",
+    "elastic.preemption.policy",
+    "elastic.records.story",
+    "elastic.security.roles",
+    "elastic.store.base",
+    "elastic.store.chunks",
+    "elastic.version",
+    "elastic.wire.generation_delta",
+)
+"""Pure, in packages that are not pure as a whole."""
+
+SMALL = {
+    "chaos_tests.failpoints.site.sitecustomize": "Python runs the file of that name at the start of a process",
+    "chaos_tests.nemesis.etcd_members": "a module for each thing that faults are done to",
+    "chaos_tests.run.publish": "`elastic chaos judge` needs it and nothing of a run",
+    "chaos_tests.scripts.tiny": "a script that is run",
+    "elastic.agent.process.mpi_placeholder": "a program that mpirun starts, from the standard library alone",
+    "elastic.agent.worker.stack_dump": "the agent imports its setting, and nothing of the worker's stream",
+    "elastic.checkpoints.partition": "one pure rule, which members apply alike",
+    "elastic.preemption.provider": "what each provider implements, and none of them imports another",
+    "elastic.protocol.worker_id": "commands that only ask read ids, and load no messages",
+    "elastic.version": "agents, replicas and daemons say it without the public package",
+    "runtime.forkserver.process_title": "one system call, and why it is made that way",
+    "runtime.guards.numerics_fingerprint": "agents' workers compare it, and `elastic doctor` shows it",
+    "runtime.transfer.checksum": "copies and rings use it, and neither imports the other",
+}
+"""Modules of fewer than 40 lines -> why each is a module of its own."""
+
+FEW = {
+    "chaos_tests.failpoints.site": "a directory on the path of processes, with the one file that Python looks for",
+    "chaos_tests.scripts": "scripts that are run, not imported",
+    "runtime.job.sinks": "two sinks are shipped; users write others",
+}
+"""Packages of fewer than 3 modules -> why."""
+
+PURE_STDLIB = {
+    *("__future__", "abc", "ast", "base64", "bisect", "collections", "collections.abc", "contextlib", "copy"),
+    *(
+        "dataclasses",
+        "datetime",
+        "difflib",
+        "enum",
+        "fractions",
+        "functools",
+        "hashlib",
+        "heapq",
+        "hmac",
+        "html",
+        "ipaddress",
+    ),
+    *("itertools", "json", "math", "operator", "random", "re", "signal", "statistics", "string", "struct", "textwrap"),
+    *("tomllib", "types", "typing", "xml.sax.saxutils"),
+}
+"""What a pure module may use: nothing that reads a clock, a file, the environment or the network, or runs elsewhere.
+Of `random` only Random, which has to be given a seed; of `signal` only the numbers; of `datetime` no clock."""
+
+MAY_USE_NUMPY = {"elastic.protocol.sampling"}
+"""Pure modules that may, for permutations of millions of samples: agents and replicas do without it."""
+
+IMPURE_BUILTINS = {"open", "input", "print", "breakpoint", "exec", "eval", "__import__"}
+
+
+def dotted(path: Path) -> str:
+    """As it is imported."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+PRODUCT = {dotted(path): path for part in ("elastic", "runtime", "chaos_tests") for path in (ROOT / part).rglob("*.py")}
+PACKAGES = {name: path.parent for name, path in PRODUCT.items() if path.name == "__init__.py"}
+GENERATED = {"elastic.wire.elastic_pb2", "elastic.wire.elastic_pb2_grpc"}
+
+
+def below(module: str, rooms: Iterable[str]) -> bool:
+    """Whether the module is one of the rooms, or within one."""
+    return any(module == room or module.startswith(f"{room}.") for room in rooms)
+
+
+PURE = sorted(module for module in PRODUCT if module in PURE_MODULES or below(module, PURE_PACKAGES))
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of the modules a tree imports, wherever the statement stands, also by import_module("...")."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), level=0, names=names):
+                package = ROOT / module.replace(".", "/")
+                for alias in names:
+                    inside = package / alias.name
+                    is_module = inside.is_dir() or inside.with_suffix(".py").is_file()
+                    yield f"{module}.{alias.name}" if is_module else module
+            case ast.ImportFrom(level=level) if level:
+                raise AssertionError(f"line {node.lineno}: relative imports hide the room they come from")
+            case ast.Call(
+                func=ast.Attribute(attr="import_module") | ast.Name(id="import_module"),
+                args=[ast.Constant(value=str(module)), *_],
+            ):
+                yield module
+
+
+IMPORTS = {module: set(imports(parsed(path))) for module, path in PRODUCT.items()}
+
+
+def importers(part: str, of: str) -> set[str]:
+    """Modules of that part of the product that import the module `of`, or something below it."""
+    return {
+        module for module, used in IMPORTS.items() if below(module, [part]) and any(below(name, [of]) for name in used)
+    }
+
+
+def layer(module: str) -> int:
+    """Raises AssertionError for a module that no layer has."""
+    rooms = [number for number, room in enumerate(LAYERS) if module == room or module.startswith(f"{room}.")]
+    found = [number for number in rooms if LAYERS[number] != "elastic" or module == "elastic"]
+    assert found or module in ("runtime", "chaos_tests"), f"{module} is in no layer of LAYERS"
+    return max(found, default=0)
+
+
+# ---------------------------------------------------------------------------------------------- who imports whom
+
+
+def test_each_room_imports_only_rooms_below_it() -> None:
+    wrong = [
+        f"{module} imports {used}"
+        for module, names in IMPORTS.items()
+        for used in names & PRODUCT.keys()
+        if layer(used) > layer(module)
+    ]
+    assert wrong == []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    graph = {module: (used & PRODUCT.keys()) - {module} for module, used in IMPORTS.items()}
+    assert list(TopologicalSorter(graph).static_order())
+
+
+def test_the_control_plane_never_imports_torch() -> None:
+    assert importers("elastic", of="torch") == set()
+
+
+def test_the_public_package_alone_imports_the_runtime_and_only_at_first_use() -> None:
+    """At its top level only under `if TYPE_CHECKING`."""
+    assert importers("elastic", of="runtime") == {"elastic"}
+    for node in parsed(PRODUCT["elastic"]).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            assert not any(module.startswith("runtime") for module in imports(node))
+
+
+def test_the_runtime_uses_of_the_control_plane_only_what_is_listed() -> None:
+    used = {name for module in PRODUCT if below(module, ["runtime"]) for name in IMPORTS[module]}
+    assert {name for name in used if below(name, ["elastic"]) and not below(name, RUNTIME_MAY_USE)} == set()
+
+
+def test_etcd3_is_imported_in_one_place() -> None:
+    tests = {dotted(path) for path in (ROOT / "tests").rglob("*.py") if "etcd3" in set(imports(parsed(path)))}
+    assert {module for part in ("elastic", "runtime", "chaos_tests") for module in importers(part, "etcd3")} == {
+        "elastic.store.etcd_messages"
+    }
+    assert tests == set()
+
+
+def test_the_generated_stubs_are_read_only_by_those_who_speak_the_wire() -> None:
+    readers = {module for module, used in IMPORTS.items() if used & GENERATED}
+    assert {module for module in readers if not below(module, STUBS_ARE_READ_BY)} == set()
+
+
+def test_the_product_does_not_import_the_chaos_harness() -> None:
+    assert importers("elastic", of="chaos_tests") | importers("runtime", of="chaos_tests") == set()
+
+
+# ----------------------------------------------------------------------------------------------------- purity
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_a_pure_module_uses_pure_modules_only(module: str) -> None:
+    others = {"numpy", "numpy.typing"} if module in MAY_USE_NUMPY else set()
+    assert IMPORTS[module] - PURE_STDLIB - set(PURE) - others == set()
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_a_pure_module_calls_nothing_that_reaches_outside(module: str) -> None:
+    for node in ast.walk(parsed(PRODUCT[module])):
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name in IMPURE_BUILTINS:
+                pytest.fail(f"{module}:{node.lineno} calls {name}()")
+            case ast.Attribute(value=ast.Name(id="random"), attr=attr) if attr != "Random":
+                pytest.fail(f"{module}:{node.lineno} uses random.{attr}, which has no seed; use random.Random(seed)")
+            case ast.Attribute(value=ast.Name(id="signal"), attr=attr) if not attr.startswith(("SIG", "Signals")):
+                pytest.fail(f"{module}:{node.lineno} uses signal.{attr}; a pure module only names signals")
+            case ast.Attribute(attr="now" | "today" | "utcnow" as attr):
+                pytest.fail(f"{module}:{node.lineno} uses .{attr}(), a clock; time is an argument")
+            case ast.ImportFrom(module="signal"):
+                pytest.fail(f"{module}:{node.lineno} imports from signal; write signal.SIGTERM")
+            case ast.ImportFrom(module="random", names=names) if {alias.name for alias in names} != {"Random"}:
+                pytest.fail(f"{module}:{node.lineno} imports from random more than Random")
+            case ast.Call(func=ast.Attribute(attr="Random") | ast.Name(id="Random"), args=[]):
+                pytest.fail(f"{module}:{node.lineno} makes a Random without a seed")
+
+
+def test_the_modules_allowed_to_pure_modules_are_of_the_standard_library() -> None:
+    assert {module.partition(".")[0] for module in PURE_STDLIB} <= sys.stdlib_module_names
+
+
+# ------------------------------------------------------------------------------------- how rooms are cut and described
+
+
+def rooms_of(package: Path) -> set[str]:
+    """What the table of a package has to name: its modules, and packages as `name/`."""
+    modules = {path.name for path in package.glob("*.py") if path.name not in ("__init__.py", "__main__.py")}
+    return modules | {f"{path.name}/" for path in package.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_a_package_begins_with_a_table_of_its_rooms(package: str) -> None:
+    told = ast.get_docstring(parsed(PRODUCT[package])) or ""
+    named = set(re.findall(r"(?<![\w/.])[a-z_0-9]+(?:\.py\b|/(?=[\s;,]))", told))
+    directories = {path.name + "/" for path in PACKAGES[package].iterdir() if path.is_dir()}
+    assert rooms_of(PACKAGES[package]) <= named
+    assert {name for name in re.findall(r"^ *([a-z_]\w*(?:\.py|/))  ", told, re.MULTILINE)} <= rooms_of(
+        PACKAGES[package]
+    ) | directories | {"__main__.py"}
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES.keys() - {"elastic", "runtime", "chaos_tests"}))
+def test_a_package_is_neither_a_drawer_nor_a_warehouse(package: str) -> None:
+    assert (len(rooms_of(PACKAGES[package])) < 3) == (package in FEW)
+    assert len(rooms_of(PACKAGES[package])) <= 17
+
+
+def test_the_top_of_each_part_is_small() -> None:
+    top = {part: [path.name for path in (ROOT / part).glob("*.py")] for part in ("elastic", "runtime", "chaos_tests")}
+    assert {part: len(names) for part, names in top.items() if len(names) > {"elastic": 8}.get(part, 6)} == {}
+
+
+def test_a_small_module_has_a_reason() -> None:
+    """What is a program of its own, `__main__`, has one already."""
+    small = {
+        module
+        for module, path in PRODUCT.items()
+        if path.name not in ("__init__.py", "__main__.py") and len(path.read_text().splitlines()) < 40
+    }
+    assert small == SMALL.keys()
+
+
+# ------------------------------------------------------------------------------------------------ of this test itself
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import torch.nn as nn", {"torch.nn"}),
+        ("from elastic import errors", {"elastic.errors"}),
+        ("from elastic.errors import ConfigError", {"elastic.errors"}),
+        (
+            "from elastic.protocol.worker_state import Phase, pending",
+            {"elastic.protocol.worker_state", "elastic.protocol.worker_state.pending"},
+        ),
+        ("def f():\n    import socket", {"socket"}),
+        ("import importlib\nimportlib.import_module('etcd3.locks')", {"importlib", "etcd3.locks"}),
+    ],
+)
+def test_every_way_to_import_is_seen(source: str, found: set[str]) -> None:
+    assert set(imports(ast.parse(source))) == found
+
+
+def test_relative_imports_are_refused() -> None:
+    with pytest.raises(AssertionError, match="relative"):
+        list(imports(ast.parse("from . import errors")))
