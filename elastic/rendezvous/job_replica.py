@@ -29,7 +29,7 @@ from elastic.protocol.membership import End
 from elastic.protocol.messages import Generation
 from elastic.records.files import write_atomically
 from elastic.records.journal import Journal
-from elastic.rendezvous.leader import Reign, StoreThread
+from elastic.rendezvous.leader import JobLeader, StoreThread
 from elastic.rendezvous.service import Lead, Service
 from elastic.store.base import Store
 from elastic.store.election import Candidate, LeadershipLost, Taken, lease_of
@@ -74,7 +74,7 @@ class Part:
         self._revives = revives
         self._candidate = Candidate(store, spec.name, address, time.monotonic, lease_of(spec.workers))
         self._lead = service.leads[spec.name] = Lead(journal)
-        self._led: Reign | None = None
+        self._led: JobLeader | None = None
         """That has begun, and from which it has not resigned yet."""
 
     async def run(self) -> dict[str, object]:
@@ -124,7 +124,7 @@ class Part:
             self._keep_result(ended, term)  # the leader that stored it may have died before it could
             await self._tell(ended)
             return ended
-        reign = Reign(self._spec, tenure, self._journal, store, self._resumed, self._revives)
+        reign = JobLeader(self._spec, tenure, self._journal, store, self._resumed, self._revives)
         lead.reign, lead.leader = reign, self._address
         self.write_address()
         self._led = reign

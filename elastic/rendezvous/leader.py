@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Deposed:
+class SteppedDown:
     """This replica must not lead any more."""
 
     because: str
@@ -82,7 +82,7 @@ class AgentSession:
             self.ended.set()
 
 
-class Reign:
+class JobLeader:
     """One term of this replica as leader: the group, its mailbox, and the agents that attend.
 
     resumed: the checkpoint from which this run of the job goes on, or "". revives: if every copy of the state is lost,
@@ -109,14 +109,14 @@ class Reign:
         self._publisher = Publisher()
         self._vigil = Vigil(spec.timing, self.group.agents, time.monotonic())
         self._tasks: set[asyncio.Task[None]] = set()
-        self._deposed: asyncio.Future[Deposed] = asyncio.get_running_loop().create_future()
+        self._deposed: asyncio.Future[SteppedDown] = asyncio.get_running_loop().create_future()
         """Not in the mailbox: that may be full, and what is in it does not matter any more."""
         self._last_tick_s = -math.inf
         self._letter: asyncio.Task[membership.Event] | None = None
 
     # ------------------------------------------------------------------------------------------- the owner
 
-    async def lead(self, chain: tuple[Generation, ...]) -> End | Deposed:
+    async def lead(self, chain: tuple[Generation, ...]) -> End | SteppedDown:
         """Step the group until the job is over or this replica must not lead any more."""
         self._start(self._watch_tenure())
         self._start(self._watch_agents())
@@ -145,7 +145,7 @@ class Reign:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _is_deposed(self) -> Deposed | None:
+    def _is_deposed(self) -> SteppedDown | None:
         if because := self._tenure.over:
             self._depose(because)
         return self._deposed.result() if self._deposed.done() else None
@@ -153,7 +153,7 @@ class Reign:
     def _depose(self, because: str) -> None:
         """The first reason counts."""
         if not self._deposed.done():
-            self._deposed.set_result(Deposed(because))
+            self._deposed.set_result(SteppedDown(because))
 
     async def _watch_tenure(self) -> None:
         self._depose(await self._tenure.end())
@@ -252,17 +252,17 @@ class Reign:
         if pointer.holder:
             self._tell((pointer.holder,), Pointed(self.term, pointer.holder, series, pointer.entry, holds))
 
-    async def _finish(self, end: End) -> Deposed | None:
+    async def _finish(self, end: End) -> SteppedDown | None:
         """Make the end of the job durable before anybody hears of it. Deposed: another leader decides."""
         while True:
             try:
                 await self._store.call(self._candidate.finish, self.result(end))
             except StoreUnavailable as error:
                 if because := self._tenure.over:
-                    return Deposed(f"{because}; the end of the job is not stored: {error}")
+                    return SteppedDown(f"{because}; the end of the job is not stored: {error}")
                 await asyncio.sleep(RETRY_S)
             except (LeadershipLost, StoreError) as error:
-                return Deposed(str(error))
+                return SteppedDown(str(error))
             else:
                 return None
 

@@ -18,7 +18,7 @@ from elastic.protocol.membership import AgentUp, Stopped
 from elastic.protocol.messages import Word
 from elastic.protocol.worker_id import node_of
 from elastic.records.journal import Journal
-from elastic.rendezvous.leader import FAREWELL_S, AgentSession, Reign, happened
+from elastic.rendezvous.leader import FAREWELL_S, AgentSession, JobLeader, happened
 from elastic.security.interceptor import caller_of
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
@@ -56,7 +56,7 @@ class Lead:
     """What a replica knows of one job: whether it leads it, or who does, or how it ended."""
 
     journal: Journal
-    reign: Reign | None = None
+    reign: JobLeader | None = None
     leader: str = ""
     """Address of the leader as far as this replica knows, or empty."""
     ended: pb.End | None = None
@@ -180,7 +180,7 @@ class Service(RendezvousServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
             raise  # abort has raised already
 
-    async def _listen(self, reign: Reign, session: AgentSession, words: AsyncIterator[pb.AgentWord]) -> None:
+    async def _listen(self, reign: JobLeader, session: AgentSession, words: AsyncIterator[pb.AgentWord]) -> None:
         async for word in words:
             if not reign.is_current(session):
                 return

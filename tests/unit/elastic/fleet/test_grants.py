@@ -28,7 +28,7 @@ from elastic.fleet.notice_board import Board
 from elastic.fleet.upgrade_state import Holding
 from elastic.records.files import TOKEN, read_token
 from elastic.records.journal import Journal, read
-from elastic.rendezvous.leader import Reign, StoreThread
+from elastic.rendezvous.leader import JobLeader, StoreThread
 from elastic.rendezvous.reach import Reach
 from elastic.rendezvous.service import SERVER_OPTIONS, Lead, NotKnown, Service
 from elastic.security.rejection_log import Refusals
@@ -232,7 +232,7 @@ class At:
         self.refusals = Refusals(journal)
         self.door = Admission(self._refused, self._reread)
         self.service = Service(self.door)
-        self.reigns: dict[str, Reign] = {}
+        self.reigns: dict[str, JobLeader] = {}
         self.channel: grpc.aio.Channel
         self.address = ""
         self.book = Book(tuple(job("a", name=name, grants=(Grant("a", f"of {name}"),)) for name in ("one-1", "two-2")))
@@ -275,7 +275,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, story: Callable[[At], 
                 won = candidate.stand()
                 assert isinstance(won, Won)
                 tenures.append(Tenure(candidate, won.term))
-                at.reigns[one.name] = Reign(one.spec, tenures[-1], journal, thread)
+                at.reigns[one.name] = JobLeader(one.spec, tenures[-1], journal, thread)
                 at.service.leads[one.name] = Lead(journal, at.reigns[one.name])
             server = grpc.aio.server(options=SERVER_OPTIONS)
             add_RendezvousServicer_to_server(at.service, server)

@@ -29,7 +29,7 @@ from elastic.protocol.messages import (
 )
 from elastic.records.journal import Journal
 from elastic.rendezvous import leader as reign_module
-from elastic.rendezvous.leader import Deposed, Reign, StoreThread
+from elastic.rendezvous.leader import JobLeader, SteppedDown, StoreThread
 from elastic.store.base import Compare, Delete, Item, Lease, MemoryStore, Put, TxnResult
 from elastic.store.election import LEASE_S, SAFETY, Candidate, Won
 from elastic.store.lease import Tenure
@@ -80,7 +80,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 def lead_to_the_end(
     store: DeafStore, journal: Journal, *, usurped: bool = False, deaf: int = 0, slow_s: float = 0.0
-) -> tuple[End | Deposed, list[str]]:
+) -> tuple[End | SteppedDown, list[str]]:
     """A reign that is told that the job cannot go on. Returns how it ended, and what its agent was told.
 
     slow_s: so long ago, by its own clock, was its lease granted.
@@ -93,10 +93,10 @@ def lead_to_the_end(
         assert isinstance(Candidate(store, "job", "second", time.monotonic).stand(), Won)
     store.deaf = deaf
 
-    async def lead() -> tuple[End | Deposed, list[str]]:
+    async def lead() -> tuple[End | SteppedDown, list[str]]:
         thread = StoreThread()
         async with Tenure(first, won.term) as tenure:
-            reign = Reign(SPEC, tenure, journal, thread)
+            reign = JobLeader(SPEC, tenure, journal, thread)
             session = reign.attach("a")
             await reign.post(HOPELESS)
             outcome = await reign.lead(())
@@ -118,7 +118,7 @@ def test_the_end_of_a_job_is_durable_before_it_is_told(journal: Journal) -> None
 def test_a_leader_that_was_replaced_without_noticing_ends_nothing(journal: Journal) -> None:
     store = DeafStore()
     outcome, told = lead_to_the_end(store, journal, usurped=True)
-    assert isinstance(outcome, Deposed)
+    assert isinstance(outcome, SteppedDown)
     assert store.get("/elastic/job/result", timeout_s=1.0) is None
     assert told == ["welcome"]
 
@@ -132,7 +132,7 @@ def test_a_store_that_does_not_answer_is_asked_again_before_the_job_ends(journal
 def test_a_leader_whose_lease_ran_out_meanwhile_ends_nothing(journal: Journal) -> None:
     store = DeafStore()
     outcome, told = lead_to_the_end(store, journal, deaf=10**6, slow_s=SAFETY * LEASE_S - 0.2)
-    assert isinstance(outcome, Deposed) and told == ["welcome"]
+    assert isinstance(outcome, SteppedDown) and told == ["welcome"]
 
 
 def test_a_failure_within_deposes_though_the_mailbox_is_full(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,10 +145,10 @@ def test_a_failure_within_deposes_though_the_mailbox_is_full(journal: Journal, m
     async def fail() -> None:
         raise ValueError("nobody expects it")
 
-    async def lead() -> End | Deposed:
+    async def lead() -> End | SteppedDown:
         thread = StoreThread()
         async with Tenure(candidate, won.term) as tenure, asyncio.timeout(30):
-            reign = Reign(SPEC, tenure, journal, thread)
+            reign = JobLeader(SPEC, tenure, journal, thread)
             await reign.post(AgentDown("b"))
             reign._start(fail())
             await asyncio.wait(list(reign._tasks))
@@ -156,7 +156,7 @@ def test_a_failure_within_deposes_though_the_mailbox_is_full(journal: Journal, m
         thread.close()
         return outcome
 
-    assert asyncio.run(lead()) == Deposed("ValueError: nobody expects it")
+    assert asyncio.run(lead()) == SteppedDown("ValueError: nobody expects it")
 
 
 def _order(message: pb.LeaderOrder) -> Order | None:
@@ -182,7 +182,7 @@ def lead_until_pointed(
         thread = StoreThread()
         told = []
         async with Tenure(candidate, won.term) as tenure, asyncio.timeout(30):
-            reign = Reign(SPEC, tenure, journal, thread, resumed)
+            reign = JobLeader(SPEC, tenure, journal, thread, resumed)
             session = reign.attach("a")
             leading = asyncio.create_task(reign.lead((record,)))
             while (resumed or known) and not reign.group.checkpoint:
@@ -229,7 +229,7 @@ def test_an_agent_that_has_had_more_than_the_store_holds_ends_the_job_with_what_
     async def lead() -> None:
         thread = StoreThread()
         async with Tenure(candidate, won.term) as tenure, asyncio.timeout(30):
-            reign = Reign(SPEC, tenure, journal, thread)
+            reign = JobLeader(SPEC, tenure, journal, thread)
             leading = asyncio.create_task(reign.lead((record,)))
             await asyncio.sleep(0)
             assert reign.is_older("a", {3: "any", 4: record.digest()}) == ""
