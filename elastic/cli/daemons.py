@@ -25,7 +25,7 @@ from elastic.rendezvous.endpoint import check_plain, check_reachable, own_addres
 from elastic.security.roles import ETCD_SERVER_NAME, Role
 
 if TYPE_CHECKING:
-    from elastic.fleet.job_runner import Site
+    from elastic.fleet.job_runner import NodeSettings
     from elastic.security.keyring import Keyring
     from elastic.store.etcd import Tls
 
@@ -220,7 +220,7 @@ def _agent(options: argparse.Namespace) -> int:
 class _Checked:
     """What a daemon needs of its options. keyring: its own; keyrings: also that of its workers."""
 
-    site: Site
+    site: NodeSettings
     keyring: Keyring | None
     keyrings: Sequence[Keyring]
 
@@ -243,7 +243,7 @@ def _node_of(options: argparse.Namespace) -> str:
 def _checked(options: argparse.Namespace) -> _Checked:
     """Raises ConfigError."""
     from elastic.agent.process.worker_process import check_descriptors
-    from elastic.fleet.job_runner import Site
+    from elastic.fleet.job_runner import NodeSettings
     from elastic.rendezvous.reach import Reach
     from elastic.security import job_user as users
 
@@ -274,7 +274,7 @@ def _checked(options: argparse.Namespace) -> _Checked:
         if is_new:
             jobs_dir.chmod(0o755)
         users.check(job_user, jobs_dir)
-    site = Site(
+    site = NodeSettings(
         node=node,
         reach=Reach(address, replicas, certs),
         jobs_dir=jobs_dir,

@@ -36,9 +36,9 @@ def _logs(options: argparse.Namespace) -> int:
     from elastic.fleet import remote_logs
 
     if (job_dir := job_dir_of(options)) is not None:
-        source: remote_logs.Source = remote_logs.Directory(job_dir)
+        source: remote_logs.LogSource = remote_logs.DirectoryLogs(job_dir)
     else:
         client = client_of(options)
-        source = remote_logs.Nodes(client, client.job(options.job or "")["job"])
+        source = remote_logs.FleetLogs(client, client.job(options.job or "")["job"])
     remote_logs.show(source, options.worker, follow=options.follow, as_json=options.json)
     return ExitCode.DONE

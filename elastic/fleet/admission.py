@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from elastic.fleet import documents
-from elastic.fleet.documents import Book
+from elastic.fleet.documents import FleetState
 from elastic.rendezvous.service import NotKnown
 
 REREAD_S = 5.0
@@ -28,7 +28,7 @@ class Admission:
         self._refused = refused
         self._reread = reread
         self._due: asyncio.TimerHandle | None = None
-        self._book = Book()
+        self._book = FleetState()
         self._wanted: set[asyncio.Future[None]] = set()
         self._reading: set[asyncio.Future[None]] = set()
 
@@ -37,7 +37,7 @@ class Admission:
         self._reading |= self._wanted
         self._wanted = set()
 
-    def read(self, book: Book) -> None:
+    def read(self, book: FleetState) -> None:
         """It has come to this. One that fails is followed by another one."""
         self._book = book
         reading, self._reading = self._reading, set()

@@ -115,7 +115,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class FleetJob:
     """Everything that the store has of one. ended: the revision that brought the result, or 0."""
 
     submission: Submission
@@ -156,15 +156,15 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class FleetState:
     """All documents, as they were at one revision of the store. jobs: in order of submission. unread: those which
     cannot be read, by key, and why; a job with such a submission, placement or result is left out."""
 
-    jobs: tuple[Job, ...] = ()
+    jobs: tuple[FleetJob, ...] = ()
     cordons: Mapping[str, Wish] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)
 
-    def job(self, name: str) -> Job | None:
+    def job(self, name: str) -> FleetJob | None:
         return next((job for job in self.jobs if job.name == name), None)
 
     def forgettable(self, kept: int) -> list[str]:
@@ -189,7 +189,9 @@ def check_for_fleet(spec: JobSpec) -> None:
         raise ConfigError(f"directory={spec.directory!r} must be an absolute path, the same on every node")
 
 
-def granted(job: Job, placement: Placement | None, left: Collection[str], new: Callable[[], str]) -> tuple[Grant, ...]:
+def granted(
+    job: FleetJob, placement: Placement | None, left: Collection[str], new: Callable[[], str]
+) -> tuple[Grant, ...]:
     """The grants of a job that is to be placed so. left: nodes from which the job's agent has gone. new: makes a
     token."""
     placed = placement.slots if placement is not None else {}
@@ -198,12 +200,12 @@ def granted(job: Job, placement: Placement | None, left: Collection[str], new: C
     return tuple(sorted(kept, key=lambda grant: grant.node))
 
 
-def token_of(job: Job, node: str) -> str:
+def token_of(job: FleetJob, node: str) -> str:
     """Empty where the job is not placed, and has not been since its agent left."""
     return next((grant.token for grant in job.grants if grant.node == node), "")
 
 
-def objection(job: Job | None, node: str, token: str) -> str:
+def objection(job: FleetJob | None, node: str, token: str) -> str:
     """Why the agent of that node may not attend the job, or nothing."""
     wanted = token_of(job, node) if job is not None else ""
     if not wanted:

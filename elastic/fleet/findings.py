@@ -42,7 +42,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProbeAnswer:
     """Of a replica or a node. because: why there is none. offset_s: of its clock against ours, known to within_s."""
 
     document: Document = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class ProbeAnswers:
     """replicas: by address, those that were asked for. nodes: by name. leader: address, or "". version: of whoever
     asks. troubles: what the leader says does not work, such as certificates that are about to end. crossings: what
     nodes have found at each other's ports; None: nobody was asked, because there is one node at most. jobs: as the
@@ -61,26 +61,26 @@ class Survey:
 
     version: str
     leader: str
-    replicas: Mapping[str, Answer]
-    nodes: Mapping[str, Answer]
+    replicas: Mapping[str, ProbeAnswer]
+    nodes: Mapping[str, ProbeAnswer]
     troubles: Sequence[Document] = ()
-    crossings: Answer | None = None
+    crossings: ProbeAnswer | None = None
     jobs: Sequence[Document] = ()
 
     @property
-    def answers(self) -> Iterator[tuple[str, Answer]]:
+    def answers(self) -> Iterator[tuple[str, ProbeAnswer]]:
         for kind, answers in (("replica", self.replicas), ("node", self.nodes)):
             yield from ((f"{kind} {name}", answer) for name, answer in answers.items() if not answer.because)
 
 
-Check: TypeAlias = Callable[[Survey], Iterator[Finding]]
+Check: TypeAlias = Callable[[ProbeAnswers], Iterator[Finding]]
 
 
-def findings(survey: Survey) -> list[Finding]:
+def findings(survey: ProbeAnswers) -> list[Finding]:
     return [finding for check in CHECKS for finding in check(survey)]
 
 
-def replicas(survey: Survey) -> Iterator[Finding]:
+def replicas(survey: ProbeAnswers) -> Iterator[Finding]:
     for address, answer in survey.replicas.items():
         leads = ", and leads the fleet" if address == survey.leader else ""
         if answer.because:
@@ -95,7 +95,7 @@ def replicas(survey: Survey) -> Iterator[Finding]:
         yield Finding("rendezvous", "fleet", "has one replica that we know of: jobs wait whenever it is away")
 
 
-def etcd(survey: Survey) -> Iterator[Finding]:
+def etcd(survey: ProbeAnswers) -> Iterator[Finding]:
     seen: dict[str, list[tuple[str, Document]]] = {}
     for address, answer in survey.replicas.items():
         for member in answer.document.get("etcd", ()):
@@ -128,7 +128,7 @@ def _member(endpoint: str, looks: Sequence[tuple[str, Document]]) -> Finding:
     return Finding("etcd", endpoint, said, advice)
 
 
-def nodes(survey: Survey) -> Iterator[Finding]:
+def nodes(survey: ProbeAnswers) -> Iterator[Finding]:
     for name, answer in survey.nodes.items():
         if answer.because:
             advice = "start `elastic agent` there; `elastic story` and `elastic jobs` say what became of its jobs"
@@ -150,7 +150,7 @@ def nodes(survey: Survey) -> Iterator[Finding]:
         yield Finding("node", "fleet", "has no nodes", "start `elastic agent` on each machine that is to train")
 
 
-def ports(survey: Survey) -> Iterator[Finding]:
+def ports(survey: ProbeAnswers) -> Iterator[Finding]:
     """A line for each node that others do not reach, or that says nothing, and for each different reason."""
     if survey.crossings is None:
         return
@@ -180,7 +180,7 @@ def ports(survey: Survey) -> Iterator[Finding]:
         yield Finding("ports", "fleet", f"each node reaches {whom} where workers listen")
 
 
-def versions(survey: Survey) -> Iterator[Finding]:
+def versions(survey: ProbeAnswers) -> Iterator[Finding]:
     found = {where: str(answer.document.get("version", "unknown")) for where, answer in survey.answers}
     yield from _alike("version", {"this command": survey.version, **found}, "install the same version everywhere")
     torches = {where: str(answer.document["torch"]) for where, answer in survey.answers if "torch" in answer.document}
@@ -200,7 +200,7 @@ def _alike(about: str, found: Mapping[str, str], advice: str) -> Iterator[Findin
     yield Finding(about, "fleet", f"not the same everywhere: {listed}", advice)
 
 
-def clocks(survey: Survey) -> Iterator[Finding]:
+def clocks(survey: ProbeAnswers) -> Iterator[Finding]:
     wrong = 0
     for where, answer in survey.answers:
         if abs(answer.offset_s) > CLOCK_S + answer.within_s:
@@ -213,7 +213,7 @@ def clocks(survey: Survey) -> Iterator[Finding]:
         yield Finding("clock", "fleet", f"all within {most:.2f} s of this machine's")
 
 
-def disks(survey: Survey) -> Iterator[Finding]:
+def disks(survey: ProbeAnswers) -> Iterator[Finding]:
     for where, answer in survey.answers:
         disk = answer.document.get("disk", {})
         free = float(disk.get("free", DISK_FREE))
@@ -221,7 +221,7 @@ def disks(survey: Survey) -> Iterator[Finding]:
         yield Finding("disk", where, f"{free / 2**30:.1f} GB are free at {disk.get('path', '?')}", advice)
 
 
-def gpus(survey: Survey) -> Iterator[Finding]:
+def gpus(survey: ProbeAnswers) -> Iterator[Finding]:
     for name, answer in survey.nodes.items():
         if answer.because:
             continue
@@ -237,7 +237,7 @@ def gpus(survey: Survey) -> Iterator[Finding]:
             yield Finding("gpu", f"node {name}", f"{count} for {slots} slots")
 
 
-def jobs(survey: Survey) -> Iterator[Finding]:
+def jobs(survey: ProbeAnswers) -> Iterator[Finding]:
     """Those that cannot begin with the nodes that there are."""
     for job in survey.jobs:
         if job.get("larger"):
@@ -245,7 +245,7 @@ def jobs(survey: Survey) -> Iterator[Finding]:
             yield Finding("job", str(job["job"]), str(job["because"]), advice)
 
 
-def troubles(survey: Survey) -> Iterator[Finding]:
+def troubles(survey: ProbeAnswers) -> Iterator[Finding]:
     for trouble in survey.troubles:
         where = f"node {trouble['where']}" if trouble.get("where") else "fleet"
         yield Finding(str(trouble["about"]), where, str(trouble["because"]), str(trouble["advice"]))
@@ -261,7 +261,7 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def _is_spread(survey: Survey) -> bool:
+def _is_spread(survey: ProbeAnswers) -> bool:
     """Whether some node is not on the rendezvous' own machine."""
     known = (str(answer.document.get("address", "")) for answer in survey.nodes.values())
     return any(address and not _is_loopback(address) for address in known)

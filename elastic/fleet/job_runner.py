@@ -29,7 +29,7 @@ from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError
 from elastic.fleet.documents import Submission
 from elastic.fleet.job_environment import VARIABLE, with_environment
-from elastic.fleet.notice_board import Board
+from elastic.fleet.notice_board import NoticeBoard
 from elastic.fleet.upgrade_state import Holding, Keeper, keeper_of, replace_agent
 from elastic.preemption.selection import RELAYED
 from elastic.protocol.worker_slot import describe
@@ -63,7 +63,7 @@ RENEW_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class NodeSettings:
     """What all jobs on this node have in common. jobs_dir: each has its directory in it. grace_s: how long an agent
     that is asked to leave may take. job_user: as whom they run; None: as the daemon does."""
 
@@ -75,7 +75,7 @@ class Site:
     job_user: JobUser | None = None
 
 
-class Charge:
+class JobRunner:
     """Used on the event loop, by the main thread. devices: accelerators for its workers, maybe none of them; None: on a
     node without any.
     changed: called when `trouble` is another one, or it has ended. token: by which the job's leader admits its agent.
@@ -83,11 +83,11 @@ class Charge:
 
     def __init__(
         self,
-        site: Site,
+        site: NodeSettings,
         submission: Submission,
         slots: int,
         devices: tuple[str, ...] | None,
-        board: Board,
+        board: NoticeBoard,
         journal: Journal,
         changed: Callable[[], None],
         token: str,

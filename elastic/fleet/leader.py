@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 from elastic.errors import CompareFailed, ExitCode, StoreError, StoreUnavailable
 from elastic.fleet import documents, registry
-from elastic.fleet.documents import Book, Grant, Job, Placement, Result
+from elastic.fleet.documents import FleetJob, FleetState, Grant, Placement, Result
 from elastic.fleet.registry import Registry
-from elastic.fleet.scheduler import Node, Schedule, schedule
+from elastic.fleet.scheduler import OfferedNode, Schedule, schedule
 from elastic.records.journal import Journal
 from elastic.rendezvous.leader import StoreThread
 from elastic.store.base import Store
@@ -93,12 +93,12 @@ class NodeSession:
             query.set_result(answer)
 
 
-class Office:
+class FleetLeader:
     """One term. Used on the event loop; store: the thread that speaks to the store for it."""
 
     def __init__(self, tenure: Tenure, etcd: Store, store: StoreThread, journal: Journal) -> None:
         self.term = tenure.term
-        self.book = Book()
+        self.book = FleetState()
         self.sessions: dict[str, NodeSession] = {}
         self.waiting: dict[str, str] = {}
         self.lacking: dict[str, str] = {}
@@ -139,7 +139,7 @@ class Office:
                 raise error
         return "; ".join(str(error) for error in reasons)
 
-    def read(self, book: Book, revision: int) -> None:
+    def read(self, book: FleetState, revision: int) -> None:
         """The documents as of that revision; older ones are ignored."""
         if revision > self._revision and self.ready.is_set():
             self.book, self._revision = book, revision
@@ -297,7 +297,7 @@ class Office:
         self._unforgotten = ""
         return True
 
-    def _granted(self, job: Job, placement: Placement | None) -> tuple[Grant, ...]:
+    def _granted(self, job: FleetJob, placement: Placement | None) -> tuple[Grant, ...]:
         placed = placement.slots if placement is not None else {}
         left = {grant.node for grant in job.grants if grant.node not in placed and self._has_left(job.name, grant.node)}
         for node in placed:
@@ -314,7 +314,7 @@ class Office:
             del self._withdrawn_s[job, node]
         return gone
 
-    async def _place(self, job: Job, placement: Placement, granted: tuple[Grant, ...]) -> None:
+    async def _place(self, job: FleetJob, placement: Placement, granted: tuple[Grant, ...]) -> None:
         await self._store.call(self._registry.place, job.name, placement, granted)
         self._journal.write("placed", job=job.name, began=job.waits, slots=placement.slots)
 
@@ -333,8 +333,8 @@ class Office:
         since_s = {name: since_s for name, (since_s, _) in self._left.items()}
         return {node for node in placed - self.sessions.keys() if now_s >= since_s.get(node, self._began_s) + ABSENT_S}
 
-    def _node(self, name: str, session: NodeSession, *, away: bool = False) -> Node:
-        return Node(
+    def _node(self, name: str, session: NodeSession, *, away: bool = False) -> OfferedNode:
+        return OfferedNode(
             name,
             session.hello.slots,
             frozenset(session.hello.labels),

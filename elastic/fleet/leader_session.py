@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from elastic.agent.process import worker_process
-from elastic.fleet.job_runner import SLACK_S, STOP_S, Site
-from elastic.fleet.probes import Lookout
+from elastic.fleet.job_runner import SLACK_S, STOP_S, NodeSettings
+from elastic.fleet.probes import NodeProbes
 from elastic.records import job_files
 from elastic.records.journal import Journal
 from elastic.rendezvous.leader_stream import FIRST_RETRY_S, LONGEST_RETRY_S, Seeker, leader_options
@@ -57,14 +57,14 @@ class Attendant(Protocol):
 class Attendance:
     """Used on the event loop only."""
 
-    def __init__(self, site: Site, offer: Offer, journal: Journal, door: Door, attendant: Attendant) -> None:
+    def __init__(self, site: NodeSettings, offer: Offer, journal: Journal, door: Door, attendant: Attendant) -> None:
         self._site = site
         self._offer = offer
         self._journal = journal
         self._door = door
         self._attendant = attendant
         reach = site.reach
-        self._lookout = Lookout(site.node, reach.address, reach.replicas, offer.slots, site.jobs_dir)
+        self._lookout = NodeProbes(site.node, reach.address, reach.replicas, offer.slots, site.jobs_dir)
         self._seeker = Seeker(lambda: site.reach.replicas)
         self._outbox: asyncio.Queue[pb.NodeWord] | None = None
         self._answers: set[asyncio.Task[None]] = set()

@@ -17,9 +17,9 @@ from elastic.agent.handover import Handed, Place, Request, Trial
 from elastic.errors import ElasticError
 from elastic.fleet import job_environment, upgrade_state
 from elastic.fleet.documents import Submission
-from elastic.fleet.job_runner import Charge, Site
+from elastic.fleet.job_runner import JobRunner, NodeSettings
 from elastic.fleet.leader_session import Attendance, Offer
-from elastic.fleet.notice_board import Board
+from elastic.fleet.notice_board import NoticeBoard
 from elastic.fleet.upgrade_state import Estate
 from elastic.preemption import selection
 from elastic.records import host_memory
@@ -36,13 +36,15 @@ LOOK_S = 0.5
 class Daemon:
     """Main thread only: workers die with the thread that started them."""
 
-    def __init__(self, site: Site, offer: Offer, journal: Journal, door: Door, handed: Handed | None = None) -> None:
+    def __init__(
+        self, site: NodeSettings, offer: Offer, journal: Journal, door: Door, handed: Handed | None = None
+    ) -> None:
         """handed: by the program before this one in the same process. Raises what succession.read does."""
         self._site = site
         self._journal = journal
         self._devices = job_environment.of_node(os.environ)
-        self._board = Board(journal, self._noticed)
-        self._charges: dict[str, Charge] = {}
+        self._board = NoticeBoard(journal, self._noticed)
+        self._charges: dict[str, JobRunner] = {}
         self._duties: dict[str, pb.Duty] = {}
         self._over: dict[str, str] = {}
         """Job -> how it ended."""
@@ -180,7 +182,7 @@ class Daemon:
         self._duties = {duty.job: duty for duty in map(pb.Duty.FromString, estate.duties)}
         self._over = dict(estate.over)
         for left in estate.holdings:
-            charge = Charge(
+            charge = JobRunner(
                 self._site,
                 left.submission,
                 left.slots,
@@ -239,7 +241,7 @@ class Daemon:
             if ending:
                 return f"the job waits for the GPUs of {', '.join(ending)}, which has not ended here yet"
         given = own if self._devices else None
-        self._charges[duty.job] = Charge(
+        self._charges[duty.job] = JobRunner(
             self._site, submission, duty.slots, given, self._board, self._journal, self._told, duty.token
         )
         self._told()

@@ -19,7 +19,7 @@ from elastic.records.journal import Journal
 LAST_WORD_S = 2.0
 
 
-class Board:
+class NoticeBoard:
     """Used on the event loop. changed: called with each change of what stands."""
 
     def __init__(self, journal: Journal, changed: Callable[[], None]) -> None:

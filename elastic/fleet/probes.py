@@ -26,7 +26,7 @@ from typing import Any
 from elastic.errors import ConfigError, ElasticError
 from elastic.fleet import job_environment
 from elastic.fleet.client import FleetClient
-from elastic.fleet.findings import Answer, Survey
+from elastic.fleet.findings import ProbeAnswer, ProbeAnswers
 from elastic.fleet.leader import NodeSession
 from elastic.rendezvous.endpoint import split
 from elastic.store.etcd import EtcdStore
@@ -43,7 +43,7 @@ NodeAnswer = dict[str, Any]
 NodeAnswers = dict[str, NodeAnswer]
 
 
-class Crossings:
+class ReachProbes:
     """One look at a time: who asks meanwhile gets what that one finds, so that no number of questions makes nodes busy.
     On the event loop."""
 
@@ -211,7 +211,7 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 """Of which the kernel chooses, for IPv6 too."""
 
 
-class Lookout:
+class NodeProbes:
     """node: its name. address: under which it offers itself. On the event loop only."""
 
     def __init__(self, node: str, address: str, replicas: Sequence[str], slots: int, jobs_dir: Path) -> None:
@@ -277,7 +277,7 @@ async def _try(port: pb.OpenPort) -> str:
 ASKED_AT_ONCE = 32
 
 
-def take(client: FleetClient) -> Survey:
+def take(client: FleetClient) -> ProbeAnswers:
     """Whoever does not answer is in it, with the reason."""
     with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
         replicas = [threads.submit(_answer_of, partial(client.examine, replica=address)) for address in client.replicas]
@@ -287,10 +287,10 @@ def take(client: FleetClient) -> Survey:
             overview = {"leader": "", "nodes": [], "troubles": [], "jobs": []}
         leader = str(overview["leader"])
         names = [str(node["node"]) for node in overview["nodes"] if node["up"]]
-        away = {str(node["node"]): Answer(because="is away") for node in overview["nodes"] if not node["up"]}
+        away = {str(node["node"]): ProbeAnswer(because="is away") for node in overview["nodes"] if not node["up"]}
         nodes = [threads.submit(_answer_of, partial(client.examine, node=name)) for name in names]
         crossings = threads.submit(_answer_of, client.crossings) if len(names) > 1 else None
-        return Survey(
+        return ProbeAnswers(
             __version__,
             leader,
             {address: answer.result() for address, answer in zip(client.replicas, replicas, strict=True)},
@@ -301,15 +301,15 @@ def take(client: FleetClient) -> Survey:
         )
 
 
-def _answer_of(ask: Callable[[], dict[str, Any]]) -> Answer:
+def _answer_of(ask: Callable[[], dict[str, Any]]) -> ProbeAnswer:
     """Its clock was read between the question and the answer."""
     began_s, wall_s = time.monotonic(), time.time()
     try:
         document = ask()
     except ConfigError as error:  # one that is older, for example, and does not know the question
-        return Answer(because=f"refuses: {error}")
+        return ProbeAnswer(because=f"refuses: {error}")
     except ElasticError as error:
-        return Answer(because=str(error))
+        return ProbeAnswer(because=str(error))
     took_s = time.monotonic() - began_s
     offset_s = float(document.get("wall_s", wall_s + took_s / 2)) - (wall_s + took_s / 2)
-    return Answer(document, "", 1000 * took_s, offset_s, took_s / 2)
+    return ProbeAnswer(document, "", 1000 * took_s, offset_s, took_s / 2)

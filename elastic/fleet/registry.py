@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from elastic.config import JobSpec, check_name
 from elastic.errors import CompareFailed, ConfigError
-from elastic.fleet.documents import Book, Grant, Grants, Job, Placement, Result, Size, Submission, Wish
+from elastic.fleet.documents import FleetJob, FleetState, Grant, Grants, Placement, Result, Size, Submission, Wish
 from elastic.security.roles import Caller
 from elastic.store.base import CreateRevision, Item, ModRevision, Prefix, Put, Store
 from elastic.store.election import CALL_S, Candidate
@@ -28,7 +28,7 @@ ENDED_KEPT = 100
 T = TypeVar("T")
 
 
-def read(store: Store) -> tuple[Book, int]:
+def read(store: Store) -> tuple[FleetState, int]:
     """All documents, and the revision at which they were read."""
     listing = store.prefix(ROOT, timeout_s=CALL_S)
     items = {item.key.removeprefix(ROOT): item for item in listing.items}
@@ -40,7 +40,7 @@ def read(store: Store) -> tuple[Book, int]:
     owners = _values(items, "owners/", Caller, unread)
     stops, cordons = _wishes(items, "stops/", unread), _wishes(items, "cordons/", unread)
     jobs = [
-        Job(
+        FleetJob(
             submission,
             placements.get(name),
             stops.get(name),
@@ -58,7 +58,7 @@ def read(store: Store) -> tuple[Book, int]:
         _count(items.get("count"))
     except ConfigError as error:
         unread["count"] = str(error)
-    return Book(tuple(jobs), cordons, unread), listing.revision
+    return FleetState(tuple(jobs), cordons, unread), listing.revision
 
 
 def _count(item: Item | None) -> int:
@@ -180,7 +180,7 @@ class Registry:
     def end(self, job: str, result: Result) -> None:
         self._candidate.write((), (Put(f"{ROOT}results/{job}", _result(result)),))
 
-    def forget(self, book: Book) -> None:
+    def forget(self, book: FleetState) -> None:
         """Of the ended jobs those beyond ENDED_KEPT, each at once with all that it keeps as a job of its own. Unread:
         the records of a large job are more than etcd says in one answer."""
         for name in book.forgettable(ENDED_KEPT):

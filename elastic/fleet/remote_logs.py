@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 LOOK_S = 0.5
 
 
-class Source(Protocol):
+class LogSource(Protocol):
     """names: of all logs of workers that can be read now. read: a piece of one, from there on."""
 
     def names(self) -> list[str]: ...
     def read(self, name: str, offset: int) -> job_files.Piece: ...
 
 
-class Directory:
+class DirectoryLogs:
     """Of one job on this machine. Raises ConfigError if there is none."""
 
     def __init__(self, job_dir: Path) -> None:
@@ -46,7 +46,7 @@ class Directory:
         return job_files.read(self._dir, "", name, offset)
 
 
-class Nodes:
+class FleetLogs:
     """Of one job of a fleet: on the nodes that attend. One that is away has no logs meanwhile, which is said once."""
 
     def __init__(self, client: FleetClient, job: str) -> None:
@@ -77,7 +77,7 @@ def is_worker(name: str) -> bool:
     return "/" not in node and slot.isdigit() and incarnation.isdigit()
 
 
-def show(source: Source, worker: str | None, *, follow: bool, as_json: bool) -> None:
+def show(source: LogSource, worker: str | None, *, follow: bool, as_json: bool) -> None:
     """All of them, one after the other; follow: and what comes, until somebody interrupts. Raises ConfigError for a
     worker that has no log."""
     offsets: dict[str, int] = {}

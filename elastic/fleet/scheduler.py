@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic.fleet.documents import Job, Placement, Share
+from elastic.fleet.documents import FleetJob, Placement, Share
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class OfferedNode:
     """A daemon that attends. labels: NAME=VALUE each. leaves: it takes no work, and gives up what it has. goes: it
     takes no work, and keeps what it has. away: it attended until a moment ago, and is waited for."""
 
@@ -54,7 +54,9 @@ class Schedule:
     larger: frozenset[str] = frozenset()
 
 
-def schedule(jobs: Sequence[Job], nodes: Collection[Node], gone: Collection[str], *, awaited: bool = False) -> Schedule:
+def schedule(
+    jobs: Sequence[FleetJob], nodes: Collection[OfferedNode], gone: Collection[str], *, awaited: bool = False
+) -> Schedule:
     """jobs: in order of submission. gone: nodes that have not attended for so long that nobody waits for them; one
     that is absent for a moment keeps its jobs. A job whose nodes are all gone keeps them: it may have nothing else.
     awaited: nodes that are not known here may come at any moment, so no job is called larger than the fleet yet.
@@ -100,7 +102,7 @@ def schedule(jobs: Sequence[Job], nodes: Collection[Node], gone: Collection[str]
     return Schedule(placements, waiting, lacking, frozenset(larger))
 
 
-def _kept(job: Job, nodes: Mapping[str, Node], gone: Collection[str]) -> tuple[Share, ...]:
+def _kept(job: FleetJob, nodes: Mapping[str, OfferedNode], gone: Collection[str]) -> tuple[Share, ...]:
     """Of a job's shares those that it keeps."""
     staying = [share for share in job.shares if not (share.node in nodes and nodes[share.node].leaves)]
     there = tuple(share for share in staying if share.node not in gone)
@@ -140,7 +142,7 @@ def _take(wanted: int, free: Mapping[str, int], but: Collection[str]) -> Iterato
             wanted -= free[node]
 
 
-def _lack(job: Job, free: Mapping[str, int], fit: Collection[Node]) -> str:
+def _lack(job: FleetJob, free: Mapping[str, int], fit: Collection[OfferedNode]) -> str:
     needs = f"needs {_counted(job.spec.min_workers, 'free slot')} at once"
     if not fit:
         return f"{needs}, and there are no nodes{_with_labels(job)}"
@@ -148,7 +150,7 @@ def _lack(job: Job, free: Mapping[str, int], fit: Collection[Node]) -> str:
     return f"{needs}, and {sum(free.values())} of the {_slots(fit)} on {where} are free"
 
 
-def _too_large(job: Job, fit: Collection[Node]) -> str:
+def _too_large(job: FleetJob, fit: Collection[OfferedNode]) -> str:
     counted = [node for node in fit if node.counts]
     has = f"{_counted(_slots(counted), 'slot')} on {_counted(len(counted), 'node')}{_with_labels(job)}"
     closed = _slots(fit) - _slots(counted)
@@ -156,7 +158,7 @@ def _too_large(job: Job, fit: Collection[Node]) -> str:
     return f"larger than the fleet, which has {has}{more}: needs {job.spec.min_workers} at once, and holds up nobody"
 
 
-def _slots(nodes: Iterable[Node]) -> int:
+def _slots(nodes: Iterable[OfferedNode]) -> int:
     return sum(node.slots for node in nodes)
 
 
@@ -164,5 +166,5 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
-def _with_labels(job: Job) -> str:
+def _with_labels(job: FleetJob) -> str:
     return f" with {', '.join(job.spec.labels)}" if job.spec.labels else ""

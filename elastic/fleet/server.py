@@ -22,10 +22,10 @@ from elastic import file_modes
 from elastic.errors import ConfigError, StoreError, StoreUnavailable
 from elastic.fleet import probes, registry
 from elastic.fleet.admission import Admission
-from elastic.fleet.documents import Book, Job, Result
+from elastic.fleet.documents import FleetJob, FleetState, Result
 from elastic.fleet.findings import ETCD_BROKEN, ETCD_INSTEAD
-from elastic.fleet.leader import Office
-from elastic.fleet.service import Desk
+from elastic.fleet.leader import FleetLeader
+from elastic.fleet.service import FleetService
 from elastic.protocol.membership import Resized, State, Stopped
 from elastic.records import retention
 from elastic.records.files import write_atomically
@@ -94,7 +94,7 @@ class Server:
             self._journal, self._etcd = journal, etcd
             unknown = [] if self._unsafe_etcd else await self._judged(self._endpoints)
             self._refusals = doorman.refusals
-            self._desk = Desk(self._service, journal, doorman.shown, self._directory, self._look)
+            self._desk = FleetService(self._service, journal, doorman.shown, self._directory, self._look)
             server = doorman.server(SERVER_OPTIONS)
             add_RendezvousServicer_to_server(self._service, server)
             add_FleetServicer_to_server(self._desk, server)
@@ -132,7 +132,7 @@ class Server:
                 while True:
                     term = await win(candidate, store, self._saw, self._journal)
                     async with Tenure(candidate, term) as tenure:
-                        desk.office, desk.leader = Office(tenure, etcd, store, self._journal), self._address
+                        desk.office, desk.leader = FleetLeader(tenure, etcd, store, self._journal), self._address
                         self._journal.write("leading_fleet", term=term)
                         because = ""
                         try:
@@ -208,7 +208,7 @@ class Server:
                 finally:
                     watch.cancel()
 
-    def _apply(self, book: Book, revision: int) -> None:
+    def _apply(self, book: FleetState, revision: int) -> None:
         if self._desk.office is not None:
             self._desk.office.read(book, revision)
         for key, because in book.unread.items():
@@ -242,7 +242,7 @@ class Server:
 
     # ------------------------------------------------------------------------------------------------------ jobs
 
-    def _resize(self, job: Job) -> None:
+    def _resize(self, job: FleetJob) -> None:
         """Tell the job's leader, if that is here, of the size that somebody has given it. Each look at the documents
         tells a new one."""
         lead = self._service.leads.get(job.name)
@@ -264,7 +264,7 @@ class Server:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._journal.write("stop_failed", job=job, because=f"{type(error).__name__}: {error}")
 
-    async def _take_part(self, job: Job) -> None:
+    async def _take_part(self, job: FleetJob) -> None:
         """Until the job is over, and the fleet knows it."""
         directory = self._directory / "jobs" / job.name
         file_modes.make_directory(directory / "logs")
@@ -297,7 +297,7 @@ class Server:
         with closing(StoreThread()) as store:
             await self._write_end(store, job, told)
 
-    async def _enforce(self, job: Job) -> None:
+    async def _enforce(self, job: FleetJob) -> None:
         """End a job that somebody has stopped, if this replica leads it. Its nodes leave it; while it forms, or when it
         has not ended STOP_S after this replica has heard of it, it is ended at once. Until the job is over: a part
         that fails begins again, with a lead of its own."""

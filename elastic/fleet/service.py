@@ -15,9 +15,9 @@ import grpc.aio
 from elastic.config import check_name, check_pairs
 from elastic.errors import CompareFailed, ConfigError, StoreError
 from elastic.fleet import registry
-from elastic.fleet.documents import Job, Submission, check_for_fleet
-from elastic.fleet.leader import NodeSession, Office
-from elastic.fleet.probes import Crossings
+from elastic.fleet.documents import FleetJob, Submission, check_for_fleet
+from elastic.fleet.leader import FleetLeader, NodeSession
+from elastic.fleet.probes import ReachProbes
 from elastic.protocol.worker_id import node_of
 from elastic.records import job_files
 from elastic.records.journal import Journal
@@ -34,11 +34,11 @@ SLOTS_LIMIT = 1024
 """Of one node; more is a mistake."""
 
 
-class Refused(Exception):
+class QuestionRefused(Exception):
     """A question that cannot be followed, with the reason for whoever asked."""
 
 
-class Desk(FleetServicer):
+class FleetService(FleetServicer):
     """service: what this replica knows of jobs. shown: the certificates it has seen. directory: its own. look: around
     this replica."""
 
@@ -50,8 +50,8 @@ class Desk(FleetServicer):
         self._journal = journal
         self._directory = directory
         self._look = look
-        self._crossings = Crossings()
-        self.office: Office | None = None
+        self._crossings = ReachProbes()
+        self.office: FleetLeader | None = None
         self.leader = ""
         """Address of the fleet's leader as far as this replica knows, or empty."""
 
@@ -87,7 +87,7 @@ class Desk(FleetServicer):
             elif isinstance(result, Exception):
                 self._journal.write("node_stream_broke", node=session.hello.node, because=repr(result))
 
-    async def _listen(self, office: Office, session: NodeSession, words: AsyncIterator[pb.NodeWord]) -> None:
+    async def _listen(self, office: FleetLeader, session: NodeSession, words: AsyncIterator[pb.NodeWord]) -> None:
         async for word in words:
             if word.WhichOneof("content") == "goodbye":
                 return
@@ -104,7 +104,7 @@ class Desk(FleetServicer):
                 return pb.Answer(leading=False, leader="" if office else self.leader)
             else:
                 answer.document = json.dumps(await self._answer(office, request, caller_of(context)))
-        except (Refused, ConfigError, codec.WireError) as error:
+        except (QuestionRefused, ConfigError, codec.WireError) as error:
             answer.refused = str(error)
         except OSError as error:
             answer.refused = f"this replica cannot read that: {error}"
@@ -113,7 +113,7 @@ class Desk(FleetServicer):
             answer.leading = False
         return answer
 
-    async def _answer(self, office: Office, request: pb.Question, caller: Caller) -> object:
+    async def _answer(self, office: FleetLeader, request: pb.Question, caller: Caller) -> object:
         match request.WhichOneof("content"):
             case "submit":
                 return await self._submit(office, request.submit, caller)
@@ -132,7 +132,7 @@ class Desk(FleetServicer):
                 return {"away": True} if found is None else json.loads(found)
             case "ports":
                 return await self._crossings.look(office.sessions)
-        raise Refused("an empty question")
+        raise QuestionRefused("an empty question")
 
     async def _answer_here(self, request: pb.Question) -> object:
         if request.WhichOneof("content") == "examine":
@@ -142,17 +142,17 @@ class Desk(FleetServicer):
         piece = await asyncio.to_thread(job_files.read, jobs, ask.job, ask.log, ask.offset)
         return {"text": piece.text.decode("latin-1"), "end": piece.end, "size": piece.size}
 
-    async def _submit(self, office: Office, submit: pb.Submit, caller: Caller) -> object:
+    async def _submit(self, office: FleetLeader, submit: pb.Submit, caller: Caller) -> object:
         spec = codec.job_from_json(submit.document.encode(), "the job")
         check_for_fleet(spec)
         before: Submission | None = None
         if submit.resume:
             job = _find(office, submit.resume.partition("@")[0])
             if job.result is None:
-                raise Refused(f"{job.name} is not over; stop it first")
+                raise QuestionRefused(f"{job.name} is not over; stop it first")
             before = job.submission
             if before.spec.checkpoint_dir != spec.checkpoint_dir:
-                raise Refused(
+                raise QuestionRefused(
                     f"{job.name} has its checkpoints below {before.spec.checkpoint_dir}, and this job has "
                     f"checkpoint_dir={spec.checkpoint_dir!r}; give it the same"
                 )
@@ -174,10 +174,10 @@ class Desk(FleetServicer):
         plan = office.plan()
         return {"job": name, "larger": plan.waiting[name] if name in plan.larger else ""}
 
-    async def _stop(self, office: Office, stop: pb.Stop, caller: Caller) -> object:
+    async def _stop(self, office: FleetLeader, stop: pb.Stop, caller: Caller) -> object:
         job = _find(office, stop.job)
         if job.result is not None:
-            raise Refused(f"{job.name} is over already: {job.result.because.partition(chr(10))[0]}")
+            raise QuestionRefused(f"{job.name} is over already: {job.result.because.partition(chr(10))[0]}")
         if job.stop is None:
             await office.change(lambda to: to.stop(job.name, stop.because))
             self._journal.write(
@@ -185,13 +185,13 @@ class Desk(FleetServicer):
             )
         return {"job": job.name}
 
-    async def _scale(self, office: Office, scale: pb.Scale, caller: Caller) -> object:
+    async def _scale(self, office: FleetLeader, scale: pb.Scale, caller: Caller) -> object:
         job = _find(office, scale.job)
         if job.result is not None:
-            raise Refused(f"{job.name} is over: {job.result.because.partition(chr(10))[0]}")
+            raise QuestionRefused(f"{job.name} is over: {job.result.because.partition(chr(10))[0]}")
         least, most = job.spec.min_workers, job.spec.workers_limit
         if not least <= scale.workers <= most:
-            raise Refused(
+            raise QuestionRefused(
                 f"{job.name} takes {least} to {most} workers, from min_workers to max_workers of its file, and not "
                 f"{scale.workers}"
             )
@@ -201,10 +201,10 @@ class Desk(FleetServicer):
         )
         return {"job": job.name, "workers": scale.workers, "before": job.workers}
 
-    async def _cordon(self, office: Office, cordon: pb.Cordon, caller: Caller) -> object:
+    async def _cordon(self, office: FleetLeader, cordon: pb.Cordon, caller: Caller) -> object:
         known = {*office.sessions, *office.book.cordons, *(s.node for job in office.book.jobs for s in job.shares)}
         if cordon.node not in known:
-            raise Refused(f"no node {cordon.node!r:.64}; there are {', '.join(sorted(known)) or 'none'}")
+            raise QuestionRefused(f"no node {cordon.node!r:.64}; there are {', '.join(sorted(known)) or 'none'}")
         await office.change(lambda to: to.cordon(cordon.node, "" if cordon.over else cordon.because))
         there = [
             job.name for job in office.book.jobs if job.runs and any(share.node == cordon.node for share in job.shares)
@@ -221,7 +221,7 @@ class Desk(FleetServicer):
             )
         return {"node": cordon.node}
 
-    def _overview(self, office: Office) -> object:
+    def _overview(self, office: FleetLeader) -> object:
         taken: dict[str, dict[str, int]] = {}
         for job in office.book.jobs:
             for share in job.shares if job.runs else ():
@@ -251,7 +251,7 @@ class Desk(FleetServicer):
             "troubles": self._shown.troubles(office.sessions.keys()),
         }
 
-    def _job(self, office: Office, job: Job) -> dict[str, object]:
+    def _job(self, office: FleetLeader, job: FleetJob) -> dict[str, object]:
         told: dict[str, object] = {
             "job": job.name,
             "workers": job.workers,
@@ -283,7 +283,7 @@ class Desk(FleetServicer):
         larger = state == "waits" and job.name in office.larger
         return {**told, "state": state, "because": because, "larger": larger, "troubles": troubles}
 
-    async def _log(self, office: Office, ask: pb.ReadLog) -> object:
+    async def _log(self, office: FleetLeader, ask: pb.ReadLog) -> object:
         """Of one node: which logs there are, or a piece of one; bytes as Latin-1, which keeps each. "away": that node
         does not answer."""
         node = ask.node or node_of(ask.log)
@@ -301,7 +301,7 @@ def _is_of_this_replica(request: pb.Question) -> bool:
     return (content == "log" and request.log.here) or (content == "examine" and not request.examine.node)
 
 
-def _find(office: Office, name: str) -> Job:
+def _find(office: FleetLeader, name: str) -> FleetJob:
     """By its name, or by the one it was submitted under: the only one that is not over, else the newest."""
     if (job := office.book.job(name)) is not None:
         return job
@@ -310,8 +310,10 @@ def _find(office: Office, name: str) -> Job:
     if len(found) == 1:
         return found[0]
     if found:
-        raise Refused(f"{name} is the name of several jobs: {', '.join(job.name for job in found)}; give one of them")
-    raise Refused(f"no job {name!r:.64}; `elastic jobs` shows which there are")
+        raise QuestionRefused(
+            f"{name} is the name of several jobs: {', '.join(job.name for job in found)}; give one of them"
+        )
+    raise QuestionRefused(f"no job {name!r:.64}; `elastic jobs` shows which there are")
 
 
 async def _hello(words: AsyncIterator[pb.NodeWord]) -> pb.NodeHello:

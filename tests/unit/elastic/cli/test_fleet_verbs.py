@@ -16,7 +16,7 @@ from elastic.config import JobSpec
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.fleet import client as client_module
 from elastic.fleet.client import FleetClient, Log
-from elastic.fleet.remote_logs import Directory, Nodes, is_worker, show
+from elastic.fleet.remote_logs import DirectoryLogs, FleetLogs, is_worker, show
 from elastic.rendezvous import endpoint
 from elastic.wire import elastic_pb2 as pb
 
@@ -126,12 +126,12 @@ def test_logs_of_workers_are_told_from_others(here: Path, capfdbinary: pytest.Ca
     (here / "job.json").write_text("{}")
     for name in ("a.0.0", "b.0.0", "agent"):
         (here / "logs" / f"{name}.log").write_bytes(f"{name} says \xe9\n".encode())
-    show(Directory(here), None, follow=False, as_json=False)
-    show(Directory(here), "b.0.0", follow=False, as_json=False)
+    show(DirectoryLogs(here), None, follow=False, as_json=False)
+    show(DirectoryLogs(here), "b.0.0", follow=False, as_json=False)
     shown = capfdbinary.readouterr().out.decode()
     assert shown == "==> a.0.0 <==\na.0.0 says é\n==> b.0.0 <==\nb.0.0 says é\nb.0.0 says é\n"
     with pytest.raises(ConfigError, match=r"no log of c.0.0; there are a.0.0, b.0.0"):
-        show(Directory(here), "c.0.0", follow=False, as_json=False)
+        show(DirectoryLogs(here), "c.0.0", follow=False, as_json=False)
 
 
 def test_what_comes_while_following_is_shown_once(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -236,7 +236,7 @@ class OneAway:
 
 
 def test_a_node_that_is_away_hides_no_log_of_the_others_and_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    nodes = Nodes(cast(FleetClient, OneAway()), "train-1")
+    nodes = FleetLogs(cast(FleetClient, OneAway()), "train-1")
     for _ in range(2):
         show(nodes, None, follow=False, as_json=False)
     assert nodes.read("b.0.0", 7) == Log(b"", 7, -1, away=True)

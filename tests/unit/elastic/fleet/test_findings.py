@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elastic.fleet.findings import Answer, Finding, Survey, findings
+from elastic.fleet.findings import Finding, ProbeAnswer, ProbeAnswers, findings
 
 GB = 2**30
 ETCD = {"endpoint": "10.0.0.9:2379", "because": "", "version": "3.5.9", "bytes": 20480, "alarms": [], "ms": 0.9}
@@ -36,20 +36,23 @@ CROSSED = {
 }
 
 
-def crossed(**fields: Any) -> Survey:
+def crossed(**fields: Any) -> ProbeAnswers:
     """A healthy fleet of three, but for these fields of what two of its nodes have found at the others' ports."""
     documents = {name: document | fields.get(name, {}) for name, document in CROSSED.items()}
-    return survey(crossings=Answer(documents))
+    return survey(crossings=ProbeAnswer(documents))
 
 
-def survey(replica: Any = (), node: Any = (), **fields: Any) -> Survey:
+def survey(replica: Any = (), node: Any = (), **fields: Any) -> ProbeAnswers:
     """A healthy fleet, but for those fields of its second replica's and its second node's documents."""
-    replicas = {"10.0.0.1:7070": Answer(REPLICA, took_ms=1.2), "10.0.0.2:7070": Answer(REPLICA | dict(replica))}
-    nodes = {"a": Answer(NODE), "b": Answer(NODE | dict(node))}
-    return replace(Survey("1.2", "10.0.0.1:7070", replicas, nodes), **fields)
+    replicas = {
+        "10.0.0.1:7070": ProbeAnswer(REPLICA, took_ms=1.2),
+        "10.0.0.2:7070": ProbeAnswer(REPLICA | dict(replica)),
+    }
+    nodes = {"a": ProbeAnswer(NODE), "b": ProbeAnswer(NODE | dict(node))}
+    return replace(ProbeAnswers("1.2", "10.0.0.1:7070", replicas, nodes), **fields)
 
 
-def to_do(of: Survey) -> list[Finding]:
+def to_do(of: ProbeAnswers) -> list[Finding]:
     return [finding for finding in findings(of) if finding.advice]
 
 
@@ -92,14 +95,14 @@ FAULTS = [
     (survey(troubles=[TROUBLE]), "certificate", "that of agent b ends", "issue another"),
     (survey(jobs=[*WAITING, LARGE]), "job", "larger than the fleet", "smaller min_workers"),
     (survey(nodes={}), "node", "has no nodes", "start `elastic agent`"),
-    (survey(nodes={"a": Answer(because="is away")}), "node", "is away", "start `elastic agent` there"),
-    (survey(nodes={"a": Answer(NODE, offset_s=-2.5, within_s=0.1)}), "clock", "is 2.5 s behind", "NTP"),
+    (survey(nodes={"a": ProbeAnswer(because="is away")}), "node", "is away", "start `elastic agent` there"),
+    (survey(nodes={"a": ProbeAnswer(NODE, offset_s=-2.5, within_s=0.1)}), "clock", "is 2.5 s behind", "NTP"),
 ]
 
 
 @pytest.mark.parametrize(("of", "about", "said", "advice"), FAULTS)
 def test_one_fault_is_one_line_that_names_it_and_says_what_to_do(
-    of: Survey, about: str, said: str, advice: str
+    of: ProbeAnswers, about: str, said: str, advice: str
 ) -> None:
     (finding,) = to_do(of)
     assert (finding.about, said in finding.said, advice in finding.advice) == (about, True, True), finding
@@ -110,25 +113,25 @@ def test_one_fault_is_one_line_that_names_it_and_says_what_to_do(
     [({"alarms": ["NOSPACE"]}, "defragment"), ({"version": "3.5.1"}, "3.5.3"), ({"bytes": 1.9e9}, "2 GB")],
 )
 def test_what_is_wrong_with_a_member_of_etcd_is_said_once_whoever_sees_it(fields: dict[str, Any], advice: str) -> None:
-    both = {address: Answer(REPLICA | member(**fields)) for address in ("10.0.0.1:7070", "10.0.0.2:7070")}
+    both = {address: ProbeAnswer(REPLICA | member(**fields)) for address in ("10.0.0.1:7070", "10.0.0.2:7070")}
     (finding,) = to_do(survey(replicas=both))
     assert advice in finding.advice
 
 
 def test_a_replica_that_is_gone_is_told_and_the_others_are_examined() -> None:
-    replicas = {"10.0.0.1:7070": Answer(REPLICA), "10.0.0.2:7070": Answer(because="Connection refused")}
+    replicas = {"10.0.0.1:7070": ProbeAnswer(REPLICA), "10.0.0.2:7070": ProbeAnswer(because="Connection refused")}
     (finding,) = to_do(survey(replicas=replicas))
     assert (finding.where, finding.said) == ("10.0.0.2:7070", "Connection refused")
 
 
 def test_a_clock_is_not_blamed_for_a_slow_answer() -> None:
-    assert not to_do(survey(nodes={"a": Answer(NODE, offset_s=2.5, within_s=2.0)}))
+    assert not to_do(survey(nodes={"a": ProbeAnswer(NODE, offset_s=2.5, within_s=2.0)}))
 
 
 def test_what_an_older_version_does_not_tell_is_no_fault() -> None:
     """But for its version."""
-    replicas = {"r:1": Answer({"version": "1.2"})}
-    of = Survey("1.2", "r:1", replicas, {"a": Answer({"version": "1.2"})})
+    replicas = {"r:1": ProbeAnswer({"version": "1.2"})}
+    of = ProbeAnswers("1.2", "r:1", replicas, {"a": ProbeAnswer({"version": "1.2"})})
     assert [finding.about for finding in to_do(of)] == []
 
 
@@ -146,7 +149,7 @@ def test_a_port_that_is_not_reached_is_named_with_whom_it_does_not_let_through()
 
 
 def test_a_node_that_has_tried_nobody_is_no_node_that_is_well() -> None:
-    [finding] = to_do(survey(crossings=Answer({**CROSSED, "c": {"because": "no answer within 2 s"}})))
+    [finding] = to_do(survey(crossings=ProbeAnswer({**CROSSED, "c": {"because": "no answer within 2 s"}})))
     assert finding.said == "has not tried others: no answer within 2 s"
-    [finding] = to_do(survey(crossings=Answer(because="refuses: an empty question")))
+    [finding] = to_do(survey(crossings=ProbeAnswer(because="refuses: an empty question")))
     assert finding.said == "were not tried: refuses: an empty question"

@@ -22,9 +22,9 @@ from elastic.errors import NotAdmitted
 from elastic.fleet import admission, documents
 from elastic.fleet import leader as office_module
 from elastic.fleet.admission import Admission
-from elastic.fleet.documents import Book, Grant, Job, Placement, Result, Share, Submission
-from elastic.fleet.job_runner import Charge, Site
-from elastic.fleet.notice_board import Board
+from elastic.fleet.documents import FleetJob, FleetState, Grant, Placement, Result, Share, Submission
+from elastic.fleet.job_runner import JobRunner, NodeSettings
+from elastic.fleet.notice_board import NoticeBoard
 from elastic.fleet.upgrade_state import Holding
 from elastic.records.files import TOKEN, read_token
 from elastic.records.journal import Journal, read
@@ -49,12 +49,12 @@ def spec(name: str = "train-1") -> JobSpec:
     return JobSpec(name=name, command=("train",), workers=1, checkpoint_dir="/shared")
 
 
-def job(*placed: str, name: str = "train-1", **fields: Any) -> Job:
+def job(*placed: str, name: str = "train-1", **fields: Any) -> FleetJob:
     placement = Placement(tuple(Share(node, 1) for node in placed)) if placed else None
-    return Job(Submission(spec(name), 1, name, "0123"), placement, **fields)
+    return FleetJob(Submission(spec(name), 1, name, "0123"), placement, **fields)
 
 
-def granted(before: Job, *placed: str, left: Collection[str] = ()) -> dict[str, str]:
+def granted(before: FleetJob, *placed: str, left: Collection[str] = ()) -> dict[str, str]:
     made = iter(["first", "second"])
     given = documents.granted(before, job(*placed).placement, left, lambda: next(made))
     return {grant.node: grant.token for grant in given}
@@ -95,7 +95,7 @@ def test_a_place_whose_grants_cannot_be_read_gets_another_token() -> None:
         (None, "a", "t", "not placed"),
     ],
 )
-def test_who_may_attend(known: Job | None, node: str, token: str, because: str) -> None:
+def test_who_may_attend(known: FleetJob | None, node: str, token: str, because: str) -> None:
     objection = documents.objection(known, node, token)
     assert because in objection and bool(because) == bool(objection)
 
@@ -157,7 +157,7 @@ def test_another_leader_of_the_fleet_tells_the_same_token(tmp_path: Path) -> Non
     async def story(leading: Leading) -> None:
         name = await leading.submit("train", 1, 1)
         (duty,) = await duties(daemon(leading, "a"), {name: 1})
-        other = office_module.Office(leading.tenure, leading.store, leading.thread, leading.journal)
+        other = office_module.FleetLeader(leading.tenure, leading.store, leading.thread, leading.journal)
         work = asyncio.create_task(other.lead())
         await other.ready.wait()
         a = other.attach(pb.NodeHello(node="a", slots=1, address="10.0.0.1", leave_ms=1000))
@@ -200,7 +200,7 @@ def test_a_replica_reads_once_more_before_it_refuses_and_says_so_when_it_cannot(
     wanted = 0
 
     async def story() -> None:
-        book: Book | None = Book((job("a", grants=(Grant("a", "t"),)),))
+        book: FleetState | None = FleetState((job("a", grants=(Grant("a", "t"),)),))
 
         def reread() -> None:
             nonlocal wanted
@@ -235,7 +235,9 @@ class At:
         self.reigns: dict[str, JobLeader] = {}
         self.channel: grpc.aio.Channel
         self.address = ""
-        self.book = Book(tuple(job("a", name=name, grants=(Grant("a", f"of {name}"),)) for name in ("one-1", "two-2")))
+        self.book = FleetState(
+            tuple(job("a", name=name, grants=(Grant("a", f"of {name}"),)) for name in ("one-1", "two-2"))
+        )
 
     def _refused(self, because: str, job: str, node: str, peer: str) -> None:
         self.refusals.say(because, at="Attend", caller=f"agent {node}", peer=peer, job=job)
@@ -335,7 +337,7 @@ def test_an_agent_whose_place_is_over_is_dismissed_and_not_admitted_again(
             await asyncio.sleep(0.01)  # on another connection
         at.reigns["one-1"].keep(lambda node, token: at.door.stands("one-1", node, token))
         assert not at.reigns["one-1"]._agents["a"].ended.is_set()
-        at.book = Book((job("b", name="one-1", grants=(Grant("b", "of b"),)),))
+        at.book = FleetState((job("b", name="one-1", grants=(Grant("b", "of b"),)),))
         at.door.read(at.book)
         at.reigns["one-1"].keep(lambda node, token: at.door.stands("one-1", node, token))
         with pytest.raises(NotAdmitted, match="has not placed this job on this node, or not any more"):
@@ -357,14 +359,14 @@ def test_a_token_lies_in_a_file_of_its_user_alone_for_as_long_as_the_job_is_here
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     (tmp_path / "python").write_text(f'#!/bin/sh\n(echo "$@"; env) > {said}.new\nmv {said}.new {said}\nread line\n')
     (tmp_path / "python").chmod(0o755)
-    site = Site(node="a", reach=Reach(), jobs_dir=tmp_path / "jobs", notices="none", grace_s=1.0)
+    site = NodeSettings(node="a", reach=Reach(), jobs_dir=tmp_path / "jobs", notices="none", grace_s=1.0)
     submission = Submission(JobSpec(name="t-1", command=("t",), workers=1, checkpoint_dir=str(tmp_path)), 1, "t-1", "0")
 
     async def story(journal: Journal) -> None:
         mask = os.umask(0)
         try:
-            board = Board(journal, lambda: None)
-            charge = Charge(site, submission, 1, None, board, journal, lambda: None, token="correct-horse")
+            board = NoticeBoard(journal, lambda: None)
+            charge = JobRunner(site, submission, 1, None, board, journal, lambda: None, token="correct-horse")
             while not said.exists():
                 await asyncio.sleep(0.01)  # another process
             file = charge.directory / TOKEN

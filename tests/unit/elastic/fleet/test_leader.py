@@ -17,10 +17,10 @@ from elastic.config import JobSpec
 from elastic.errors import StoreRefused, StoreUnavailable
 from elastic.fleet import leader as office_module
 from elastic.fleet import registry
-from elastic.fleet.documents import Book, Result, Submission
-from elastic.fleet.leader import NodeSession, Office
+from elastic.fleet.documents import FleetState, Result, Submission
+from elastic.fleet.leader import FleetLeader, NodeSession
 from elastic.fleet.registry import Registry
-from elastic.fleet.service import Desk
+from elastic.fleet.service import FleetService
 from elastic.records import story as stories
 from elastic.records.journal import Journal
 from elastic.rendezvous.leader import StoreThread
@@ -56,7 +56,7 @@ class Leading:
         self.tenure = Tenure(self.candidate, won.term)
         self.thread = StoreThread()
         self.journal = Journal(directory / "journal.jsonl", "", "rendezvous", "here")
-        self.office = Office(self.tenure, self.store, self.thread, self.journal)
+        self.office = FleetLeader(self.tenure, self.store, self.thread, self.journal)
 
     def node(self, name: str, slots: int = 1, address: str = "10.0.0.1", process: str = "") -> NodeSession:
         return self.office.attach(pb.NodeHello(node=name, slots=slots, address=address, process=process))
@@ -159,7 +159,7 @@ def test_a_job_larger_than_the_fleet_is_told_so_and_holds_up_others_while_nodes_
     monkeypatch.setattr(office_module, "LOOK_S", 0.01)
 
     async def story(leading: Leading) -> None:
-        office, desk = leading.office, Desk(Service(), leading.journal, Shown(), tmp_path, dict)
+        office, desk = leading.office, FleetService(Service(), leading.journal, Shown(), tmp_path, dict)
         desk.office = office
         b = leading.node("b", slots=2)
         leading.node("a")
@@ -234,7 +234,7 @@ def test_a_change_that_was_written_and_cannot_be_read_back_is_done(
     async def story(leading: Leading) -> None:
         a, read = leading.node("a"), registry.read
 
-        def unanswered(store: Store) -> tuple[Book, int]:
+        def unanswered(store: Store) -> tuple[FleetState, int]:
             raise StoreUnavailable("no answer in time")
 
         monkeypatch.setattr(registry, "read", unanswered)
@@ -253,7 +253,7 @@ def test_a_change_that_was_written_and_cannot_be_read_back_is_done(
 def test_a_submission_that_is_asked_for_twice_with_one_token_makes_one_job(tmp_path: Path) -> None:
     async def story(leading: Leading) -> None:
         await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
-        desk = Desk(Service(), leading.journal, Shown(), tmp_path, dict)
+        desk = FleetService(Service(), leading.journal, Shown(), tmp_path, dict)
         desk.office = leading.office
         spec = JobSpec(name="train", command=("train",), workers=1, checkpoint_dir="/shared")
         submit = pb.Submit(document=codec.job_to_json(spec).decode(), token="t1")
@@ -268,7 +268,7 @@ def test_a_submission_that_is_asked_for_twice_with_one_token_makes_one_job(tmp_p
 
 def test_a_job_gets_another_size_within_what_its_file_allows(tmp_path: Path) -> None:
     async def story(leading: Leading) -> None:
-        desk = Desk(Service(), leading.journal, Shown(), tmp_path, dict)
+        desk = FleetService(Service(), leading.journal, Shown(), tmp_path, dict)
         desk.office = leading.office
         a, b = leading.node("a"), leading.node("b")
         job = await leading.submit("train", 2, 1)
@@ -300,7 +300,7 @@ def test_nodes_are_told_what_to_run_though_what_has_ended_cannot_be_forgotten(
     async def story(leading: Leading) -> None:
         loop = asyncio.get_running_loop()
 
-        def refused(to: Registry, book: Book) -> None:
+        def refused(to: Registry, book: FleetState) -> None:
             loop.call_soon_threadsafe(tried.set)
             raise StoreRefused("no rights")
 
@@ -357,7 +357,7 @@ def test_a_question_whose_asker_is_gone_is_forgotten() -> None:
 def test_every_change_is_journaled_with_its_caller_and_a_job_knows_its_owner(tmp_path: Path) -> None:
     async def story(leading: Leading) -> None:
         await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
-        desk = Desk(Service(), leading.journal, Shown(), tmp_path, dict)
+        desk = FleetService(Service(), leading.journal, Shown(), tmp_path, dict)
         desk.office = leading.office
         a = leading.node("a", slots=2)
         ann, spec = (

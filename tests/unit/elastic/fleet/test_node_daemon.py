@@ -20,10 +20,10 @@ from elastic.agent import handover
 from elastic.config import JobSpec
 from elastic.fleet import job_runner as charge_module
 from elastic.fleet.documents import Result, Submission
-from elastic.fleet.job_runner import Charge, Site
+from elastic.fleet.job_runner import JobRunner, NodeSettings
 from elastic.fleet.leader_session import Offer
 from elastic.fleet.node_daemon import Daemon
-from elastic.fleet.notice_board import Board
+from elastic.fleet.notice_board import NoticeBoard
 from elastic.preemption import relay
 from elastic.preemption.notice import Kind, Notice
 from elastic.preemption.provider import Source, Unanswered
@@ -59,7 +59,7 @@ class Node:
         self.home = home
         self.gate = home / "gate"
         self.started: list[str] = []
-        self.site = Site(
+        self.site = NodeSettings(
             node="a", reach=Reach(replicas=replicas), jobs_dir=home / "jobs", notices="none", grace_s=PATIENCE_S
         )
         self.journal = Journal(home / "journal.jsonl", "", "daemon", "here")
@@ -79,7 +79,7 @@ class Node:
         self.daemon._over = dict.fromkeys(over, RESULT)
         self.daemon._reconcile()
 
-    def charge(self, job: str) -> Charge:
+    def charge(self, job: str) -> JobRunner:
         return self.daemon._charges[job]
 
     def troubles(self) -> dict[str, str]:
@@ -120,13 +120,13 @@ def play(home: Path, story: Callable[[Node], Awaitable[None]]) -> None:
 def agents(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that know the gate only."""
 
-    def start(self: Charge) -> subprocess.Popen[bytes]:
+    def start(self: JobRunner) -> subprocess.Popen[bytes]:
         gate = self._site.jobs_dir.parent / "gate"
         kind = "deaf" if self.job.startswith("deaf") else "quick"
         return subprocess.Popen([sys.executable, "-c", AGENT, str(gate), kind], stdin=subprocess.PIPE)
 
-    monkeypatch.setattr(Charge, "_start", start)
-    monkeypatch.setattr(Charge, "_last_words", lambda self: "")
+    monkeypatch.setattr(JobRunner, "_start", start)
+    monkeypatch.setattr(JobRunner, "_last_words", lambda self: "")
 
 
 @pytest.mark.usefixtures("agents")
@@ -357,13 +357,13 @@ def test_notices_are_written_by_one_thread_and_before_the_agent_begins(
 ) -> None:
     """Two would write the same temporary file, and a notice of half a minute could be lost."""
     by: list[threading.Thread] = []
-    show = Board.show
+    show = NoticeBoard.show
 
-    def shown(self: Board, job_dir: Path) -> None:
+    def shown(self: NoticeBoard, job_dir: Path) -> None:
         by.append(threading.current_thread())
         show(self, job_dir)
 
-    monkeypatch.setattr(Board, "show", shown)
+    monkeypatch.setattr(NoticeBoard, "show", shown)
 
     async def story(node: Node) -> None:
         node.told(node.duty("train-1"))

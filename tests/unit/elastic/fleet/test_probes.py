@@ -12,14 +12,14 @@ import pytest
 
 from elastic.fleet import probes
 from elastic.fleet.leader import NodeSession
-from elastic.fleet.probes import OTHERS, Crossings, Lookout, others
+from elastic.fleet.probes import OTHERS, NodeProbes, ReachProbes, others
 from elastic.wire import elastic_pb2 as pb
 
 PATIENCE_S = 30.0
 
 
-def lookout_at(node: str, address: str) -> Lookout:
-    return Lookout(node, address, (), 1, Path("."))
+def lookout_at(node: str, address: str) -> NodeProbes:
+    return NodeProbes(node, address, (), 1, Path("."))
 
 
 class Nodes:
@@ -55,7 +55,7 @@ def looked(nodes: Nodes) -> probes.NodeAnswers:
     async def story() -> probes.NodeAnswers:
         serving = asyncio.create_task(nodes.serve())
         try:
-            looks = Crossings()
+            looks = ReachProbes()
             async with asyncio.timeout(PATIENCE_S):
                 found, same = await asyncio.gather(looks.look(nodes.sessions), looks.look(nodes.sessions))
             assert same is found, "one look for all who ask at once"

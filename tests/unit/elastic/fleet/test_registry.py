@@ -9,7 +9,7 @@ import pytest
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, StoreRefused, StoreUnavailable
 from elastic.fleet import registry
-from elastic.fleet.documents import Grant, Job, Placement, Result, Share, Size, Wish
+from elastic.fleet.documents import FleetJob, Grant, Placement, Result, Share, Size, Wish
 from elastic.fleet.registry import Registry
 from elastic.store.base import Compare, Delete, Listing, MemoryStore, Put, TxnResult
 from elastic.store.election import Candidate, LeadershipLost, Won
@@ -213,9 +213,9 @@ def test_a_request_that_is_sent_again_makes_one_job() -> None:
 
 
 def test_a_job_waits_runs_and_is_over() -> None:
-    job = Job(submission=None)  # type: ignore[arg-type]
+    job = FleetJob(submission=None)  # type: ignore[arg-type]
     assert (job.waits, job.runs) == (True, False)
-    job = Job(submission=None, placement=Placement(()))  # type: ignore[arg-type]
+    job = FleetJob(submission=None, placement=Placement(()))  # type: ignore[arg-type]
     assert (job.waits, job.runs) == (False, True)
-    job = Job(submission=None, placement=Placement(()), result=Result(0, ""))  # type: ignore[arg-type]
+    job = FleetJob(submission=None, placement=Placement(()), result=Result(0, ""))  # type: ignore[arg-type]
     assert (job.waits, job.runs) == (False, False)

@@ -9,26 +9,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.config import JobSpec
-from elastic.fleet.documents import Job, Placement, Result, Share, Size, Submission, Wish
-from elastic.fleet.scheduler import Node, schedule
+from elastic.fleet.documents import FleetJob, Placement, Result, Share, Size, Submission, Wish
+from elastic.fleet.scheduler import OfferedNode, schedule
 
 
-def job(number: int, workers: int = 2, least: int = 1, placed: dict[str, int] | None = None, **fields: Any) -> Job:
+def job(number: int, workers: int = 2, least: int = 1, placed: dict[str, int] | None = None, **fields: Any) -> FleetJob:
     labels = fields.pop("labels", ())
     spec = JobSpec(name=f"j-{number}", command=("train",), workers=workers, min_workers=least, labels=labels)
     placement = None if placed is None else Placement(tuple(Share(node, slots) for node, slots in placed.items()))
-    return Job(Submission(spec, number, "series", "id"), placement, **fields)
+    return FleetJob(Submission(spec, number, "series", "id"), placement, **fields)
 
 
-def nodes(**slots: int) -> list[Node]:
-    return [Node(name, count) for name, count in slots.items()]
+def nodes(**slots: int) -> list[OfferedNode]:
+    return [OfferedNode(name, count) for name, count in slots.items()]
 
 
-def placed(jobs: list[Job], there: list[Node], gone: set[str] = frozenset()) -> dict[str, dict[str, int]]:  # type: ignore[assignment]
+def placed(jobs: list[FleetJob], there: list[OfferedNode], gone: set[str] = frozenset()) -> dict[str, dict[str, int]]:  # type: ignore[assignment]
     return {name: placement.slots for name, placement in schedule(jobs, there, gone).placements.items()}
 
 
-def waiting(jobs: list[Job], there: list[Node]) -> dict[str, str]:
+def waiting(jobs: list[FleetJob], there: list[OfferedNode]) -> dict[str, str]:
     return dict(schedule(jobs, there, set()).waiting)
 
 
@@ -70,7 +70,12 @@ def test_a_job_larger_than_the_fleet_holds_up_nobody_and_says_so_with_numbers() 
 
 def test_whether_a_job_is_larger_than_the_fleet_counts_the_nodes_that_may_have_it() -> None:
     gpu = frozenset({"gpu=h100"})
-    there = [Node("a", 4), Node("b", 2, gpu), Node("c", 2, gpu, leaves=True), Node("d", 1, gpu, goes=True)]
+    there = [
+        OfferedNode("a", 4),
+        OfferedNode("b", 2, gpu),
+        OfferedNode("c", 2, gpu, leaves=True),
+        OfferedNode("d", 1, gpu, goes=True),
+    ]
     asked = job(1, least=4, workers=4, labels=("gpu=h100",))
     assert waiting([asked], there)["j-1"] == (
         "larger than the fleet, which has 2 slots on 1 node with gpu=h100, and 3 where no jobs are taken now: "
@@ -107,7 +112,7 @@ def test_a_job_that_runs_does_not_grow_on_what_one_before_it_waits_for_beyond_it
 
 def test_a_node_that_is_away_for_a_moment_is_still_part_of_the_fleet() -> None:
     jobs = [job(1, workers=4, least=4), job(2, workers=1)]
-    there = [Node("a", 2), Node("b", 2, away=True)]
+    there = [OfferedNode("a", 2), OfferedNode("b", 2, away=True)]
     assert placed(jobs, there) == {}, "the small one does not begin in that moment"
     assert waiting(jobs, there)["j-1"] == "needs 4 free slots at once, and 2 of the 2 on 1 node are free"
     assert placed([job(3, placed={"b": 1})], there) == {"j-3": {"b": 1, "a": 1}}
@@ -133,7 +138,11 @@ def test_a_job_that_runs_with_less_grows_on_nodes_where_it_has_nothing() -> None
 
 
 def test_only_nodes_with_all_labels_count() -> None:
-    there = [Node("a", 4), Node("b", 1, frozenset({"gpu=h100", "rack=1"})), Node("c", 2, frozenset({"rack=1"}))]
+    there = [
+        OfferedNode("a", 4),
+        OfferedNode("b", 1, frozenset({"gpu=h100", "rack=1"})),
+        OfferedNode("c", 2, frozenset({"rack=1"})),
+    ]
     asked = job(1, workers=2, labels=("gpu=h100", "rack=1"))
     assert placed([asked], there) == {"j-1": {"b": 1}}
     busy = job(0, workers=1, placed={"b": 1})
@@ -143,7 +152,7 @@ def test_only_nodes_with_all_labels_count() -> None:
 
 
 def test_a_node_that_leaves_gives_its_slots_up_and_others_take_over() -> None:
-    there = [Node("a", 2), Node("b", 2, leaves=True), Node("c", 2)]
+    there = [OfferedNode("a", 2), OfferedNode("b", 2, leaves=True), OfferedNode("c", 2)]
     assert placed([job(1, workers=4, placed={"a": 2, "b": 2})], there) == {"j-1": {"a": 2, "c": 2}}
 
 
@@ -170,7 +179,7 @@ def test_a_stopped_job_that_waits_holds_up_nobody() -> None:
 
 
 def test_a_node_that_has_a_notice_gets_nothing_and_keeps_what_it_has() -> None:
-    there = [Node("a", 2, goes=True), Node("b", 1)]
+    there = [OfferedNode("a", 2, goes=True), OfferedNode("b", 1)]
     assert placed([job(1, workers=3, placed={"a": 1}), job(2, workers=1)], there) == {"j-1": {"a": 1, "b": 1}}
     assert schedule([job(1)], there[:1], set()).placements == {}
 
@@ -220,7 +229,7 @@ def test_no_slot_is_given_twice_and_no_job_starts_below_its_minimum(
     jobs = [job(number, workers=max(pair), least=min(pair)) for number, pair in enumerate(asked)]
     for there, leaving, size in times:
         jobs = [replace(one, size=Size(max(size, one.spec.min_workers)) if size else None) for one in jobs]
-        slots = [Node(name, 4, leaves=name in leaving) for name in there]  # a node's slots stay the same
+        slots = [OfferedNode(name, 4, leaves=name in leaving) for name in there]  # a node's slots stay the same
         plan = schedule(jobs, slots, set())
         for one in jobs:
             placement = plan.placements.get(one.name)

@@ -16,10 +16,10 @@ from elastic.config import JobSpec
 from elastic.errors import ConfigError, StoreRefused
 from elastic.fleet import probes, registry
 from elastic.fleet import server as server_module
-from elastic.fleet.documents import Book, Grant, Job, Placement, Result, Share, Submission, Wish
-from elastic.fleet.leader import Office
+from elastic.fleet.documents import FleetJob, FleetState, Grant, Placement, Result, Share, Submission, Wish
+from elastic.fleet.leader import FleetLeader
 from elastic.fleet.server import Server
-from elastic.fleet.service import Desk
+from elastic.fleet.service import FleetService
 from elastic.protocol.membership import End, State, Stopped
 from elastic.records.files import read_job
 from elastic.records.journal import Journal
@@ -34,7 +34,7 @@ from elastic.store.election import Candidate
 PATIENCE_S = 30.0
 
 SPEC = JobSpec(name="train-1", command=("train",), workers=1, checkpoint_dir="/shared")
-STOPPED = Job(Submission(SPEC, 1, "train-1", "0123"), Placement((Share("a", 1),)), Wish("enough"))
+STOPPED = FleetJob(Submission(SPEC, 1, "train-1", "0123"), Placement((Share("a", 1),)), Wish("enough"))
 
 
 class Full(MemoryStore):
@@ -61,7 +61,7 @@ def play(tmp_path: Path, story: Callable[[Server, Path], Awaitable[None]], store
         with Journal(path, "", "rendezvous", "here") as journal:
             server = Server(tmp_path, (), "127.0.0.1:0", Lock())
             server._journal, server._etcd = journal, store or MemoryStore()  # type: ignore[assignment]
-            server._address, server._desk = "here:1", Desk(server._service, journal, Shown(), tmp_path, dict)
+            server._address, server._desk = "here:1", FleetService(server._service, journal, Shown(), tmp_path, dict)
             async with asyncio.timeout(PATIENCE_S):
                 await story(server, path)
 
@@ -107,14 +107,14 @@ def test_a_replica_whose_lead_ends_at_once_rests_before_it_stands_again(
     rests: list[float] = []
     sleep = asyncio.sleep
 
-    async def lead(office: Office) -> str:
+    async def lead(office: FleetLeader) -> str:
         return "mvcc: database space exceeded"
 
     async def rest(delay_s: float) -> None:
         rests.append(delay_s)
         await sleep(0)
 
-    monkeypatch.setattr(Office, "lead", lead)
+    monkeypatch.setattr(FleetLeader, "lead", lead)
     monkeypatch.setattr(server_module, "asyncio", SimpleNamespace(sleep=rest, Event=asyncio.Event))
 
     async def story(server: Server, path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_stop_reaches_the_part_that_begins_again_after_one_that_failed(
     monkeypatch.setattr(server_module, "LOOK_S", 0.01)
 
     async def story(server: Server, path: Path) -> None:
-        book = Book((STOPPED,))
+        book = FleetState((STOPPED,))
         server._apply(book, 1)
         while server._parts:
             await asyncio.sleep(0.01)
@@ -208,8 +208,8 @@ def test_a_stop_reaches_the_part_that_begins_again_after_one_that_failed(
         await server._parts["train-1"]
         assert heard == [Stopped("stopped: enough", at_once=True)]
         assert server._etcd.get(f"{registry.ROOT}results/train-1", timeout_s=1) is not None
-        ended = Job(STOPPED.submission, STOPPED.placement, STOPPED.stop, Result(143, "stopped"))
-        server._apply(Book((ended,)), 3)
+        ended = FleetJob(STOPPED.submission, STOPPED.placement, STOPPED.stop, Result(143, "stopped"))
+        server._apply(FleetState((ended,)), 3)
         while server._stops:
             await asyncio.sleep(0.01)
         assert "stop_failed" not in events(path)
@@ -230,7 +230,7 @@ def test_a_replica_keeps_nothing_of_the_environment_of_workers(tmp_path: Path, m
 
     async def story(server: Server, path: Path) -> None:
         spec = replace(SPEC, env=("KEY=correct-horse",), env_from="/etc/secrets.env")
-        server._apply(Book((Job(Submission(spec, 1, "train-1", "0123"), Placement((Share("a", 1),))),)), 1)
+        server._apply(FleetState((FleetJob(Submission(spec, 1, "train-1", "0123"), Placement((Share("a", 1),))),)), 1)
         await server._parts["train-1"]
         assert read_job(tmp_path / "jobs" / "train-1").env_from == "/etc/secrets.env"
         for left in filter(Path.is_file, tmp_path.rglob("*")):
@@ -243,7 +243,7 @@ def test_a_replica_keeps_nothing_of_the_environment_of_workers(tmp_path: Path, m
 def test_a_document_that_cannot_be_read_is_told_once(tmp_path: Path) -> None:
     async def story(server: Server, path: Path) -> None:
         for revision in (1, 2):
-            server._apply(Book(unread={"results/train-1": "Result is no object"}), revision)
+            server._apply(FleetState(unread={"results/train-1": "Result is no object"}), revision)
         assert events(path) == ["document_unread"]
 
     play(tmp_path, story)
@@ -272,7 +272,7 @@ def test_the_slots_of_a_job_are_free_while_its_agents_still_take_leave(
             return server._etcd.get(f"{registry.ROOT}results/train-1", timeout_s=1) is not None
 
         monkeypatch.setattr(job_replica, "Reign", Reign)
-        server._apply(Book((STOPPED,)), 1)
+        server._apply(FleetState((STOPPED,)), 1)
         await server._parts["train-1"]
         assert known()
 
@@ -283,11 +283,11 @@ def test_a_part_of_a_job_that_is_forgotten_ends(tmp_path: Path) -> None:
     """As on a replica that was cut off from the store until then."""
 
     async def story(server: Server, path: Path) -> None:
-        server._apply(Book((STOPPED,)), 1)
+        server._apply(FleetState((STOPPED,)), 1)
         part = server._parts["train-1"]
-        server._apply(Book(unread={"placements/train-1": "no"}), 2)
+        server._apply(FleetState(unread={"placements/train-1": "no"}), 2)
         assert not part.cancelling() and part is server._parts["train-1"], "it may be a document of its that is bad"
-        server._apply(Book(), 3)
+        server._apply(FleetState(), 3)
         await asyncio.gather(part, return_exceptions=True)
         assert part.cancelled() and not server._parts
 

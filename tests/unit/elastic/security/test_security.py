@@ -19,7 +19,7 @@ import grpc.aio
 import pytest
 
 from elastic.errors import ConfigError
-from elastic.fleet.service import Desk
+from elastic.fleet.service import FleetService
 from elastic.records.journal import Journal
 from elastic.rendezvous import service as service_module
 from elastic.rendezvous.service import Service
@@ -113,7 +113,7 @@ def play(certs: Path, tmp_path: Path, story: Callable[[At], Awaitable[None]]) ->
             server = doorman.server(PATIENT)
             service = Service()
             add_RendezvousServicer_to_server(service, server)
-            add_FleetServicer_to_server(Desk(service, journal, doorman.shown, tmp_path, dict), server)
+            add_FleetServicer_to_server(FleetService(service, journal, doorman.shown, tmp_path, dict), server)
             at.address = doorman.bind(server, "127.0.0.1:0")
             await server.start()
             try:
