@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from elastic.agent import handover, options, upgrade_state
 from elastic.agent.drain import OPERATOR, Departure
 from elastic.agent.handover import Handed, Place, Trial
-from elastic.agent.leader_session import Attendance, Ended
+from elastic.agent.leader_session import Ended, LeaderSession
 from elastic.agent.options import GRACE_S, Assignment
 from elastic.agent.slot_file import SlotFile
 from elastic.agent.workers import Workforce
@@ -60,7 +60,7 @@ class Agent:
         self._place = Place(job_dir, node)
         self._hands_over = False
         self._deferred: list[int] = []
-        self._attendance = Attendance(spec, job_dir, node, slots, journal, self, given.reach, inherited.term)
+        self._attendance = LeaderSession(spec, job_dir, node, slots, journal, self, given.reach, inherited.term)
         self._departure = Departure(journal, self)
         self._end: Ended | None = None
         self._late_failure = False

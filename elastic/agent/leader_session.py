@@ -22,7 +22,7 @@ from elastic.errors import NotAdmitted
 from elastic.protocol.messages import Order, Progress, Word
 from elastic.records.files import read_token
 from elastic.records.journal import Journal
-from elastic.rendezvous.leader_stream import FIRST_RETRY_S, LONGEST_RETRY_S, Seeker, leader_options
+from elastic.rendezvous.leader_stream import FIRST_RETRY_S, LONGEST_RETRY_S, LeaderStream, leader_options
 from elastic.rendezvous.reach import Reach
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
@@ -41,7 +41,7 @@ class Ended:
     because: str
 
 
-class Attendant(Protocol):
+class LeaderSessionEvents(Protocol):
     """Whose words and orders pass through the stream."""
 
     def standing_words(self) -> tuple[Word, ...]:
@@ -67,7 +67,7 @@ class Attendant(Protocol):
     def on_end(self, ended: Ended) -> None: ...
 
 
-class Attendance:
+class LeaderSession:
     """Used on the event loop only."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Attendance:
         node: str,
         slots: int,
         journal: Journal,
-        attendant: Attendant,
+        attendant: LeaderSessionEvents,
         reach: Reach,
         term: int = 0,
     ) -> None:
@@ -85,7 +85,7 @@ class Attendance:
         cannot be used."""
         self._spec = spec
         self._door = reach.door()
-        self._seeker = Seeker(lambda: reach.replicas or (self._address(),))
+        self._seeker = LeaderStream(lambda: reach.replicas or (self._address(),))
         self._job_dir = job_dir
         self._node, self._slots = node, slots
         self._reader = Reader()

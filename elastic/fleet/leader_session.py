@@ -17,7 +17,7 @@ from elastic.fleet.job_runner import SLACK_S, STOP_S, NodeSettings
 from elastic.fleet.probes import NodeProbes
 from elastic.records import job_files
 from elastic.records.journal import Journal
-from elastic.rendezvous.leader_stream import FIRST_RETRY_S, LONGEST_RETRY_S, Seeker, leader_options
+from elastic.rendezvous.leader_stream import FIRST_RETRY_S, LONGEST_RETRY_S, LeaderStream, leader_options
 from elastic.security.channels import Door
 from elastic.security.job_user import acting
 from elastic.wire import codec
@@ -37,7 +37,7 @@ class Offer:
     labels: tuple[str, ...]
 
 
-class Attendant(Protocol):
+class FleetSessionEvents(Protocol):
     """Who runs the jobs: the daemon."""
 
     @property
@@ -54,10 +54,12 @@ class Attendant(Protocol):
         ...
 
 
-class Attendance:
+class FleetLeaderSession:
     """Used on the event loop only."""
 
-    def __init__(self, site: NodeSettings, offer: Offer, journal: Journal, door: Door, attendant: Attendant) -> None:
+    def __init__(
+        self, site: NodeSettings, offer: Offer, journal: Journal, door: Door, attendant: FleetSessionEvents
+    ) -> None:
         self._site = site
         self._offer = offer
         self._journal = journal
@@ -65,7 +67,7 @@ class Attendance:
         self._attendant = attendant
         reach = site.reach
         self._lookout = NodeProbes(site.node, reach.address, reach.replicas, offer.slots, site.jobs_dir)
-        self._seeker = Seeker(lambda: site.reach.replicas)
+        self._seeker = LeaderStream(lambda: site.reach.replicas)
         self._outbox: asyncio.Queue[pb.NodeWord] | None = None
         self._answers: set[asyncio.Task[None]] = set()
         self._welcomed = False

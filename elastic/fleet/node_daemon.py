@@ -18,7 +18,7 @@ from elastic.errors import ElasticError
 from elastic.fleet import job_environment, upgrade_state
 from elastic.fleet.documents import Submission
 from elastic.fleet.job_runner import JobRunner, NodeSettings
-from elastic.fleet.leader_session import Attendance, Offer
+from elastic.fleet.leader_session import FleetLeaderSession, Offer
 from elastic.fleet.notice_board import NoticeBoard
 from elastic.fleet.upgrade_state import Estate
 from elastic.preemption import selection
@@ -49,7 +49,7 @@ class Daemon:
         self._over: dict[str, str] = {}
         """Job -> how it ended."""
         self._unstarted: dict[str, str] = {}
-        self._attendance = Attendance(site, offer, journal, door, self)
+        self._attendance = FleetLeaderSession(site, offer, journal, door, self)
         self._tasks: set[asyncio.Task[None]] = set()
         self._place = Place(site.jobs_dir, site.node)
         self._handed = handed

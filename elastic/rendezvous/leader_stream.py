@@ -43,7 +43,7 @@ LONGEST_RETRY_S = 0.5
 """Also below a third of fence_grace_s, so that a worker which has to be fenced hears of it in time."""
 
 
-class Seeker:
+class LeaderStream:
     """addresses: the replicas' "host:port" as known now; empty ones are left out. Where a stream broke, its leader is
     asked first; one that has ended it in order leads no more."""
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.agent import leader_session
-from elastic.agent.leader_session import Attendance, Ended, beats_between
+from elastic.agent.leader_session import Ended, LeaderSession, beats_between
 from elastic.agent.standing_words import Standing
 from elastic.config import JobSpec
 from elastic.protocol.messages import (
@@ -119,7 +119,7 @@ class Lodger:
         self._beats, self._beat_every = 0, beats_between(fleet.spec, slots=1)
         self._standing = Standing()
         self._standing.heard(Announce(self.worker, self.node, 0, 1 + number, "10.0.0.1", 4000, "torch 2.9"))
-        self.attendance = Attendance(fleet.spec, job_dir, self.node, 1, journal, self, Reach())
+        self.attendance = LeaderSession(fleet.spec, job_dir, self.node, 1, journal, self, Reach())
 
     def lose(self) -> None:
         self.alive = False

@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from elastic.agent.leader_session import Attendance, Ended, beats_between
+from elastic.agent.leader_session import Ended, LeaderSession, beats_between
 from elastic.config import JobSpec
 from elastic.protocol.messages import Order, Word
 from elastic.records.journal import Journal, read
@@ -60,7 +60,7 @@ async def replica(lead: Lead | None) -> tuple[grpc.aio.Server, str]:
 async def attend(journal: Journal, home: Path, replicas: Sequence[str]) -> list[Ended]:
     attendant = Attendant()
     spec = JobSpec(name="job", command=("train",), workers=1)
-    attendance = Attendance(spec, home, "a", 1, journal, attendant, Reach(replicas=tuple(replicas)))
+    attendance = LeaderSession(spec, home, "a", 1, journal, attendant, Reach(replicas=tuple(replicas)))
     await asyncio.wait_for(attendance.always(), PATIENCE_S)
     return attendant.ended
 
@@ -134,7 +134,7 @@ def test_an_agent_speaks_as_often_as_its_leader_says_and_as_it_says_later(tmp_pa
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
-            attendance = Attendance(spec, tmp_path, "a", 1, journal, Attendant(), Reach(replicas=(address,)))
+            attendance = LeaderSession(spec, tmp_path, "a", 1, journal, Attendant(), Reach(replicas=(address,)))
             attending = asyncio.create_task(attendance.always())
             async with asyncio.timeout(PATIENCE_S):
                 assert {await leader.heard.get(), await leader.heard.get()} == {"hello", "told 4"}

@@ -16,7 +16,7 @@ import grpc.aio
 import pytest
 
 from chaos_tests.nemesis import nodes
-from elastic.agent.leader_session import Attendance
+from elastic.agent.leader_session import LeaderSession
 from elastic.config import JobSpec
 from elastic.errors import NotAdmitted
 from elastic.fleet import admission, documents
@@ -256,12 +256,12 @@ class At:
         call = RendezvousStub(self.channel).Attend(words(), timeout=CALL_S)
         return await call.read(), call
 
-    def agent(self, job: str, token: str) -> Attendance:
+    def agent(self, job: str, token: str) -> LeaderSession:
         """The product's, with that token in its directory."""
         home = self.home / job
         home.mkdir()
         (home / TOKEN).write_text(token)
-        return Attendance(spec(job), home, "a", 1, self.journal, Attendant(), Reach(replicas=(self.address,)))
+        return LeaderSession(spec(job), home, "a", 1, self.journal, Attendant(), Reach(replicas=(self.address,)))
 
 
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, story: Callable[[At], Awaitable[None]]) -> list[Any]:

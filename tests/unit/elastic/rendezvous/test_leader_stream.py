@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import grpc.aio
 
-from elastic.rendezvous.leader_stream import Seeker
+from elastic.rendezvous.leader_stream import LeaderStream
 
 REPLICAS = ("one", "two", "three")
 
@@ -30,7 +30,7 @@ def asked_after(*, sent_away: bool) -> list[str]:
                 return "the leader ended the stream"
             raise broken()
 
-        seeker = Seeker(lambda: REPLICAS)
+        seeker = LeaderStream(lambda: REPLICAS)
         await seeker.attend(attend, lambda: asked[-1] == leader)
         asked.clear()
         leader = ""
