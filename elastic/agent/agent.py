@@ -17,12 +17,12 @@ import sys
 from collections.abc import Sequence
 
 from elastic.agent import handover, options, upgrade_state
-from elastic.agent.drain import OPERATOR, Departure
+from elastic.agent.drain import OPERATOR, NodeDrain
 from elastic.agent.handover import Handed, Place, Trial
 from elastic.agent.leader_session import Ended, LeaderSession
 from elastic.agent.options import GRACE_S, Assignment
 from elastic.agent.slot_file import SlotFile
-from elastic.agent.workers import Workforce
+from elastic.agent.workers import WorkerManager
 from elastic.checkpoints.series import newest_in_memory
 from elastic.errors import ElasticError, ExitCode
 from elastic.protocol import worker_slot
@@ -56,12 +56,12 @@ class Agent:
             kept = newest_in_memory(read_settings(job_dir))
             inherited = upgrade_state.first(spec, node, slots + spec.spares, slot_file, kept)
         self._standing = inherited.standing
-        self._workforce = Workforce(spec, job_dir, node, given.reach, journal, ledger, slot_file, inherited, self)
+        self._workforce = WorkerManager(spec, job_dir, node, given.reach, journal, ledger, slot_file, inherited, self)
         self._place = Place(job_dir, node)
         self._hands_over = False
         self._deferred: list[int] = []
         self._attendance = LeaderSession(spec, job_dir, node, slots, journal, self, given.reach, inherited.term)
-        self._departure = Departure(journal, self)
+        self._departure = NodeDrain(journal, self)
         self._end: Ended | None = None
         self._late_failure = False
         self._stop_status: int | None = None

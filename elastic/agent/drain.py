@@ -28,7 +28,7 @@ OPERATOR = "operator"
 LAST_WORD_S = 2.0
 
 
-class Host(Protocol):
+class DrainEvents(Protocol):
     """The agent, whose workers leave."""
 
     @property
@@ -53,10 +53,10 @@ class Host(Protocol):
         """To a worker."""
 
 
-class Departure:
+class NodeDrain:
     """Used on the event loop; only the watchers' threads come from elsewhere, through `call_soon_threadsafe`."""
 
-    def __init__(self, journal: Journal, host: Host) -> None:
+    def __init__(self, journal: Journal, host: DrainEvents) -> None:
         self._journal = journal
         self._host = host
         self._stay = Stay()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elastic.agent.process.worker_processes import Employed
+from elastic.agent.process.worker_processes import AdoptedWorker
 from elastic.agent.slot_file import SlotFile
 from elastic.agent.standing_words import Standing
 from elastic.config import JobSpec
@@ -25,7 +25,7 @@ class Heirloom:
     leader seen. socket: the path to which the workers connect, "" before there are any."""
 
     slots: tuple[Slot, ...]
-    workers: tuple[Employed, ...]
+    workers: tuple[AdoptedWorker, ...]
     orders: Mapping[str, Sequence[str]]
     standing: Standing
     frozen: frozenset[str]
@@ -65,7 +65,7 @@ def read(state: Mapping[str, Any]) -> Heirloom:
         raise ValueError(f"the agent's state is of format {state['format']}, and this program reads {FORMAT}")
     return Heirloom(
         tuple(codec.from_json(Slot, json.dumps(slot).encode()) for slot in state["slots"]),
-        tuple(Employed(**worker) for worker in state["workers"]),
+        tuple(AdoptedWorker(**worker) for worker in state["workers"]),
         {str(worker_id): tuple(kept) for worker_id, kept in state["orders"].items()},
         Standing.from_state(state["standing"]),
         frozenset(state["frozen"]),

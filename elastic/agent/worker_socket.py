@@ -34,7 +34,7 @@ STOP_S = 0.2
 """How long streams that are still open may take to end when the agent goes."""
 
 
-class Foreman(Protocol):
+class SocketEvents(Protocol):
     """Whom the workers speak to. A WireError that it raises ends the stream of who spoke."""
 
     def employs(self, worker_id: str) -> bool:
@@ -50,7 +50,7 @@ class Foreman(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Link:
+class WorkerLink:
     """A worker's stream."""
 
     worker_id: str
@@ -59,7 +59,7 @@ class Link:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Switchboard(AgentServicer):
+class WorkerSocket(AgentServicer):
     """Used on the event loop only, between `listen` and `close`."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Switchboard(AgentServicer):
         job_dir: Path,
         node: str,
         journal: Journal,
-        foreman: Foreman,
+        foreman: SocketEvents,
         kept: Mapping[str, Sequence[str]] | None = None,
         path: str = "",
     ) -> None:
@@ -76,7 +76,7 @@ class Switchboard(AgentServicer):
         self._job = job
         self._journal = journal
         self._foreman = foreman
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, WorkerLink] = {}
         self._kept = {
             worker_id: [pb.AgentOrder.FromString(bytes.fromhex(order)) for order in orders]
             for worker_id, orders in (kept or {}).items()
@@ -151,7 +151,7 @@ class Switchboard(AgentServicer):
         except codec.WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return
-        link = Link(worker_id)
+        link = WorkerLink(worker_id)
         if (older := self._links.get(worker_id)) is not None:
             older.ended.set()
         self._links[worker_id] = link
@@ -188,7 +188,7 @@ class Switchboard(AgentServicer):
             return hello.worker_id
         raise codec.WireError("the first word of a worker must be its hello")
 
-    async def _hear(self, link: Link, words: AsyncIterator[pb.WorkerWord]) -> None:
+    async def _hear(self, link: WorkerLink, words: AsyncIterator[pb.WorkerWord]) -> None:
         async for message in words:
             match message.WhichOneof("content"):
                 case "word":
@@ -216,6 +216,6 @@ def _choose_path(path: Path) -> str:
     return f"{tempfile.mkdtemp(prefix='elastic-agent-')}/agent.sock"
 
 
-async def _pass_on(link: Link, context: Any) -> None:
+async def _pass_on(link: WorkerLink, context: Any) -> None:
     while True:
         await context.write(await link.outbox.get())

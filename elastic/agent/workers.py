@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Protocol
 
 from elastic.agent.ledger_writer import Accounts
-from elastic.agent.process.launcher import Starter
+from elastic.agent.process.launcher import Launcher
 from elastic.agent.process.mpirun import Mpirun
 from elastic.agent.process.stdout_pump import Stdout
-from elastic.agent.process.worker_processes import Crew, Employed, own_settings
+from elastic.agent.process.worker_processes import AdoptedWorker, WorkerProcesses, own_settings
 from elastic.agent.slot_file import SlotFile
 from elastic.agent.upgrade_state import Heirloom
-from elastic.agent.worker_socket import Switchboard
+from elastic.agent.worker_socket import WorkerSocket
 from elastic.checkpoints.series import newest_in_memory
 from elastic.config import JobSpec, RingKind
 from elastic.protocol import worker_slot
@@ -54,7 +54,7 @@ SPAWN_PAUSE_S = 0.2
 """A successor starts when the survivors have had this machine's time for their recovery."""
 
 
-class Head(Protocol):
+class WorkerEvents(Protocol):
     """The agent, who speaks for the workers."""
 
     def say(self, word: Word) -> None:
@@ -74,7 +74,7 @@ class Head(Protocol):
         ...
 
 
-class Workforce:
+class WorkerManager:
     """Used on the event loop, by the main thread. Nothing between two awaits can interleave."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Workforce:
         ledger: Ledger,
         slot_file: SlotFile,
         inherited: Heirloom,
-        head: Head,
+        head: WorkerEvents,
     ) -> None:
         self._spec = spec
         self._job_dir = job_dir
@@ -107,10 +107,10 @@ class Workforce:
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._detector = Detector(spec.timing, time.monotonic())
         self._stdout = Stdout()
-        starter = Starter(spec, job_dir / "logs", node, journal, first=not inherited.socket)
-        self._crew = Crew(starter, job_dir / "logs", journal, self)
+        starter = Launcher(spec, job_dir / "logs", node, journal, first=not inherited.socket)
+        self._crew = WorkerProcesses(starter, job_dir / "logs", journal, self)
         self._mpirun = Mpirun(job_dir / "logs" / "mpirun.log", journal, self._on_rank_lost)
-        self._switchboard = Switchboard(spec.name, job_dir, node, journal, self, inherited.orders, inherited.socket)
+        self._switchboard = WorkerSocket(spec.name, job_dir, node, journal, self, inherited.orders, inherited.socket)
         self._hands_over = False
 
     @property
@@ -155,7 +155,7 @@ class Workforce:
             return "the disk is full, and lines of steps.jsonl are in memory only"
         return ""
 
-    def heirloom(self, term: int, workers: Sequence[Employed] = ()) -> Heirloom:
+    def heirloom(self, term: int, workers: Sequence[AdoptedWorker] = ()) -> Heirloom:
         slots, frozen, board = tuple(self._slots), frozenset(self._frozen), self._switchboard
         return Heirloom(slots, tuple(workers), board.kept, self._standing, frozen, term, board.path)
 

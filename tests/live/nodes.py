@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.agent.process import worker_process
-from elastic.agent.process.launcher import Start, Starter
+from elastic.agent.process.launcher import Launcher, Start
 from elastic.agent.process.worker_process import WorkerProcess
 from elastic.config import JobSpec
 from elastic.records.journal import Journal, read
@@ -18,7 +18,7 @@ PATIENCE_S = 100.0
 class Worker:
     """One that was started: how, its lines, and how it ended."""
 
-    def __init__(self, starter: Starter, log: Path, **settings: str) -> None:
+    def __init__(self, starter: Launcher, log: Path, **settings: str) -> None:
         loop = asyncio.get_running_loop()
         self.log = log
         self.cold = ""
@@ -54,7 +54,7 @@ class Node:
         self.journal_path = home / "journal.jsonl"
         self.spec = JobSpec(name="job", command=command, workers=2, fork=fork)
         self.journal = Journal(self.journal_path, "job", "agent-a", "a")
-        self.starter = Starter(self.spec, home, "a", self.journal)
+        self.starter = Launcher(self.spec, home, "a", self.journal)
         self.started = 0
 
     def start(self, **settings: str) -> Worker:

@@ -43,7 +43,7 @@ class Start:
     failed: Callable[[str], None]
 
 
-class Starter:
+class Launcher:
     """Used on the event loop only, by the main thread."""
 
     def __init__(self, spec: JobSpec, logs: Path, node: str, journal: Journal, *, first: bool = True) -> None:

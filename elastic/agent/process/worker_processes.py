@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from elastic.agent.process import worker_process
-from elastic.agent.process.launcher import Start, Starter
+from elastic.agent.process.launcher import Launcher, Start
 from elastic.agent.process.worker_process import Outlets, WorkerProcess
 from elastic.agent.worker import death_watch, stack_dump
 from elastic.agent.worker.death_watch import Lifeline
@@ -29,7 +29,7 @@ STACKS_S = 1.0
 """Milliseconds are usual; what is to be ended has been waited for much longer."""
 
 
-class Boss(Protocol):
+class ProcessEvents(Protocol):
     """Who employs the workers. number: of a slot. Called on the event loop."""
 
     def on_started(self, number: int, worker_id: str, pid: int) -> None: ...
@@ -43,7 +43,7 @@ class Boss(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Employed:
+class AdoptedWorker:
     """A worker of a program before this one in the same process. out, lifeline: descriptors. begun: of a line of its
     stdout, as Latin-1."""
 
@@ -57,10 +57,10 @@ class Employed:
     """The pid that it has announced, which may be that of a child; 0: it has not yet."""
 
 
-class Crew:
+class WorkerProcesses:
     """Used on the event loop, by the main thread."""
 
-    def __init__(self, starter: Starter, logs: Path, journal: Journal, boss: Boss) -> None:
+    def __init__(self, starter: Launcher, logs: Path, journal: Journal, boss: ProcessEvents) -> None:
         self._starter = starter
         self._logs = logs
         self._journal = journal
@@ -106,7 +106,7 @@ class Crew:
             )
         )
 
-    def take_over(self, employed: Iterable[Employed]) -> None:
+    def take_over(self, employed: Iterable[AdoptedWorker]) -> None:
         """Those that a program before this one has handed over."""
         for one in employed:
             worker = WorkerProcess(
@@ -120,14 +120,14 @@ class Crew:
             if one.announced:
                 self.announced(one.worker_id, one.announced)
 
-    def hand_over(self) -> list[Employed]:
+    def hand_over(self) -> list[AdoptedWorker]:
         """Nothing is heard of them any more; their descriptors are inherited by the next program."""
         handed = []
         for worker_id, worker in self._processes.items():
             out, begun = worker.hand_over()
             line = self._lifelines[worker_id].hand_over()
             number, announced = self._numbers[worker_id], self._announced.get(worker_id, 0)
-            handed.append(Employed(number, worker_id, worker.pid, out, begun.decode("latin-1"), line, announced))
+            handed.append(AdoptedWorker(number, worker_id, worker.pid, out, begun.decode("latin-1"), line, announced))
         return handed
 
     def announced(self, worker_id: str, pid: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent.drain import Departure
+from elastic.agent.drain import NodeDrain
 from elastic.config import JobSpec
 from elastic.preemption.notice import Kind, Notice
 from elastic.protocol import worker_slot
@@ -55,14 +55,14 @@ class Host:
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Callable[[Callable[[Host, Departure], None]], None]:
+def play(tmp_path: Path) -> Callable[[Callable[[Host, NodeDrain], None]], None]:
     """Run a scene on an event loop."""
 
-    def run(scene: Callable[[Host, Departure], None]) -> None:
+    def run(scene: Callable[[Host, NodeDrain], None]) -> None:
         async def on_loop() -> None:
             host = Host()
             with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
-                departure = Departure(journal, host)
+                departure = NodeDrain(journal, host)
                 scene(host, departure)
                 departure.close()
 
@@ -71,7 +71,7 @@ def play(tmp_path: Path) -> Callable[[Callable[[Host, Departure], None]], None]:
     return run
 
 
-Play = Callable[[Callable[[Host, Departure], None]], None]
+Play = Callable[[Callable[[Host, NodeDrain], None]], None]
 
 
 def notice(left_s: float) -> Notice:
@@ -79,7 +79,7 @@ def notice(left_s: float) -> Notice:
 
 
 def test_leader_and_workers_hear_it_and_a_later_leader_hears_it_with_what_is_left(play: Play) -> None:
-    def scene(host: Host, departure: Departure) -> None:
+    def scene(host: Host, departure: NodeDrain) -> None:
         departure.heard("EC2", notice(100.0))
         wishes = [word for word in host.said if isinstance(word, DrainWish)]
         assert [(wish.worker_id, wish.because) for wish in wishes] == [("a.0.0", "spot"), ("a.1.0", "spot")]
@@ -92,7 +92,7 @@ def test_leader_and_workers_hear_it_and_a_later_leader_hears_it_with_what_is_lef
 
 
 def test_a_node_that_stays_wishes_nothing(play: Play) -> None:
-    def scene(host: Host, departure: Departure) -> None:
+    def scene(host: Host, departure: NodeDrain) -> None:
         departure.announced("a.0.0")
         assert (host.said, host.orders, list(departure.wishes()), departure.is_done) == ([], [], [], False)
 
@@ -100,7 +100,7 @@ def test_a_node_that_stays_wishes_nothing(play: Play) -> None:
 
 
 def test_a_worker_that_announces_itself_on_a_leaving_node_is_told(play: Play) -> None:
-    def scene(host: Host, departure: Departure) -> None:
+    def scene(host: Host, departure: NodeDrain) -> None:
         departure.heard("EC2", notice(100.0))
         host.said.clear()
         departure.announced("a.1.0")
@@ -110,7 +110,7 @@ def test_a_worker_that_announces_itself_on_a_leaving_node_is_told(play: Play) ->
 
 
 def test_a_notice_that_is_taken_back_is_taken_back_for_each_worker(play: Play) -> None:
-    def scene(host: Host, departure: Departure) -> None:
+    def scene(host: Host, departure: NodeDrain) -> None:
         departure.heard("EC2", notice(100.0))
         host.said.clear()
         departure.heard("EC2", None)
@@ -126,7 +126,7 @@ def test_members_are_ended_in_the_end_only_if_others_go_on(tmp_path: Path, other
         host = Host()
         host.has_others = others
         with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
-            departure = Departure(journal, host)
+            departure = NodeDrain(journal, host)
             departure.heard("EC2", notice(0.0))
             await asyncio.sleep(0.01)
             departure.close()
@@ -136,7 +136,7 @@ def test_members_are_ended_in_the_end_only_if_others_go_on(tmp_path: Path, other
 
 
 def test_the_node_is_done_when_its_last_worker_has_gone(play: Play) -> None:
-    def scene(host: Host, departure: Departure) -> None:
+    def scene(host: Host, departure: NodeDrain) -> None:
         departure.asked(100.0, "maintenance")
         for number in range(2):
             assert not departure.is_done

@@ -17,10 +17,10 @@ import pytest
 from elastic.agent import handover, options, upgrade_state
 from elastic.agent.handover import Handed, Place, Refused, Request, Running, Trial, check, of_this_program
 from elastic.agent.process.worker_process import Outlets
-from elastic.agent.process.worker_processes import Employed
+from elastic.agent.process.worker_processes import AdoptedWorker
 from elastic.agent.standing_words import Standing
 from elastic.agent.upgrade_state import Heirloom
-from elastic.agent.worker_socket import Switchboard
+from elastic.agent.worker_socket import WorkerSocket
 from elastic.cli import daemons
 from elastic.cli.daemons import upgrade
 from elastic.config import JobSpec
@@ -47,7 +47,7 @@ from elastic.wire.codec import job_to_json, to_json
 SPEC = JobSpec(name="job", command=("train",), workers=2)
 RUNNING = replace(worker_slot.new("a", 0, SPEC, 3), phase=worker_slot.Phase.RUNNING, pid=7, joined=True)
 WAITING = replace(worker_slot.new("a", 1, SPEC, 0), deadline_s=12.5)
-EMPLOYED = Employed(0, "a.0.3", 7, out=11, begun="half a l\xfcne", lifeline=12, announced=8)
+EMPLOYED = AdoptedWorker(0, "a.0.3", 7, out=11, begun="half a l\xfcne", lifeline=12, announced=8)
 REQUEST = Request("/bin/python", "/site", "token")
 
 
@@ -186,12 +186,12 @@ def test_the_workers_find_the_new_program_where_the_path_is_too_long(tmp_path: P
     journal = Journal(tmp_path / "journal.jsonl", "", "agent", "here")
 
     async def story() -> None:
-        old = Switchboard("job", deep, "a", journal, cast(Any, None))
+        old = WorkerSocket("job", deep, "a", journal, cast(Any, None))
         await old.listen()
         assert len(old.path) < 100
         await old.hand_over(1.0)
         await old.close()
-        new = Switchboard("job", deep, "a", journal, cast(Any, None), old.kept, old.path)
+        new = WorkerSocket("job", deep, "a", journal, cast(Any, None), old.kept, old.path)
         await new.listen()
         assert new.path == old.path and Path(new.path).is_socket()
         await new.close()
