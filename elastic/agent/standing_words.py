@@ -45,7 +45,7 @@ DEAD_KEPT = 1024
 RECORDS_KEPT = 16
 
 
-class Standing:
+class StandingWords:
     """Of one agent's workers."""
 
     def __init__(self) -> None:

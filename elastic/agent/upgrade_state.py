@@ -9,7 +9,7 @@ from typing import Any
 
 from elastic.agent.process.worker_processes import AdoptedWorker
 from elastic.agent.slot_file import SlotFile
-from elastic.agent.standing_words import Standing
+from elastic.agent.standing_words import StandingWords
 from elastic.config import JobSpec
 from elastic.protocol import worker_slot
 from elastic.protocol.messages import WorkerDead
@@ -27,7 +27,7 @@ class Heirloom:
     slots: tuple[Slot, ...]
     workers: tuple[AdoptedWorker, ...]
     orders: Mapping[str, Sequence[str]]
-    standing: Standing
+    standing: StandingWords
     frozen: frozenset[str]
     term: int
     socket: str = ""
@@ -37,7 +37,7 @@ def first(spec: JobSpec, node: str, slots: int, slot_file: SlotFile, snapshot: s
     """Of an agent that finds nothing but what a killed one may have left. snapshot: in this machine's memory, or "".
     Raises ConfigError."""
     slot_file.end_leftovers()
-    before, standing = slot_file.incarnations, Standing()
+    before, standing = slot_file.incarnations, StandingWords()
     for slot, newest in before.items():
         for incarnation in range(max(0, newest - 63), newest + 1):
             standing.heard(WorkerDead(f"{node}.{slot}.{incarnation}", "its agent ended", snapshot))
@@ -67,7 +67,7 @@ def read(state: Mapping[str, Any]) -> Heirloom:
         tuple(codec.from_json(Slot, json.dumps(slot).encode()) for slot in state["slots"]),
         tuple(AdoptedWorker(**worker) for worker in state["workers"]),
         {str(worker_id): tuple(kept) for worker_id, kept in state["orders"].items()},
-        Standing.from_state(state["standing"]),
+        StandingWords.from_state(state["standing"]),
         frozenset(state["frozen"]),
         int(state["term"]),
         str(state["socket"]),

@@ -26,7 +26,7 @@ class NoticeBoard:
         self._journal = journal
         self._changed = changed
         self._watchers: list[Watcher] = []
-        self._standing: dict[str, relay.Standing] = {}
+        self._standing: dict[str, relay.ActiveNotices] = {}
         self._round = time.monotonic_ns()
         self._told = False
 

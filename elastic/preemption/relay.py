@@ -23,7 +23,7 @@ from elastic.records.files import write_atomically
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ActiveNotices:
     """A notice that stands. ends_s: when the machine may be gone, monotonic; None: never, it is advice."""
 
     kind: str
@@ -35,12 +35,14 @@ class Standing:
         return self.ends_s is not None
 
 
-def standing(notice: Notice) -> Standing:
+def standing(notice: Notice) -> ActiveNotices:
     """As of now."""
-    return Standing(str(notice.kind), notice.because, time.monotonic() + notice.seconds_left if notice.leaves else None)
+    return ActiveNotices(
+        str(notice.kind), notice.because, time.monotonic() + notice.seconds_left if notice.leaves else None
+    )
 
 
-def write(job_dir: Path, number: int, notices: Mapping[str, Standing]) -> None:
+def write(job_dir: Path, number: int, notices: Mapping[str, ActiveNotices]) -> None:
     """Pass them on, in that round. Raises OSError."""
     document = {"round": number, "notices": [asdict(notice) for notice in notices.values()]}
     write_atomically(job_dir / "notices.json", json.dumps(document).encode())
@@ -52,7 +54,7 @@ def has_left(job_dir: Path, number: int) -> bool:
     return document is not None and document.get("round") == number
 
 
-class Node(Source):
+class NoticeRelay(Source):
     """What the node's daemon has heard; of several notices that which leaves least time."""
 
     name = "node"
@@ -68,7 +70,7 @@ class Node(Source):
             return None
         try:
             self._round = int(document["round"])
-            notices = [Standing(**one) for one in document["notices"]]
+            notices = [ActiveNotices(**one) for one in document["notices"]]
             chosen = min(notices, key=lambda one: math.inf if one.ends_s is None else one.ends_s, default=None)
             if chosen is None:
                 return None

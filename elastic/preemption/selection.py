@@ -16,7 +16,7 @@ from elastic.preemption.azure import Azure
 from elastic.preemption.file import File
 from elastic.preemption.gcp import Gcp
 from elastic.preemption.provider import Source
-from elastic.preemption.relay import Node
+from elastic.preemption.relay import NoticeRelay
 from elastic.preemption.slurm import Slurm
 
 DEFAULT = "ELASTIC_NOTICES"
@@ -69,7 +69,7 @@ def check_grace(seconds: float | None) -> None:
 def sources(choice: str, environment: Mapping[str, str], vendor: Path = VENDOR) -> list[Source]:
     """The sources of a checked choice; nothing is asked of any network yet."""
     if choice.startswith(RELAYED):
-        return [Node(Path(choice.removeprefix(RELAYED)))]
+        return [NoticeRelay(Path(choice.removeprefix(RELAYED)))]
     if choice.startswith("file:"):
         return [File(Path(choice.removeprefix("file:")))]
     if choice == "slurm:requeue":

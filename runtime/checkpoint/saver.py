@@ -88,7 +88,7 @@ class Prune:
 
 
 @dataclass(slots=True)
-class Standing:
+class EntryProgress:
     """What has become of the newest periodic checkpoint that this member has taken part in."""
 
     place: Place | None = None
@@ -119,7 +119,7 @@ class Saver:
         self._pending = 0
         self._unfinished: dict[str, Task] = {}
         """Series -> the task whose part is written, while those of others are not."""
-        self.standing = Standing()
+        self.standing = EntryProgress()
         self._finishing = False
         self._thread: threading.Thread | None = None
 

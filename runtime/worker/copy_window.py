@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from runtime.session import Op
 from runtime.transfer.connection import CopyConnection
-from runtime.worker.state_owner import Standing
+from runtime.worker.state_owner import SharedWorkerState
 
 LATER_S = 5.0
 """How long a newcomer's question waits here for its answer; then it is asked again, here or elsewhere."""
@@ -17,7 +17,7 @@ LATER_S = 5.0
 class Window:
     """Fields are read while holding ``standing.changed``."""
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: SharedWorkerState) -> None:
         self._standing = standing
         self.op: Op | None = None
         """The operation in progress, or the one before."""

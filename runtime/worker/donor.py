@@ -48,7 +48,7 @@ from runtime.transfer.multi_source import digest, send_parts
 from runtime.transfer.result_log import Entry, ResultLog
 from runtime.worker.copy_window import LATER_S, Window
 from runtime.worker.held_copy import LOG_BYTES_MIN, Holder, log_bytes
-from runtime.worker.state_owner import Standing
+from runtime.worker.state_owner import SharedWorkerState
 
 CERTAINLY_BYTES_PER_S = 8 << 30
 """No copy is faster: the kernel alone takes that long."""
@@ -58,7 +58,7 @@ RESULTS_BYTES = 64 << 20
 
 
 class Donor:
-    def __init__(self, standing: Standing, journal: Journal) -> None:
+    def __init__(self, standing: SharedWorkerState, journal: Journal) -> None:
         self._standing = standing
         self.carrier: Carrier | None = None
         self.meta: JoinMeta | None = None

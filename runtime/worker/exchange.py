@@ -19,7 +19,7 @@ from runtime.ring.ring_set import Rings
 from runtime.session import Op, OpKind
 from runtime.transfer.client import parse_op
 from runtime.worker.progress_report import Gauge
-from runtime.worker.state_owner import Standing
+from runtime.worker.state_owner import SharedWorkerState
 
 SILENCES_MAX = 5
 """So often in a row a worker may give up a link in one operation of the same members without having got a piece of the
@@ -60,7 +60,7 @@ class _Attempts:
 
 
 class Turn:
-    def __init__(self, standing: Standing, rings: Rings, gauge: Gauge, reduction: str) -> None:
+    def __init__(self, standing: SharedWorkerState, rings: Rings, gauge: Gauge, reduction: str) -> None:
         self._standing = standing
         self._rings = rings
         self._gauge = gauge

@@ -17,7 +17,7 @@ from runtime.state.available_memory import available_bytes
 from runtime.transfer.connection import CopyConnection
 from runtime.transfer.result_log import ResultLog
 from runtime.worker.copy_window import LATER_S, Window
-from runtime.worker.state_owner import Standing
+from runtime.worker.state_owner import SharedWorkerState
 
 HOLD_BYTES_PER_S = 1 << 30
 """A slow machine's copying within its memory."""
@@ -72,7 +72,7 @@ class HeldState:
 class Holder:
     """Holds one copy at a time, as long as somebody reads it. Called by the threads of requests."""
 
-    def __init__(self, standing: Standing, window: Window, log: ResultLog, journal: Journal) -> None:
+    def __init__(self, standing: SharedWorkerState, window: Window, log: ResultLog, journal: Journal) -> None:
         self._standing = standing
         self._window = window
         self._log = log

@@ -29,7 +29,7 @@ from runtime.transfer.connection import CopyConnection, CopyFailed
 from runtime.transfer.multi_source import Gathering, Open
 from runtime.transfer.result_log import Entry
 from runtime.worker.leader_orders import Orders
-from runtime.worker.state_owner import Standing
+from runtime.worker.state_owner import SharedWorkerState
 
 RETRY_S = 0.05
 """Pause before a question that nobody could answer is asked again; it doubles, until there is news or an answer."""
@@ -41,7 +41,7 @@ MEMBERS = "the members"
 class Admission:
     """Used by the user's thread of a newcomer."""
 
-    def __init__(self, standing: Standing, orders: Orders, asker: Asker, journal: Journal) -> None:
+    def __init__(self, standing: SharedWorkerState, orders: Orders, asker: Asker, journal: Journal) -> None:
         self._standing = standing
         self._orders = orders
         self._asker = asker

@@ -28,7 +28,7 @@ from elastic.protocol.worker_state import Phase
 from elastic.records.journal import Journal
 from runtime.session import Going
 from runtime.transfer.client import Asker
-from runtime.worker.state_owner import Standing
+from runtime.worker.state_owner import SharedWorkerState
 
 GENERATIONS_KEPT = 8
 """Tokens of older ones prove nothing any more."""
@@ -37,7 +37,9 @@ GENERATIONS_KEPT = 8
 class Orders:
     """`deliver` runs on the client's thread, everything else on the user's. Guarded by ``standing.changed``."""
 
-    def __init__(self, standing: Standing, asker: Asker, say: Callable[[Word], None], journal: Journal) -> None:
+    def __init__(
+        self, standing: SharedWorkerState, asker: Asker, say: Callable[[Word], None], journal: Journal
+    ) -> None:
         self.invited = False
         """The world has a place for this newcomer."""
         self.ready = False

@@ -22,7 +22,7 @@ from runtime.worker.joining import Admission
 from runtime.worker.leader_orders import Orders
 from runtime.worker.progress_report import Gauge
 from runtime.worker.speed import Pace
-from runtime.worker.state_owner import Standing
+from runtime.worker.state_owner import SharedWorkerState
 
 UNHEARD_S = 1.0
 """For so long the source of a result that refuses is asked again: it may not have heard of this generation yet."""
@@ -35,7 +35,7 @@ class Walk:
 
     def __init__(
         self,
-        standing: Standing,
+        standing: SharedWorkerState,
         rings: Rings,
         orders: Orders,
         donor: Donor,

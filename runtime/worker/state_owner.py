@@ -36,7 +36,7 @@ from runtime.ring.ring_set import Rings
 RESULT_POOL_MAX = 2
 
 
-class Standing:
+class SharedWorkerState:
     """All fields are read and written while holding `changed`."""
 
     def __init__(

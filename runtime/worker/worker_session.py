@@ -61,7 +61,7 @@ from runtime.worker.joining import Admission
 from runtime.worker.leader_orders import Orders
 from runtime.worker.operations import Walk
 from runtime.worker.progress_report import Gauge
-from runtime.worker.state_owner import Standing
+from runtime.worker.state_owner import SharedWorkerState
 
 
 class Member:
@@ -107,7 +107,7 @@ class Member:
         if kind is RingKind.MPI:
             meet = mpi.World(Ranks.from_environment(environment), self.worker_id, self._journal).meet
         self._rings = rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, kind, meet)
-        self._standing = Standing(self.worker_id, rings, self._send, self._journal, self.sums_on)
+        self._standing = SharedWorkerState(self.worker_id, rings, self._send, self._journal, self.sums_on)
         self._standing.position = replace(self._standing.position, phase=Phase.FRESH)
         self._donor = Donor(self._standing, self._journal)
         self._asker = Asker(self.job, self.worker_id, seal)

@@ -27,7 +27,7 @@ from typing import Any
 
 from elastic.agent import leader_session
 from elastic.agent.leader_session import Ended, LeaderSession, beats_between
-from elastic.agent.standing_words import Standing
+from elastic.agent.standing_words import StandingWords
 from elastic.config import JobSpec
 from elastic.protocol.messages import (
     Announce,
@@ -117,7 +117,7 @@ class Lodger:
         self.entered = 0
         self._since_s = time.monotonic()
         self._beats, self._beat_every = 0, beats_between(fleet.spec, slots=1)
-        self._standing = Standing()
+        self._standing = StandingWords()
         self._standing.heard(Announce(self.worker, self.node, 0, 1 + number, "10.0.0.1", 4000, "torch 2.9"))
         self.attendance = LeaderSession(fleet.spec, job_dir, self.node, 1, journal, self, Reach())
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from elastic.agent.standing_words import Standing
+from elastic.agent.standing_words import StandingWords
 from elastic.protocol import worker_slot
 from elastic.protocol.failure_detector import Detector, Health
 from elastic.protocol.membership import AgentUp, Event
@@ -123,7 +123,7 @@ class Agent:
         self.memory = Memory()
         self._gone_s = 0.0
         self._term = 0
-        self._standing = Standing()
+        self._standing = StandingWords()
         self._detector = Detector(world.spec.timing, self.clock.now_s)
         self._frozen: set[str] = set()
         self._asleep: list[Callable[[], None]] = []

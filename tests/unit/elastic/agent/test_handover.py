@@ -18,7 +18,7 @@ from elastic.agent import handover, options, upgrade_state
 from elastic.agent.handover import Handed, Place, Refused, Request, Running, Trial, check, of_this_program
 from elastic.agent.process.worker_process import Outlets
 from elastic.agent.process.worker_processes import AdoptedWorker
-from elastic.agent.standing_words import Standing
+from elastic.agent.standing_words import StandingWords
 from elastic.agent.upgrade_state import Heirloom
 from elastic.agent.worker_socket import WorkerSocket
 from elastic.cli import daemons
@@ -51,8 +51,8 @@ EMPLOYED = AdoptedWorker(0, "a.0.3", 7, out=11, begun="half a l\xfcne", lifeline
 REQUEST = Request("/bin/python", "/site", "token")
 
 
-def standing() -> Standing:
-    made = Standing()
+def standing() -> StandingWords:
+    made = StandingWords()
     made.heard(Announce("a.0.3", "a", 0, 8, "127.0.0.1", 5000, "numerics", entered=2))
     made.heard(Announce("a.1.0", "a", 1, 9, "127.0.0.1", 5001, "numerics", entered=2))
     made.heard(Finished("a.1.0", 2, "digest"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from elastic.agent.standing_words import RECORDS_KEPT, Standing
+from elastic.agent.standing_words import RECORDS_KEPT, StandingWords
 from elastic.protocol.messages import (
     Announce,
     BuildFailed,
@@ -34,7 +34,7 @@ ANNOUNCE = Announce("a.0.0", "a", 0, 100, "127.0.0.1", 5000, "numerics")
 
 
 def after(*words: Word) -> tuple[Word, ...]:
-    standing = Standing()
+    standing = StandingWords()
     for word in (ANNOUNCE, *words):
         standing.heard(word)
     return standing.words()
@@ -46,7 +46,7 @@ def test_a_newcomer_is_announced_as_it_announced_itself() -> None:
 
 
 def test_an_invited_newcomer_is_announced_as_such() -> None:
-    standing = Standing()
+    standing = StandingWords()
     standing.heard(ANNOUNCE)
     for worker_id in ("a.0.0", "a.1.0"):
         standing.invited(worker_id)
@@ -85,7 +85,7 @@ def test_a_dead_worker_is_only_dead() -> None:
 def test_a_thawed_worker_is_not_called_frozen_to_a_later_leader() -> None:
     frozen = WorkerFrozen("a.0.0", "state T")
     assert after(frozen) == (ANNOUNCE, frozen)
-    standing = Standing()
+    standing = StandingWords()
     standing.heard(ANNOUNCE)
     standing.heard(frozen)
     standing.thawed("a.0.0")
@@ -94,7 +94,7 @@ def test_a_thawed_worker_is_not_called_frozen_to_a_later_leader() -> None:
 
 def test_rank_0_is_that_of_the_generation_which_was_entered_not_of_one_announced() -> None:
     """A planned record is known before it takes effect; until then the old leader speaks."""
-    standing = Standing()
+    standing = StandingWords()
     standing.heard(ANNOUNCE)
     assert standing.leader == ""
     standing.published(_record(1, "a.0.0", "b.0.0"))
@@ -107,7 +107,7 @@ def test_rank_0_is_that_of_the_generation_which_was_entered_not_of_one_announced
 
 
 def test_old_records_are_forgotten() -> None:
-    standing = Standing()
+    standing = StandingWords()
     standing.heard(replace(ANNOUNCE, entered=1))
     for number in range(1, 3 * RECORDS_KEPT):
         standing.published(_record(number, "a.0.0"))
@@ -121,7 +121,7 @@ def _record(number: int, *workers: str) -> Generation:
 
 
 def test_a_pending_ring_says_nothing_about_the_ring_that_steps() -> None:
-    standing = Standing()
+    standing = StandingWords()
     planned = Generation(2, Kind.PLANNED, 1, (Member("a.0.0", "a", "127.0.0.1", 5000, 0),), Plan(), "a join")
     standing.published(planned)
     for word in (ANNOUNCE, RingUp("a.0.0", 1), RingUp("a.0.0", 2), BuildFailed("a.0.0", 2, ("b.0.0",))):
@@ -137,7 +137,7 @@ def test_a_worker_that_finished_before_it_died_has_not_been_lost() -> None:
 def test_a_park_order_covers_every_generation_that_workers_here_may_have_entered() -> None:
     """Below the generation entered it would be taken for the word of a leader that is behind, and the ring would go on
     without any leader."""
-    standing = Standing()
+    standing = StandingWords()
     assert standing.newest == 0
     standing.heard(replace(ANNOUNCE, entered=7))
     assert standing.newest == 7, "of an agent that was replaced, which has seen no record"
@@ -151,18 +151,18 @@ def test_a_park_order_covers_every_generation_that_workers_here_may_have_entered
 
 def test_a_program_that_goes_on_with_these_workers_says_the_same() -> None:
     wish, end = DrainWish("a.0.0", "spot notice", 1000), WorkerDead("b.0.0", "killed by SIGKILL")
-    standing = Standing()
+    standing = StandingWords()
     standing.published(_record(1, "a.0.0", "b.0.0"))
     given_up = SlotGivenUp("a", 1, "too many restarts")
     for word in (ANNOUNCE, RingUp("a.0.0", 1), replace(ANNOUNCE, worker_id="b.0.0"), wish, end, given_up):
         standing.heard(word)
-    later = Standing.from_state(json.loads(json.dumps(standing.to_state())))
+    later = StandingWords.from_state(json.loads(json.dumps(standing.to_state())))
     assert later.words() == standing.words() and len(later.words()) == 4
     assert (later.newest, later.leader) == (standing.newest, standing.leader) == (1, "a.0.0")
 
 
 def test_a_node_knows_whether_its_generation_has_members_elsewhere() -> None:
-    standing = Standing()
+    standing = StandingWords()
     standing.published(replace(_record(1), members=(Member("a.0.0", "a", "h", 1, 0), Member("b.0.0", "b", "h", 1, 1))))
     assert not standing.has_others("a"), "nobody here has entered it"
     for word in (ANNOUNCE, RingUp("a.0.0", 1)):

@@ -323,7 +323,7 @@ def test_a_notice_reaches_the_agents_of_all_jobs_and_the_provider_hears_when_the
         jobs = [node.duty("one-1"), node.duty("two-2")]
         node.told(*jobs)
         dirs = [node.charge(job).directory for job in ("one-1", "two-2")]
-        agents = [relay.Node(directory) for directory in dirs]
+        agents = [relay.NoticeRelay(directory) for directory in dirs]
         await node.until(lambda: all((directory / "notices.json").exists() for directory in dirs))
         assert [agent.look() for agent in agents] == [None, None]
         provider.says = Notice(Kind.RECLAIM, 90.0, "taken back")
@@ -381,7 +381,7 @@ def test_of_several_notices_agents_hear_the_most_urgent_and_the_leader_that_the_
 
         def heard() -> Notice | None:
             board.show(tmp_path)
-            return relay.Node(tmp_path).look()
+            return relay.NoticeRelay(tmp_path).look()
 
         board.heard("advice", Notice(Kind.ADVICE, math.inf, "maybe"))
         assert heard() == Notice(Kind.ADVICE, math.inf, "maybe") and board.because == ""
@@ -395,7 +395,7 @@ def test_of_several_notices_agents_hear_the_most_urgent_and_the_leader_that_the_
         assert [(word.because, word.notice) for word in told] == [(because, True) for because in reasons]
         (tmp_path / "notices.json").write_text("[]")
         with pytest.raises(Unanswered, match=r"notices.json"):
-            relay.Node(tmp_path).look()
+            relay.NoticeRelay(tmp_path).look()
 
     play(tmp_path, story)
 

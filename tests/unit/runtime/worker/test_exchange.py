@@ -13,7 +13,7 @@ from runtime.ring.ring_set import Rings
 from runtime.session import Op, OpKind
 from runtime.worker.exchange import SILENCES_MAX, Task, Turn
 from runtime.worker.progress_report import Gauge
-from runtime.worker.state_owner import Standing
+from runtime.worker.state_owner import SharedWorkerState
 
 GROUPS = {"float32": 4}
 TASK = Task(Op(OpKind.PASS, 2), {"w": "1"}, GROUPS, None)
@@ -40,7 +40,7 @@ def buffers() -> Buffers:
 
 @pytest.fixture
 def turn(buffers: Buffers) -> Turn:
-    return Turn(cast(Standing, buffers), cast(Rings, None), cast(Gauge, None), "exact")
+    return Turn(cast(SharedWorkerState, buffers), cast(Rings, None), cast(Gauge, None), "exact")
 
 
 def test_the_same_members_go_on_with_the_sums_of_the_same_operation(turn: Turn, buffers: Buffers) -> None:

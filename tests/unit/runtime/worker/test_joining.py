@@ -45,7 +45,7 @@ from runtime.transfer.result_log import Entry
 from runtime.worker.donor import Donor
 from runtime.worker.joining import Admission
 from runtime.worker.leader_orders import Orders
-from runtime.worker.state_owner import Standing
+from runtime.worker.state_owner import SharedWorkerState
 from tests.unit.rings import GENEROUS_S, wait_until
 
 JOB = "job"
@@ -98,7 +98,7 @@ class Worker:
         self.words: list[Word] = []
         self.op = STEP
         self.listener = Listener(host, job=JOB, me=name, token_of=lambda _: TOKEN, serve_copy=self._serve)
-        self.standing = Standing(name, RingsOnPaper(self.listener, JOB, name, 1.0), self.words.append, journal)
+        self.standing = SharedWorkerState(name, RingsOnPaper(self.listener, JOB, name, 1.0), self.words.append, journal)
         self.model = torch.nn.Linear(2, 1)
         torch.nn.init.constant_(self.model.weight, weight)
         self.donor = Donor(self.standing, journal)
