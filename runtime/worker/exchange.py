@@ -79,7 +79,7 @@ class Turn:
         standing = self._standing
         with standing.changed:
             p = standing.post(worker_state.ReadHeader())
-            if not isinstance(worker_state.move(p), worker_state.Exchange) or p.entered != generation:
+            if not isinstance(worker_state.next_move(p), worker_state.Exchange) or p.entered != generation:
                 return None
             roots, number = standing.roots(), p.reduced
             ring, record = self._rings.get(generation), p.record

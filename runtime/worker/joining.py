@@ -18,7 +18,7 @@ from typing import NoReturn
 from elastic.errors import JoinMissed
 from elastic.protocol import worker_state
 from elastic.protocol.messages import Generation, Member
-from elastic.protocol.worker_state import AskOutcome, CopyState, Phase, Position
+from elastic.protocol.worker_state import AskOutcome, CopyState, Phase, WorkerState
 from elastic.records.journal import Journal
 from runtime.guards import checks
 from runtime.reduction.partial_sum import Json, Partial
@@ -197,7 +197,7 @@ class Admission:
             news = self._standing.changed.wait(self._pause_s)
         self._pause_s = RETRY_S if news else min(2 * self._pause_s, RETRY_MAX_S)
 
-    def _next(self) -> tuple[Position, CopyState | AskOutcome] | None:
+    def _next(self) -> tuple[WorkerState, CopyState | AskOutcome] | None:
         """What position.seek asks for; None if the copy held has become the state, all members lost."""
         while True:
             self._orders.leave_if_over()
@@ -214,11 +214,11 @@ class Admission:
                 if not self._orders.over:
                     self._standing.changed.wait()
 
-    def _call(self, p: Position, of: Sequence[str]) -> AbstractContextManager[CopyConnection]:
+    def _call(self, p: WorkerState, of: Sequence[str]) -> AbstractContextManager[CopyConnection]:
         """Raises CopyFailed."""
         return closing(self._asker.connect(*self._whom(p, of)))
 
-    def _whom(self, p: Position, of: Sequence[str]) -> tuple[Member, Generation]:
+    def _whom(self, p: WorkerState, of: Sequence[str]) -> tuple[Member, Generation]:
         """Another one of those each time that the one before did not know. Raises CopyFailed."""
         if not of:
             raise CopyFailed("nobody is known who could be asked")
@@ -226,11 +226,11 @@ class Admission:
         assert member is not None and record is not None
         return member, record
 
-    def _follow(self, p: Position, of: Sequence[str]) -> CopyConnection:
+    def _follow(self, p: WorkerState, of: Sequence[str]) -> CopyConnection:
         """The lasting connection to the donor, or a new one to who may be it. Raises CopyFailed."""
         return self._asker.following or self._asker.follow(*self._whom(p, of))
 
-    def _copy_state(self, p: Position, of: Sequence[str], carrier: Carrier) -> bool:
+    def _copy_state(self, p: WorkerState, of: Sequence[str], carrier: Carrier) -> bool:
         """Inside the donor's window, or one that it holds. False: not now, or not from this one. Raises CopyFailed."""
         here = self._here
         copy = self._fetch_state(p, of, carrier)
@@ -254,7 +254,7 @@ class Admission:
         self._counted_in = p.record if promised else None
         return True
 
-    def _fetch_state(self, p: Position, of: Sequence[str], carrier: Carrier | None = None) -> Copy | None:
+    def _fetch_state(self, p: WorkerState, of: Sequence[str], carrier: Carrier | None = None) -> Copy | None:
         """The state of an operation that is in progress or, if its results follow, was. The caller has to say what it
         makes of it, `_say_complete`. carrier: it has to fit into this. None: not now, or not from this one. Raises
         CopyFailed, and ConfigError before any of it has come."""
@@ -290,7 +290,7 @@ class Admission:
         self._gathering = Gathering(number, header)
         return self._gathering
 
-    def _helpers(self, p: Position, of: Sequence[str]) -> list[Open]:
+    def _helpers(self, p: WorkerState, of: Sequence[str]) -> list[Open]:
         """One member of each host that is not the donor's; there would be nothing to gain from a second one."""
         donor, record = p.known(self._asker.donor), p.newest_pending or p.record
         assert record is not None
@@ -302,7 +302,7 @@ class Admission:
                 helpers.append(partial(self._asker.help, member, record))
         return helpers
 
-    def _go_on(self, p: Position, of: Sequence[str], fingerprint: dict[str, str]) -> tuple[bool, Partial | None]:
+    def _go_on(self, p: WorkerState, of: Sequence[str], fingerprint: dict[str, str]) -> tuple[bool, Partial | None]:
         """The result of the operation whose state is held here, if it is over; else to count as a holder of its state.
 
         As _ask_outcome. Raises CopyFailed, and what disagreeing members raise.
@@ -332,7 +332,7 @@ class Admission:
     def _send_next(self, connection: CopyConnection, base: int, *, join: bool) -> None:
         connection.send({"want": "next", "op": self._number, "join": join, "base": base})
 
-    def _fetch_results(self, p: Position) -> bool:
+    def _fetch_results(self, p: WorkerState) -> bool:
         """Whether there are any now. Raises CopyFailed and JoinMissed."""
         connection = self._follow(p, p.acquaintances)
         self._send_next(connection, 0, join=False)
@@ -369,7 +369,7 @@ class Admission:
         self._results.clear()
         self._asker.unfollow()
 
-    def _ask_outcome(self, p: Position, op: int, of: Sequence[str]) -> tuple[bool, Partial | None]:
+    def _ask_outcome(self, p: WorkerState, op: int, of: Sequence[str]) -> tuple[bool, Partial | None]:
         """What became of the operation whose state is held here: whether somebody knew, and, if a generation with
         this worker took effect after it, its result. Raises CopyFailed.
 
@@ -396,7 +396,7 @@ class Admission:
         return True, result
 
 
-def _base(p: Position) -> int:
+def _base(p: WorkerState) -> int:
     """The last loss that this worker knows of: who counts it as a holder of the state must know of the same one, or
     one of the two would go by a promise that the loss has voided."""
     return p.record.base if p.record is not None else 0

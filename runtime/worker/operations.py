@@ -116,7 +116,7 @@ class Walk:
     def next_unit(self) -> int | None:
         self._leave_unless_leaving()
         with self._standing.changed:
-            match worker_state.move(self._standing.position):
+            match worker_state.next_move(self._standing.position):
                 case worker_state.Compute(unit):
                     self._standing.post(worker_state.Started(unit))
                     self._gauge.handed_out(self._task.op, unit)
@@ -163,7 +163,7 @@ class Walk:
             self._orders.leave_if_over()
             self._rings.check()
             with self._standing.changed:
-                move = worker_state.move(self._standing.position)
+                move = worker_state.next_move(self._standing.position)
             match move:
                 case worker_state.Compute():
                     return None
@@ -205,7 +205,7 @@ class Walk:
             return
         with self._standing.changed:
             p = self._standing.position
-            if (isinstance(worker_state.move(p), worker_state.Wait) or p.quiesced) and not self._orders.over:
+            if (isinstance(worker_state.next_move(p), worker_state.Wait) or p.quiesced) and not self._orders.over:
                 self._standing.changed.wait()
 
     def _await_acknowledgements(self, action: worker_state.AwaitAcknowledgements) -> None:
@@ -224,7 +224,7 @@ class Walk:
         begun_s = time.monotonic()
         deadline = begun_s + self._grace_s
         with self._standing.changed:
-            while isinstance(worker_state.move(self._standing.position), worker_state.Linger):
+            while isinstance(worker_state.next_move(self._standing.position), worker_state.Linger):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     self._standing.post(worker_state.GraceOver())

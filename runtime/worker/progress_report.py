@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from elastic.protocol.messages import Doing, Progress
-from elastic.protocol.worker_state import Phase, Position
+from elastic.protocol.worker_state import Phase, WorkerState
 from runtime.guards import checks
 from runtime.session import Op, OpKind
 from runtime.worker.activity import Activity
@@ -66,7 +66,7 @@ class Gauge:
         self._loop_over = True
         self.at("after its loop")
 
-    def progress(self, p: Position, applied: int, joining: str, over: tuple[str, str]) -> Progress:
+    def progress(self, p: WorkerState, applied: int, joining: str, over: tuple[str, str]) -> Progress:
         """joining: how far a newcomer is with its copy; empty: it has not begun. over: what carries the gradients, and
         why not what was asked for."""
         seen = self._activity.see()

@@ -24,9 +24,9 @@ from elastic.protocol.worker_state import (
     FreeResult,
     Leave,
     Phase,
-    Position,
     RetireRing,
     Say,
+    WorkerState,
 )
 from elastic.records.journal import Journal
 from runtime.reduction.flat_pool import CPU
@@ -49,7 +49,7 @@ class SharedWorkerState:
     ) -> None:
         """sums_on: where the tensors of results are."""
         self.changed = threading.Condition(threading.RLock())
-        self.position = Position(me)
+        self.position = WorkerState(me)
         self.result: Partial | None = None
         """The result of operation ``position.kept``."""
         self._shared = False
@@ -63,7 +63,7 @@ class SharedWorkerState:
         self._held: dict[Node, Partial] = {}
         self._pool: list[dict[str, torch.Tensor]] = []
 
-    def post(self, event: worker_state.Event) -> Position:
+    def post(self, event: worker_state.Event) -> WorkerState:
         """Step the machine; returns the position after it. Wakes every waiter."""
         with self.changed:
             before = self.position
@@ -103,7 +103,7 @@ class SharedWorkerState:
             case Leave(because):
                 self._journal.write("fenced", generation=self.position.entered, because=because)
 
-    def _note(self, before: Position, after: Position) -> None:
+    def _note(self, before: WorkerState, after: WorkerState) -> None:
         if after.entered != before.entered and after.record is not None:
             record = after.record
             self._journal.write(

@@ -13,7 +13,7 @@ from elastic.errors import ExitCode
 from elastic.protocol.membership import End, Group, deadline_s
 from elastic.protocol.messages import ANEW, Generation, Kind, RingState
 from elastic.protocol.reduction_tree import Node, leaves
-from elastic.protocol.worker_state import Position
+from elastic.protocol.worker_state import WorkerState
 from tests.sim.script import Sum
 from tests.sim.worker import Worker
 
@@ -108,7 +108,7 @@ class Judge:
 
     # ------------------------------------------------------------------------------------------ positions
 
-    def saw(self, worker: Worker, before: Position) -> None:
+    def saw(self, worker: Worker, before: WorkerState) -> None:
         after = worker.p
         if not worker.alive:
             return
@@ -140,7 +140,7 @@ class Judge:
             first = self._effect_after.setdefault(record.number, after.reduced)
             require(first == after.reduced, f"{record.number} starts with {first} and with {after.reduced}")
 
-    def _moved(self, worker: Worker, before: Position) -> None:
+    def _moved(self, worker: Worker, before: WorkerState) -> None:
         if before.entered and before.entered != worker.p.entered:
             self._positions[before.entered].pop(worker.me, None)
         if not worker.p.entered:
@@ -177,7 +177,7 @@ class Judge:
             stands = not (worker.alive and worker.p.entered) or worker.paused or worker.p.ring is RingState.ABORTED
             require(stands, f"{worker.me} was parked, and its ring is {worker.p.ring}")
 
-    def obtained(self, worker: Worker, op: int, result: Sum, before: Position) -> None:
+    def obtained(self, worker: Worker, op: int, result: Sum, before: WorkerState) -> None:
         world = self.world
         if result != worker.script.result(op):
             raise Violation(f"{worker.me} has {result}, not {worker.script.result(op)}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from elastic.protocol import worker_state
 from elastic.protocol.messages import Generation, Progress, Ready
-from elastic.protocol.worker_state import AskOutcome, Copied, CopyState, Joined, Phase, Position, Wait
+from elastic.protocol.worker_state import AskOutcome, Copied, CopyState, Joined, Phase, Wait, WorkerState
 from tests.sim.script import Sum
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Newcomer:
     def _base(self) -> int:
         return self.w.p.record.base if self.w.p.record else 0
 
-    def _post_copied(self, op: int) -> Position:
+    def _post_copied(self, op: int) -> WorkerState:
         return self.w.post(Copied(op, self.w.script.operations[op].place if op >= 0 else -1))
 
     def _may_change(self) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from elastic.protocol.membership import Group, State
 from elastic.protocol.membership.newcomers import OUTDATED
 from elastic.protocol.messages import ANEW, Generation, Kind
-from elastic.protocol.worker_state import Phase, Position
+from elastic.protocol.worker_state import Phase, WorkerState
 from tests.sim.worker import Worker
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Paths:
         if group.state is State.CLOSED and "is kept on the nodes" in group.because:
             self.world.reach("a job to be revived had nothing to go on from")
 
-    def saw(self, worker: Worker, before: Position) -> None:
+    def saw(self, worker: Worker, before: WorkerState) -> None:
         after, reach = worker.p, self.world.reach
         record = after.record
         if after.entered == before.entered or record is None:

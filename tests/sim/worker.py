@@ -54,7 +54,6 @@ from elastic.protocol.worker_state import (
     Linger,
     Obtained,
     Phase,
-    Position,
     ReadHeader,
     Released,
     RetireRing,
@@ -63,6 +62,7 @@ from elastic.protocol.worker_state import (
     Stop,
     Used,
     Wait,
+    WorkerState,
 )
 from runtime.worker.speed import Speed
 from tests.sim.copies import Copies
@@ -87,7 +87,7 @@ class Worker:
     def __init__(self, world: World, agent: Agent, slot: int, incarnation: int) -> None:
         self.world, self.agent, self.slot = world, agent, slot
         self.me = f"{agent.node}.{slot}.{incarnation}"
-        self.p = Position(me=self.me, phase=Phase.FRESH)
+        self.p = WorkerState(me=self.me, phase=Phase.FRESH)
         self.alive, self.paused, self.announced = True, False, False
         self._how = ""
         self.raises = ""
@@ -244,7 +244,7 @@ class Worker:
         for order in waiting:
             self._order(order)
 
-    def post(self, event: Event) -> Position:
+    def post(self, event: Event) -> WorkerState:
         before = self.p
         self.p, actions = worker_state.step(before, event)
         self.world.stepped("position", before.phase, event, self.p.phase)
@@ -264,7 +264,7 @@ class Worker:
             self.wake()
         return self.p
 
-    def _follow(self, before: Position) -> None:
+    def _follow(self, before: WorkerState) -> None:
         """A record says which run of the job it belongs to; the first members of a revived one become what is kept."""
         record = self.p.record
         assert record is not None
@@ -372,7 +372,7 @@ class Worker:
         self.mesh.check_acknowledgements()
         if self.p.phase is Phase.FRESH:
             return
-        match worker_state.move(self.p):
+        match worker_state.next_move(self.p):
             case Compute(unit) if place := self.world.raises(self, unit):
                 self._raise(place)
             case Compute(unit):

@@ -12,7 +12,7 @@ from elastic.protocol import worker_state
 from elastic.protocol.failure_detector import Health
 from elastic.protocol.membership import End, Group
 from elastic.protocol.messages import Generation, Order
-from elastic.protocol.worker_state import Position
+from elastic.protocol.worker_state import WorkerState
 from tests.sim.agent import Agent
 from tests.sim.clock import Clock, Lane, Timepiece
 from tests.sim.directed import draw
@@ -324,11 +324,11 @@ class World:
         self.judge.committed(record)
         self.paths.committed(record)
 
-    def saw(self, worker: Worker, before: Position) -> None:
+    def saw(self, worker: Worker, before: WorkerState) -> None:
         self.judge.saw(worker, before)
         self.paths.saw(worker, before)
 
-    def obtained(self, worker: Worker, op: int, result: Sum, before: Position) -> None:
+    def obtained(self, worker: Worker, op: int, result: Sum, before: WorkerState) -> None:
         if self.is_told:
             self.say(worker.me, f"has the result of {op} in generation {before.entered}")
         self.judge.obtained(worker, op, result, before)
@@ -366,5 +366,5 @@ class World:
         lines = [f"leader {group.state if group else '-'}: {group.because if group else ''}"]
         for worker in self.workers.values():
             if worker.alive:
-                lines.append(f"{worker.me}: {worker_state.move(worker.p) if worker.p.record else ''} {worker.p}")
+                lines.append(f"{worker.me}: {worker_state.next_move(worker.p) if worker.p.record else ''} {worker.p}")
         return "\n".join(lines)

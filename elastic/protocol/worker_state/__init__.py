@@ -2,7 +2,7 @@
 
 Everything that decides where a worker stands lives in this package; it knows neither sockets nor tensors. Two threads
 of a worker post events (the user's thread: what it computed; the control thread: orders and rings) under one lock,
-and the user's thread asks `move` what to do next.
+and the user's thread asks `next_move` what to do next.
 
 An operation k goes ``READY -> COLLECTING -> READY``: `Begin` starts it, units are computed and folded, an exchange
 yields its result (`Obtained`), and only the user's next operation shows that the result was applied. Rules held here:
@@ -71,11 +71,11 @@ from elastic.protocol.worker_state.next_move import (
     Released,
     Stop,
     Wait,
-    move,
+    next_move,
     seek,
 )
 from elastic.protocol.worker_state.pending import outcome
-from elastic.protocol.worker_state.state import Phase, Position
+from elastic.protocol.worker_state.state import Phase, WorkerState
 from elastic.protocol.worker_state.state_machine import step
 
 __all__ = [
@@ -111,7 +111,7 @@ __all__ = [
     "Obtained",
     "Outcome",
     "Phase",
-    "Position",
+    "WorkerState",
     "ReadHeader",
     "Released",
     "RetireRing",
@@ -123,7 +123,7 @@ __all__ = [
     "Stop",
     "Used",
     "Wait",
-    "move",
+    "next_move",
     "outcome",
     "seek",
     "step",

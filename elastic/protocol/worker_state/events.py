@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from elastic.protocol.messages import Generation, Publish, Quiesce, Word
 from elastic.protocol.reduction_tree import Node
-from elastic.protocol.worker_state.state import Position
+from elastic.protocol.worker_state.state import WorkerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,4 +244,4 @@ Action: TypeAlias = (
 )
 
 
-Outcome: TypeAlias = tuple[Position, tuple[Action, ...]]
+Outcome: TypeAlias = tuple[WorkerState, tuple[Action, ...]]

@@ -8,10 +8,10 @@ from elastic.protocol.messages import Generation, Kind, Quiesce, Report, RingSta
 from elastic.protocol.recovery_plan import default_units_of
 from elastic.protocol.reduction_tree import leaves
 from elastic.protocol.worker_state.events import AbortRings, BuildRing, DropRoots, Leave, Outcome, RetireRing, Say
-from elastic.protocol.worker_state.state import Phase, Position
+from elastic.protocol.worker_state.state import Phase, WorkerState
 
 
-def quiesce(p: Position, order: Quiesce) -> Outcome:
+def quiesce(p: WorkerState, order: Quiesce) -> Outcome:
     if order.up_to < p.entered:
         return p, ()  # of a leader that did not know of the generation entered; obeying would break a live ring
     p = replace(
@@ -45,7 +45,7 @@ def quiesce(p: Position, order: Quiesce) -> Outcome:
     return p, (AbortRings(), Say(report))
 
 
-def planned(p: Position, generation: Generation) -> Outcome:
+def planned(p: WorkerState, generation: Generation) -> Outcome:
     if generation.number <= max(p.promise, p.entered) or any(g.number == generation.number for g in p.pending):
         return p, ()
     if p.record is None or generation.base < p.record.base or (p.quiesced and p.phase is not Phase.FRESH):
@@ -54,7 +54,7 @@ def planned(p: Position, generation: Generation) -> Outcome:
     return p, (BuildRing(generation),) if generation.member(p.me) else ()
 
 
-def enter_planned(p: Position, generation: Generation) -> Outcome:
+def enter_planned(p: WorkerState, generation: Generation) -> Outcome:
     """The rings of those that it replaced are retired unused."""
     replaced = [g.number for g in p.pending if g.number < generation.number and g.member(p.me)]
     entered = replace(
@@ -68,14 +68,14 @@ def enter_planned(p: Position, generation: Generation) -> Outcome:
     return entered, tuple(RetireRing(number, p.reduced) for number in replaced)
 
 
-def joined(p: Position, number: int, op: int) -> Outcome:
+def joined(p: WorkerState, number: int, op: int) -> Outcome:
     chosen = next((g for g in p.pending if g.number == number), None)
     if p.phase is not Phase.FRESH or chosen is None or number <= p.promise or chosen.member(p.me) is None:
         return p, ()
     return enter_planned(replace(p, phase=Phase.READY, reduced=op + 1, kept=op, effect=(op, number), copied=-1), chosen)
 
 
-def enter_loss(p: Position, generation: Generation) -> Outcome:
+def enter_loss(p: WorkerState, generation: Generation) -> Outcome:
     """A form or loss generation: take part in it, or learn that one is not in it."""
     if generation.number <= max(p.promise, p.entered) or (p.record and generation.number <= p.record.number):
         return p, ()
@@ -113,7 +113,7 @@ def enter_loss(p: Position, generation: Generation) -> Outcome:
     return p, (DropRoots(p.roots), BuildRing(generation))
 
 
-def overtaken(p: Position, generation: Generation) -> bool:
+def overtaken(p: WorkerState, generation: Generation) -> bool:
     """Whether the job has gone on from what was kept since the generation that is known here, which nobody told this
     worker: what it has belongs to nothing any more. Who has nothing can still begin with a loss that lists it."""
     if p.record is None or generation.kind is Kind.FORM or generation.number <= p.record.number:
@@ -122,12 +122,12 @@ def overtaken(p: Position, generation: Generation) -> bool:
     return generation.began != p.record.began and not founds
 
 
-def give_way(p: Position, generation: Generation) -> Outcome:
+def give_way(p: WorkerState, generation: Generation) -> Outcome:
     because = f"generation {generation.number} is of a job that went on from {generation.began} without this worker"
     return replace(p, phase=Phase.GONE, because=because), (AbortRings(), Leave(because))
 
 
-def _take_share(p: Position, generation: Generation) -> Position:
+def _take_share(p: WorkerState, generation: Generation) -> WorkerState:
     """Keep what the plan leaves here, also where a reported running unit was folded since."""
     share = generation.plan.share_of(p.me)
     if share is None:  # begun after every report: nobody had started, so default ownership holds
@@ -139,7 +139,7 @@ def _take_share(p: Position, generation: Generation) -> Position:
     return replace(p, roots=roots, running=running, todo=tuple(unit for unit in sorted(mine) if unit not in held))
 
 
-def _fall_behind(p: Position, source: str) -> Position:
+def _fall_behind(p: WorkerState, source: str) -> WorkerState:
     if source:
         return replace(p, laggard=source, roots=(), running=None, todo=())
     held = {*leaves(p.roots), *([p.running] if p.running is not None else [])}

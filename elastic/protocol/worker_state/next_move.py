@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from elastic.protocol.messages import RingState
 from elastic.protocol.worker_state.pending import missing, newcomers_in, to_carry
-from elastic.protocol.worker_state.state import Phase, Position
+from elastic.protocol.worker_state.state import Phase, WorkerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class AskOutcome:
 Move: TypeAlias = Compute | Exchange | CopyResult | Deliver | Linger | Wait | Released | Stop
 
 
-def move(p: Position) -> Move:
+def next_move(p: WorkerState) -> Move:
     """What the user's thread does next."""
     if p.phase is Phase.GONE:
         return Stop(p.because)
@@ -103,7 +103,7 @@ def move(p: Position) -> Move:
     return Exchange(p.entered)
 
 
-def seek(p: Position) -> CopyState | AskOutcome | Wait:
+def seek(p: WorkerState) -> CopyState | AskOutcome | Wait:
     """What the user's thread of a newcomer does next; asked while ``phase`` is FRESH."""
     if p.quiesced:
         return Wait("what was reported must stay as it is")
@@ -114,7 +114,7 @@ def seek(p: Position) -> CopyState | AskOutcome | Wait:
     return Wait("not admitted yet")
 
 
-def _held_back(p: Position) -> bool:
+def _held_back(p: WorkerState) -> bool:
     """Below quorum a new step starts only together with the newcomers that end the shortage, or to let one leave.
 
     One whose header has left is under way, whatever is planned since.

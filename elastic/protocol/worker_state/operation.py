@@ -20,10 +20,10 @@ from elastic.protocol.worker_state.events import (
 )
 from elastic.protocol.worker_state.generation_change import enter_planned
 from elastic.protocol.worker_state.pending import newcomers_in, taking_effect
-from elastic.protocol.worker_state.state import Phase, Position
+from elastic.protocol.worker_state.state import Phase, WorkerState
 
 
-def begin(p: Position, event: Begin) -> Outcome:
+def begin(p: WorkerState, event: Begin) -> Outcome:
     if p.phase is not Phase.READY or p.record is None:
         raise AssertionError(f"{p.me} begins operation {p.reduced} while {p.phase}")
     p = replace(
@@ -43,7 +43,7 @@ def begin(p: Position, event: Begin) -> Outcome:
     return p, ()
 
 
-def _owned(p: Position, record: Generation, units: int) -> tuple[int, ...]:
+def _owned(p: WorkerState, record: Generation, units: int) -> tuple[int, ...]:
     """Units of operation ``reduced``: named by a loss generation's plan, else the default block."""
     if record.kind is Kind.LOSS and record.plan.op == p.reduced and record.plan.units:
         share = record.plan.share_of(p.me)
@@ -52,7 +52,7 @@ def _owned(p: Position, record: Generation, units: int) -> tuple[int, ...]:
     return default_units_of(p.me, record, units)
 
 
-def done(p: Position, event: Done) -> Outcome:
+def done(p: WorkerState, event: Done) -> Outcome:
     """Commit a computed unit, unless a plan has taken the unit or a root it was folded with meanwhile."""
     if p.running != event.unit:
         return p, ()
@@ -62,7 +62,7 @@ def done(p: Position, event: Done) -> Outcome:
     return replace(p, running=None, roots=roots), ()
 
 
-def obtained(p: Position, generation: int, carried: tuple[tuple[int, ...], ...]) -> Outcome:
+def obtained(p: WorkerState, generation: int, carried: tuple[tuple[int, ...], ...]) -> Outcome:
     if p.quiesced or generation != p.entered or p.phase is not Phase.COLLECTING:
         return p, ()
     op = p.reduced
@@ -82,7 +82,7 @@ def obtained(p: Position, generation: int, carried: tuple[tuple[int, ...], ...])
     return entered, (*acknowledged, RetireRing(generation, op + 1), *retired)
 
 
-def _complete(p: Position) -> Position:
+def _complete(p: WorkerState) -> WorkerState:
     return replace(
         p,
         phase=Phase.READY,
@@ -101,20 +101,20 @@ def _complete(p: Position) -> Position:
     )
 
 
-def fetched(p: Position, op: int) -> Outcome:
+def fetched(p: WorkerState, op: int) -> Outcome:
     if p.laggard is None or op != p.reduced or p.quiesced:
         return p, ()
     return _complete(p), ()
 
 
-def fetch_failed(p: Position, op: int) -> Outcome:
+def fetch_failed(p: WorkerState, op: int) -> Outcome:
     if not p.laggard or op != p.reduced or p.quiesced:
         return p, ()
     held = set(leaves(p.roots)) | ({p.running} if p.running is not None else set())
     return replace(p, laggard="", todo=tuple(unit for unit in range(p.units) if unit not in held)), ()
 
 
-def used(p: Position, op: int) -> Outcome:
+def used(p: WorkerState, op: int) -> Outcome:
     """Free the result early: a member behind then computes it alone. Newcomers that have just come in ask for it; they
     could not compute it. What was reported stays as it is."""
     if p.kept != op or p.owed == op or p.quiesced:
@@ -122,7 +122,7 @@ def used(p: Position, op: int) -> Outcome:
     return replace(p, kept=-1), (FreeResult(op),)
 
 
-def headers_held(p: Position, generation: int, op: int) -> Outcome:
+def headers_held(p: WorkerState, generation: int, op: int) -> Outcome:
     """Everybody is in operation op, so everybody has the result of op - 1."""
     if generation != p.entered or op != p.reduced or p.quiesced:
         return p, ()

@@ -12,21 +12,21 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from elastic.protocol.messages import Generation
-from elastic.protocol.worker_state.state import Phase, Position
+from elastic.protocol.worker_state.state import Phase, WorkerState
 
 
 def newcomers_in(pending: Generation, record: Generation) -> tuple[str, ...]:
     return tuple(worker for worker in pending.ids if worker not in record.ids)
 
 
-def missing(p: Position) -> tuple[str, ...]:
+def missing(p: WorkerState) -> tuple[str, ...]:
     """Donor: newcomers of the newest pending generation without the complete state of this operation."""
     if not (p.donor and p.joinable and p.newest_pending and p.record):
         return ()
     return tuple(w for w in newcomers_in(p.newest_pending, p.record) if w not in p.holders)
 
 
-def to_carry(p: Position) -> tuple[Generation, ...]:
+def to_carry(p: WorkerState) -> tuple[Generation, ...]:
     """The pending generations for this attempt's header: their plans are held, and their rings are up."""
     newest, record = p.newest_pending, p.record
     if newest is None or record is None:
@@ -41,18 +41,18 @@ def to_carry(p: Position) -> tuple[Generation, ...]:
     return (*carried, *leaving[-1:])
 
 
-def _is_up(p: Position, pending: Generation) -> bool:
+def _is_up(p: WorkerState, pending: Generation) -> bool:
     """With its ring up before it takes effect, nobody waits for a build, and a failed one costs nothing."""
     return pending.member(p.me) is None or pending.number in p.built
 
 
-def taking_effect(p: Position, carried: Collection[Collection[int]]) -> Generation | None:
+def taking_effect(p: WorkerState, carried: Collection[Collection[int]]) -> Generation | None:
     """The pending generation that all headers carried, or none; of several the newest."""
     common = [g for g in p.pending if all(g.number in numbers for numbers in carried)]
     return max(common, key=lambda generation: generation.number, default=None)
 
 
-def outcome(p: Position, op: int) -> int | None:
+def outcome(p: WorkerState, op: int) -> int | None:
     """Which planned generation took effect after an operation, 0 if none did; None: not known here, or not yet."""
     if p.phase is Phase.FRESH or p.reduced <= op:
         return None

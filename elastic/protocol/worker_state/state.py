@@ -21,7 +21,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class WorkerState:
     me: str
     phase: Phase = Phase.READY
     reduced: int = 0

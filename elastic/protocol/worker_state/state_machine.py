@@ -33,13 +33,13 @@ from elastic.protocol.worker_state.events import (
     Used,
 )
 from elastic.protocol.worker_state.generation_change import enter_loss, give_way, joined, overtaken, planned, quiesce
-from elastic.protocol.worker_state.next_move import Exchange, move
+from elastic.protocol.worker_state.next_move import Exchange, next_move
 from elastic.protocol.worker_state.operation import begin, done, fetch_failed, fetched, headers_held, obtained, used
 from elastic.protocol.worker_state.pending import to_carry
-from elastic.protocol.worker_state.state import Phase, Position
+from elastic.protocol.worker_state.state import Phase, WorkerState
 
 
-def step(p: Position, event: Event) -> Outcome:
+def step(p: WorkerState, event: Event) -> Outcome:
     """Apply one event; events of older generations and of other phases are ignored, not errors."""
     if p.phase is Phase.GONE:
         return p, ()
@@ -53,7 +53,7 @@ def step(p: Position, event: Event) -> Outcome:
         case ReadHeader():
             # It leaves now, or is not read: newcomers may copy only as long as it is not.
             numbers = tuple(generation.number for generation in to_carry(p))
-            return (replace(p, carry=numbers) if isinstance(move(p), Exchange) else p), ()
+            return (replace(p, carry=numbers) if isinstance(next_move(p), Exchange) else p), ()
         case Obtained(generation, carried):
             return obtained(p, generation, carried)
         case Fetched(op):
@@ -97,7 +97,7 @@ def _without(names: Iterable[str], name: str) -> tuple[str, ...]:
     return tuple(other for other in names if other != name)
 
 
-def ring_changed(p: Position, event: RingBuilt | RingFailed | RingLost) -> Outcome:
+def ring_changed(p: WorkerState, event: RingBuilt | RingFailed | RingLost) -> Outcome:
     match event:
         case RingBuilt(generation):
             if generation == p.entered and p.ring is RingState.BUILDING and not p.quiesced:

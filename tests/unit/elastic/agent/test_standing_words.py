@@ -28,7 +28,7 @@ from elastic.protocol.messages import (
     WorkerDead,
     WorkerFrozen,
 )
-from elastic.protocol.worker_state import Position, step
+from elastic.protocol.worker_state import WorkerState, step
 
 ANNOUNCE = Announce("a.0.0", "a", 0, 100, "127.0.0.1", 5000, "numerics")
 
@@ -144,7 +144,7 @@ def test_a_park_order_covers_every_generation_that_workers_here_may_have_entered
     standing.published(Generation(9, Kind.PLANNED, 7, (), Plan(), "planned"))
     assert standing.newest == 9
     record = Generation(7, Kind.LOSS, 7, (Member("a.0.0", "a", "127.0.0.1", 5000, 0),), Plan(), "lost")
-    worker = Position(me="a.0.0", record=record, entered=7, ring=RingState.LIVE)
+    worker = WorkerState(me="a.0.0", record=record, entered=7, ring=RingState.LIVE)
     parked, actions = step(worker, Quiesce(1, 0, standing.newest))
     assert parked.ring is RingState.ABORTED and actions
 

@@ -6,7 +6,7 @@ import pytest
 
 from elastic.protocol.membership import Committed, State, step
 from elastic.protocol.messages import Generation, Kind, Member, Plan
-from elastic.protocol.worker_state import Position
+from elastic.protocol.worker_state import WorkerState
 from tests.unit.elastic.protocol.test_membership import Job
 
 BEGUN = (
@@ -91,6 +91,6 @@ def test_a_newcomer_finds_the_address_of_any_member_it_knows_of() -> None:
         members = tuple(Member(worker, worker, "host", 5000 + rank, rank) for rank, worker in enumerate(workers))
         return Generation(number, kind, 1, members, Plan(), "")
 
-    position = Position("c", record=record(1, Kind.FORM, "a", "b"), pending=(record(2, Kind.PLANNED, "a", "c"),))
+    position = WorkerState("c", record=record(1, Kind.FORM, "a", "b"), pending=(record(2, Kind.PLANNED, "a", "c"),))
     known = [position.known(worker) for worker in "abcx"]
     assert [member.port if member else None for member in known] == [5000, 5001, 5001, None]

@@ -61,7 +61,6 @@ from elastic.protocol.worker_state import (
     Move,
     Obtained,
     Phase,
-    Position,
     ReadHeader,
     RetireRing,
     RingBuilt,
@@ -72,6 +71,7 @@ from elastic.protocol.worker_state import (
     Stop,
     Used,
     Wait,
+    WorkerState,
 )
 from tests.unit.elastic.protocol.test_membership import nodes
 from tests.unit.trace import arguments, check
@@ -88,7 +88,7 @@ class Worker:
     """Worker b, from its start. `publish 2 loss a,b redo=7/4 a:0-2+2 b:+3 behind=c:a hold`."""
 
     def __init__(self) -> None:
-        self.p = Position("b", phase=Phase.FRESH)
+        self.p = WorkerState("b", phase=Phase.FRESH)
 
     def feed(self, line: str) -> list[str]:
         name, *words = line.split()
@@ -96,7 +96,7 @@ class Worker:
         return [tell(action) for action in actions]
 
     def show(self) -> list[str]:
-        return [f"{describe(self.p)} : {will(worker_state.move(self.p))}" if self.p.record else describe(self.p)]
+        return [f"{describe(self.p)} : {will(worker_state.next_move(self.p))}" if self.p.record else describe(self.p)]
 
     def _event(self, name: str, words: list[str]) -> Event:
         numbers = [int(word) for word in words if word.isdigit()]
@@ -177,7 +177,7 @@ def members(ids: list[str]) -> tuple[Member, ...]:
     return tuple(Member(worker, f"n{worker}", "host", 1, rank) for rank, worker in enumerate(ids))
 
 
-def describe(p: Position) -> str:
+def describe(p: WorkerState) -> str:
     roots = ",".join(f"{low}-{high}" for low, high in p.roots)
     running = f" running={p.running}" if p.running is not None else ""
     pending = f" pending={','.join(str(g.number) for g in p.pending)}" if p.pending else ""
@@ -265,10 +265,10 @@ def test_a_header_that_may_not_leave_yet_is_not_read() -> None:
     worker = Worker()
     for line in ("publish 1 form b hold", "built 1", "begin 1 joinable", "started 0", "done 0 0-1", "header"):
         worker.feed(line)
-    assert worker_state.move(worker.p) == Wait("below quorum") and worker.p.carry is None
+    assert worker_state.next_move(worker.p) == Wait("below quorum") and worker.p.carry is None
     for line in ("publish 2 planned b,c base=1", "built 2", "copying c", "copy-ended c 0 complete", "header"):
         worker.feed(line)
-    assert worker_state.move(worker.p) == Exchange(1) and worker.p.carry == (2,)
+    assert worker_state.next_move(worker.p) == Exchange(1) and worker.p.carry == (2,)
 
 
 @pytest.mark.parametrize(("copied", "carried"), [(False, (3,)), (True, (4, 3))])
@@ -378,7 +378,7 @@ class Survivor(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.p = Position("b", phase=Phase.FRESH)
+        self.p = WorkerState("b", phase=Phase.FRESH)
         self.computing: tuple[int, tuple[Node, ...]] | None = None
         self.report: Report | None = None
         self.mine: set[int] = set()
@@ -406,10 +406,10 @@ class Survivor(RuleBasedStateMachine):
         self.post(Begin(self.UNITS, joinable))
         self.mine = {*self.p.todo, *leaves(self.p.roots)}
 
-    @precondition(lambda self: self.computing is None and isinstance(worker_state.move(self.p), Compute))
+    @precondition(lambda self: self.computing is None and isinstance(worker_state.next_move(self.p), Compute))
     @rule()
     def start(self) -> None:
-        move = worker_state.move(self.p)
+        move = worker_state.next_move(self.p)
         assert isinstance(move, Compute)
         self.post(Started(move.unit))
         self.computing = (move.unit, self.p.roots)
@@ -454,7 +454,7 @@ class Survivor(RuleBasedStateMachine):
         elif self.p.phase is Phase.COLLECTING:
             self.mine = {*self.p.todo}
 
-    @precondition(lambda self: isinstance(worker_state.move(self.p), Exchange) and self.computing is None)
+    @precondition(lambda self: isinstance(worker_state.next_move(self.p), Exchange) and self.computing is None)
     @rule()
     def exchange(self) -> None:
         before = self.p
@@ -491,7 +491,7 @@ class Survivor(RuleBasedStateMachine):
     @invariant()
     def a_quiesced_worker_starts_nothing(self) -> None:
         if self.p.quiesced:
-            assert not isinstance(worker_state.move(self.p), Compute | Exchange)
+            assert not isinstance(worker_state.next_move(self.p), Compute | Exchange)
 
     @invariant()
     def a_quiesced_worker_has_no_ring(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from elastic.protocol.messages import Doing
-from elastic.protocol.worker_state import Phase, Position
+from elastic.protocol.worker_state import Phase, WorkerState
 from runtime.session import Op, OpKind
 from runtime.worker.activity import LOOK_S, PAUSE_S, RECENT, Activity, _below, cpu_s
 from runtime.worker.progress_report import Gauge
@@ -93,7 +93,7 @@ def test_what_a_script_does_after_its_loop_may_take_as_long_as_it_likes() -> Non
     gauge = Gauge(on_host=True)
 
     def doing() -> Doing:
-        return gauge.progress(Position("me", phase=Phase.COLLECTING), 7, "", ("", "")).doing
+        return gauge.progress(WorkerState("me", phase=Phase.COLLECTING), 7, "", ("", "")).doing
 
     gauge.after(Op(OpKind.PASS, 4, step=6))
     assert doing() is Doing.ELSEWHERE

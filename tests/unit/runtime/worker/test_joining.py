@@ -160,7 +160,7 @@ class Worker:
             self.donor.keep(self.standing.position.kept, self.op, {}, result)
         self.donor.close_window()
 
-    def await_position(self, holds: Callable[[worker_state.Position], bool]) -> None:
+    def await_position(self, holds: Callable[[worker_state.WorkerState], bool]) -> None:
         with self.standing.changed:
             assert self.standing.changed.wait_for(lambda: holds(self.standing.position), GENEROUS_S)
 
