@@ -25,7 +25,7 @@ from elastic.records.journal import Journal
 from elastic.rendezvous.leader import StoreThread
 from elastic.store.base import Store
 from elastic.store.election import LeadershipLost
-from elastic.store.lease import RETRY_S, Tenure
+from elastic.store.lease import RETRY_S, LeaseKeeper
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
 
@@ -96,7 +96,7 @@ class NodeSession:
 class FleetLeader:
     """One term. Used on the event loop; store: the thread that speaks to the store for it."""
 
-    def __init__(self, tenure: Tenure, etcd: Store, store: StoreThread, journal: Journal) -> None:
+    def __init__(self, tenure: LeaseKeeper, etcd: Store, store: StoreThread, journal: Journal) -> None:
         self.term = tenure.term
         self.book = FleetState()
         self.sessions: dict[str, NodeSession] = {}

@@ -37,7 +37,7 @@ from elastic.rendezvous.service import SERVER_OPTIONS, Service
 from elastic.security.secure_server import Doorman, Lock
 from elastic.store.election import Candidate
 from elastic.store.etcd import EtcdStore
-from elastic.store.lease import RETRY_S, Tenure
+from elastic.store.lease import RETRY_S, LeaseKeeper
 from elastic.wire import codec
 from elastic.wire.elastic_pb2_grpc import add_FleetServicer_to_server, add_RendezvousServicer_to_server
 
@@ -131,7 +131,7 @@ class Server:
             try:
                 while True:
                     term = await win(candidate, store, self._saw, self._journal)
-                    async with Tenure(candidate, term) as tenure:
+                    async with LeaseKeeper(candidate, term) as tenure:
                         desk.office, desk.leader = FleetLeader(tenure, etcd, store, self._journal), self._address
                         self._journal.write("leading_fleet", term=term)
                         because = ""

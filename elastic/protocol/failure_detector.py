@@ -126,7 +126,7 @@ STEADY = 1.25
 """So many times more or less agents are no reason to tell all of them another interval."""
 
 
-class Vigil:
+class AgentMonitor:
     """agents: how many are expected."""
 
     def __init__(self, timing: Timing, agents: int, now_s: float) -> None:

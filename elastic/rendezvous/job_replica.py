@@ -33,7 +33,7 @@ from elastic.rendezvous.leader import JobLeader, StoreThread
 from elastic.rendezvous.service import Lead, Service
 from elastic.store.base import Store
 from elastic.store.election import Candidate, LeadershipLost, Taken, lease_of
-from elastic.store.lease import RETRY_S, Tenure
+from elastic.store.lease import RETRY_S, LeaseKeeper
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
 
@@ -104,13 +104,13 @@ class Part:
     async def _stand_and_lead(self, store: StoreThread) -> dict[str, object]:
         while True:
             term = await win(self._candidate, store, self._saw, self._journal)
-            async with Tenure(self._candidate, term) as tenure:
+            async with LeaseKeeper(self._candidate, term) as tenure:
                 result = await self._hold(tenure, store)
             if result is not None:
                 return result
             await self._resign(store)
 
-    async def _hold(self, tenure: Tenure, store: StoreThread) -> dict[str, object] | None:
+    async def _hold(self, tenure: LeaseKeeper, store: StoreThread) -> dict[str, object] | None:
         """One term. None: another replica shall lead."""
         lead, candidate, term = self._lead, self._candidate, tenure.term
         try:
@@ -145,7 +145,7 @@ class Part:
         return None
 
     async def _read(
-        self, tenure: Tenure, store: StoreThread
+        self, tenure: LeaseKeeper, store: StoreThread
     ) -> tuple[dict[str, object] | None, tuple[Generation, ...]]:
         """How the job ended, if it did, and its records. Raises LeadershipLost if the term is over before."""
         candidate = self._candidate

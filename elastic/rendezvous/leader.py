@@ -20,7 +20,7 @@ from elastic.checkpoints.pointer import Pointer
 from elastic.config import JobSpec
 from elastic.errors import CheckpointCorrupt, CompareFailed, StoreError, StoreUnavailable
 from elastic.protocol import membership
-from elastic.protocol.failure_detector import Vigil
+from elastic.protocol.failure_detector import AgentMonitor
 from elastic.protocol.membership import (
     AgentDown,
     AgentUp,
@@ -39,7 +39,7 @@ from elastic.protocol.messages import Generation, Order, Pointed
 from elastic.protocol.worker_id import node_of
 from elastic.records.journal import Journal
 from elastic.store.election import LeadershipLost
-from elastic.store.lease import RETRY_S, Tenure
+from elastic.store.lease import RETRY_S, LeaseKeeper
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.broadcast import Publisher
 
@@ -92,7 +92,7 @@ class JobLeader:
     def __init__(
         self,
         spec: JobSpec,
-        tenure: Tenure,
+        tenure: LeaseKeeper,
         journal: Journal,
         store: StoreThread,
         resumed: str = "",
@@ -107,7 +107,7 @@ class JobLeader:
         self._mailbox: asyncio.Queue[membership.Event] = asyncio.Queue(MAILBOX_LIMIT)
         self._agents: dict[str, AgentSession] = {}
         self._publisher = Publisher()
-        self._vigil = Vigil(spec.timing, self.group.agents, time.monotonic())
+        self._vigil = AgentMonitor(spec.timing, self.group.agents, time.monotonic())
         self._tasks: set[asyncio.Task[None]] = set()
         self._deposed: asyncio.Future[SteppedDown] = asyncio.get_running_loop().create_future()
         """Not in the mailbox: that may be full, and what is in it does not matter any more."""

@@ -31,7 +31,7 @@ LATE = "the lease could not be renewed in time"
 HUNG = "the event loop of this replica has stood still"
 
 
-class Tenure:
+class LeaseKeeper:
     """Of a candidate that has won. Entered and left on the event loop; the candidate may be used by one other thread
     meanwhile, but resigns, and stands again, only afterwards."""
 
@@ -44,7 +44,7 @@ class Tenure:
         self._ended = asyncio.Event()
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
 
-    async def __aenter__(self) -> Tenure:
+    async def __aenter__(self) -> LeaseKeeper:
         self._loop = asyncio.get_running_loop()
         self._turning = asyncio.create_task(self._turn())
         self._thread.start()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from elastic.checkpoints.pointer import Pointer
 from elastic.protocol import membership
-from elastic.protocol.failure_detector import Vigil
+from elastic.protocol.failure_detector import AgentMonitor
 from elastic.protocol.membership import (
     AgentDown,
     AgentUp,
@@ -60,7 +60,7 @@ class Leader:
         self.streams: dict[str, Stream] = {}
         self._named_s: dict[str, float] = {}
         """Node -> when its silence was noticed last."""
-        self._vigil = Vigil(world.spec.timing, 1, self.clock.now_s)
+        self._vigil = AgentMonitor(world.spec.timing, 1, self.clock.now_s)
         self._mailbox: deque[Event] = deque()
         self._asleep: list[Callable[[], None]] = []
         self._next_tick_s = math.inf

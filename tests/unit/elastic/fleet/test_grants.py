@@ -34,7 +34,7 @@ from elastic.rendezvous.service import SERVER_OPTIONS, Lead, NotKnown, Service
 from elastic.security.rejection_log import Refusals
 from elastic.store.base import MemoryStore
 from elastic.store.election import Candidate, Won
-from elastic.store.lease import Tenure
+from elastic.store.lease import LeaseKeeper
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import RendezvousStub, add_RendezvousServicer_to_server
 from tests.unit.elastic.agent.test_leader_session import Attendant
@@ -276,7 +276,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, story: Callable[[At], 
                 candidate = Candidate(store, one.name, "here", lambda: 0.0)
                 won = candidate.stand()
                 assert isinstance(won, Won)
-                tenures.append(Tenure(candidate, won.term))
+                tenures.append(LeaseKeeper(candidate, won.term))
                 at.reigns[one.name] = JobLeader(one.spec, tenures[-1], journal, thread)
                 at.service.leads[one.name] = Lead(journal, at.reigns[one.name])
             server = grpc.aio.server(options=SERVER_OPTIONS)

@@ -29,7 +29,7 @@ from elastic.security.expiry import Shown
 from elastic.security.roles import Caller
 from elastic.store.base import MemoryStore, Store
 from elastic.store.election import Candidate, Won
-from elastic.store.lease import Tenure
+from elastic.store.lease import LeaseKeeper
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
 
@@ -53,7 +53,7 @@ class Leading:
         self.candidate = Candidate(self.store, registry.NAME, "here", time.monotonic)
         won = self.candidate.stand()
         assert isinstance(won, Won)
-        self.tenure = Tenure(self.candidate, won.term)
+        self.tenure = LeaseKeeper(self.candidate, won.term)
         self.thread = StoreThread()
         self.journal = Journal(directory / "journal.jsonl", "", "rendezvous", "here")
         self.office = FleetLeader(self.tenure, self.store, self.thread, self.journal)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from elastic.config import Timing
-from elastic.protocol.failure_detector import STEADY, Vigil
+from elastic.protocol.failure_detector import STEADY, AgentMonitor
 
 OWN = Timing()
 SOME, MANY = 3, 5000
 
 
 def test_a_silent_agent_is_named_once_and_so_is_its_return() -> None:
-    vigil = Vigil(OWN, SOME, 0.0)
+    vigil = AgentMonitor(OWN, SOME, 0.0)
     for node in ("a", "b"):
         vigil.watch(node, 0.0)
     told: list[tuple[list[str], list[str]]] = []
@@ -25,7 +25,7 @@ def test_a_silent_agent_is_named_once_and_so_is_its_return() -> None:
 
 
 def test_thousands_speak_rarely_and_have_the_time_for_it() -> None:
-    vigil = Vigil(OWN, MANY, 0.0)
+    vigil = AgentMonitor(OWN, MANY, 0.0)
     assert vigil.beat_s == 10 * OWN.beat_s
     vigil.watch("a", 0.0)
     for beat in range(1, 8):
@@ -33,7 +33,7 @@ def test_thousands_speak_rarely_and_have_the_time_for_it() -> None:
 
 
 def test_a_job_that_shrinks_gives_each_agent_the_time_to_hear_of_it() -> None:
-    vigil = Vigil(OWN, MANY, 0.0)
+    vigil = AgentMonitor(OWN, MANY, 0.0)
     for node in ("a", "b"):
         vigil.watch(node, 0.0)
     vigil.look(2.0)
@@ -47,14 +47,14 @@ def test_a_job_that_shrinks_gives_each_agent_the_time_to_hear_of_it() -> None:
 
 
 def test_a_job_that_grows_is_given_longer() -> None:
-    vigil = Vigil(OWN, SOME, 0.0)
+    vigil = AgentMonitor(OWN, SOME, 0.0)
     vigil.watch("a", 0.0)
     assert vigil.follow(MANY, 0.5) and vigil.beat_s == 10 * OWN.beat_s
     assert all(vigil.look(now_s) == ({}, []) for now_s in (3.0, 6.0, 9.0))
 
 
 def test_a_few_agents_more_or_less_change_nothing() -> None:
-    vigil = Vigil(OWN, MANY, 0.0)
+    vigil = AgentMonitor(OWN, MANY, 0.0)
     assert not vigil.follow(MANY, 1.0)
     assert not vigil.follow(int(MANY * STEADY) - 1, 1.0) and not vigil.follow(int(MANY / STEADY) + 1, 1.0)
     assert vigil.beat_s == 10 * OWN.beat_s
@@ -62,7 +62,7 @@ def test_a_few_agents_more_or_less_change_nothing() -> None:
 
 
 def test_who_is_gone_is_not_silent() -> None:
-    vigil = Vigil(OWN, SOME, 0.0)
+    vigil = AgentMonitor(OWN, SOME, 0.0)
     vigil.watch("a", 0.0)
     vigil.forget("a")
     vigil.beat("a", 0.1)

@@ -32,7 +32,7 @@ from elastic.rendezvous import leader as reign_module
 from elastic.rendezvous.leader import JobLeader, SteppedDown, StoreThread
 from elastic.store.base import Compare, Delete, Item, Lease, MemoryStore, Put, TxnResult
 from elastic.store.election import LEASE_S, SAFETY, Candidate, Won
-from elastic.store.lease import Tenure
+from elastic.store.lease import LeaseKeeper
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
 
@@ -95,7 +95,7 @@ def lead_to_the_end(
 
     async def lead() -> tuple[End | SteppedDown, list[str]]:
         thread = StoreThread()
-        async with Tenure(first, won.term) as tenure:
+        async with LeaseKeeper(first, won.term) as tenure:
             reign = JobLeader(SPEC, tenure, journal, thread)
             session = reign.attach("a")
             await reign.post(HOPELESS)
@@ -147,7 +147,7 @@ def test_a_failure_within_deposes_though_the_mailbox_is_full(journal: Journal, m
 
     async def lead() -> End | SteppedDown:
         thread = StoreThread()
-        async with Tenure(candidate, won.term) as tenure, asyncio.timeout(30):
+        async with LeaseKeeper(candidate, won.term) as tenure, asyncio.timeout(30):
             reign = JobLeader(SPEC, tenure, journal, thread)
             await reign.post(AgentDown("b"))
             reign._start(fail())
@@ -181,7 +181,7 @@ def lead_until_pointed(
     async def lead() -> list[str]:
         thread = StoreThread()
         told = []
-        async with Tenure(candidate, won.term) as tenure, asyncio.timeout(30):
+        async with LeaseKeeper(candidate, won.term) as tenure, asyncio.timeout(30):
             reign = JobLeader(SPEC, tenure, journal, thread, resumed)
             session = reign.attach("a")
             leading = asyncio.create_task(reign.lead((record,)))
@@ -228,7 +228,7 @@ def test_an_agent_that_has_had_more_than_the_store_holds_ends_the_job_with_what_
 
     async def lead() -> None:
         thread = StoreThread()
-        async with Tenure(candidate, won.term) as tenure, asyncio.timeout(30):
+        async with LeaseKeeper(candidate, won.term) as tenure, asyncio.timeout(30):
             reign = JobLeader(SPEC, tenure, journal, thread)
             leading = asyncio.create_task(reign.lead((record,)))
             await asyncio.sleep(0)

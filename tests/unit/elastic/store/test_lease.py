@@ -19,7 +19,7 @@ from elastic.rendezvous.service import Service
 from elastic.store import lease as leases
 from elastic.store.base import Lease, Listing, MemoryStore
 from elastic.store.election import LEASE_S, SAFETY, Candidate, Won
-from elastic.store.lease import HUNG, LATE, Tenure
+from elastic.store.lease import HUNG, LATE, LeaseKeeper
 
 PATIENCE_S = 30.0
 
@@ -32,14 +32,14 @@ def until(happened: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def hold(store: MemoryStore, story: Callable[[Tenure, Candidate], Awaitable[None]], slow_s: float = 0.0) -> None:
+def hold(store: MemoryStore, story: Callable[[LeaseKeeper, Candidate], Awaitable[None]], slow_s: float = 0.0) -> None:
     """slow_s: so long ago, by its own clock, was the lease granted."""
 
     async def told() -> None:
         candidate = Candidate(store, "job", "here", lambda: time.monotonic() - slow_s)
         won = candidate.stand()
         assert isinstance(won, Won)
-        async with asyncio.timeout(PATIENCE_S), Tenure(candidate, won.term) as held:
+        async with asyncio.timeout(PATIENCE_S), LeaseKeeper(candidate, won.term) as held:
             await story(held, candidate)
 
     asyncio.run(told())
@@ -55,7 +55,7 @@ def test_an_event_loop_that_is_busy_for_a_while_keeps_the_lead() -> None:
 
     store = Counting()
 
-    async def story(held: Tenure, candidate: Candidate) -> None:
+    async def story(held: LeaseKeeper, candidate: Candidate) -> None:
         until(lambda: store.renewed >= 3)
         assert not held.over
 
@@ -65,7 +65,7 @@ def test_an_event_loop_that_is_busy_for_a_while_keeps_the_lead() -> None:
 def test_an_event_loop_that_hangs_loses_the_lead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "HUNG_S", 0.2)
 
-    async def story(held: Tenure, candidate: Candidate) -> None:
+    async def story(held: LeaseKeeper, candidate: Candidate) -> None:
         until(lambda: held.over)
         assert held.over == HUNG
         assert await held.end() == HUNG, "also when it turns again"
@@ -76,7 +76,7 @@ def test_an_event_loop_that_hangs_loses_the_lead(monkeypatch: pytest.MonkeyPatch
 def test_a_lease_that_the_store_has_ended_is_noticed_before_it_would_be_over() -> None:
     store = MemoryStore()
 
-    async def story(held: Tenure, candidate: Candidate) -> None:
+    async def story(held: LeaseKeeper, candidate: Candidate) -> None:
         store.advance(store.next_expiry_s())
         assert await held.end() == "the lease has expired"
 
@@ -88,7 +88,7 @@ def test_a_lease_that_cannot_be_renewed_is_over_by_the_clock_of_the_replica() ->
         def keep_alive(self, *_: object, **__: object) -> int:
             raise StoreUnavailable("no answer")
 
-    async def story(held: Tenure, candidate: Candidate) -> None:
+    async def story(held: LeaseKeeper, candidate: Candidate) -> None:
         assert await held.end() == LATE
         assert time.monotonic() >= candidate.held_until_s
 
