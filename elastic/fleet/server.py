@@ -30,10 +30,10 @@ from elastic.protocol.membership import Resized, State, Stopped
 from elastic.records import retention
 from elastic.records.files import write_atomically
 from elastic.records.journal import Journal, journal_path
-from elastic.rendezvous.job_replica import Part, closing, win
+from elastic.rendezvous.job_replica import JobReplica, closing, win
 from elastic.rendezvous.leader import StoreThread
 from elastic.rendezvous.server import REPLICAS, settle_down, stop_signal
-from elastic.rendezvous.service import SERVER_OPTIONS, Service
+from elastic.rendezvous.service import SERVER_OPTIONS, RendezvousService
 from elastic.security.secure_server import Doorman, Lock
 from elastic.store.election import Candidate
 from elastic.store.etcd import EtcdStore
@@ -72,7 +72,7 @@ class Server:
         self._changed = asyncio.Event()
         """The documents are to be read again."""
         self._admission = Admission(self._refused, self._changed.set)
-        self._service = Service(self._admission)
+        self._service = RendezvousService(self._admission)
         self._parts: dict[str, asyncio.Task[None]] = {}
         self._stops: dict[str, asyncio.Task[None]] = {}
         self._sizes: set[asyncio.Task[None]] = set()
@@ -277,7 +277,9 @@ class Server:
         ):
             ended = partial(self._write_end, store, job.name)
             resume = job.submission.resume
-            part = Part(spec, directory, self._etcd, self._address, self._service, journal, resume, ended, revives=True)
+            part = JobReplica(
+                spec, directory, self._etcd, self._address, self._service, journal, resume, ended, revives=True
+            )
             part.write_address()
             await part.run()
 

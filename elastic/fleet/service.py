@@ -21,7 +21,7 @@ from elastic.fleet.probes import ReachProbes
 from elastic.protocol.worker_id import node_of
 from elastic.records import job_files
 from elastic.records.journal import Journal
-from elastic.rendezvous.service import Service, first
+from elastic.rendezvous.service import RendezvousService, first
 from elastic.security.expiry import Shown
 from elastic.security.interceptor import caller_of
 from elastic.security.roles import Caller
@@ -43,7 +43,7 @@ class FleetService(FleetServicer):
     this replica."""
 
     def __init__(
-        self, service: Service, journal: Journal, shown: Shown, directory: Path, look: Callable[[], object]
+        self, service: RendezvousService, journal: Journal, shown: Shown, directory: Path, look: Callable[[], object]
     ) -> None:
         self._shown = shown
         self._service = service

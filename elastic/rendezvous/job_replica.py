@@ -30,7 +30,7 @@ from elastic.protocol.messages import Generation
 from elastic.records.files import write_atomically
 from elastic.records.journal import Journal
 from elastic.rendezvous.leader import JobLeader, StoreThread
-from elastic.rendezvous.service import Lead, Service
+from elastic.rendezvous.service import JobEntry, RendezvousService
 from elastic.store.base import Store
 from elastic.store.election import Candidate, LeadershipLost, Taken, lease_of
 from elastic.store.lease import RETRY_S, LeaseKeeper
@@ -44,7 +44,7 @@ VACANCY_S = 2.0
 """How long a candidate trusts a silent watch of the election key before it looks again."""
 
 
-class Part:
+class JobReplica:
     """Of one job. job_dir: its directory on this machine, for journals and the result. address: of this replica.
 
     service: gets the job's entry, which stays when the job is over. resumed: the checkpoint from which this run of
@@ -58,7 +58,7 @@ class Part:
         job_dir: Path,
         store: Store,
         address: str,
-        service: Service,
+        service: RendezvousService,
         journal: Journal,
         resumed: str,
         ended: Callable[[dict[str, object]], Awaitable[None]] | None = None,
@@ -73,7 +73,7 @@ class Part:
         self._ended = ended
         self._revives = revives
         self._candidate = Candidate(store, spec.name, address, time.monotonic, lease_of(spec.workers))
-        self._lead = service.leads[spec.name] = Lead(journal)
+        self._lead = service.leads[spec.name] = JobEntry(journal)
         self._led: JobLeader | None = None
         """That has begun, and from which it has not resigned yet."""
 

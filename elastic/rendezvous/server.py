@@ -23,8 +23,8 @@ from elastic.records.files import read_job
 from elastic.records.job_directory import read_settings
 from elastic.records.journal import Journal, journal_path
 from elastic.records.retention import Retention
-from elastic.rendezvous.job_replica import Part
-from elastic.rendezvous.service import SERVER_OPTIONS, Service
+from elastic.rendezvous.job_replica import JobReplica
+from elastic.rendezvous.service import SERVER_OPTIONS, RendezvousService
 from elastic.security.channels import bind
 from elastic.store.etcd import EtcdStore
 from elastic.wire.elastic_pb2_grpc import add_RendezvousServicer_to_server
@@ -53,12 +53,12 @@ class Replica:
             ) as journal,
             EtcdStore(self._etcd.split(",")) as etcd,
         ):
-            service = Service()
+            service = RendezvousService()
             add_RendezvousServicer_to_server(service, server)
             address = bind(server, self._listen, None)
             settings = read_settings(self._job_dir)
             resumed = settings.resume if not settings.resume_from else ""  # a snapshot in memory is no checkpoint
-            part = Part(self._spec, self._job_dir, etcd, address, service, journal, resumed)
+            part = JobReplica(self._spec, self._job_dir, etcd, address, service, journal, resumed)
             await server.start()
             part.write_address()
             journal.write("listening", address=address)

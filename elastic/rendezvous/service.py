@@ -52,7 +52,7 @@ SERVER_OPTIONS = (
 
 
 @dataclass(slots=True)
-class Lead:
+class JobEntry:
     """What a replica knows of one job: whether it leads it, or who does, or how it ended."""
 
     journal: Journal
@@ -67,7 +67,7 @@ class NotKnown(ElasticError):
     """Try again: whether an agent may attend cannot be told now."""
 
 
-class Admission(Protocol):
+class AttendanceCheck(Protocol):
     """Of a fleet: who may attend its jobs (elastic/fleet/admission.py)."""
 
     async def objection(self, job: str, node: str, token: str, peer: str) -> str:
@@ -75,13 +75,13 @@ class Admission(Protocol):
         ...
 
 
-class Service(RendezvousServicer):
+class RendezvousService(RendezvousServicer):
     """What a replica answers about its jobs. leads: by name; whoever takes part in a job keeps its entry. admission:
     None for the job of one machine, whose agents reach its rendezvous from there only."""
 
-    def __init__(self, admission: Admission | None = None) -> None:
+    def __init__(self, admission: AttendanceCheck | None = None) -> None:
         self._admission = admission
-        self.leads: dict[str, Lead] = {}
+        self.leads: dict[str, JobEntry] = {}
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
         lead = await self._lead_of(request.job, context)
@@ -163,14 +163,14 @@ class Service(RendezvousServicer):
             elif isinstance(result, Exception):
                 lead.journal.write("agent_stream_broke", node=node, because=f"{type(result).__name__}: {result}")
 
-    def _named(self, job: str) -> Lead:
+    def _named(self, job: str) -> JobEntry:
         """Raises WireError for a job that has no entry."""
         if (lead := self.leads.get(job)) is None:
             known = ", ".join(sorted(self.leads)) or "of none"
             raise codec.WireError(f"no job {job!r:.64} here; this is the rendezvous of {known}")
         return lead
 
-    async def _lead_of(self, job: str, context: Any) -> Lead:
+    async def _lead_of(self, job: str, context: Any) -> JobEntry:
         """job: empty for the only one."""
         if not job and len(self.leads) == 1:
             return next(iter(self.leads.values()))

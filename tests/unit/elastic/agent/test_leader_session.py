@@ -16,7 +16,7 @@ from elastic.protocol.messages import Order, Word
 from elastic.records.journal import Journal, read
 from elastic.rendezvous.leader_stream import leader_options
 from elastic.rendezvous.reach import Reach
-from elastic.rendezvous.service import SERVER_OPTIONS, Lead, Service
+from elastic.rendezvous.service import SERVER_OPTIONS, JobEntry, RendezvousService
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import (
     RendezvousServicer,
@@ -45,9 +45,9 @@ class Attendant:
         self.ended.append(ended)
 
 
-async def replica(lead: Lead | None) -> tuple[grpc.aio.Server, str]:
+async def replica(lead: JobEntry | None) -> tuple[grpc.aio.Server, str]:
     """One that has this job, or none."""
-    service = Service()
+    service = RendezvousService()
     if lead is not None:
         service.leads["job"] = lead
     server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -68,9 +68,9 @@ async def attend(journal: Journal, home: Path, replicas: Sequence[str]) -> list[
 def test_an_agent_that_comes_late_is_told_how_the_job_ended_by_whom_the_others_name(tmp_path: Path) -> None:
     async def story() -> list[Ended]:
         with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
-            knows = Lead(journal, ended=pb.End(term=7, exit_code=6, because="drained"))
+            knows = JobEntry(journal, ended=pb.End(term=7, exit_code=6, because="drained"))
             last, knowing = await replica(knows)
-            named, names = await replica(Lead(journal, leader=knowing))
+            named, names = await replica(JobEntry(journal, leader=knowing))
             other, without = await replica(None)
             try:
                 return await attend(journal, tmp_path, ["127.0.0.1:1", without, names])
@@ -167,7 +167,7 @@ def test_nobody_is_turned_away_where_thousands_come_at_once(tmp_path: Path) -> N
 
     async def story() -> list[str]:
         with Journal(tmp_path / "journal.jsonl", "job", "rendezvous", "a") as journal:
-            server, address = await replica(Lead(journal, leader="elsewhere"))
+            server, address = await replica(JobEntry(journal, leader="elsewhere"))
             try:
                 with grpc.insecure_channel(address) as channel:
                     # Nobody looks at them before all have called: this thread is the server's too.

@@ -30,7 +30,7 @@ from elastic.records.files import TOKEN, read_token
 from elastic.records.journal import Journal, read
 from elastic.rendezvous.leader import JobLeader, StoreThread
 from elastic.rendezvous.reach import Reach
-from elastic.rendezvous.service import SERVER_OPTIONS, Lead, NotKnown, Service
+from elastic.rendezvous.service import SERVER_OPTIONS, JobEntry, NotKnown, RendezvousService
 from elastic.security.rejection_log import Refusals
 from elastic.store.base import MemoryStore
 from elastic.store.election import Candidate, Won
@@ -231,7 +231,7 @@ class At:
         self.home, self.journal = home, journal
         self.refusals = Refusals(journal)
         self.door = Admission(self._refused, self._reread)
-        self.service = Service(self.door)
+        self.service = RendezvousService(self.door)
         self.reigns: dict[str, JobLeader] = {}
         self.channel: grpc.aio.Channel
         self.address = ""
@@ -278,7 +278,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, story: Callable[[At], 
                 assert isinstance(won, Won)
                 tenures.append(LeaseKeeper(candidate, won.term))
                 at.reigns[one.name] = JobLeader(one.spec, tenures[-1], journal, thread)
-                at.service.leads[one.name] = Lead(journal, at.reigns[one.name])
+                at.service.leads[one.name] = JobEntry(journal, at.reigns[one.name])
             server = grpc.aio.server(options=SERVER_OPTIONS)
             add_RendezvousServicer_to_server(at.service, server)
             at.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -25,7 +25,7 @@ from elastic.records.files import read_job
 from elastic.records.journal import Journal
 from elastic.rendezvous import job_replica
 from elastic.rendezvous.leader import StoreThread
-from elastic.rendezvous.service import Lead
+from elastic.rendezvous.service import JobEntry
 from elastic.security.expiry import Shown
 from elastic.security.secure_server import Lock
 from elastic.store.base import Lease, MemoryStore
@@ -147,7 +147,7 @@ def test_a_replica_admits_by_the_store_and_ends_the_streams_of_those_whose_place
         to = registry.Registry(store, candidate)
         job = to.submit(SPEC)
         server._parts[job] = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
-        server._service.leads[job] = Lead(None, Reigning())  # type: ignore[arg-type]
+        server._service.leads[job] = JobEntry(None, Reigning())  # type: ignore[arg-type]
         following = asyncio.create_task(server._follow())
         try:
             to.place(job, Placement((Share("a", 1),)), (Grant("a", "t"), Grant("b", "t")))
@@ -184,7 +184,7 @@ def test_a_stop_reaches_the_part_that_begins_again_after_one_that_failed(
         def write_address(self) -> None:
             group = SimpleNamespace(state=State.FORMING)
             reign: Any = SimpleNamespace(group=group, post=self.post)
-            self.service.leads["train-1"] = Lead(None, reign)  # type: ignore[arg-type]
+            self.service.leads["train-1"] = JobEntry(None, reign)  # type: ignore[arg-type]
 
         async def post(self, event: Stopped) -> None:
             heard.append(event)

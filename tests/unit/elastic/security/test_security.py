@@ -22,7 +22,7 @@ from elastic.errors import ConfigError
 from elastic.fleet.service import FleetService
 from elastic.records.journal import Journal
 from elastic.rendezvous import service as service_module
-from elastic.rendezvous.service import Service
+from elastic.rendezvous.service import RendezvousService
 from elastic.security import certificate_authority, expiry, keyring, rejection_log, roles
 from elastic.security.certificate_authority import Authority
 from elastic.security.channels import Door, Options
@@ -111,7 +111,7 @@ def play(certs: Path, tmp_path: Path, story: Callable[[At], Awaitable[None]]) ->
         lock = Lock(of_role(certs / "a", Role.RENDEZVOUS))
         with Journal(tmp_path / "journal.jsonl", "", "r", "here") as journal, Doorman(lock, journal) as doorman:
             server = doorman.server(PATIENT)
-            service = Service()
+            service = RendezvousService()
             add_RendezvousServicer_to_server(service, server)
             add_FleetServicer_to_server(FleetService(service, journal, doorman.shown, tmp_path, dict), server)
             at.address = doorman.bind(server, "127.0.0.1:0")

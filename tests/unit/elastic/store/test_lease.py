@@ -13,9 +13,9 @@ from elastic.config import JobSpec
 from elastic.errors import StoreUnavailable
 from elastic.protocol.messages import Generation, Kind, Plan
 from elastic.records.journal import Journal
-from elastic.rendezvous.job_replica import Part
+from elastic.rendezvous.job_replica import JobReplica
 from elastic.rendezvous.leader import AgentSession
-from elastic.rendezvous.service import Service
+from elastic.rendezvous.service import RendezvousService
 from elastic.store import lease as leases
 from elastic.store.base import Lease, Listing, MemoryStore
 from elastic.store.election import LEASE_S, SAFETY, Candidate, Won
@@ -99,7 +99,7 @@ def test_a_leader_that_reads_long_records_keeps_its_lease_meanwhile(tmp_path: Pa
     """Reading them may take longer than the lease lasts: each answer comes when the lease has been renewed."""
 
     class Slow(MemoryStore):
-        part: Part | None = None
+        part: JobReplica | None = None
 
         def between(self, first: str, end: str, *, limit: int, timeout_s: float) -> Listing:
             if self.part is not None:
@@ -119,7 +119,7 @@ def test_a_leader_that_reads_long_records_keeps_its_lease_meanwhile(tmp_path: Pa
     async def run() -> dict[str, object]:
         with Journal(tmp_path / "journal.jsonl", "job", "rendezvous", "here") as journal:
             spec = JobSpec(name="job", command=("train",), workers=1)
-            store.part = Part(spec, tmp_path, store, "here", Service(), journal, "")
+            store.part = JobReplica(spec, tmp_path, store, "here", RendezvousService(), journal, "")
             return await store.part.run()
 
     assert asyncio.run(run())["because"] == "done"
@@ -138,10 +138,10 @@ def test_a_leader_that_leaves_gives_up_its_lease_before_it_sends_its_agents_away
 
     async def run() -> None:
         nonlocal session
-        service = Service()
+        service = RendezvousService()
         with Journal(tmp_path / "journal.jsonl", "job", "rendezvous", "here") as journal:
             spec = JobSpec(name="job", command=("train",), workers=1)
-            part = asyncio.create_task(Part(spec, tmp_path, Watched(), "here", service, journal, "").run())
+            part = asyncio.create_task(JobReplica(spec, tmp_path, Watched(), "here", service, journal, "").run())
             async with asyncio.timeout(PATIENCE_S):
                 while (reign := service.leads["job"].reign if service.leads else None) is None:
                     await asyncio.sleep(0.01)
