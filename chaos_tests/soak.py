@@ -22,7 +22,7 @@ from chaos_tests.cluster.job_handle import JobFailed
 from chaos_tests.cluster.local_job import LocalJob, elastic_run
 from chaos_tests.nemesis.membership_view import World
 from chaos_tests.support import processes, resources
-from chaos_tests.support.resources import Before, Held, left
+from chaos_tests.support.resources import Before, HeldResources, left
 from elastic.errors import ElasticError
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "tiny.py"
@@ -40,7 +40,7 @@ THREADS_MORE_MAX = 2
 RSS_MORE_MAX_MB = 20.0
 
 
-Look: TypeAlias = dict[str, Held]
+Look: TypeAlias = dict[str, HeldResources]
 """What each process that lives through all rounds holds; the first is the worker that is never killed."""
 
 
@@ -129,7 +129,7 @@ class Soak:
         self._dice = random.Random(seed)
         self._world = World()
         self._until = home / "enough"
-        self.doors: set[resources.Door] = set()
+        self.doors: set[resources.OpenPort] = set()
         """All on which the job's processes were seen to listen."""
         options = ["--workers", str(WORKERS), "--name", JOB]
         command = [str(SCRIPT), "--until", str(self._until)]

@@ -25,7 +25,7 @@ from chaos_tests.support.processes import MARK, await_exits, kill_if_there, livi
 from elastic.errors import ElasticError
 from elastic.fleet.client import FleetClient
 from elastic.security import certificate_authority
-from elastic.security.channels import Door
+from elastic.security.channels import ChannelFactory
 from elastic.security.keyring import of_role
 from elastic.security.roles import ETCD_SERVER_NAME, VARIABLE, Role
 from elastic.store.embedded import find_binary
@@ -157,8 +157,12 @@ class Cluster:
         flags, tls = self._papers.of_etcd(addresses)
         return EtcdMembers(binary, self._data, size, self.hosts, scheme="https", flags=flags, tls=tls)
 
-    def _door(self) -> Door:
-        return Door() if self._papers is None else Door(of_role(self._papers.of("ann", Role.OPERATOR), Role.OPERATOR))
+    def _door(self) -> ChannelFactory:
+        return (
+            ChannelFactory()
+            if self._papers is None
+            else ChannelFactory(of_role(self._papers.of("ann", Role.OPERATOR), Role.OPERATOR))
+        )
 
     def end(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
         """Send a replica or the daemon of a node a signal and wait until it has ended. Returns its exit code."""

@@ -63,7 +63,7 @@ class _Faulty:
         self._breaker: Breaker | None = None
         self._before = resources.Before.now(temporary)
         self._daemons: Callable[[], frozenset[int]] = frozenset
-        self._doors: set[resources.Door] = set()
+        self._doors: set[resources.OpenPort] = set()
         self._looked_s = 0.0
         self._stepped_s = math.inf
         """When the ledger grew last."""

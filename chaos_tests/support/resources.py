@@ -17,45 +17,45 @@ LISTEN = "0A"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldResources:
     """Of one process. rss_mb: resident memory in MiB."""
 
     fds: int
     threads: int
     rss_mb: float
 
-    def since(self, earlier: Held) -> Held:
-        return Held(self.fds - earlier.fds, self.threads - earlier.threads, self.rss_mb - earlier.rss_mb)
+    def since(self, earlier: HeldResources) -> HeldResources:
+        return HeldResources(self.fds - earlier.fds, self.threads - earlier.threads, self.rss_mb - earlier.rss_mb)
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Door:
+class OpenPort:
     """A listening TCP socket. inode: the kernel's name for it, never used again."""
 
     port: int
     inode: str
 
 
-def held(pid: int) -> Held:
+def held(pid: int) -> HeldResources:
     """Raises OSError if the process is gone."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     rss_kib = int(status["VmRSS"].split()[0])
-    return Held(len(os.listdir(f"/proc/{pid}/fd")), int(status["Threads"]), rss_kib / 1024)
+    return HeldResources(len(os.listdir(f"/proc/{pid}/fd")), int(status["Threads"]), rss_kib / 1024)
 
 
-def least(samples: Iterable[Held]) -> Held:
+def least(samples: Iterable[HeldResources]) -> HeldResources:
     """Each figure at its smallest: what is held between two short-lived needs."""
     seen = list(samples)
-    return Held(min(s.fds for s in seen), min(s.threads for s in seen), min(s.rss_mb for s in seen))
+    return HeldResources(min(s.fds for s in seen), min(s.threads for s in seen), min(s.rss_mb for s in seen))
 
 
-def doors(pids: Iterable[int]) -> set[Door]:
+def doors(pids: Iterable[int]) -> set[OpenPort]:
     """On which these processes listen; of a process that ended meanwhile, none."""
     sockets = {inode for pid in pids for inode in _sockets(pid)}
     return {door for door in _listening() if door.inode in sockets}
 
 
-def still_open(doors: set[Door]) -> set[Door]:
+def still_open(doors: set[OpenPort]) -> set[OpenPort]:
     """Those of them that are still there. The same port may have become somebody else's since."""
     return doors & set(_listening())
 
@@ -103,13 +103,13 @@ def _opened(pid: int) -> set[str]:
     return found
 
 
-def _listening() -> list[Door]:
+def _listening() -> list[OpenPort]:
     rows = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == LISTEN:
-                rows.append(Door(int(fields[1].rsplit(":", 1)[1], 16), fields[9]))
+                rows.append(OpenPort(int(fields[1].rsplit(":", 1)[1], 16), fields[9]))
     return rows
 
 
@@ -138,7 +138,7 @@ class Before:
 
 def left(
     mark: str,
-    doors: set[Door],
+    doors: set[OpenPort],
     temporary: Path,
     before: Before,
     daemons: frozenset[int] = frozenset(),
@@ -154,7 +154,7 @@ def left(
         time.sleep(LOOK_S)  # those that stay clear away what the job has left: there is nothing to wait on
 
 
-def _left(still: set[int], doors: set[Door], temporary: Path, before: Before) -> Iterator[str]:
+def _left(still: set[int], doors: set[OpenPort], temporary: Path, before: Before) -> Iterator[str]:
     for pid in sorted(still):
         yield f"process {pid} is left: {processes.command_line(pid)}"
     for door in sorted(still_open(doors)):

@@ -16,8 +16,8 @@ import grpc.aio
 
 from elastic.protocol.messages import Order, Word
 from elastic.records.journal import Journal
-from elastic.security.interceptor import Guard
-from elastic.security.rejection_log import Refusals
+from elastic.security.interceptor import AuthInterceptor
+from elastic.security.rejection_log import RejectionLog
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import AgentServicer, add_AgentServicer_to_server
@@ -89,7 +89,7 @@ class WorkerSocket(AgentServicer):
 
     async def listen(self) -> None:
         """Listen where only this user may connect."""
-        guard = Guard(Refusals(self._journal), asks_roles=False)
+        guard = AuthInterceptor(RejectionLog(self._journal), asks_roles=False)
         self._server = grpc.aio.server(options=SOCKET_OPTIONS, interceptors=(guard,))
         add_AgentServicer_to_server(self, self._server)
         Path(self.path).unlink(missing_ok=True)

@@ -100,7 +100,7 @@ def _rendezvous(options: argparse.Namespace) -> int:
     if certs is not None:
         rejection_log.ask_for_talk()
     from elastic.fleet.server import Server
-    from elastic.security.secure_server import Lock
+    from elastic.security.secure_server import ServerCertificates
 
     (listen,) = _one("--listen", parse("--listen", options.listen, any_port=True))
     endpoints = parse("--etcd", options.etcd)
@@ -111,7 +111,7 @@ def _rendezvous(options: argparse.Namespace) -> int:
     check_plain("--listen", [listen], allowed=options.insecure or keyring is not None)
     check_plain("--etcd", endpoints, allowed=options.insecure or tls is not None)
     _make(options.dir, "--dir")
-    lock = Lock(keyring, tls, others)
+    lock = ServerCertificates(keyring, tls, others)
     server = Server(options.dir.absolute(), endpoints, listen, lock, unsafe_etcd=options.allow_unsafe_etcd)
     return asyncio.run(server.run())
 
@@ -188,7 +188,7 @@ def _agent(options: argparse.Namespace) -> int:
     from elastic.records.journal import Journal, journal_path
     from elastic.records.retention import Retention
     from elastic.security import expiry
-    from elastic.security.channels import Door
+    from elastic.security.channels import ChannelFactory
 
     if options.upgrade:
         return upgrade(options.jobs_dir, _node_of(options), as_json=options.json)
@@ -209,7 +209,7 @@ def _agent(options: argparse.Namespace) -> int:
             watching = asyncio.create_task(expiry.watch(journal, *checked.keyrings))
             try:
                 offer = Offer(options.slots, tuple(options.label))
-                return await Daemon(site, offer, journal, Door(checked.keyring), handed).run()
+                return await Daemon(site, offer, journal, ChannelFactory(checked.keyring), handed).run()
             finally:
                 watching.cancel()
 

@@ -119,12 +119,12 @@ def keyring_of(certs: Path | None, *roles: Role) -> Keyring | None:
 def client_of(options: argparse.Namespace) -> FleetClient:
     """For an operator's verb. Raises ConfigError."""
     from elastic.fleet.client import FleetClient
-    from elastic.security.channels import Door
+    from elastic.security.channels import ChannelFactory
 
     replicas = parse("--rendezvous", options.rendezvous)
     keyring = keyring_of(certs_of(options), Role.OPERATOR, Role.VIEWER)
     check_plain("--rendezvous", replicas, allowed=options.insecure or keyring is not None)
-    return FleetClient(replicas, door=Door(keyring))
+    return FleetClient(replicas, door=ChannelFactory(keyring))
 
 
 def command(words: Sequence[str], module: bool, verb: str = "run") -> tuple[str, tuple[str, ...]]:

@@ -14,7 +14,7 @@ import grpc
 from elastic.errors import ConfigError, ElasticError
 from elastic.records.job_files import Piece
 from elastic.rendezvous.operator_client import ask_leader, fetch_status
-from elastic.security.channels import PLAIN, Door
+from elastic.security.channels import PLAIN, ChannelFactory
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import FleetStub
 
@@ -41,7 +41,7 @@ class FleetClient:
     """replicas: "host:port" each, in any order. Each call raises ElasticError if nobody leads the fleet, and
     ConfigError with the leader's reason if it refuses."""
 
-    def __init__(self, replicas: Sequence[str], wait_s: float = ELECTION_S, door: Door = PLAIN) -> None:
+    def __init__(self, replicas: Sequence[str], wait_s: float = ELECTION_S, door: ChannelFactory = PLAIN) -> None:
         self.replicas = tuple(replicas)
         self._door = door
         self._wait_s = wait_s

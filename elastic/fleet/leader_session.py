@@ -18,7 +18,7 @@ from elastic.fleet.probes import NodeProbes
 from elastic.records import job_files
 from elastic.records.journal import Journal
 from elastic.rendezvous.leader_stream import FIRST_RETRY_S, LONGEST_RETRY_S, LeaderStream, leader_options
-from elastic.security.channels import Door
+from elastic.security.channels import ChannelFactory
 from elastic.security.job_user import acting
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
@@ -58,7 +58,7 @@ class FleetLeaderSession:
     """Used on the event loop only."""
 
     def __init__(
-        self, site: NodeSettings, offer: Offer, journal: Journal, door: Door, attendant: FleetSessionEvents
+        self, site: NodeSettings, offer: Offer, journal: Journal, door: ChannelFactory, attendant: FleetSessionEvents
     ) -> None:
         self._site = site
         self._offer = offer

@@ -24,7 +24,7 @@ from elastic.fleet.upgrade_state import Estate
 from elastic.preemption import selection
 from elastic.records import host_memory
 from elastic.records.journal import Journal
-from elastic.security.channels import Door
+from elastic.security.channels import ChannelFactory
 from elastic.version import __version__
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
@@ -37,7 +37,7 @@ class Daemon:
     """Main thread only: workers die with the thread that started them."""
 
     def __init__(
-        self, site: NodeSettings, offer: Offer, journal: Journal, door: Door, handed: Handed | None = None
+        self, site: NodeSettings, offer: Offer, journal: Journal, door: ChannelFactory, handed: Handed | None = None
     ) -> None:
         """handed: by the program before this one in the same process. Raises what succession.read does."""
         self._site = site

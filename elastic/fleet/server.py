@@ -34,7 +34,7 @@ from elastic.rendezvous.job_replica import JobReplica, closing, win
 from elastic.rendezvous.leader import StoreThread
 from elastic.rendezvous.server import REPLICAS, settle_down, stop_signal
 from elastic.rendezvous.service import SERVER_OPTIONS, RendezvousService
-from elastic.security.secure_server import Doorman, Lock
+from elastic.security.secure_server import SecureServer, ServerCertificates
 from elastic.store.election import Candidate
 from elastic.store.etcd import EtcdStore
 from elastic.store.lease import RETRY_S, LeaseKeeper
@@ -62,7 +62,7 @@ class Server:
     matter."""
 
     def __init__(
-        self, directory: Path, etcd: Sequence[str], listen: str, lock: Lock, *, unsafe_etcd: bool = False
+        self, directory: Path, etcd: Sequence[str], listen: str, lock: ServerCertificates, *, unsafe_etcd: bool = False
     ) -> None:
         self._unsafe_etcd = unsafe_etcd
         self._lock = lock
@@ -88,7 +88,7 @@ class Server:
         who = f"rendezvous-{os.getpid()}"
         with (
             Journal(journal_path(self._directory, who), "", who, socket.gethostname(), retention=REPLICAS) as journal,
-            Doorman(self._lock, journal) as doorman,
+            SecureServer(self._lock, journal) as doorman,
             EtcdStore(self._endpoints, tls=self._lock.etcd) as etcd,
         ):
             self._journal, self._etcd = journal, etcd

@@ -22,7 +22,7 @@ from elastic.protocol.worker_id import node_of
 from elastic.records import job_files
 from elastic.records.journal import Journal
 from elastic.rendezvous.service import RendezvousService, first
-from elastic.security.expiry import Shown
+from elastic.security.expiry import SeenCertificates
 from elastic.security.interceptor import caller_of
 from elastic.security.roles import Caller
 from elastic.store.election import LeadershipLost
@@ -43,7 +43,12 @@ class FleetService(FleetServicer):
     this replica."""
 
     def __init__(
-        self, service: RendezvousService, journal: Journal, shown: Shown, directory: Path, look: Callable[[], object]
+        self,
+        service: RendezvousService,
+        journal: Journal,
+        shown: SeenCertificates,
+        directory: Path,
+        look: Callable[[], object],
     ) -> None:
         self._shown = shown
         self._service = service

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from elastic.errors import ConfigError, ElasticError
-from elastic.security.channels import PLAIN, Door
+from elastic.security.channels import PLAIN, ChannelFactory
 from elastic.wire import MESSAGE_LIMIT
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import RendezvousStub
@@ -31,7 +31,7 @@ NOBODY_THERE = "failed to connect to all addresses"
 
 
 def fetch_status(
-    address: str | Sequence[str], timeout_s: float, job: str = "", door: Door = PLAIN
+    address: str | Sequence[str], timeout_s: float, job: str = "", door: ChannelFactory = PLAIN
 ) -> dict[str, object]:
     """The job's status as `elastic status --json` prints it, asked of the rendezvous at "host:port", or of several.
 
@@ -54,7 +54,7 @@ def ask_to_drain(address: str, node: str, left_ms: int, because: str, *, over: b
     return list(reply.nodes)
 
 
-def ask_leader(addresses: str | Sequence[str], ask: Callable[[grpc.Channel], Any], door: Door = PLAIN) -> Any:
+def ask_leader(addresses: str | Sequence[str], ask: Callable[[grpc.Channel], Any], door: ChannelFactory = PLAIN) -> Any:
     """The leader's answer: of the first replica that answers, or of whom it names, or of the next.
 
     ask: one question over a channel; its answer says whether it is a leader's. Raises ElasticError if there is none,

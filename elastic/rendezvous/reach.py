@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic.security.channels import Door
+from elastic.security.channels import ChannelFactory
 from elastic.security.roles import VARIABLE, Role
 
 LOOPBACK = "127.0.0.1"
@@ -21,14 +21,14 @@ class Reach:
     replicas: tuple[str, ...] = ()
     certs: Path | None = None
 
-    def door(self) -> Door:
+    def door(self) -> ChannelFactory:
         """To the replicas; by the certificate of workers where the job's user has no other one. Raises ConfigError for
         certificates that cannot be used."""
         if self.certs is None:
-            return Door()
+            return ChannelFactory()
         from elastic.security.keyring import of_role
 
-        return Door(of_role(self.certs, Role.AGENT, Role.WORKER))
+        return ChannelFactory(of_role(self.certs, Role.AGENT, Role.WORKER))
 
     def settings(self) -> dict[str, str]:
         """For the environment of a worker: never what `elastic run` has inherited."""

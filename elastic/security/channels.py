@@ -27,7 +27,7 @@ STREAMS_LIMIT = 128
 """Calls at once over one connection."""
 
 
-class Door:
+class ChannelFactory:
     """keyring: what to show, and whom to believe; None: plain text. Certificates are read anew for each channel."""
 
     def __init__(self, keyring: Keyring | None = None) -> None:
@@ -52,7 +52,7 @@ class Door:
         return "; perhaps it does not believe our certificate: its journal says so"
 
 
-PLAIN = Door()
+PLAIN = ChannelFactory()
 
 
 def bind(server: grpc.aio.Server, listen: str, keyring: Keyring | None) -> str:

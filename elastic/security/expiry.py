@@ -44,7 +44,7 @@ def _named(certificate: Certificate) -> str:
     return str(certificate.identity or certificate.path.name)
 
 
-class Shown:
+class SeenCertificates:
     """The certificates that nodes have shown to this replica, and its own."""
 
     def __init__(self, *own: Keyring) -> None:

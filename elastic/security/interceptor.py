@@ -24,8 +24,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from elastic.security import roles
-from elastic.security.rate_limit import BURST, CALLS_AT_ONCE, WORDS_A_SECOND, Callers, Pace
-from elastic.security.rejection_log import Refusals
+from elastic.security.rate_limit import BURST, CALLS_AT_ONCE, WORDS_A_SECOND, CallerLimits, CallRate
+from elastic.security.rejection_log import RejectionLog
 from elastic.security.roles import Caller, Identity
 from elastic.wire import codec
 
@@ -43,15 +43,15 @@ class _Call:
     identity: Identity | None
     peer: str
     context: Any
-    pace: Pace
+    pace: CallRate
 
 
-class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic when it runs
+class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic when it runs
     """asks_roles: whether callers have certificates. seen(identity, certificate): told of each call that is let in."""
 
     def __init__(
         self,
-        refusals: Refusals,
+        refusals: RejectionLog,
         *,
         asks_roles: bool,
         seen: Callable[[Identity, bytes], None] = lambda identity, certificate: None,
@@ -59,7 +59,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
         self._refusals = refusals
         self._asks_roles = asks_roles
         self._seen = seen
-        self._callers = Callers()
+        self._callers = CallerLimits()
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
@@ -127,7 +127,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
     async def _let_in(self, method: str, context: Any) -> AsyncIterator[_Call]:
         peer = str(context.peer()).partition(":")[2]
         identity = self._identity(context)
-        call = _Call(method, identity, peer, context, Pace(WORDS_A_SECOND, BURST))
+        call = _Call(method, identity, peer, context, CallRate(WORDS_A_SECOND, BURST))
         if self._asks_roles:
             if objection := roles.objection_to_call(identity, method):
                 await self._refuse(call, objection)

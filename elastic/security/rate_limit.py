@@ -21,7 +21,7 @@ CALLERS_KEPT = 4096
 """How many are remembered who have no call open."""
 
 
-class Pace:
+class CallRate:
     """So many in a second, and `burst` at once after a rest."""
 
     def __init__(self, a_second: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,23 +49,23 @@ class Pace:
 
 
 @dataclass(slots=True)
-class Caller:
+class CallerBudget:
     """calls: that are open now."""
 
-    pace: Pace = field(default_factory=lambda: Pace(WORDS_A_SECOND, BURST))
+    pace: CallRate = field(default_factory=lambda: CallRate(WORDS_A_SECOND, BURST))
     calls: int = 0
 
 
-class Callers:
+class CallerLimits:
     """On the event loop."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, Caller] = OrderedDict()
+        self._known: OrderedDict[str, CallerBudget] = OrderedDict()
 
     @contextmanager
-    def call(self, name: str) -> Iterator[Caller | None]:
+    def call(self, name: str) -> Iterator[CallerBudget | None]:
         """A call of that one, while it lasts. None: it has as many open as it may."""
-        caller = self._known.setdefault(name, Caller())
+        caller = self._known.setdefault(name, CallerBudget())
         self._known.move_to_end(name)
         if caller.calls >= CALLS_AT_ONCE:
             yield None

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic.records.journal import Journal
-from elastic.security.rate_limit import Pace
+from elastic.security.rate_limit import CallRate
 
 _TALK = re.compile(rb"[IW]\d{4} [0-9:.]+ +\d+ [\w.]+\.cc:\d+\] ")
 _HANDSHAKE = re.compile(rb"Handshake failed with error \S+ error:[^:]*:[^:]*:[^:]*:(\w+): ?(.*)")
@@ -41,7 +41,7 @@ def ask_for_talk() -> None:
 
 
 @contextmanager
-def told(refusals: Refusals) -> Iterator[None]:
+def told(refusals: RejectionLog) -> Iterator[None]:
     """While this lasts, handshakes that fail are lines of the journal."""
     original = os.dup(_STDERR)
     reading, writing = os.pipe()
@@ -57,7 +57,7 @@ def told(refusals: Refusals) -> Iterator[None]:
         os.close(original)
 
 
-def _sort(reading: int, original: int, refusals: Refusals) -> None:
+def _sort(reading: int, original: int, refusals: RejectionLog) -> None:
     rest = b""
     while part := os.read(reading, _LONGEST_LINE):
         *lines, rest = (rest + part).split(b"\n")
@@ -70,7 +70,7 @@ def _sort(reading: int, original: int, refusals: Refusals) -> None:
     os.close(reading)
 
 
-def _pass_on(line: bytes, original: int, refusals: Refusals) -> None:
+def _pass_on(line: bytes, original: int, refusals: RejectionLog) -> None:
     if not _TALK.match(line):
         with suppress(OSError):  # nobody reads it, or its disk is full: what writes here must not block for that
             while line:
@@ -105,7 +105,7 @@ class _Kind:
     unsaid: int = 0
 
 
-class Refusals:
+class RejectionLog:
     """From any thread. Whoever knocks may do so ten thousand times a second; the disk is not his."""
 
     def __init__(self, journal: Journal, clock: Callable[[], float] = time.monotonic) -> None:
@@ -113,7 +113,7 @@ class Refusals:
         self._clock = clock
         self._lock = threading.Lock()
         self._kinds: OrderedDict[tuple[str, ...], _Kind] = OrderedDict()
-        self._pace = Pace(LINES_A_SECOND, LINES_AT_ONCE, clock)
+        self._pace = CallRate(LINES_A_SECOND, LINES_AT_ONCE, clock)
 
     def say(
         self, because: str, *, at: str, caller: str = "", peer: str = "", event: str = "refused", job: str = ""

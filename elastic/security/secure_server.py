@@ -12,10 +12,10 @@ import grpc.aio
 from elastic.records.journal import Journal
 from elastic.security import expiry, rejection_log
 from elastic.security.channels import Options, bind, limits
-from elastic.security.expiry import Shown
-from elastic.security.interceptor import Guard
+from elastic.security.expiry import SeenCertificates
+from elastic.security.interceptor import AuthInterceptor
 from elastic.security.keyring import Keyring, until_of
-from elastic.security.rejection_log import Refusals
+from elastic.security.rejection_log import RejectionLog
 from elastic.security.roles import Identity, Role
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Lock:
+class ServerCertificates:
     """The certificates of a replica; without them everything is plain text. others: those it shows elsewhere, whose end
     is announced too."""
 
@@ -36,15 +36,15 @@ class Lock:
         return (*((self.keyring,) if self.keyring is not None else ()), *self.others)
 
 
-class Doorman:
+class SecureServer:
     """Context manager, to be entered before gRPC is used."""
 
-    def __init__(self, lock: Lock, journal: Journal) -> None:
+    def __init__(self, lock: ServerCertificates, journal: Journal) -> None:
         self._lock = lock
         self._journal = journal
-        self.refusals = Refusals(journal)
+        self.refusals = RejectionLog(journal)
         self._stack = ExitStack()
-        self.shown = Shown(*lock.keyrings)
+        self.shown = SeenCertificates(*lock.keyrings)
 
     def __enter__(self) -> Self:
         if self._lock.keyring is not None:
@@ -56,7 +56,7 @@ class Doorman:
 
     def server(self, options: Options) -> grpc.aio.Server:
         """One whose callers all pass the guard."""
-        guard = Guard(self.refusals, asks_roles=self._lock.keyring is not None, seen=self._saw)
+        guard = AuthInterceptor(self.refusals, asks_roles=self._lock.keyring is not None, seen=self._saw)
         return grpc.aio.server(options=(*options, *limits()), interceptors=(guard,))
 
     def bind(self, server: grpc.aio.Server, listen: str) -> str:

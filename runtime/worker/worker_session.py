@@ -40,7 +40,7 @@ from elastic.protocol.recovery_plan import default_units_of
 from elastic.protocol.worker_state import Phase
 from elastic.records import ledger
 from elastic.records.journal import Journal
-from elastic.security.rejection_log import Refusals
+from elastic.security.rejection_log import RejectionLog
 from elastic.security.roles import VARIABLE
 from runtime.guards import numerics_fingerprint
 from runtime.reduction.flat_pool import CPU
@@ -91,7 +91,7 @@ class Member:
             node=self._node,
             worker_id=self.worker_id,
         )
-        certs, refusals = environment.get(VARIABLE), Refusals(self._journal)
+        certs, refusals = environment.get(VARIABLE), RejectionLog(self._journal)
         seal = Seal(Path(certs) if certs else None)
         self._listener = Listener(
             environment.get("ELASTIC_HOST", "127.0.0.1"),

@@ -18,7 +18,7 @@ from elastic.errors import ConfigError, ElasticError
 from elastic.fleet.client import FleetClient
 from elastic.security import certificate_authority, keyring
 from elastic.security.certificate_authority import Authority
-from elastic.security.channels import PLAIN, Door
+from elastic.security.channels import PLAIN, ChannelFactory
 from elastic.security.roles import SERVER_NAME, Role
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import FleetStub
@@ -52,7 +52,7 @@ def refused(fleet: Fleet, because: str, at: str) -> dict[str, Any]:
     return fleet.until(f"the journal to say {because!r} at {at}", line)
 
 
-def ask(fleet: Fleet, door: Door, question: pb.Question) -> None:
+def ask(fleet: Fleet, door: ChannelFactory, question: pb.Question) -> None:
     """Raises grpc.RpcError."""
     with door.channel(fleet.client.replicas[0], ()) as channel:
         FleetStub(channel).Ask(question, timeout=CALL_S)
@@ -73,12 +73,12 @@ def listens_at(pid: int) -> list[tuple[str, int]]:
     return found
 
 
-def unchecked(directory: Path, role: Role, patch: pytest.MonkeyPatch) -> Door:
+def unchecked(directory: Path, role: Role, patch: pytest.MonkeyPatch) -> ChannelFactory:
     """As one who does not look first whether his certificate is any good."""
     with patch.context() as careless:
         careless.setattr(keyring, "check_time", lambda certificate: None)
         careless.setattr(keyring, "_issued", lambda cert, issuer: True)
-        return Door(keyring.of_role(directory, role))
+        return ChannelFactory(keyring.of_role(directory, role))
 
 
 def test_whoever_is_no_member_of_the_fleet_is_refused_with_a_reason(
@@ -116,12 +116,12 @@ def test_whoever_is_no_member_of_the_fleet_is_refused_with_a_reason(
 
     # a good one of another role, and of another node
     issuer.issue("vic", ["viewer"], certs(fleet, "vic"))
-    viewer = FleetClient(fleet.client.replicas, door=Door(keyring.of_role(certs(fleet, "vic"), Role.VIEWER)))
+    viewer = FleetClient(fleet.client.replicas, door=ChannelFactory(keyring.of_role(certs(fleet, "vic"), Role.VIEWER)))
     assert viewer.job(job)["state"] == "placed"
     with pytest.raises(ConfigError, match="takes one with role operator"):
         viewer.stop(job, "for fun")
     refused(fleet, "viewer vic does not allow stop", "/Ask")
-    agent = Door(keyring.of_role(certs(fleet, "a"), Role.AGENT))
+    agent = ChannelFactory(keyring.of_role(certs(fleet, "a"), Role.AGENT))
     with pytest.raises(grpc.RpcError, match="agent a does not allow"):
         ask(fleet, agent, stop)
     with agent.channel(fleet.client.replicas[0], ()) as channel:
@@ -185,7 +185,7 @@ def test_floods_do_not_reach_the_job(fleet: Fleet, quiet: Quiet) -> None:
         ):
             large = pb.Question(stop=pb.Stop(job=job, because="x" * size))
             with pytest.raises(grpc.RpcError, match=told):
-                ask(fleet, Door(keyring.of_role(certs(fleet, "ann"), Role.OPERATOR)), large)
+                ask(fleet, ChannelFactory(keyring.of_role(certs(fleet, "ann"), Role.OPERATOR)), large)
             del large
             line = refused(fleet, because, "/Ask")
             assert (line["caller"], line["peer"].rpartition(":")[0]) == ("operator ann", "127.0.0.1")

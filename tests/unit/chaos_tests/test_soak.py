@@ -14,30 +14,30 @@ import pytest
 from chaos_tests.nemesis.membership_view import World
 from chaos_tests.soak import Outcome
 from chaos_tests.support import processes, resources
-from chaos_tests.support.resources import Held
+from chaos_tests.support.resources import HeldResources
 
-BEFORE = Held(fds=16, threads=13, rss_mb=300.0)
+BEFORE = HeldResources(fds=16, threads=13, rss_mb=300.0)
 
 
-def outcome(after: Held, *leftovers: str) -> Outcome:
+def outcome(after: HeldResources, *leftovers: str) -> Outcome:
     return Outcome(100, {"w": BEFORE}, {"w": after}, leftovers, 10, 1.0)
 
 
-@pytest.mark.parametrize("after", [BEFORE, Held(16, 15, 320.0), Held(16, 5, 200.0)])
-def test_a_soak_within_its_limits_has_no_faults(after: Held) -> None:
+@pytest.mark.parametrize("after", [BEFORE, HeldResources(16, 15, 320.0), HeldResources(16, 5, 200.0)])
+def test_a_soak_within_its_limits_has_no_faults(after: HeldResources) -> None:
     assert outcome(after).faults() == []
 
 
 @pytest.mark.parametrize(
     ("after", "word"),
     [
-        (Held(17, 13, 300.0), "fds=+1"),
-        (Held(15, 13, 300.0), "fds=-1"),
-        (Held(16, 16, 300.0), "threads=+3"),
-        (Held(16, 13, 320.1), "rss_mb=+20.1"),
+        (HeldResources(17, 13, 300.0), "fds=+1"),
+        (HeldResources(15, 13, 300.0), "fds=-1"),
+        (HeldResources(16, 16, 300.0), "threads=+3"),
+        (HeldResources(16, 13, 320.1), "rss_mb=+20.1"),
     ],
 )
-def test_a_leak_is_named_with_its_process(after: Held, word: str) -> None:
+def test_a_leak_is_named_with_its_process(after: HeldResources, word: str) -> None:
     (fault,) = outcome(after).faults()
     assert fault.startswith(f"w: {word}")
 
@@ -80,7 +80,7 @@ def test_descriptors_are_counted() -> None:
 
 
 def test_the_least_of_several_looks_leaves_short_lived_needs_out() -> None:
-    assert resources.least([Held(9, 2, 5.0), Held(8, 3, 4.0)]) == Held(8, 2, 4.0)
+    assert resources.least([HeldResources(9, 2, 5.0), HeldResources(8, 3, 4.0)]) == HeldResources(8, 2, 4.0)
 
 
 def test_a_door_is_seen_while_it_is_listened_on() -> None:

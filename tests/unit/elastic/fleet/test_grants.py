@@ -31,7 +31,7 @@ from elastic.records.journal import Journal, read
 from elastic.rendezvous.leader import JobLeader, StoreThread
 from elastic.rendezvous.reach import Reach
 from elastic.rendezvous.service import SERVER_OPTIONS, JobEntry, NotKnown, RendezvousService
-from elastic.security.rejection_log import Refusals
+from elastic.security.rejection_log import RejectionLog
 from elastic.store.base import MemoryStore
 from elastic.store.election import Candidate, Won
 from elastic.store.lease import LeaseKeeper
@@ -229,7 +229,7 @@ class At:
 
     def __init__(self, home: Path, journal: Journal) -> None:
         self.home, self.journal = home, journal
-        self.refusals = Refusals(journal)
+        self.refusals = RejectionLog(journal)
         self.door = Admission(self._refused, self._reread)
         self.service = RendezvousService(self.door)
         self.reigns: dict[str, JobLeader] = {}

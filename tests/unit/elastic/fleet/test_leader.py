@@ -25,7 +25,7 @@ from elastic.records import story as stories
 from elastic.records.journal import Journal
 from elastic.rendezvous.leader import StoreThread
 from elastic.rendezvous.service import RendezvousService
-from elastic.security.expiry import Shown
+from elastic.security.expiry import SeenCertificates
 from elastic.security.roles import Caller
 from elastic.store.base import MemoryStore, Store
 from elastic.store.election import Candidate, Won
@@ -159,7 +159,10 @@ def test_a_job_larger_than_the_fleet_is_told_so_and_holds_up_others_while_nodes_
     monkeypatch.setattr(office_module, "LOOK_S", 0.01)
 
     async def story(leading: Leading) -> None:
-        office, desk = leading.office, FleetService(RendezvousService(), leading.journal, Shown(), tmp_path, dict)
+        office, desk = (
+            leading.office,
+            FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict),
+        )
         desk.office = office
         b = leading.node("b", slots=2)
         leading.node("a")
@@ -253,7 +256,7 @@ def test_a_change_that_was_written_and_cannot_be_read_back_is_done(
 def test_a_submission_that_is_asked_for_twice_with_one_token_makes_one_job(tmp_path: Path) -> None:
     async def story(leading: Leading) -> None:
         await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
-        desk = FleetService(RendezvousService(), leading.journal, Shown(), tmp_path, dict)
+        desk = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
         desk.office = leading.office
         spec = JobSpec(name="train", command=("train",), workers=1, checkpoint_dir="/shared")
         submit = pb.Submit(document=codec.job_to_json(spec).decode(), token="t1")
@@ -268,7 +271,7 @@ def test_a_submission_that_is_asked_for_twice_with_one_token_makes_one_job(tmp_p
 
 def test_a_job_gets_another_size_within_what_its_file_allows(tmp_path: Path) -> None:
     async def story(leading: Leading) -> None:
-        desk = FleetService(RendezvousService(), leading.journal, Shown(), tmp_path, dict)
+        desk = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
         desk.office = leading.office
         a, b = leading.node("a"), leading.node("b")
         job = await leading.submit("train", 2, 1)
@@ -357,7 +360,7 @@ def test_a_question_whose_asker_is_gone_is_forgotten() -> None:
 def test_every_change_is_journaled_with_its_caller_and_a_job_knows_its_owner(tmp_path: Path) -> None:
     async def story(leading: Leading) -> None:
         await asyncio.wait_for(leading.office.ready.wait(), PATIENCE_S)
-        desk = FleetService(RendezvousService(), leading.journal, Shown(), tmp_path, dict)
+        desk = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
         desk.office = leading.office
         a = leading.node("a", slots=2)
         ann, spec = (

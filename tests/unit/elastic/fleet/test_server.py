@@ -26,8 +26,8 @@ from elastic.records.journal import Journal
 from elastic.rendezvous import job_replica
 from elastic.rendezvous.leader import StoreThread
 from elastic.rendezvous.service import JobEntry
-from elastic.security.expiry import Shown
-from elastic.security.secure_server import Lock
+from elastic.security.expiry import SeenCertificates
+from elastic.security.secure_server import ServerCertificates
 from elastic.store.base import Lease, MemoryStore
 from elastic.store.election import Candidate
 
@@ -59,9 +59,12 @@ def play(tmp_path: Path, story: Callable[[Server, Path], Awaitable[None]], store
     async def told() -> None:
         path = tmp_path / "journal.jsonl"
         with Journal(path, "", "rendezvous", "here") as journal:
-            server = Server(tmp_path, (), "127.0.0.1:0", Lock())
+            server = Server(tmp_path, (), "127.0.0.1:0", ServerCertificates())
             server._journal, server._etcd = journal, store or MemoryStore()  # type: ignore[assignment]
-            server._address, server._desk = "here:1", FleetService(server._service, journal, Shown(), tmp_path, dict)
+            server._address, server._desk = (
+                "here:1",
+                FleetService(server._service, journal, SeenCertificates(), tmp_path, dict),
+            )
             async with asyncio.timeout(PATIENCE_S):
                 await story(server, path)
 

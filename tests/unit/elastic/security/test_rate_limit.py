@@ -15,9 +15,9 @@ import pytest
 
 from elastic.records.journal import Journal
 from elastic.security import rate_limit
-from elastic.security.interceptor import Guard
-from elastic.security.rate_limit import Callers, Pace
-from elastic.security.rejection_log import AGAIN_S, LINES_AT_ONCE, Refusals
+from elastic.security.interceptor import AuthInterceptor
+from elastic.security.rate_limit import CallerLimits, CallRate
+from elastic.security.rejection_log import AGAIN_S, LINES_AT_ONCE, RejectionLog
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import FleetServicer, FleetStub, add_FleetServicer_to_server
@@ -68,7 +68,7 @@ def play(tmp_path: Path, story: Callable[[Behind], Awaitable[None]], listen: str
     async def told() -> None:
         with Journal(path, "", "r", "here") as journal:
             journal.write("listening")
-            guard = Guard(Refusals(journal), asks_roles=False)
+            guard = AuthInterceptor(RejectionLog(journal), asks_roles=False)
             options = (("grpc.max_receive_message_length", GRPCS_LIMIT),)
             server = grpc.aio.server(options=options, interceptors=(guard,))
             add_FleetServicer_to_server(Echo(), server)
@@ -201,7 +201,7 @@ def test_a_message_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_who_has_a_call_open_is_never_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate_limit, "CALLERS_KEPT", 3)
-    known = Callers()
+    known = CallerLimits()
     with known.call("first") as first:
         assert first is not None
         for number in range(10):
@@ -215,7 +215,7 @@ def test_who_has_a_call_open_is_never_forgotten(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_pace_that_allows_nothing_more_keeps_no_debts() -> None:
     now_s = [0.0]
-    pace = Pace(10.0, 2.0, lambda: now_s[0])
+    pace = CallRate(10.0, 2.0, lambda: now_s[0])
     assert [pace.allows() for _ in range(50)] == [True, True, *[False] * 48]
     now_s[0] = 0.1
     assert pace.allows() and not pace.allows()
@@ -225,7 +225,7 @@ def test_each_peer_is_told_of_and_all_together_are_a_few_lines(tmp_path: Path) -
     now_s = [0.0]
     path = tmp_path / "journal.jsonl"
     with Journal(path, "", "r", "here") as journal:
-        refusals = Refusals(journal, lambda: now_s[0])
+        refusals = RejectionLog(journal, lambda: now_s[0])
         for _ in range(100):
             for host in ("10.0.0.7", "10.0.0.8"):
                 refusals.say("noise", at="Ask", peer=f"{host}:5000")

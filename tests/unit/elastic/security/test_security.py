@@ -25,13 +25,13 @@ from elastic.rendezvous import service as service_module
 from elastic.rendezvous.service import RendezvousService
 from elastic.security import certificate_authority, expiry, keyring, rejection_log, roles
 from elastic.security.certificate_authority import Authority
-from elastic.security.channels import Door, Options
-from elastic.security.expiry import Shown
+from elastic.security.channels import ChannelFactory, Options
+from elastic.security.expiry import SeenCertificates
 from elastic.security.keyring import Keyring, of_role
-from elastic.security.rate_limit import Pace
-from elastic.security.rejection_log import AGAIN_S, Refusals
+from elastic.security.rate_limit import CallRate
+from elastic.security.rejection_log import AGAIN_S, RejectionLog
 from elastic.security.roles import Identity, Role
-from elastic.security.secure_server import Doorman, Lock
+from elastic.security.secure_server import SecureServer, ServerCertificates
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import (
     FleetStub,
@@ -72,15 +72,15 @@ class At:
         self.home, self._path = home, path
         self.address = ""
 
-    def door(self, who: str, role: Role) -> Door:
-        return Door(of_role(self.home / who, role))
+    def door(self, who: str, role: Role) -> ChannelFactory:
+        return ChannelFactory(of_role(self.home / who, role))
 
-    async def ask(self, door: Door, question: pb.Question) -> pb.Answer:
+    async def ask(self, door: ChannelFactory, question: pb.Question) -> pb.Answer:
         async with door.aio_channel(self.address, PATIENT) as channel:
             answer: pb.Answer = await FleetStub(channel).Ask(question, timeout=CALL_S)
             return answer
 
-    async def attend(self, door: Door, node: str) -> str:
+    async def attend(self, door: ChannelFactory, node: str) -> str:
         """The reason that the first answer of a stream gives, which must be one."""
 
         async def words() -> AsyncIterator[pb.AgentWord]:  # who is refused at the door is told so before it has spoken
@@ -108,8 +108,8 @@ def play(certs: Path, tmp_path: Path, story: Callable[[At], Awaitable[None]]) ->
     at = At(certs, tmp_path / "journal.jsonl")
 
     async def told() -> None:
-        lock = Lock(of_role(certs / "a", Role.RENDEZVOUS))
-        with Journal(tmp_path / "journal.jsonl", "", "r", "here") as journal, Doorman(lock, journal) as doorman:
+        lock = ServerCertificates(of_role(certs / "a", Role.RENDEZVOUS))
+        with Journal(tmp_path / "journal.jsonl", "", "r", "here") as journal, SecureServer(lock, journal) as doorman:
             server = doorman.server(PATIENT)
             service = RendezvousService()
             add_RendezvousServicer_to_server(service, server)
@@ -167,11 +167,11 @@ def test_a_stream_that_does_not_begin_is_ended(certs: Path, tmp_path: Path, monk
 def test_who_is_not_believed_gets_no_answer(certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That the journal says why is tested with a replica in a process of its own, tests/live/test_attacks.py."""
 
-    def unchecked(who: str) -> Door:
+    def unchecked(who: str) -> ChannelFactory:
         """As an attacker, who does not look first whether his own certificate is good."""
         monkeypatch.setattr(keyring, "check_time", lambda certificate: None)
         monkeypatch.setattr(keyring, "_issued", lambda cert, authority: True)
-        return Door(of_role(certs / who, Role.OPERATOR))
+        return ChannelFactory(of_role(certs / who, Role.OPERATOR))
 
     async def story(at: At) -> None:
         roots = (certs / "ca" / "ca.pem").read_bytes()
@@ -184,7 +184,7 @@ def test_who_is_not_believed_gets_no_answer(certs: Path, tmp_path: Path, monkeyp
             with pytest.raises(grpc.aio.AioRpcError, match="Socket closed"):
                 await at.ask(unchecked(who), LOOK)
         with pytest.raises(grpc.aio.AioRpcError, match="Socket closed"):
-            await at.ask(Door(), LOOK)
+            await at.ask(ChannelFactory(), LOOK)
         host, _, port = at.address.rpartition(":")
         with socket.create_connection((host, int(port))) as noise:
             noise.sendall(b"\x00" + os.urandom(512))
@@ -204,7 +204,7 @@ def test_only_a_replica_is_believed_to_be_one(certs: Path, tmp_path: Path) -> No
         pair = [(worker.key, worker.chain)]
         port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(pair))
         await server.start()
-        door = Door(of_role(certs / "ann", Role.OPERATOR))
+        door = ChannelFactory(of_role(certs / "ann", Role.OPERATOR))
         async with door.aio_channel(f"127.0.0.1:{port}", PATIENT) as channel:
             with pytest.raises(grpc.aio.AioRpcError, match="verif"):
                 await FleetStub(channel).Ask(LOOK, timeout=CALL_S)
@@ -277,7 +277,7 @@ def test_a_certificate_that_cannot_be_used_leaves_the_one_before_in_use(certs: P
     before = own.current()
     (tmp_path / "a" / "agent.pem").write_bytes(b"half a")
     assert own.current() is before and "agent.pem" in own.problem
-    [trouble] = Shown(own).troubles(set())
+    [trouble] = SeenCertificates(own).troubles(set())
     assert trouble["because"] == own.problem
     Authority(certs / "ca").issue("a", ["agent"], tmp_path / "a")
     assert own.current().until >= before.until and own.current() is not before and own.problem == ""
@@ -308,7 +308,7 @@ def test_an_end_that_is_near_is_announced_in_the_journal_and_among_the_troubles(
     asyncio.run(looked())
     [line] = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
     assert line["event"] == "certificate_trouble" and "agent soon ends on" in line["because"]
-    shown = Shown(far)
+    shown = SeenCertificates(far)
     shown.saw("soon", soon.current().until)
     assert [trouble["where"] for trouble in shown.troubles({"soon", "a"})] == ["soon"]
     assert shown.troubles({"a"}) == []
@@ -335,7 +335,7 @@ def test_an_identity_is_read_only_where_there_is_exactly_one() -> None:
 
 def test_a_pace_lets_a_burst_pass_and_then_so_many_a_second() -> None:
     now_s = [0.0]
-    pace = Pace(10.0, 5.0, lambda: now_s[0])
+    pace = CallRate(10.0, 5.0, lambda: now_s[0])
     assert [pace.due_s() for _ in range(5)] == [0.0] * 5
     assert pace.due_s() == pytest.approx(0.1)
     assert pace.due_s() == pytest.approx(0.2)
@@ -347,7 +347,7 @@ def test_a_flood_of_refusals_is_a_few_lines(tmp_path: Path) -> None:
     now_s = [0.0]
     path = tmp_path / "journal.jsonl"
     with Journal(path, "", "r", "here") as journal:
-        refusals = Refusals(journal, lambda: now_s[0])
+        refusals = RejectionLog(journal, lambda: now_s[0])
         for _ in range(10_000):
             refusals.say("noise", at="handshake")
         refusals.say("no role", at="Ask", caller="agent a")
@@ -383,7 +383,7 @@ def test_grpcs_words_about_a_handshake_become_a_reason(line: bytes, because: str
 
 
 def test_what_a_process_says_on_stderr_still_comes_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with Journal(tmp_path / "journal.jsonl", "", "r", "here") as journal, rejection_log.told(Refusals(journal)):
+    with Journal(tmp_path / "journal.jsonl", "", "r", "here") as journal, rejection_log.told(RejectionLog(journal)):
         os.write(2, b"I1122 03:20:46.801114   27797 other.cc:1] talk\nlast words\nwithout an end")
     assert capfd.readouterr().err == "last words\nwithout an end"
 
