@@ -46,7 +46,7 @@ EXPELLED = ("member_lost", "expelled", "worker_lost", "worker_exited", "newcomer
 
 
 @dataclass(slots=True)
-class Seen:
+class SeenWorkers:
     """What the job's journals and its output tell. pids: of members. lost: why somebody was, in words."""
 
     pids: dict[str, int] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BusyOutcome:
     """done: how often each of DUTIES, in the saturated time. idle: the part of all processor time that nobody used."""
 
     seconds: float
@@ -116,9 +116,9 @@ def main() -> int:
     return 0
 
 
-def saturate(home: Path, seconds: float, busy_s: float) -> Outcome:
+def saturate(home: Path, seconds: float, busy_s: float) -> BusyOutcome:
     """In an empty directory. Raises JobFailed if the job ends early, or does not begin or end in time."""
-    until, seen = home / "enough", Seen()
+    until, seen = home / "enough", SeenWorkers()
     options = ["--workers", str(WORKERS), "--name", "busy", "--checkpoint-every", "10 s"]
     command = [str(SCRIPT), "--until", str(until), "--busy-s", str(busy_s)]
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(home / "torch-cache")}  # nothing is compiled already
@@ -143,7 +143,7 @@ def saturate(home: Path, seconds: float, busy_s: float) -> Outcome:
         if numbers != list(range(len(numbers))):
             raise JobFailed(f"the ledger does not hold each step once: {len(numbers)} lines, {len(set(numbers))} steps")
     all_s, idle_s = (now - then for now, then in zip(after, before, strict=True))
-    return Outcome(
+    return BusyOutcome(
         seconds,
         idle_s / all_s,
         len(numbers),

@@ -23,7 +23,7 @@ from chaos_tests.scenario.schedule import PRESETS, ground_of
 from elastic.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
-    from chaos_tests.checkers import Finding
+    from chaos_tests.checkers import Judgement
     from chaos_tests.run.campaign import Campaign
 
 
@@ -272,7 +272,7 @@ def _report(options: argparse.Namespace) -> int:
     return ExitCode.DONE if passed(findings, allowed) else NOT_TRUE
 
 
-def _judge(asked: Campaign, allowed: frozenset[str]) -> Sequence[Finding]:
+def _judge(asked: Campaign, allowed: frozenset[str]) -> Sequence[Judgement]:
     from chaos_tests.report.documents import headline
     from chaos_tests.run import publish
 

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from chaos_tests.cluster.job_handle import JobFailed
 from chaos_tests.cluster.local_job import LocalJob, elastic_run
-from chaos_tests.nemesis.membership_view import World
+from chaos_tests.nemesis.membership_view import MembershipView
 from chaos_tests.support import processes, resources
 from chaos_tests.support.resources import Before, HeldResources, left
 from elastic.errors import ElasticError
@@ -45,7 +45,7 @@ Look: TypeAlias = dict[str, HeldResources]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SoakOutcome:
     """before: after the warm-up. leftovers: what is still there although the job has ended."""
 
     rounds: int
@@ -106,7 +106,7 @@ def failed(why: str, home: Path) -> int:
     return 1
 
 
-def soak(home: Path, rounds: int, seed: int) -> Outcome:
+def soak(home: Path, rounds: int, seed: int) -> SoakOutcome:
     """The whole run, in an empty directory. Raises JobFailed if the job does not come through a round."""
     temporary = home / "tmp"
     temporary.mkdir()
@@ -118,7 +118,7 @@ def soak(home: Path, rounds: int, seed: int) -> Outcome:
         job.end()
         leftovers = left(job.mark, job.doors, temporary, at_first)
         steps = job.steps()
-    return Outcome(rounds, before, after, leftovers, steps, seconds)
+    return SoakOutcome(rounds, before, after, leftovers, steps, seconds)
 
 
 class Soak:
@@ -127,7 +127,7 @@ class Soak:
     def __init__(self, home: Path, rounds: int, seed: int, temporary: Path) -> None:
         self._rounds = rounds
         self._dice = random.Random(seed)
-        self._world = World()
+        self._world = MembershipView()
         self._until = home / "enough"
         self.doors: set[resources.OpenPort] = set()
         """All on which the job's processes were seen to listen."""

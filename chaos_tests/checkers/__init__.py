@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from chaos_tests.checkers import durability, generations, ledgers, recovery
 from chaos_tests.checkers.history import History
-from chaos_tests.checkers.verdict import Answer, Verdict, unknown
+from chaos_tests.checkers.verdict import CheckerVerdict, Truth, unknown
 
-__all__ = ["INVARIANTS", "Answer", "Finding", "Invariant", "Verdict", "judge"]
+__all__ = ["INVARIANTS", "Truth", "Judgement", "Invariant", "CheckerVerdict", "judge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class Invariant:
 
     number: str
     name: str
-    check: Callable[[History], Verdict]
+    check: Callable[[History], CheckerVerdict]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Judgement:
     invariant: Invariant
-    verdict: Verdict
+    verdict: CheckerVerdict
 
 
 INVARIANTS = (
@@ -56,12 +56,12 @@ INVARIANTS = (
 )
 
 
-def judge(history: History, invariants: tuple[Invariant, ...] = INVARIANTS) -> tuple[Finding, ...]:
+def judge(history: History, invariants: tuple[Invariant, ...] = INVARIANTS) -> tuple[Judgement, ...]:
     """What every checker says. One that fails says unknown, never true."""
-    return tuple(Finding(invariant, _ask(invariant, history)) for invariant in invariants)
+    return tuple(Judgement(invariant, _ask(invariant, history)) for invariant in invariants)
 
 
-def _ask(invariant: Invariant, history: History) -> Verdict:
+def _ask(invariant: Invariant, history: History) -> CheckerVerdict:
     try:
         return invariant.check(history)
     except (LookupError, ValueError, TypeError, AttributeError) as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 from chaos_tests.checkers.history import Event, History, Run
-from chaos_tests.checkers.verdict import Verdict, broken, first_broken, holds, not_applicable, unknown
+from chaos_tests.checkers.verdict import CheckerVerdict, broken, first_broken, holds, not_applicable, unknown
 
 Spoiled: TypeAlias = Mapping[str, Event]
 """Entry -> the fault that has damaged it on disk."""
@@ -15,7 +15,7 @@ GONE = "gone"
 """Of a checkpoint that was removed before the harness could read it."""
 
 
-def durability(history: History) -> Verdict:
+def durability(history: History) -> CheckerVerdict:
     """I14: what is called complete is whole, the newest durable one is not lost, and only such is gone on from."""
     run = history.faulty
     spoiled = {str(entry): event for event in run.of("fault_injected") if (entry := event.line.get("spoiled"))}
@@ -31,7 +31,7 @@ def _by_our_hand(event: Event, spoiled: Spoiled) -> bool:
     return blow is not None and event.line["place"] == "disk" and blow.t_ns < event.t_ns
 
 
-def _otherwise(history: History, read: list[Event]) -> Verdict:
+def _otherwise(history: History, read: list[Event]) -> CheckerVerdict:
     fine = [event for event in read if not event.line["problem"]]
     whole = sum(bool(event.line.get("read", True)) for event in fine)
     large = len(fine) - whole
@@ -45,14 +45,14 @@ def _otherwise(history: History, read: list[Event]) -> Verdict:
     return unknown("no checkpoint and no snapshot was completed; a longer run has some")
 
 
-def _torn(read: list[Event]) -> Iterator[Verdict]:
+def _torn(read: list[Event]) -> Iterator[CheckerVerdict]:
     for event in read:
         if (problem := str(event.line["problem"])) and problem != GONE:
             name = f"{event.line['entry']} ({event.line['place']})"
             yield broken(f"{name} is called complete, and at {event.line['at']} {problem}", event.at)
 
 
-def _lost(run: Run, read: list[Event], spoiled: Spoiled) -> Iterator[Verdict]:
+def _lost(run: Run, read: list[Event], spoiled: Spoiled) -> Iterator[CheckerVerdict]:
     """The newest complete one that is there at the end is at least as new as the pointer said."""
     durable = (event for event in run.of("pointer_moved") if str(event.line["entry"]) not in spoiled)
     moved = max(durable, key=_step, default=None)
@@ -63,7 +63,7 @@ def _lost(run: Run, read: list[Event], spoiled: Spoiled) -> Iterator[Verdict]:
         yield broken(f"{moved.line['entry']} was durable, and nothing as new is there at the end", moved.at)
 
 
-def _never_usable(run: Run, spoiled: Spoiled) -> Iterator[Verdict]:
+def _never_usable(run: Run, spoiled: Spoiled) -> Iterator[CheckerVerdict]:
     complete = {event.line["entry"] for event in run.of("checkpoint_complete", "snapshot_complete")}
     for event in run.of("state_restored"):
         if event.line["entry"] not in complete:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from chaos_tests.checkers.history import Event, History, Run, injected
-from chaos_tests.checkers.verdict import Verdict, broken, first_broken, holds, unknown
+from chaos_tests.checkers.verdict import CheckerVerdict, broken, first_broken, holds, unknown
 
 EFFECTS = frozenset({"op_complete", "joined", "ring_up"})
 """What only a member of the generation it names may do."""
@@ -16,7 +16,7 @@ THAWED_LIVES_S = 5.0
 FENCED = "found itself fenced"
 
 
-def one_owner(history: History) -> Verdict:
+def one_owner(history: History) -> CheckerVerdict:
     """I1: for each number at most one member list was ever written, and numbers only grow."""
     run = history.faulty
     if gap := next(run.of("etcd_gap"), None):
@@ -27,7 +27,7 @@ def one_owner(history: History) -> Verdict:
     return first_broken(_two_owners(run, written), holds(f"{len(written)} generations, each written once"))
 
 
-def _two_owners(run: Run, written: list[Event]) -> Iterator[Verdict]:
+def _two_owners(run: Run, written: list[Event]) -> Iterator[CheckerVerdict]:
     records: dict[int, Event] = {}
     highest = 0
     for event in written:
@@ -45,7 +45,7 @@ def _two_owners(run: Run, written: list[Event]) -> Iterator[Verdict]:
             yield broken(f"generation {event.generation} was announced with other members", record.at, event.at)
 
 
-def agreement(history: History) -> Verdict:
+def agreement(history: History) -> CheckerVerdict:
     """I2: all workers that enter a generation, and the leader, name the same members in the same order."""
     run = history.faulty
     entered = list(run.of("entered"))
@@ -54,7 +54,7 @@ def agreement(history: History) -> Verdict:
     return first_broken(_disagreements(run), holds(f"{len(entered)} entries into generations agree with their records"))
 
 
-def _disagreements(run: Run) -> Iterator[Verdict]:
+def _disagreements(run: Run) -> Iterator[CheckerVerdict]:
     said: dict[int, Event] = {event.generation: event for event in run.of("committed")}
     for event in run.of("entered"):
         first = said.setdefault(event.generation, event)
@@ -62,7 +62,7 @@ def _disagreements(run: Run) -> Iterator[Verdict]:
             yield broken(f"{event.worker} entered another generation {event.generation}", first.at, event.at)
 
 
-def ranks(history: History) -> Verdict:
+def ranks(history: History) -> CheckerVerdict:
     """I3: each member has the rank of its place in the list, once; survivors keep their order, newcomers follow."""
     run = history.faulty
     if next(run.of("entered"), None) is None:
@@ -70,7 +70,7 @@ def ranks(history: History) -> Verdict:
     return first_broken(_wrong_ranks(run), holds("ranks are the places in the list, survivors first"))
 
 
-def _wrong_ranks(run: Run) -> Iterator[Verdict]:
+def _wrong_ranks(run: Run) -> Iterator[CheckerVerdict]:
     lists: dict[int, Event] = {}
     for event in run.of("entered"):
         members = list(event.line["members"])
@@ -90,7 +90,7 @@ def _wrong_ranks(run: Run) -> Iterator[Verdict]:
         before = event
 
 
-def fencing(history: History) -> Verdict:
+def fencing(history: History) -> CheckerVerdict:
     """I4: nobody does anything in a generation it is not in, or after it was told to leave."""
     run = history.faulty
     if next(run.of("committed"), None) is None:
@@ -106,7 +106,7 @@ def _records(run: Run) -> dict[int, Event]:
     return stored | {event.generation: event for event in run.of("committed")}
 
 
-def _strangers(run: Run) -> Iterator[Verdict]:
+def _strangers(run: Run) -> Iterator[CheckerVerdict]:
     lists = _records(run)
     for event in run.events:
         if event.name not in EFFECTS or not event.by_worker:
@@ -118,7 +118,7 @@ def _strangers(run: Run) -> Iterator[Verdict]:
             yield broken(f"{event.worker}: {event.name} in generation {event.generation} without it", event.at)
 
 
-def _late_effects(run: Run) -> Iterator[Verdict]:
+def _late_effects(run: Run) -> Iterator[CheckerVerdict]:
     reports: dict[str, Event] = {}
     gone: dict[str, Event] = {}
     for event in run.events:
@@ -141,7 +141,7 @@ def _late_effects(run: Run) -> Iterator[Verdict]:
                 yield broken(f"{event.worker}: an operation more than it had reported", report.at, event.at)
 
 
-def _stale_steps(run: Run) -> Iterator[Verdict]:
+def _stale_steps(run: Run) -> Iterator[CheckerVerdict]:
     lists = _records(run)
     newest = 0
     for step in run.steps:
@@ -157,7 +157,7 @@ def _stale_steps(run: Run) -> Iterator[Verdict]:
         newest = max(newest, step.generation)
 
 
-def _zombies(history: History) -> Iterator[Verdict]:
+def _zombies(history: History) -> Iterator[CheckerVerdict]:
     """A worker that was expelled while it was frozen and thawed afterwards must have gone by itself."""
     run = history.faulty
     expelled = {event.worker: event for event in run.of("expelled")}

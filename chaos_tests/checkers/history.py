@@ -60,7 +60,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class HistoryStep:
     """A line of the ledger. at: ``<file>:<byte>``."""
 
     line: Line
@@ -80,7 +80,7 @@ class Run:
     """One job, ended. result: its result.json, None if there is none. events: by time."""
 
     events: tuple[Event, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[HistoryStep, ...]
     result: Line | None
 
     def of(self, *names: str) -> Iterator[Event]:

@@ -6,8 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 
-from chaos_tests.checkers.history import History, Line, Run, Step, every_kind_came, injected
-from chaos_tests.checkers.verdict import Verdict, broken, first_broken, holds, not_applicable, unknown
+from chaos_tests.checkers.history import History, HistoryStep, Line, Run, every_kind_came, injected
+from chaos_tests.checkers.verdict import CheckerVerdict, broken, first_broken, holds, not_applicable, unknown
 
 IDENTITY = ("step", "epoch", "lr", "scalars", "samples")
 """What is the same in every run of a job, whatever died or joined."""
@@ -16,7 +16,7 @@ DISAGREED = 5
 """Exit code of a job whose workers differ."""
 
 
-def total_order(history: History) -> Verdict:
+def total_order(history: History) -> CheckerVerdict:
     """I5: the ledger holds 0, 1, 2, ... without gap or repeat, as far as the quiet run went."""
     run = history.faulty
     if not run.steps:
@@ -25,19 +25,19 @@ def total_order(history: History) -> Verdict:
     return first_broken((*_disorder(run), *ends), holds(f"{len(run.steps)} steps, each once, in order"))
 
 
-def _disorder(run: Run) -> Iterator[Verdict]:
+def _disorder(run: Run) -> Iterator[CheckerVerdict]:
     for place, step in enumerate(run.steps):
         if step.number != place:
             yield broken(f"line {place + 1} of the ledger is that of step {step.number}", step.at)
 
 
-def _ends_early(history: History) -> Iterator[Verdict]:
+def _ends_early(history: History) -> Iterator[CheckerVerdict]:
     here, there = len(history.faulty.steps), len(history.quiet.steps)
     if here != there:
         yield broken(f"{here} steps were applied, {there} in the quiet run", history.faulty.steps[-1].at)
 
 
-def replicas(history: History) -> Verdict:
+def replicas(history: History) -> CheckerVerdict:
     """I6: no two members ever differed, and all that came to the end have the same state."""
     run = history.faulty
     if run.result is None:
@@ -55,7 +55,7 @@ def replicas(history: History) -> Verdict:
     return holds(f"{len(finished)} members end with {str(first.line['digest'])[:16]}, and no step differed")
 
 
-def continuity(history: History) -> Verdict:
+def continuity(history: History) -> CheckerVerdict:
     """I7: the first step of each generation is that of the quiet run."""
     run = history.faulty
     firsts = [
@@ -77,7 +77,7 @@ def _had_to_change(run: Run) -> bool:
     return not every_kind_came(run) or any(fault.lethal for fault in injected(run.events)) or any(changes)
 
 
-def _differences(history: History, steps: list[Step]) -> Iterator[Verdict]:
+def _differences(history: History, steps: list[HistoryStep]) -> Iterator[CheckerVerdict]:
     quiet = {step.number: step for step in history.quiet.steps}
     for step in steps:
         expected = quiet.get(step.number)
@@ -94,7 +94,7 @@ def first_difference(one: Line, other: Line) -> str | None:
     return next((field for field in IDENTITY if _text(one.get(field)) != _text(other.get(field))), None)
 
 
-def exactly_once(history: History) -> Verdict:
+def exactly_once(history: History) -> CheckerVerdict:
     """I8: an epoch's applied steps hold each sample as often as the quiet run's: once, but for a padded tail."""
     if not history.faulty.steps or not history.quiet.steps:
         return unknown("there are no steps to compare")
@@ -103,7 +103,7 @@ def exactly_once(history: History) -> Verdict:
     return first_broken(_miscounted(history), holds("every epoch holds each sample as often as planned"))
 
 
-def _miscounted(history: History) -> Iterator[Verdict]:
+def _miscounted(history: History) -> Iterator[CheckerVerdict]:
     found, planned = _samples(history.faulty), _samples(history.quiet)
     for epoch in sorted({*found, *planned}):
         here, there = found.get(epoch, Counter()), planned.get(epoch, Counter())
@@ -122,7 +122,7 @@ def _samples(run: Run) -> dict[int, Counter[str]]:
     return counted
 
 
-def global_batch(history: History) -> Verdict:
+def global_batch(history: History) -> CheckerVerdict:
     """I9: samples in a step and learning rate are functions of the step alone, not of the world."""
     if not history.faulty.steps or not history.quiet.steps:
         return unknown("there are no steps to compare")
@@ -140,7 +140,7 @@ def _draws_itself(history: History) -> bool:
     return not any(step.line["samples"] for run in (history.faulty, history.quiet) for step in run.steps)
 
 
-def _resized(history: History) -> Iterator[Verdict]:
+def _resized(history: History) -> Iterator[CheckerVerdict]:
     quiet = {step.number: step for step in history.quiet.steps}
     for step in history.faulty.steps:
         expected = quiet.get(step.number)
@@ -153,11 +153,11 @@ def _resized(history: History) -> Iterator[Verdict]:
             yield broken(f"step {step.number} has another learning rate", step.at, f"quiet/{expected.at}")
 
 
-def _batch(step: Step) -> int:
+def _batch(step: HistoryStep) -> int:
     return sum(len(shard) if isinstance(shard, list) else int(shard.get("n", 1)) for shard in step.line["samples"])
 
 
-def same_maths(history: History) -> Verdict:
+def same_maths(history: History) -> CheckerVerdict:
     """I10: the final state and every logged scalar are those of the quiet run, bit for bit."""
     found, expected = history.faulty.result, history.quiet.result
     if found is None or expected is None or not expected["digest"]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from chaos_tests.checkers.history import Event, History, Injected, Run, every_kind_came, injected
-from chaos_tests.checkers.verdict import Verdict, broken, first_broken, holds, not_applicable, unknown
+from chaos_tests.checkers.verdict import CheckerVerdict, broken, first_broken, holds, not_applicable, unknown
 from chaos_tests.scenario.catalogue import CATALOGUE
 from chaos_tests.scenario.faults import (
     AGENT,
@@ -28,7 +28,7 @@ EXCUSED_S = 15.0
 LOSSES = ("member_lost", "worker_lost", "expelled")
 
 
-def detection(history: History) -> Verdict:
+def detection(history: History) -> CheckerVerdict:
     """I11: each lost member is noted in time, and nobody is declared lost to whom nothing happened."""
     run = history.faulty
     faults = injected(run.events)
@@ -40,7 +40,7 @@ def detection(history: History) -> Verdict:
     return first_broken(found, holds(f"{noted} faults that end workers noted in time, nobody else declared lost"))
 
 
-def _late(history: History, faults: tuple[Injected, ...]) -> Iterator[Verdict]:
+def _late(history: History, faults: tuple[Injected, ...]) -> Iterator[CheckerVerdict]:
     run = history.faulty
     members = {worker for event in run.of("committed") for worker in event.line["members"]}
     noted: dict[str, Event] = {}
@@ -124,7 +124,7 @@ def _expels(history: History, fault: Injected) -> bool:
     return silent and not fault.lethal and lasted_s > history.limits.freeze_s
 
 
-def _false_alarms(history: History, faults: tuple[Injected, ...]) -> Iterator[Verdict]:
+def _false_alarms(history: History, faults: tuple[Injected, ...]) -> Iterator[CheckerVerdict]:
     run = history.faulty
     first: dict[str, int] = {}
     for fault in faults:
@@ -141,7 +141,7 @@ def _false_alarms(history: History, faults: tuple[Injected, ...]) -> Iterator[Ve
             yield broken(f"{event.worker} was declared lost although nothing had happened to it", event.at)
 
 
-def _not_in_order(history: History, faults: tuple[Injected, ...]) -> Iterator[Verdict]:
+def _not_in_order(history: History, faults: tuple[Injected, ...]) -> Iterator[CheckerVerdict]:
     """Who is asked to leave, while nothing else happens to anybody, is not lost: it leaves between two steps."""
     run = history.faulty
     last_ns = run.events[-1].t_ns
@@ -162,7 +162,7 @@ def _while_mute(history: History, agent_fault: Injected, event: Event) -> bool:
     return agent_fault.begun_ns <= event.t_ns <= ended_ns + history.limits.exit_s * 1e9 and event.name != "expelled"
 
 
-def liveness(history: History) -> Verdict:
+def liveness(history: History) -> CheckerVerdict:
     """I12: the job comes to its end, and steps are applied all along, but while a fault stops everybody."""
     run = history.faulty
     if run.result is None:
@@ -190,7 +190,7 @@ def _idle_s(run: Run, begin_ns: int, end_ns: int) -> float:
     return (end_ns - begin_ns - _covered_ns(lasting, begin_ns, end_ns)) / 1e9
 
 
-def survivors(history: History) -> Verdict:
+def survivors(history: History) -> CheckerVerdict:
     """I13: a member to which nothing was done keeps its process until the job is over."""
     run = history.faulty
     otherwise = holds("no member ended but those that were hit")
@@ -205,7 +205,7 @@ def _hits_workers(run: Run, fault: Injected) -> bool:
     return any(worker in members for worker in fault.targets)
 
 
-def _restarted(run: Run) -> Iterator[Verdict]:
+def _restarted(run: Run) -> Iterator[CheckerVerdict]:
     members = {event.worker for event in run.of("entered")}
     hit = {worker for fault in injected(run.events) for worker in (*fault.targets, *fault.held)}
     pids: dict[str, Event] = {}
@@ -218,7 +218,7 @@ def _restarted(run: Run) -> Iterator[Verdict]:
             yield broken(f"{event.worker} ended although nobody touched it: {event.line['because']}", event.at)
 
 
-def cleanliness(history: History) -> Verdict:
+def cleanliness(history: History) -> CheckerVerdict:
     """I15: when the job has ended nothing of it is left on the machine."""
     looked = next(history.faulty.of("left_behind"), None)
     if looked is None:
@@ -227,7 +227,7 @@ def cleanliness(history: History) -> Verdict:
     return broken("; ".join(left), looked.at) if left else holds("nothing is left of the job")
 
 
-def really_injected(history: History) -> Verdict:
+def really_injected(history: History) -> CheckerVerdict:
     """I16: there were faults, each took hold, each has ended, and each is told once."""
     run = history.faulty
     faults = injected(run.events)

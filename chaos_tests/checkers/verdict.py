@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Answer(StrEnum):
+class Truth(StrEnum):
     TRUE = "true"
     FALSE = "false"
     UNKNOWN = "unknown"
@@ -17,30 +17,30 @@ class Answer(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckerVerdict:
     """because: a sentence. at: the lines it rests on, as ``<file>:<byte>``."""
 
-    answer: Answer
+    answer: Truth
     because: str
     at: tuple[str, ...] = ()
 
 
-def holds(because: str) -> Verdict:
-    return Verdict(Answer.TRUE, because)
+def holds(because: str) -> CheckerVerdict:
+    return CheckerVerdict(Truth.TRUE, because)
 
 
-def broken(because: str, *at: str) -> Verdict:
-    return Verdict(Answer.FALSE, because, tuple(place for place in at if place))
+def broken(because: str, *at: str) -> CheckerVerdict:
+    return CheckerVerdict(Truth.FALSE, because, tuple(place for place in at if place))
 
 
-def unknown(because: str) -> Verdict:
-    return Verdict(Answer.UNKNOWN, because)
+def unknown(because: str) -> CheckerVerdict:
+    return CheckerVerdict(Truth.UNKNOWN, because)
 
 
-def not_applicable(because: str) -> Verdict:
-    return Verdict(Answer.NOT_APPLICABLE, because)
+def not_applicable(because: str) -> CheckerVerdict:
+    return CheckerVerdict(Truth.NOT_APPLICABLE, because)
 
 
-def first_broken(found: Iterable[Verdict], otherwise: Verdict) -> Verdict:
+def first_broken(found: Iterable[CheckerVerdict], otherwise: CheckerVerdict) -> CheckerVerdict:
     """The first counterexample, or else what the checker says without one."""
     return next(iter(found), otherwise)

@@ -23,7 +23,7 @@ PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True)
-class Request:
+class MetadataRequest:
     method: str
     path: str
     query: dict[str, str]
@@ -42,7 +42,7 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class Service:
+class MetadataService:
     """Answers every request by `answer`. `trouble`, when set, is answered instead, or called. A context manager.
 
     host: the address of this machine on which it listens. choice: what `elastic agent --notices` calls it.
@@ -53,7 +53,7 @@ class Service:
     def __init__(self, host: str = "127.0.0.1") -> None:
         self.now = _now
         """The service's own clock."""
-        self.asked: list[Request] = []
+        self.asked: list[MetadataRequest] = []
         self.trouble: Reply | Callable[[], Reply] | None = None
         self.closing = threading.Event()
         service = self
@@ -66,7 +66,7 @@ class Service:
                 query = {name: values[0] for name, values in parse_qs(parts.query).items()}
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                request = Request(self.command, parts.path, query, headers, body)
+                request = MetadataRequest(self.command, parts.path, query, headers, body)
                 service.asked.append(request)
                 reply = service.trouble or service.answer(request)
                 reply = reply() if callable(reply) else reply
@@ -98,7 +98,7 @@ class Service:
         self._server = Server((host, 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: MetadataRequest) -> Reply:
         raise NotImplementedError
 
     @property
@@ -139,7 +139,7 @@ class Service:
         self._thread.join()
 
 
-class Ec2(Service):
+class Ec2(MetadataService):
     """IMDSv2: no word without a token, and tokens expire."""
 
     choice = "aws"
@@ -166,7 +166,7 @@ class Ec2(Service):
     def expire(self) -> None:
         self.token += 1
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: MetadataRequest) -> Reply:
         if request.path == "/latest/api/token":
             if request.method != "PUT" or not request.headers.get("x-aws-ec2-metadata-token-ttl-seconds", "").isdigit():
                 return Reply(400)
@@ -177,7 +177,7 @@ class Ec2(Service):
         return Reply(404) if document is None else Reply(200, document, {"Date": self.date})
 
 
-class Gce(Service):
+class Gce(MetadataService):
     """Values with ETags; a question may wait until the value is another one. It tells no times: 30 s are promised."""
 
     choice = "gcp"
@@ -202,7 +202,7 @@ class Gce(Service):
             self.values[key] = value
             self._changed.notify_all()
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: MetadataRequest) -> Reply:
         if request.headers.get("metadata-flavor") != "Google":
             return Reply(403)
         key = request.path.removeprefix("/computeMetadata/v1/instance/")
@@ -225,7 +225,7 @@ class Gce(Service):
         return f"{abs(hash(self.values[key])):x}"
 
 
-class AzureHost(Service):
+class AzureHost(MetadataService):
     """Scheduled Events of a scale set; approving an event starts it."""
 
     choice = "azure"
@@ -258,7 +258,7 @@ class AzureHost(Service):
             }
         )  # fmt: skip
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: MetadataRequest) -> Reply:
         if request.headers.get("metadata") != "true" or "api-version" not in request.query:
             return Reply(400, '{"error": "Bad request. api-version or the header Metadata is missing"}')
         if request.path == "/metadata/instance/compute/name":

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
-from chaos_tests.cluster.cloud_metadata import Service
+from chaos_tests.cluster.cloud_metadata import MetadataService
 from chaos_tests.cluster.etcd import EtcdMembers, sturdy_binary
 from chaos_tests.cluster.hosts import PREFIX, Hosts, Loopback
 from chaos_tests.support.json_lines import Journals
@@ -58,7 +58,7 @@ class Cluster:
         nodes: Iterable[str] = (),
         environment: Mapping[str, str] | None = None,
         certs: bool = False,
-        clouds: Mapping[str, Service] = MappingProxyType({}),
+        clouds: Mapping[str, MetadataService] = MappingProxyType({}),
     ) -> None:
         self.home = home
         self._told = Journals(self.journals)

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from chaos_tests.cluster import Cluster, Hosts, Loopback, Network
-from chaos_tests.cluster.cloud_metadata import AzureHost, Ec2, Gce, Service
+from chaos_tests.cluster.cloud_metadata import AzureHost, Ec2, Gce, MetadataService
 from chaos_tests.cluster.job_handle import Followed, JobFailed
 from chaos_tests.support.json_lines import Journals, Tail
 from elastic.config import JobSpec
@@ -32,7 +32,7 @@ from elastic.wire import codec
 ETCD_MEMBERS = 3
 REPLICAS = 2
 NODES_MAX = len(string.ascii_lowercase)
-CLOUDS: tuple[type[Service], ...] = (Ec2, Gce, AzureHost)
+CLOUDS: tuple[type[MetadataService], ...] = (Ec2, Gce, AzureHost)
 """Of which the machines are, one after the other."""
 
 

@@ -19,14 +19,14 @@ from typing import Any
 
 from chaos_tests.failpoints.import_patch import patch_when_imported
 from chaos_tests.scenario import failpoints
-from chaos_tests.scenario.failpoints import ANYBODY, DONE, Act, Order
+from chaos_tests.scenario.failpoints import ANYBODY, DONE, Act, FailpointOrder
 
 FAR_TOO_MUCH_BYTES = 1 << 42
 SLOW_S = 1.0
 """Of each fsync on a slow disk."""
 
 
-class Ambushed(Exception):
+class FailpointError(Exception):
     """What a script's own mistake looks like."""
 
 
@@ -72,7 +72,7 @@ def _look_in(directory: str) -> Callable[[str], None]:
             path = os.path.join(pending, name)
             try:
                 with open(path, "rb") as file:
-                    order = Order.from_json(file.read())
+                    order = FailpointOrder.from_json(file.read())
                 if order.point != point or order.step not in (None, _Place.step):
                     continue
                 os.rename(path, os.path.join(directory, name))
@@ -84,14 +84,14 @@ def _look_in(directory: str) -> Callable[[str], None]:
     return look
 
 
-def _tell(directory: str, order: Order, me: str) -> None:
+def _tell(directory: str, order: FailpointOrder, me: str) -> None:
     line = {"number": order.number, "worker_id": me, "pid": os.getpid(), "t_mono_ns": time.monotonic_ns()}
     file = os.open(os.path.join(directory, DONE), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     os.write(file, json.dumps(line).encode() + b"\n")
     os.close(file)
 
 
-def _act(order: Order) -> None:
+def _act(order: FailpointOrder) -> None:
     match order.act:
         case Act.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -102,10 +102,10 @@ def _act(order: Order) -> None:
         case Act.HANG_GIL:
             _wait_with_the_lock()
         case Act.RAISE:
-            raise Ambushed("raised by the chaos harness")
+            raise FailpointError("raised by the chaos harness")
         case Act.INTERRUPT:
             main = ctypes.c_ulong(threading.main_thread().ident or 0)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(Ambushed))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(FailpointError))
         case Act.NO_MEMORY:
             resource.setrlimit(resource.RLIMIT_AS, (FAR_TOO_MUCH_BYTES - 1, FAR_TOO_MUCH_BYTES - 1))
             bytearray(FAR_TOO_MUCH_BYTES)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from chaos_tests.scenario.failpoints import ANYBODY, DONE, VARIABLE, Order
+from chaos_tests.scenario.failpoints import ANYBODY, DONE, VARIABLE, FailpointOrder
 from chaos_tests.support.json_lines import Tail
 from elastic.records.files import write_atomically
 
@@ -16,7 +16,7 @@ ROOT = str(Path(__file__).resolve().parents[2])
 """Where this package is; the site imports it, also in an interpreter that would not find it."""
 
 
-class Orders:
+class FailpointOrders:
     """directory: its own, which the job's processes know by the variable of injected.py."""
 
     def __init__(self, directory: Path) -> None:
@@ -29,11 +29,11 @@ class Orders:
         """Of the processes that shall look for orders. python_path: as they have it otherwise."""
         return {VARIABLE: str(self._directory), "PYTHONPATH": os.pathsep.join(filter(None, (SITE, ROOT, python_path)))}
 
-    def give(self, order: Order, worker: str = ANYBODY) -> None:
+    def give(self, order: FailpointOrder, worker: str = ANYBODY) -> None:
         """For this worker, or for whoever comes to the point first."""
         write_atomically(self._path(order, worker), order.to_json())
 
-    def withdraw(self, order: Order, worker: str = ANYBODY) -> bool:
+    def withdraw(self, order: FailpointOrder, worker: str = ANYBODY) -> bool:
         """False if it is too late: somebody has taken it."""
         try:
             self._path(order, worker).unlink()
@@ -45,5 +45,5 @@ class Orders:
         """Since the last call: number, worker_id, pid, t_mono_ns of each."""
         return self._done.lines()
 
-    def _path(self, order: Order, worker: str) -> Path:
+    def _path(self, order: FailpointOrder, worker: str) -> Path:
         return self._pending / f"{worker}-{order.number}"

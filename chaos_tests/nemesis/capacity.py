@@ -10,7 +10,7 @@ from typing import Any
 
 from chaos_tests.nemesis import signals
 from chaos_tests.nemesis.membership_view import slot_of
-from chaos_tests.nemesis.scene import NotNow, Running, Scene
+from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene
 from chaos_tests.nemesis.signals import Impossible
 from chaos_tests.scenario.schedule import Planned
 
@@ -33,11 +33,11 @@ def reclaim(scene: Scene, planned: Planned, healthy: list[str], for_s: float) ->
         scene.teller.seen(planned, "nobody was there just then")
     scene.victims.condemned.update(hit)
     now_s = time.monotonic()
-    scene.running.append(Running(planned, now_s, hit=set(hit), until_s=now_s + for_s, slot=slot, injected=True))
+    scene.running.append(RunningFault(planned, now_s, hit=set(hit), until_s=now_s + for_s, slot=slot, injected=True))
     scene.teller.told(planned, f"the machine of place {slot} is taken away ({', '.join(hit)}), for {for_s:g} s")
 
 
-def hold(scene: Scene, running: Running, lines: Sequence[dict[str, Any]]) -> None:
+def hold(scene: Scene, running: RunningFault, lines: Sequence[dict[str, Any]]) -> None:
     """Whatever was started in a place that has no machine stands still. lines: new ones of the journals."""
     for line in lines:
         worker = line["worker_id"]
@@ -50,7 +50,7 @@ def hold(scene: Scene, running: Running, lines: Sequence[dict[str, Any]]) -> Non
                 scene.teller.held(running.planned, worker, begun_ns)
 
 
-def let_go(scene: Scene, running: Running) -> None:
+def let_go(scene: Scene, running: RunningFault) -> None:
     for worker in running.held:
         scene.victims.frozen.discard(worker)
         with contextlib.suppress(Impossible):  # the agent may have ended it

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from chaos_tests.nemesis import signals, workers
-from chaos_tests.nemesis.scene import Running, Scene
+from chaos_tests.nemesis.scene import RunningFault, Scene
 from chaos_tests.nemesis.signals import Impossible
 from chaos_tests.scenario.catalogue import CATALOGUE
-from chaos_tests.scenario.failpoints import ANYBODY, SPARES, Act, Order
-from chaos_tests.scenario.faults import Ambush, When
+from chaos_tests.scenario.failpoints import ANYBODY, SPARES, Act, FailpointOrder
+from chaos_tests.scenario.faults import AtFailpoint, When
 from chaos_tests.scenario.schedule import Planned
 
 PLACE_S = 10.0
@@ -26,7 +26,7 @@ def lay(scene: Scene, planned: Planned, worker: str) -> None:
     order = _order(scene, planned)
     scene.orders.give(order, worker)
     scene.victims.condemned.add(worker)
-    scene.running.append(Running(planned, time.monotonic(), laid=(order, worker)))
+    scene.running.append(RunningFault(planned, time.monotonic(), laid=(order, worker)))
 
 
 def spark(scene: Scene, planned: Planned, worker: str) -> None:
@@ -44,7 +44,7 @@ def spring(scene: Scene, done: Mapping[str, Any]) -> None:
     """A worker came to its place and did what it was ordered to."""
     running = next(one for one in scene.running if one.laid and one.planned.number == done["number"])
     fault, planned, worker = running.fault, running.planned, str(done["worker_id"])
-    assert isinstance(fault, Ambush)
+    assert isinstance(fault, AtFailpoint)
     scene.world.pids[worker] = int(done["pid"])
     running.laid, running.awaits_place = None, False
     if fault.act in SPARES:
@@ -65,7 +65,7 @@ def spring(scene: Scene, done: Mapping[str, Any]) -> None:
     running.hit.add(worker)
 
 
-def lies_still(scene: Scene, running: Running, now_s: float) -> bool:
+def lies_still(scene: Scene, running: RunningFault, now_s: float) -> bool:
     """Whether nobody has come into an ambush that waits on; one that has waited too long is given up."""
     if running.laid is None:
         return False
@@ -85,8 +85,8 @@ def lies_still(scene: Scene, running: Running, now_s: float) -> bool:
     return True
 
 
-def _order(scene: Scene, planned: Planned) -> Order:
+def _order(scene: Scene, planned: Planned) -> FailpointOrder:
     fault = CATALOGUE[planned.kind].fault
-    assert isinstance(fault, Ambush)
+    assert isinstance(fault, AtFailpoint)
     step = {When.FIRST: 0, When.LAST: scene.steps - 1, None: None}[fault.step]
-    return Order(planned.number, planned.place, fault.act, step, fault.for_s)
+    return FailpointOrder(planned.number, planned.place, fault.act, step, fault.for_s)

@@ -17,7 +17,7 @@ def node_of(worker: str) -> str:
     return worker.rsplit(".", 2)[0]
 
 
-class World:
+class MembershipView:
     """Fed with journal lines in their order."""
 
     def __init__(self) -> None:

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from chaos_tests.nemesis import capacity, etcd_members, failpoints, links, machine, nodes, signals, workers
-from chaos_tests.nemesis.scene import NotNow, Running, Scene
+from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene
 from chaos_tests.nemesis.signals import Impossible
 from chaos_tests.scenario.catalogue import CATALOGUE
 from chaos_tests.scenario.faults import (
-    Ambush,
     AskStore,
+    AtFailpoint,
     Cut,
     DrainNode,
     EndAgent,
@@ -55,7 +55,7 @@ LAST_STEPS = 5
 """So many steps before the last one an ambush is laid there."""
 
 
-class Breaker:
+class Nemesis:
     """Made before the first step, so that this can be struck too; `begin` starts the clock of the plan."""
 
     def __init__(self, plan: Sequence[Planned], scene: Scene) -> None:
@@ -133,16 +133,16 @@ class Breaker:
         """Raises NotNow or Impossible, with nothing done."""
         scene = self._scene
         match fault:
-            case Strike() | Freeze() | Ambush() | Slow() | Reset() | Starve() if len(healthy) < needed(fault):
+            case Strike() | Freeze() | AtFailpoint() | Slow() | Reset() | Starve() if len(healthy) < needed(fault):
                 raise NotNow(f"{len(healthy)} healthy members, {needed(fault)} are needed")
             case Strike(places=at) if at:
                 one = scene.victims.any_of(planned, healthy)
                 workers.hit(scene, planned, (one,), signal.SIGKILL, awaits_place=True)
             case Strike():
                 workers.hit(scene, planned, workers.targets(scene, planned, fault), fault.number)
-            case Ambush(spark=True):
+            case AtFailpoint(spark=True):
                 failpoints.spark(scene, planned, scene.victims.any_of(planned, healthy))
-            case Ambush():
+            case AtFailpoint():
                 failpoints.lay(scene, planned, *workers.targets(scene, planned, fault))
             case Freeze(for_s):
                 hit = workers.targets(scene, planned, fault)
@@ -230,7 +230,7 @@ class Breaker:
             scene.teller.ended(planned)
             scene.running.remove(running)
 
-    def _went_with_the_job(self, running: Running) -> bool:
+    def _went_with_the_job(self, running: RunningFault) -> bool:
         """Whether the nodes and links that it was done to are no longer there."""
         nodes = self._scene.nodes
         return nodes is not None and nodes.stopped and isinstance(running.fault, OnCluster)
@@ -242,4 +242,4 @@ class Breaker:
 
 def _when(planned: Planned) -> When | None:
     fault = CATALOGUE[planned.kind].fault
-    return fault.step if isinstance(fault, Ambush) else None
+    return fault.step if isinstance(fault, AtFailpoint) else None

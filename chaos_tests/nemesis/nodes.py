@@ -14,7 +14,7 @@ import grpc
 
 from chaos_tests.nemesis import checkpoint_damage, signals
 from chaos_tests.nemesis.membership_view import node_of
-from chaos_tests.nemesis.scene import NotNow, Running, Scene
+from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene
 from chaos_tests.nemesis.signals import End
 from chaos_tests.scenario.faults import LoseAll, NoticeNode
 from chaos_tests.scenario.schedule import Planned
@@ -122,7 +122,7 @@ def intrude(scene: Scene, planned: Planned, healthy: Sequence[str]) -> None:
     scene.teller.injected(planned, {}, begun_ns, target=f"node {node}")
     if ADMITTED not in answers.values():
         scene.teller.seen(planned, "he was refused")
-    scene.running.append(Running(planned, time.monotonic(), injected=True))
+    scene.running.append(RunningFault(planned, time.monotonic(), injected=True))
     scene.teller.told(planned, f"attends as node {node}: {answers}")
 
 
@@ -158,7 +158,7 @@ def lose_all(scene: Scene, planned: Planned, fault: LoseAll, healthy: Sequence[s
     world.lose_all()
     scene.teller.injected(planned, pids, begun_ns, **({"spoiled": spoiled} if spoiled else {}))
     scene.victims.condemned.update(workers)
-    running = Running(planned, time.monotonic(), hit=set(workers), injected=True)
+    running = RunningFault(planned, time.monotonic(), hit=set(workers), injected=True)
     if spoiled:  # who begins from what is damaged gives way to the next one, until all are at work again
         running.reach, running.until_steady = frozenset(job.nodes), True
     scene.running.append(running)
@@ -166,7 +166,7 @@ def lose_all(scene: Scene, planned: Planned, fault: LoseAll, healthy: Sequence[s
     scene.teller.told(planned, f"SIGKILL to {', '.join(workers)}{harm}")
 
 
-def reach(scene: Scene, running: Running, lines: Sequence[dict[str, Any]]) -> None:
+def reach(scene: Scene, running: RunningFault, lines: Sequence[dict[str, Any]]) -> None:
     """Whoever begins on a node while a fault lasts there is hit too. lines: new ones of the journals."""
     for line in lines:
         if line["event"] == "worker_started" and node_of(line["worker_id"]) in running.reach:
@@ -187,7 +187,7 @@ def _leave(
     scene.teller.injected(planned, scene.victims.pids(workers), begun_ns, target=f"node {node}")
     scene.victims.condemned.update(workers)
     now_s = time.monotonic()
-    scene.running.append(Running(planned, now_s, hit=set(workers), until_s=now_s + for_s, end=end, injected=True))
+    scene.running.append(RunningFault(planned, now_s, hit=set(workers), until_s=now_s + for_s, end=end, injected=True))
     scene.teller.told(planned, text)
 
 
@@ -207,7 +207,7 @@ def _note(
     scene.victims.condemned.update(workers)
     left = processes.await_exits((*agents, *pids.values()), signals.SEEN_S)
     now_s = time.monotonic()
-    scene.running.append(Running(planned, now_s, until_s=now_s + for_s, end=end, injected=True))
+    scene.running.append(RunningFault(planned, now_s, until_s=now_s + for_s, end=end, injected=True))
     if left:
         scene.teller.told(planned, f"{text}; processes {sorted(left)} live on")
         return

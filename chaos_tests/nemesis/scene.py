@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaos_tests.cluster.cluster_job import NodesJob
-from chaos_tests.failpoints.orders import Orders
-from chaos_tests.nemesis.membership_view import World
+from chaos_tests.failpoints.orders import FailpointOrders
+from chaos_tests.nemesis.membership_view import MembershipView
 from chaos_tests.nemesis.signals import End, Impossible
 from chaos_tests.scenario.catalogue import CATALOGUE
-from chaos_tests.scenario.failpoints import Order
+from chaos_tests.scenario.failpoints import FailpointOrder
 from chaos_tests.scenario.faults import Fault, Targeted, choose, lethal, noted_s
 from chaos_tests.scenario.schedule import Planned
 from elastic.records.journal import Journal
@@ -29,16 +29,16 @@ class NotNow(Exception):
 class Scene:
     """mark: of the job's processes. steps: how many the job has; applied: so far. nodes: the job, if it has several."""
 
-    world: World
+    world: MembershipView
     victims: Victims
     teller: Teller
-    orders: Orders
+    orders: FailpointOrders
     directory: Path
     mark: str
     steps: int
     nodes: NodesJob | None = None
     applied: int = 0
-    running: list[Running] = field(default_factory=list)
+    running: list[RunningFault] = field(default_factory=list)
 
     def on_nodes(self) -> NodesJob:
         """Raises Impossible."""
@@ -62,11 +62,11 @@ class Scene:
 
     def lasts(
         self, planned: Planned, for_s: float, end: End | None, text: str, frozen: frozenset[str] = frozenset()
-    ) -> Running:
+    ) -> RunningFault:
         """It has begun, and ends later. frozen: workers that stand still meanwhile."""
         self.teller.seen(planned, "it has taken hold")
         now_s = time.monotonic()
-        running = Running(planned, now_s, frozen=frozen, until_s=now_s + for_s, end=end, injected=True)
+        running = RunningFault(planned, now_s, frozen=frozen, until_s=now_s + for_s, end=end, injected=True)
         self.running.append(running)
         self.teller.told(planned, text)
         return running
@@ -113,7 +113,7 @@ class Teller:
 
 
 @dataclass(slots=True)
-class Running:
+class RunningFault:
     """A fault that has begun. hit: workers whose end is awaited. frozen: those that it makes stand still.
 
     awaits_place: it is in two parts, and waits for the second. laid: an ambush into which nobody has come yet, and
@@ -124,7 +124,7 @@ class Running:
     planned: Planned
     since_s: float
     awaits_place: bool = False
-    laid: tuple[Order, str] | None = None
+    laid: tuple[FailpointOrder, str] | None = None
     hit: set[str] = field(default_factory=set)
     frozen: frozenset[str] = frozenset()
     until_s: float = 0.0
@@ -144,7 +144,7 @@ class Running:
 class Victims:
     """frozen: who stands still by our doing. condemned: who has been hit, or will be when it comes by."""
 
-    def __init__(self, world: World, seed: int) -> None:
+    def __init__(self, world: MembershipView, seed: int) -> None:
         self._world, self._seed = world, seed
         self.frozen: set[str] = set()
         self.condemned: set[str] = set()

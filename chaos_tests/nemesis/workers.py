@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from chaos_tests.nemesis import out_of_memory, signals, tcp_reset
-from chaos_tests.nemesis.scene import NotNow, Running, Scene
+from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene
 from chaos_tests.nemesis.signals import End, Impossible
-from chaos_tests.scenario.failpoints import Order
+from chaos_tests.scenario.failpoints import FailpointOrder
 from chaos_tests.scenario.faults import Strike, Targeted
 from chaos_tests.scenario.schedule import Planned
 
@@ -29,7 +29,7 @@ def hit(
     number: signal.Signals,
     *,
     awaits_place: bool = False,
-    laid: tuple[Order, str] | None = None,
+    laid: tuple[FailpointOrder, str] | None = None,
 ) -> None:
     """laid: the ambush that this makes somebody come to."""
     begun_ns, pids = time.monotonic_ns(), scene.victims.pids(workers)
@@ -37,12 +37,12 @@ def hit(
     scene.teller.injected(planned, pids, begun_ns)
     scene.victims.condemned.update(workers)
     now_s = time.monotonic()
-    scene.running.append(Running(planned, now_s, awaits_place, laid, hit=set(workers), injected=True))
+    scene.running.append(RunningFault(planned, now_s, awaits_place, laid, hit=set(workers), injected=True))
     place = f", and again at {planned.place}" if awaits_place else ""
     scene.teller.told(planned, f"{number.name} to {', '.join(workers)}{place}")
 
 
-def hit_again(scene: Scene, running: Running) -> None:
+def hit_again(scene: Scene, running: RunningFault) -> None:
     """The place has come for which a strike in two parts has waited."""
     fault, planned = running.fault, running.planned
     if not isinstance(fault, Strike) or not (workers := scene.victims.of(planned, fault)):
@@ -59,7 +59,7 @@ def hit_again(scene: Scene, running: Running) -> None:
     scene.teller.told(planned, f"{fault.number.name} to {', '.join(workers)} at {planned.place}")
 
 
-def insist(running: Running, pids: Mapping[str, int], ended: Set[str], now_s: float) -> None:
+def insist(running: RunningFault, pids: Mapping[str, int], ended: Set[str], now_s: float) -> None:
     """SIGKILL for those that have not ended within the grace of a strike. pids, ended: of all workers."""
     fault = running.fault
     if isinstance(fault, Strike) and now_s - running.since_s > fault.grace_s:
@@ -73,7 +73,7 @@ def starve(scene: Scene, planned: Planned, worker: str) -> None:
     begun_ns = out_of_memory.starve(pids[worker])
     scene.teller.injected(planned, pids, begun_ns)
     scene.victims.condemned.add(worker)
-    scene.running.append(Running(planned, time.monotonic(), hit={worker}, injected=True))
+    scene.running.append(RunningFault(planned, time.monotonic(), hit={worker}, injected=True))
     scene.teller.told(planned, f"there is no memory for {worker}")
 
 

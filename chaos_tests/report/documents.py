@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
-from chaos_tests.checkers import Answer, Finding
+from chaos_tests.checkers import Judgement, Truth
 from chaos_tests.checkers.history import History
 from chaos_tests.report import plots
 from chaos_tests.report.story import Story, tell
@@ -42,7 +42,7 @@ polyline.quiet { stroke: var(--struck); stroke-width: 3.5; opacity: .55 }
 def document(
     asked: Mapping[str, Any],
     history: History,
-    findings: Sequence[Finding],
+    findings: Sequence[Judgement],
     recoveries: Sequence[Mapping[str, Any]],
     may_be_unknown: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
@@ -75,17 +75,17 @@ def document(
     }
 
 
-def passed(findings: Sequence[Finding], may_be_unknown: frozenset[str] = frozenset()) -> bool:
+def passed(findings: Sequence[Judgement], may_be_unknown: frozenset[str] = frozenset()) -> bool:
     """Whether every invariant that applies is true; of those named, also unknown will do."""
-    fine = (Answer.TRUE, Answer.NOT_APPLICABLE)
+    fine = (Truth.TRUE, Truth.NOT_APPLICABLE)
     return all(finding.verdict.answer in fine or _allowed(finding, may_be_unknown) for finding in findings)
 
 
-def headline(findings: Sequence[Finding], may_be_unknown: frozenset[str] = frozenset()) -> str:
+def headline(findings: Sequence[Judgement], may_be_unknown: frozenset[str] = frozenset()) -> str:
     """The verdict in a line, with what it does not speak of; first of all, that there were no faults."""
     remarks = [one.verdict.because for one in findings if one.invariant.number == INJECTED and not _true(one)]
     for what, unproved in (
-        ("not applicable", [one for one in findings if one.verdict.answer is Answer.NOT_APPLICABLE]),
+        ("not applicable", [one for one in findings if one.verdict.answer is Truth.NOT_APPLICABLE]),
         ("unknown, as allowed", [one for one in findings if _allowed(one, may_be_unknown)]),
     ):
         if unproved:
@@ -94,15 +94,15 @@ def headline(findings: Sequence[Finding], may_be_unknown: frozenset[str] = froze
     return f"{word} ({'; '.join(remarks)})" if remarks else word
 
 
-def _true(finding: Finding) -> bool:
-    return finding.verdict.answer is Answer.TRUE
+def _true(finding: Judgement) -> bool:
+    return finding.verdict.answer is Truth.TRUE
 
 
-def _allowed(finding: Finding, may_be_unknown: frozenset[str]) -> bool:
-    return finding.verdict.answer is Answer.UNKNOWN and finding.invariant.number in may_be_unknown
+def _allowed(finding: Judgement, may_be_unknown: frozenset[str]) -> bool:
+    return finding.verdict.answer is Truth.UNKNOWN and finding.invariant.number in may_be_unknown
 
 
-def junit(findings: Sequence[Finding], seconds: float, may_be_unknown: frozenset[str] = frozenset()) -> str:
+def junit(findings: Sequence[Judgement], seconds: float, may_be_unknown: frozenset[str] = frozenset()) -> str:
     """JUnit XML with one test case for each invariant. An invariant that is not applicable, or unknown and allowed to
     be, counts as skipped; any other unknown invariant counts as an error."""
     cases = []
@@ -111,12 +111,12 @@ def junit(findings: Sequence[Finding], seconds: float, may_be_unknown: frozenset
         name = quoteattr(f"{finding.invariant.number} {finding.invariant.name}")
         because = quoteattr(finding.verdict.because)
         match finding.verdict.answer:
-            case Answer.TRUE:
+            case Truth.TRUE:
                 counts_as, told = "passed", ""
-            case Answer.FALSE:
+            case Truth.FALSE:
                 at = escape("\n".join(finding.verdict.at))
                 counts_as, told = "failures", f"<failure message={because}>{at}</failure>"
-            case Answer.UNKNOWN if not _allowed(finding, may_be_unknown):
+            case Truth.UNKNOWN if not _allowed(finding, may_be_unknown):
                 counts_as, told = "errors", f"<error message={because}/>"
             case answer:
                 skipped = quoteattr(f"{answer}: {finding.verdict.because}")
@@ -134,7 +134,7 @@ def junit(findings: Sequence[Finding], seconds: float, may_be_unknown: frozenset
 def page(
     asked: Mapping[str, Any],
     history: History,
-    findings: Sequence[Finding],
+    findings: Sequence[Judgement],
     recoveries: Sequence[Mapping[str, Any]],
     may_be_unknown: frozenset[str] = frozenset(),
 ) -> str:
@@ -168,7 +168,7 @@ def page(
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
 
-def _findings(findings: Sequence[Finding]) -> str:
+def _findings(findings: Sequence[Judgement]) -> str:
     rows = [
         f"<tr><td>{one.invariant.number}</td><td>{escape(one.invariant.name)}</td>"
         f'<td class="{one.verdict.answer.replace(" ", "-")}">{one.verdict.answer}</td>'

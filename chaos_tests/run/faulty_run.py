@@ -13,14 +13,14 @@ from pathlib import Path
 from chaos_tests.cluster.cluster_job import NodesJob
 from chaos_tests.cluster.etcd import EtcdMembers
 from chaos_tests.cluster.job_handle import Followed
-from chaos_tests.failpoints.orders import Orders
-from chaos_tests.nemesis.membership_view import World
-from chaos_tests.nemesis.nemesis import Breaker
+from chaos_tests.failpoints.orders import FailpointOrders
+from chaos_tests.nemesis.membership_view import MembershipView
+from chaos_tests.nemesis.nemesis import Nemesis
 from chaos_tests.nemesis.scene import Scene, Teller, Victims
 from chaos_tests.run.campaign import START_S, Campaign, ground, on_one_machine, planned, specification
 from chaos_tests.run.checkpoint_audit import Auditor
 from chaos_tests.run.narrator import Narrator
-from chaos_tests.run.recorder import Embedded, Recorder, Source
+from chaos_tests.run.recorder import Embedded, Recorder, RecordSource
 from chaos_tests.scenario.faults import Ground
 from chaos_tests.support import processes, resources
 from elastic.cli.local.job_run import NODE
@@ -43,24 +43,26 @@ def faulty_run(campaign: Campaign, quiet_s: float, environment: Mapping[str, str
         temporary.mkdir()
         # torch keeps a cache among the temporary files for the next process, on purpose.
         own = {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(Path(directory) / "torch")}
-        orders = Orders(Path(directory) / "ambush")
+        orders = FailpointOrders(Path(directory) / "ambush")
         own |= orders.environment((environment or os.environ).get("PYTHONPATH", ""))
         _Faulty(campaign, temporary, orders, {**(environment or {}), **own}).run()
     return campaign
 
 
 class _Faulty:
-    def __init__(self, campaign: Campaign, temporary: Path, orders: Orders, environment: dict[str, str]) -> None:
+    def __init__(
+        self, campaign: Campaign, temporary: Path, orders: FailpointOrders, environment: dict[str, str]
+    ) -> None:
         self._campaign = campaign
         self._orders = orders
         self._quiet_steps = len((campaign.home / "quiet" / "steps.jsonl").read_bytes().splitlines())
         self._dir = campaign.home / "faulty"
         self._temporary, self._environment = temporary, environment
         self._narrator = Narrator()
-        self._world = World()
+        self._world = MembershipView()
         self._recorder: Recorder | None = None
         self._auditor: Auditor | None = None
-        self._breaker: Breaker | None = None
+        self._breaker: Nemesis | None = None
         self._before = resources.Before.now(temporary)
         self._daemons: Callable[[], frozenset[int]] = frozenset
         self._doors: set[resources.OpenPort] = set()
@@ -93,7 +95,12 @@ class _Faulty:
             job.gather()
 
     def _follow(
-        self, job: Followed, etcd: Source, workers: Sequence[str], places: Mapping[str, Path], nodes: NodesJob | None
+        self,
+        job: Followed,
+        etcd: RecordSource,
+        workers: Sequence[str],
+        places: Mapping[str, Path],
+        nodes: NodesJob | None,
     ) -> None:
         """workers: the first ones. places: the job's directory on each node. nodes: the job, if it has several."""
         name = json.loads((self._dir / "job.json").read_bytes())["name"]
@@ -109,7 +116,7 @@ class _Faulty:
                 steps=self._quiet_steps,
                 nodes=nodes,
             )
-            self._breaker = Breaker(self._campaign.plan, scene)
+            self._breaker = Nemesis(self._campaign.plan, scene)
             try:
                 self._break(job, self._breaker, workers)
             finally:
@@ -118,7 +125,7 @@ class _Faulty:
             left = resources.left(job.mark, self._doors, self._temporary, self._before, self._daemons())
             self._recorder.journal.write("left_behind", left=list(left))
 
-    def _break(self, job: Followed, breaker: Breaker, workers: Sequence[str]) -> None:
+    def _break(self, job: Followed, breaker: Nemesis, workers: Sequence[str]) -> None:
         """Until the job has ended."""
         breaker.prepare(workers)
         job.until("a first step was applied", job.steps, START_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from chaos_tests.checkers import Finding, judge
+from chaos_tests.checkers import Judgement, judge
 from chaos_tests.report import documents
 from chaos_tests.run.campaign import Campaign
 from chaos_tests.run.read_history import read_history
@@ -14,7 +14,7 @@ from elastic.records.files import write_atomically
 from elastic.records.journal import read_all, recoveries
 
 
-def report(campaign: Campaign, may_be_unknown: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
+def report(campaign: Campaign, may_be_unknown: frozenset[str] = frozenset()) -> tuple[Judgement, ...]:
     """What every checker says. may_be_unknown: invariants that may stay unknown in a run that passes.
 
     Raises ConfigError if a run has left nothing to judge.

@@ -19,7 +19,7 @@ from elastic.wire import codec
 CALL_S = 2.0
 
 
-class Source(Protocol):
+class RecordSource(Protocol):
     """The etcd of a job."""
 
     def connect(self) -> EtcdStore | None:
@@ -55,7 +55,7 @@ class Embedded:
 class Recorder:
     """A context manager. `look` is called often by one thread; etcd's watch has a thread of its own."""
 
-    def __init__(self, job_dir: Path, job: str, etcd: Source) -> None:
+    def __init__(self, job_dir: Path, job: str, etcd: RecordSource) -> None:
         self._job, self._etcd = job, etcd
         self.journal = Journal(journal_path(job_dir, "harness"), job, "harness", "harness")
         self._applied = 0

@@ -60,7 +60,7 @@ SPARES = frozenset({Act.STOP, Act.DISK_FAILS, Act.DISK_SLOW})
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class FailpointOrder:
     """number: of the fault. step: at this step alone; None: whenever the point is reached. for_s: of what lasts."""
 
     number: int
@@ -73,6 +73,6 @@ class Order:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_json(cls, content: bytes) -> Order:
+    def from_json(cls, content: bytes) -> FailpointOrder:
         fields = json.loads(content)
         return cls(**{**fields, "act": Act(fields["act"])})

@@ -62,7 +62,7 @@ class When(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ambush:
+class AtFailpoint:
     """Something that happens to a worker when it comes to a point of its own work, by its own hand.
 
     places: one of these points. spark: a kill of any member first, which makes a rebuild and a copy come; whoever comes
@@ -269,7 +269,7 @@ OnCluster: TypeAlias = (
 OnMachine: TypeAlias = Reclaim | KillService | FreezeService | AskStore | FillDisk
 """What needs a job of one machine."""
 
-Targeted: TypeAlias = Strike | Freeze | Ambush | Slow | Reset | Starve
+Targeted: TypeAlias = Strike | Freeze | AtFailpoint | Slow | Reset | Starve
 """What is done to members that are chosen for it."""
 
 Fault: TypeAlias = Targeted | Hog | OnMachine | OnCluster
@@ -303,14 +303,14 @@ def ground(fault: Fault) -> Ground:
 
 def lethal(fault: Fault) -> bool:
     """Whether workers that are hit are gone at once."""
-    if isinstance(fault, Ambush):
+    if isinstance(fault, AtFailpoint):
         return fault.act not in SPARES
     return isinstance(fault, Strike | Starve | Reclaim | EndAgent | EndNode | LoseAll)
 
 
 def noted_s(fault: Fault) -> float | None:
     """Within which the others must know of it, where that takes longer than for a worker that is gone."""
-    if isinstance(fault, Ambush):
+    if isinstance(fault, AtFailpoint):
         return fault.noted_s
     if isinstance(fault, Strike) and math.isfinite(fault.grace_s):
         return fault.grace_s + ENDED_S
@@ -324,7 +324,7 @@ def leaves(fault: Fault) -> bool:
 
 def stalls(fault: Fault) -> bool:
     """Whether the steps of all may have to wait while it lasts."""
-    if isinstance(fault, Ambush):
+    if isinstance(fault, AtFailpoint):
         return fault.act not in (Act.DISK_FAILS, Act.DISK_SLOW)
     return not isinstance(fault, Reset | Intrude) and not leaves(fault)
 
@@ -336,7 +336,7 @@ def parts(fault: Fault) -> bool:
 
 def places(fault: Fault) -> tuple[str, ...]:
     """Points of the job's life of which a fault may wait for one; none for what strikes at a time."""
-    return fault.places if isinstance(fault, Strike | Ambush) else ()
+    return fault.places if isinstance(fault, Strike | AtFailpoint) else ()
 
 
 def choose(fault: Targeted, holders: Sequence[str], newcomers: Sequence[str], dice: random.Random) -> tuple[str, ...]:
@@ -344,7 +344,7 @@ def choose(fault: Targeted, holders: Sequence[str], newcomers: Sequence[str], di
 
     holders: healthy members that hold the state, the oldest first. One of them is spared by whatever may end it.
     """
-    if isinstance(fault, Ambush | Slow | Reset | Starve):
+    if isinstance(fault, AtFailpoint | Slow | Reset | Starve):
         return (dice.choice(holders),) if len(holders) > 1 else ()
     if fault.aim is Aim.NEWCOMER:
         return tuple(dice.sample(sorted(newcomers), 1)) if newcomers and holders else ()
@@ -363,7 +363,7 @@ def choose(fault: Targeted, holders: Sequence[str], newcomers: Sequence[str], di
 
 def needed(fault: Targeted) -> int:
     """Healthy holders without which it is not begun: those it hits, one that sparks a recovery, one that is spared."""
-    if isinstance(fault, Ambush):
+    if isinstance(fault, AtFailpoint):
         return 3 if fault.spark else 2
     if not isinstance(fault, Strike):
         return 2

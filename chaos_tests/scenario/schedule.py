@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from chaos_tests.scenario.catalogue import CATALOGUE
 from chaos_tests.scenario.failpoints import Act
-from chaos_tests.scenario.faults import Ambush, Ground, LoseAll, ground, places
+from chaos_tests.scenario.faults import AtFailpoint, Ground, LoseAll, ground, places
 from chaos_tests.scenario.traces import MEDIAN_GAP_S, Change, absences, generate
 from elastic.errors import ConfigError
 
@@ -75,7 +75,7 @@ PRESETS: Mapping[str, Preset] = {
     "places": Preset(
         "members are killed at points of a step, an evaluation, a checkpoint, a rebuild and a copy",
         4.0,
-        {kind: 1.0 for kind, it in CATALOGUE.items() if isinstance(it.fault, Ambush) and it.fault.act is Act.KILL},
+        {kind: 1.0 for kind, it in CATALOGUE.items() if isinstance(it.fault, AtFailpoint) and it.fault.act is Act.KILL},
         each=True,
     ),
     "batch": Preset(
@@ -173,7 +173,7 @@ def plan(preset: Preset, seed: int, duration_s: float, workers: int) -> tuple[Pl
         fault = CATALOGUE[kind].fault
         if kind in once:
             continue
-        if isinstance(fault, Ambush) and fault.step is not None:
+        if isinstance(fault, AtFailpoint) and fault.step is not None:
             once.add(kind)  # there is one first step
         known = places(fault)
         place = dice.choice(known) if known else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import elastic
-from chaos_tests.checkers import Verdict
+from chaos_tests.checkers import CheckerVerdict
 from chaos_tests.run import campaign, faulty_run, publish
 from chaos_tests.run.campaign import Campaign
 from chaos_tests.scenario.schedule import Planned
@@ -39,7 +39,7 @@ def undisturbed(home: Path, epochs: int) -> Undisturbed:
 
 def disturbed(
     home: Path, quiet: Undisturbed, faults: tuple[str, ...], *, gap_s: float, mutant: str = ""
-) -> dict[str, Verdict]:
+) -> dict[str, CheckerVerdict]:
     """Invariant -> verdict of a run with these faults, one after the other; the mutant lives in this run alone."""
     home.mkdir()
     planned = tuple(Planned(n + 1, 1.0 + n * gap_s, kind) for n, kind in enumerate(faults))
@@ -48,7 +48,7 @@ def disturbed(
     return judged(faulty_run.faulty_run(asked, quiet.seconds, planted(mutant)))
 
 
-def judged(asked: Campaign) -> dict[str, Verdict]:
+def judged(asked: Campaign) -> dict[str, CheckerVerdict]:
     return {finding.invariant.number: finding.verdict for finding in publish.report(asked)}
 
 
@@ -58,6 +58,6 @@ def planted(mutant: str) -> Mapping[str, str]:
     return {"PYTHONPATH": f"{SITE}:{ROOT}", VARIABLE: mutant}
 
 
-def told(verdicts: Mapping[str, Verdict]) -> str:
+def told(verdicts: Mapping[str, CheckerVerdict]) -> str:
     """For a failure."""
     return "\n".join(f"{number} {verdict.answer}: {verdict.because}" for number, verdict in verdicts.items())

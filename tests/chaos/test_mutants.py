@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.checkers import Answer
+from chaos_tests.checkers import Truth
 from tests.chaos.runs import Undisturbed, disturbed, told, undisturbed
 from tests.mutants.catalogue import MUTANTS
 
@@ -18,7 +18,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 
 def test_the_sound_product_passes(quiet: Undisturbed, tmp_path: Path) -> None:
     verdicts = disturbed(tmp_path / "sound", quiet, ("kill", "freeze-long", "kill-rank-0", "kill-two"), gap_s=2.0)
-    assert {verdict.answer for verdict in verdicts.values()} == {Answer.TRUE}, told(verdicts)
+    assert {verdict.answer for verdict in verdicts.values()} == {Truth.TRUE}, told(verdicts)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -26,4 +26,4 @@ def test_a_mutant_is_caught(name: str, quiet: Undisturbed, tmp_path: Path) -> No
     mutant = MUTANTS[name]
     verdicts = disturbed(tmp_path / "mutant", quiet, mutant.faults, gap_s=mutant.gap_s, mutant=name)
     print(told(verdicts))
-    assert verdicts[mutant.caught_by].answer is Answer.FALSE, told(verdicts)
+    assert verdicts[mutant.caught_by].answer is Truth.FALSE, told(verdicts)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos_tests.nemesis import signals
-from chaos_tests.nemesis.membership_view import World
+from chaos_tests.nemesis.membership_view import MembershipView
 from chaos_tests.support.json_lines import Journals
 from chaos_tests.support.processes import living, services
 from elastic.records import ledger
@@ -209,7 +209,7 @@ class _Watch:
     """What the journals and the ledger of a running job say."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.world = job, World()
+        self.job, self.world = job, MembershipView()
         self._since_ns = time.monotonic_ns()
         self.hit: set[int] = set()
         """Pids that are about to end, which the journals may say a little later."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.checkers import Answer
+from chaos_tests.checkers import Truth
 from chaos_tests.cluster import why_not
 from chaos_tests.run.campaign import differences, read_report
 from elastic.cli import main
@@ -59,7 +59,7 @@ def test_a_report_is_made_again_from_the_files(home: Path) -> None:
 def test_a_planted_defect_is_caught(home: Path, tmp_path: Path) -> None:
     quiet = Undisturbed(home, command(epochs=3), seconds=5.0)
     verdicts = disturbed(tmp_path / "mutant", quiet, ("kill", "kill", "kill"), gap_s=1.5, mutant="dropped-shard")
-    assert verdicts["I7"].answer is Answer.FALSE, told(verdicts)
+    assert verdicts["I7"].answer is Truth.FALSE, told(verdicts)
 
 
 @pytest.mark.long

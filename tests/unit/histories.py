@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from chaos_tests.checkers.history import Event, History, Run, Step
+from chaos_tests.checkers.history import Event, History, HistoryStep, Run
 
 A, B, C, D = "n.0.0", "n.1.0", "n.2.0", "n.2.1"
 S = 1_000_000_000
@@ -60,11 +60,11 @@ def checkpoint(at_s: float, worker: str, entry: str, place: str) -> tuple[Event,
     )
 
 
-def steps(*of: tuple[int, int]) -> tuple[Step, ...]:
+def steps(*of: tuple[int, int]) -> tuple[HistoryStep, ...]:
     """(generation, world size) of each step; two samples in each."""
     numbers = count()
     return tuple(
-        Step(
+        HistoryStep(
             {
                 "step": (number := next(numbers)),
                 "epoch": 0,
@@ -137,11 +137,11 @@ def changed(history: History, name: str, generation: int = 0, worker: str = "", 
 
 def with_step(history: History, number: int, **fields: Any) -> History:
     lines = list(history.faulty.steps)
-    lines[number] = Step({**lines[number].line, **fields}, lines[number].at)
+    lines[number] = HistoryStep({**lines[number].line, **fields}, lines[number].at)
     return replace(history, faulty=replace(history.faulty, steps=tuple(lines)))
 
 
-def with_steps(history: History, lines: tuple[Step, ...]) -> History:
+def with_steps(history: History, lines: tuple[HistoryStep, ...]) -> History:
     return replace(history, faulty=replace(history.faulty, steps=lines))
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from chaos_tests.busy import DUTIES, WORKERS, Outcome, Seen
+from chaos_tests.busy import DUTIES, WORKERS, BusyOutcome, SeenWorkers
 
-WELL = Outcome(60.0, 0.001, 90, 4, WORKERS, Counter(DUTIES), ())
+WELL = BusyOutcome(60.0, 0.001, 90, 4, WORKERS, Counter(DUTIES), ())
 
 
 def test_a_run_in_which_nobody_was_expelled_has_no_faults() -> None:
@@ -33,7 +33,7 @@ def test_whoever_was_expelled_and_whatever_was_not_done_is_a_fault(fields: dict[
 
 
 def test_what_ends_with_the_job_is_no_loss_and_what_ends_before_is_one() -> None:
-    seen = Seen()
+    seen = SeenWorkers()
     for slot in range(WORKERS):
         seen.feed({"event": "worker_started", "worker_id": f"a.{slot}.0", "pid": 100 + slot})
     seen.feed({"event": "checkpoint_complete", "worker_id": "a.0.0"})

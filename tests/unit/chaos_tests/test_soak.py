@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from chaos_tests.nemesis.membership_view import World
-from chaos_tests.soak import Outcome
+from chaos_tests.nemesis.membership_view import MembershipView
+from chaos_tests.soak import SoakOutcome
 from chaos_tests.support import processes, resources
 from chaos_tests.support.resources import HeldResources
 
 BEFORE = HeldResources(fds=16, threads=13, rss_mb=300.0)
 
 
-def outcome(after: HeldResources, *leftovers: str) -> Outcome:
-    return Outcome(100, {"w": BEFORE}, {"w": after}, leftovers, 10, 1.0)
+def outcome(after: HeldResources, *leftovers: str) -> SoakOutcome:
+    return SoakOutcome(100, {"w": BEFORE}, {"w": after}, leftovers, 10, 1.0)
 
 
 @pytest.mark.parametrize("after", [BEFORE, HeldResources(16, 15, 320.0), HeldResources(16, 5, 200.0)])
@@ -52,7 +52,7 @@ def line(event: str, generation: int, worker: str = "", who: str = "", **fields:
 
 def test_a_world_is_steady_once_all_members_have_its_first_result() -> None:
     """A newcomer says `joined`, the others `op_complete`."""
-    world = World()
+    world = MembershipView()
     world.feed([line("committed", 2, who="leader", members=["a", "b"]), line("op_complete", 2, "a")])
     assert not world.steady
     world.feed([line("joined", 2, "b")])
@@ -61,14 +61,14 @@ def test_a_world_is_steady_once_all_members_have_its_first_result() -> None:
 
 
 def test_a_world_with_a_lost_member_is_not_steady() -> None:
-    world = World()
+    world = MembershipView()
     world.feed([line("committed", 1, who="leader", members=["a"]), line("op_complete", 1, "a")])
     world.feed([line("member_lost", 0, "a", who="leader")])
     assert not world.steady
 
 
 def test_results_of_an_earlier_generation_count_for_nothing() -> None:
-    world = World()
+    world = MembershipView()
     world.feed([line("committed", 3, who="leader", members=["a"]), line("op_complete", 2, "a")])
     assert not world.steady
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chaos_tests.checkers import INVARIANTS, Answer, Invariant, Verdict, judge
+from chaos_tests.checkers import INVARIANTS, CheckerVerdict, Invariant, Truth, judge
 from chaos_tests.checkers.history import Event, History, Run
 from tests.unit.histories import (
     RESULT,
@@ -250,38 +250,38 @@ def invariant(number: str) -> Invariant:
     return next(one for one in INVARIANTS if one.number == number)
 
 
-def verdict(number: str, history: History) -> Verdict:
+def verdict(number: str, history: History) -> CheckerVerdict:
     (finding,) = judge(history, (invariant(number),))
     return finding.verdict
 
 
 @pytest.mark.parametrize("number", [one.number for one in INVARIANTS])
 def test_a_good_history_holds(number: str) -> None:
-    assert verdict(number, good()).answer is Answer.TRUE, verdict(number, good()).because
+    assert verdict(number, good()).answer is Truth.TRUE, verdict(number, good()).because
 
 
 @pytest.mark.parametrize("number", [one.number for one in INVARIANTS])
 def test_an_empty_history_is_never_good(number: str) -> None:
-    assert verdict(number, EMPTY).answer in (Answer.UNKNOWN, Answer.FALSE)
+    assert verdict(number, EMPTY).answer in (Truth.UNKNOWN, Truth.FALSE)
 
 
 def test_who_leaves_in_order_is_enough_to_decide_that_nobody_is_lost() -> None:
     asked = [one for one in drained("drain-node") if one.name != "member_lost"]
     left = with_events(without(good(), "fault_injected", "member_lost"), *asked)
-    assert verdict("I11", left).answer is Answer.TRUE
+    assert verdict("I11", left).answer is Truth.TRUE
 
 
 def test_a_loss_is_no_violation_of_a_drain_while_something_else_happens() -> None:
     other = event(33, "fault_injected", "harness", number=3, fault="kill-leader", target="replica r0", lethal=False)
     over = event(36, "fault_ended", "harness", number=3)
-    assert verdict("I11", with_events(good(), *drained("drain-node"), other, over)).answer is Answer.TRUE
+    assert verdict("I11", with_events(good(), *drained("drain-node"), other, over)).answer is Truth.TRUE
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_a_violation_is_found_by_its_invariant(what: str) -> None:
     number, spoil = BAD[what]
     found = verdict(number, spoil(good()))
-    assert found.answer is Answer.FALSE, found.because
+    assert found.answer is Truth.FALSE, found.because
 
 
 def test_every_invariant_has_a_violation() -> None:
@@ -291,13 +291,13 @@ def test_every_invariant_has_a_violation() -> None:
 @pytest.mark.parametrize("what", UNKNOWN)
 def test_what_cannot_be_said_is_unknown(what: str) -> None:
     number, spoil = UNKNOWN[what]
-    assert verdict(number, spoil(good())).answer is Answer.UNKNOWN
+    assert verdict(number, spoil(good())).answer is Truth.UNKNOWN
 
 
 @pytest.mark.parametrize("what", NOT_APPLICABLE)
 def test_what_cannot_be_asked_of_a_job_is_not_applicable(what: str) -> None:
     number, made = NOT_APPLICABLE[what]
-    assert verdict(number, made(good())).answer is Answer.NOT_APPLICABLE
+    assert verdict(number, made(good())).answer is Truth.NOT_APPLICABLE
 
 
 @pytest.mark.parametrize(
@@ -317,8 +317,8 @@ def test_what_can_be_seen_to_be_wrong_is_false_also_where_the_rest_is_not_applic
     bare = replace(without(spared(drawn(good())), "checkpoint_complete", "checkpoint_read"), keeps=False)
     if number in ("I8", "I9"):
         bare = drawn(good())
-    assert verdict(number, bare).answer is Answer.NOT_APPLICABLE
-    assert verdict(number, spoil(bare)).answer is Answer.FALSE
+    assert verdict(number, bare).answer is Truth.NOT_APPLICABLE
+    assert verdict(number, spoil(bare)).answer is Truth.FALSE
 
 
 def test_a_counterexample_names_its_lines() -> None:
@@ -328,11 +328,11 @@ def test_a_counterexample_names_its_lines() -> None:
 
 
 def test_a_checker_that_fails_says_unknown() -> None:
-    def check(history: History) -> Verdict:
+    def check(history: History) -> CheckerVerdict:
         raise KeyError("rank")
 
     (finding,) = judge(good(), (Invariant("I0", "broken", check),))
-    assert finding.verdict.answer is Answer.UNKNOWN
+    assert finding.verdict.answer is Truth.UNKNOWN
     assert "rank" in finding.verdict.because
 
 
@@ -346,16 +346,16 @@ def test_a_worker_that_was_thawed_and_found_itself_fenced_is_fine() -> None:
         event(5.3, "fault_ended", "harness", number=2),
         event(5.4, "worker_exited", "agent", worker=B, because="found itself fenced"),
     )
-    assert verdict("I4", history).answer is Answer.TRUE
-    assert verdict("I11", history).answer is Answer.TRUE
-    assert verdict("I13", history).answer is Answer.TRUE
+    assert verdict("I4", history).answer is Truth.TRUE
+    assert verdict("I11", history).answer is Truth.TRUE
+    assert verdict("I13", history).answer is Truth.TRUE
 
 
 def test_a_generation_that_was_committed_and_could_not_be_announced_may_be_adopted() -> None:
     adopted = changed(without(good(), "committed"), "etcd_put", members=[A, B, C])
-    assert verdict("I4", adopted).answer is Answer.UNKNOWN, "nothing at all was committed"
+    assert verdict("I4", adopted).answer is Truth.UNKNOWN, "nothing at all was committed"
     told = with_events(adopted, *(one for one in good().faulty.of("committed") if one.generation < 3))
-    assert verdict("I4", told).answer is Answer.TRUE
+    assert verdict("I4", told).answer is Truth.TRUE
 
 
 def test_a_process_that_is_held_in_a_place_without_a_machine_is_no_false_alarm() -> None:
@@ -363,8 +363,8 @@ def test_a_process_that_is_held_in_a_place_without_a_machine_is_no_false_alarm()
         event(2.0, "fault_held", "harness", worker="n.2.9", number=1),
         event(4.9, "member_lost", worker="n.2.9", because="no beat"),
     )
-    assert verdict("I11", with_events(good(), held[1])).answer is Answer.FALSE
-    assert verdict("I11", with_events(good(), *held)).answer is Answer.TRUE
+    assert verdict("I11", with_events(good(), held[1])).answer is Truth.FALSE
+    assert verdict("I11", with_events(good(), *held)).answer is Truth.TRUE
 
 
 def test_a_node_whose_agent_stands_still_may_be_given_up_but_not_its_workers_expelled() -> None:
@@ -373,9 +373,9 @@ def test_a_node_whose_agent_stands_still_may_be_given_up_but_not_its_workers_exp
         event(6.0, "fault_ended", "harness", number=2),
     )
     given_up = event(6.1, "member_lost", worker=B, because="node n is silent")
-    assert verdict("I11", with_events(good(), *frozen, given_up)).answer is Answer.TRUE
+    assert verdict("I11", with_events(good(), *frozen, given_up)).answer is Truth.TRUE
     expelled = event(6.2, "expelled", worker=B, because="node n is silent")
-    assert verdict("I11", with_events(good(), *frozen, given_up, expelled)).answer is Answer.FALSE
+    assert verdict("I11", with_events(good(), *frozen, given_up, expelled)).answer is Truth.FALSE
 
 
 def test_a_script_that_hangs_is_noted_within_the_time_of_its_kind_and_explains_the_stall() -> None:
@@ -390,9 +390,9 @@ def test_a_script_that_hangs_is_noted_within_the_time_of_its_kind_and_explains_t
         )
 
     late = without(stalled(20.0), "finished")
-    assert verdict("I11", late).answer is Answer.FALSE
-    assert verdict("I11", without(stalled(60.0), "finished")).answer is Answer.TRUE
-    assert verdict("I12", stalled(60.0)).answer is Answer.TRUE
+    assert verdict("I11", late).answer is Truth.FALSE
+    assert verdict("I11", without(stalled(60.0), "finished")).answer is Truth.TRUE
+    assert verdict("I12", stalled(60.0)).answer is Truth.TRUE
 
 
 def noted_late(at_s: float) -> History:
@@ -411,42 +411,42 @@ def lasting(number: int, kind: str, target: str, from_s: float, to_s: float) -> 
 
 def test_time_in_which_the_leader_stood_still_does_not_count_for_what_it_has_to_notice() -> None:
     late = noted_late(14)
-    assert verdict("I11", late).answer is Answer.FALSE
+    assert verdict("I11", late).answer is Truth.FALSE
     frozen = lasting(2, "freeze-rendezvous", "elastic.rendezvous", 2.1, 8)
-    assert verdict("I11", with_events(late, *frozen)).answer is Answer.TRUE
+    assert verdict("I11", with_events(late, *frozen)).answer is Truth.TRUE
     short = lasting(2, "freeze-rendezvous", "elastic.rendezvous", 2.1, 3)
-    assert verdict("I11", with_events(late, *short)).answer is Answer.FALSE
+    assert verdict("I11", with_events(late, *short)).answer is Truth.FALSE
 
 
 @pytest.mark.parametrize("kind", ["compact-etcd", "defragment-etcd", "revoke-leases"])
 def test_what_etcd_is_asked_for_excuses_nothing(kind: str) -> None:
     asked = lasting(2, kind, "etcd", 2.1, 6)
-    assert verdict("I11", with_events(noted_late(6.9), *asked)).answer is Answer.TRUE
-    assert verdict("I11", with_events(noted_late(7.5), *asked)).answer is Answer.FALSE
+    assert verdict("I11", with_events(noted_late(6.9), *asked)).answer is Truth.TRUE
+    assert verdict("I11", with_events(noted_late(7.5), *asked)).answer is Truth.FALSE
 
 
 def test_an_outage_of_etcd_excuses_its_own_time_and_a_restart() -> None:
     outage = lasting(2, "freeze-etcd", "etcd", 2.1, 12.1)
-    assert verdict("I11", with_events(noted_late(19), *outage)).answer is Answer.TRUE
-    assert verdict("I11", with_events(noted_late(21), *outage)).answer is Answer.FALSE
+    assert verdict("I11", with_events(noted_late(19), *outage)).answer is Truth.TRUE
+    assert verdict("I11", with_events(noted_late(21), *outage)).answer is Truth.FALSE
     asked = lasting(3, "compact-etcd", "etcd", 13, 20)
-    assert verdict("I11", with_events(noted_late(21), *outage, *asked)).answer is Answer.FALSE
+    assert verdict("I11", with_events(noted_late(21), *outage, *asked)).answer is Truth.FALSE
     back = event(12.2, "attending", "agent")
-    assert verdict("I11", with_events(noted_late(17), *outage, back)).answer is Answer.TRUE
-    assert verdict("I11", with_events(noted_late(19), *outage, back)).answer is Answer.FALSE
+    assert verdict("I11", with_events(noted_late(17), *outage, back)).answer is Truth.TRUE
+    assert verdict("I11", with_events(noted_late(19), *outage, back)).answer is Truth.FALSE
 
 
 def test_a_rendezvous_that_was_killed_excuses_the_time_until_there_is_another() -> None:
     killed = lasting(2, "kill-rendezvous", "elastic.rendezvous", 2.1, 2.1)
-    assert verdict("I11", with_events(noted_late(9.9), *killed)).answer is Answer.TRUE
-    assert verdict("I11", with_events(noted_late(10.3), *killed)).answer is Answer.FALSE
-    assert verdict("I11", with_events(noted_late(9.9), *killed, event(4, "attending", "agent"))).answer is Answer.FALSE
+    assert verdict("I11", with_events(noted_late(9.9), *killed)).answer is Truth.TRUE
+    assert verdict("I11", with_events(noted_late(10.3), *killed)).answer is Truth.FALSE
+    assert verdict("I11", with_events(noted_late(9.9), *killed, event(4, "attending", "agent"))).answer is Truth.FALSE
 
 
 def test_outages_one_after_the_other_do_not_excuse_a_loss_for_ever() -> None:
     outages = [one for n in range(10) for one in lasting(2 + n, "freeze-etcd", "etcd", 2.1 + 4 * n, 6 + 4 * n)]
-    assert verdict("I11", with_events(noted_late(21.9), *outages)).answer is Answer.TRUE
-    assert verdict("I11", with_events(noted_late(22.3), *outages)).answer is Answer.FALSE
+    assert verdict("I11", with_events(noted_late(21.9), *outages)).answer is Truth.TRUE
+    assert verdict("I11", with_events(noted_late(22.3), *outages)).answer is Truth.FALSE
 
 
 def test_time_in_which_a_fault_lasts_is_no_stall() -> None:
@@ -455,20 +455,20 @@ def test_time_in_which_a_fault_lasts_is_no_stall() -> None:
         event(58, "fault_ended", "harness", number=2),
         event(60, "steps_seen", "harness", applied=4),
     )
-    assert verdict("I12", with_events(good(), *long)).answer is Answer.TRUE
+    assert verdict("I12", with_events(good(), *long)).answer is Truth.TRUE
 
 
 def test_a_checkpoint_that_was_too_large_to_be_read_is_not_called_whole() -> None:
     assert "2 times" in verdict("I14", good()).because
     one = changed(good(), "checkpoint_read", read=False)
-    assert verdict("I14", one).answer is Answer.TRUE
+    assert verdict("I14", one).answer is Truth.TRUE
     assert "1 times one that was called complete was read" in verdict("I14", one).because
     assert "1 times one was too large" in verdict("I14", one).because
     read = good().faulty.of("checkpoint_read")
     none = with_events(
         without(good(), "checkpoint_read"), *(Event({**one.line, "read": False}, one.at) for one in read)
     )
-    assert verdict("I14", none).answer is Answer.UNKNOWN
+    assert verdict("I14", none).answer is Truth.UNKNOWN
 
 
 def test_who_is_cut_off_from_the_others_may_be_given_up_but_not_who_is_cut_off_from_deciders_alone() -> None:
@@ -480,8 +480,8 @@ def test_who_is_cut_off_from_the_others_may_be_given_up_but_not_who_is_cut_off_f
             event(6.1, "member_lost", worker=B, because="node n is silent"),
         )
 
-    assert verdict("I11", given_up("cut-pair")).answer is Answer.TRUE
-    assert verdict("I11", given_up("cut-control")).answer is Answer.FALSE
+    assert verdict("I11", given_up("cut-pair")).answer is Truth.TRUE
+    assert verdict("I11", given_up("cut-control")).answer is Truth.FALSE
 
 
 def test_who_is_cut_off_from_everybody_has_to_be_expelled_in_time() -> None:
@@ -490,8 +490,8 @@ def test_who_is_cut_off_from_everybody_has_to_be_expelled_in_time() -> None:
         event(17.1, "fault_ended", "harness", number=2),
     )
     alive = with_events(without(good(), "finished"), *cut)
-    assert verdict("I11", alive).answer is Answer.FALSE
-    assert verdict("I11", with_events(alive, event(9.0, "member_lost", worker=B))).answer is Answer.TRUE
+    assert verdict("I11", alive).answer is Truth.FALSE
+    assert verdict("I11", with_events(alive, event(9.0, "member_lost", worker=B))).answer is Truth.TRUE
 
 
 ENTRY = "step-000000000002.0.g2-c105d2d3"
@@ -501,10 +501,10 @@ def test_a_checkpoint_that_the_harness_has_damaged_is_found_damaged_and_not_gone
     damaged = changed(good(), "checkpoint_read", problem="")
     read = event(9.8, "checkpoint_read", "harness", place="disk", entry=ENTRY, at="the end", problem="is damaged")
     spoiled = event(6.0, "fault_injected", "harness", worker=B, number=2, fault="corrupt-checkpoint", spoiled=ENTRY)
-    assert verdict("I14", with_events(damaged, read)).answer is Answer.FALSE
-    assert verdict("I14", with_events(damaged, spoiled, read)).answer is Answer.TRUE
+    assert verdict("I14", with_events(damaged, read)).answer is Truth.FALSE
+    assert verdict("I14", with_events(damaged, spoiled, read)).answer is Truth.TRUE
     torn = event(5.0, "checkpoint_read", "harness", place="disk", entry=ENTRY, at="completion", problem="is damaged")
-    assert verdict("I14", with_events(damaged, spoiled, torn)).answer is Answer.FALSE, "before it was damaged"
+    assert verdict("I14", with_events(damaged, spoiled, torn)).answer is Truth.FALSE, "before it was damaged"
     gone_on = event(7.0, "state_restored", D, 4, entry=ENTRY, step=2)
-    assert verdict("I14", with_events(damaged, gone_on)).answer is Answer.TRUE
-    assert verdict("I14", with_events(damaged, spoiled, gone_on)).answer is Answer.FALSE
+    assert verdict("I14", with_events(damaged, gone_on)).answer is Truth.TRUE
+    assert verdict("I14", with_events(damaged, spoiled, gone_on)).answer is Truth.FALSE

@@ -16,43 +16,46 @@ from types import SimpleNamespace
 import pytest
 
 from chaos_tests.failpoints import injected
-from chaos_tests.failpoints.orders import Orders
+from chaos_tests.failpoints.orders import FailpointOrders
 from chaos_tests.scenario import failpoints
 from chaos_tests.scenario.catalogue import CATALOGUE
-from chaos_tests.scenario.failpoints import Act, Order
-from chaos_tests.scenario.faults import Ambush, When
+from chaos_tests.scenario.failpoints import Act, FailpointOrder
+from chaos_tests.scenario.faults import AtFailpoint, When
 from chaos_tests.scenario.schedule import PRESETS, plan
 
 ME = "local.1.0"
 
 
 @pytest.fixture
-def orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Orders:
+def orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FailpointOrders:
     monkeypatch.setenv("ELASTIC_WORKER_ID", ME)
-    return Orders(tmp_path / "ambush")
+    return FailpointOrders(tmp_path / "ambush")
 
 
-def look(orders: Orders, point: str, step: int = 7) -> bool:
+def look(orders: FailpointOrders, point: str, step: int = 7) -> bool:
     """Whether this process was struck there."""
     injected._Place.step = step
     try:
         injected._look_in(orders.environment("")[failpoints.VARIABLE])(point)
-    except injected.Ambushed:
+    except injected.FailpointError:
         return True
     return False
 
 
-def test_an_order_is_carried_out_once_at_its_point(orders: Orders) -> None:
-    orders.give(Order(3, failpoints.IN_SHARD, Act.RAISE), ME)
+def test_an_order_is_carried_out_once_at_its_point(orders: FailpointOrders) -> None:
+    orders.give(FailpointOrder(3, failpoints.IN_SHARD, Act.RAISE), ME)
     assert not look(orders, failpoints.BETWEEN) and orders.carried_out() == []
     assert look(orders, failpoints.IN_SHARD) and not look(orders, failpoints.IN_SHARD)
     (done,) = orders.carried_out()
     assert (done["number"], done["worker_id"], done["pid"]) == (3, ME, os.getpid())
-    assert not orders.withdraw(Order(3, failpoints.IN_SHARD, Act.RAISE), ME), "it is too late"
+    assert not orders.withdraw(FailpointOrder(3, failpoints.IN_SHARD, Act.RAISE), ME), "it is too late"
 
 
-def test_an_order_for_another_worker_or_step_is_left(orders: Orders) -> None:
-    other, later = Order(1, failpoints.IN_SHARD, Act.RAISE), Order(2, failpoints.IN_SHARD, Act.RAISE, step=9)
+def test_an_order_for_another_worker_or_step_is_left(orders: FailpointOrders) -> None:
+    other, later = (
+        FailpointOrder(1, failpoints.IN_SHARD, Act.RAISE),
+        FailpointOrder(2, failpoints.IN_SHARD, Act.RAISE, step=9),
+    )
     orders.give(other, "local.1.01")
     orders.give(later)
     assert not look(orders, failpoints.IN_SHARD)
@@ -60,7 +63,7 @@ def test_an_order_for_another_worker_or_step_is_left(orders: Orders) -> None:
     assert look(orders, failpoints.IN_SHARD, step=9)
 
 
-def test_what_is_no_order_disturbs_nobody(orders: Orders, tmp_path: Path) -> None:
+def test_what_is_no_order_disturbs_nobody(orders: FailpointOrders, tmp_path: Path) -> None:
     for name, content in (("a", b""), ("b", b"[]"), ("c", b'{"act": "dance"}'), ("d", b"\xff")):
         (tmp_path / "ambush" / "pending" / f"{ME}-{name}").write_bytes(content)
     assert not look(orders, failpoints.IN_SHARD)
@@ -122,7 +125,7 @@ class Disk:
 
 
 @pytest.fixture
-def disk(orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+def disk(orders: FailpointOrders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
     monkeypatch.setattr(injected._Disk, "until_s", 0.0)
     monkeypatch.setattr(injected, "SLOW_S", 0.2)
 
@@ -135,9 +138,9 @@ def disk(orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dis
     return Made(tmp_path)
 
 
-def test_a_disk_that_fails_answers_with_errors_for_a_while(orders: Orders, disk: Disk) -> None:
+def test_a_disk_that_fails_answers_with_errors_for_a_while(orders: FailpointOrders, disk: Disk) -> None:
     disk.sync("_periodic/part-0")
-    orders.give(Order(4, failpoints.IN_WRITE, Act.DISK_FAILS, for_s=600.0), ME)
+    orders.give(FailpointOrder(4, failpoints.IN_WRITE, Act.DISK_FAILS, for_s=600.0), ME)
     for _ in range(3):
         with pytest.raises(OSError, match="by the chaos harness") as failed:
             disk.sync("_periodic/part-0")
@@ -151,15 +154,15 @@ def test_a_disk_that_fails_answers_with_errors_for_a_while(orders: Orders, disk:
     assert len(orders.carried_out()) == 1
 
 
-def test_a_slow_disk_takes_its_time_and_does_what_it_is_asked(orders: Orders, disk: Disk) -> None:
-    orders.give(Order(4, failpoints.IN_WRITE, Act.DISK_SLOW, for_s=600.0), ME)
+def test_a_slow_disk_takes_its_time_and_does_what_it_is_asked(orders: FailpointOrders, disk: Disk) -> None:
+    orders.give(FailpointOrder(4, failpoints.IN_WRITE, Act.DISK_SLOW, for_s=600.0), ME)
     begun_s = time.monotonic()
     disk.sync("_periodic/part-0")
     disk.sync("_periodic/part-1")
     assert time.monotonic() - begun_s >= 0.4 and disk.synced == 2
 
 
-def test_a_process_of_the_job_has_the_points_and_its_own_sitecustomize(orders: Orders, tmp_path: Path) -> None:
+def test_a_process_of_the_job_has_the_points_and_its_own_sitecustomize(orders: FailpointOrders, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os; os.environ['HIDDEN'] = 'found'")
     program = """
 import json, os, sys
@@ -182,11 +185,11 @@ print(json.dumps([os.environ.get("HIDDEN"), [one.__module__ for one in patched]]
     assert modules == ["chaos_tests.failpoints.injected"] * 11
 
 
-@pytest.mark.parametrize("kind", [kind for kind, it in CATALOGUE.items() if isinstance(it.fault, Ambush)])
+@pytest.mark.parametrize("kind", [kind for kind, it in CATALOGUE.items() if isinstance(it.fault, AtFailpoint)])
 def test_an_ambush_is_at_points_that_there_are(kind: str) -> None:
     fault = CATALOGUE[kind].fault
     known = {value for name, value in vars(failpoints).items() if name.isupper() and isinstance(value, str)}
-    assert isinstance(fault, Ambush) and fault.places and set(fault.places) <= known
+    assert isinstance(fault, AtFailpoint) and fault.places and set(fault.places) <= known
 
 
 def test_the_first_and_the_last_step_come_once() -> None:

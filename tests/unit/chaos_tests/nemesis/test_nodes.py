@@ -20,13 +20,13 @@ import pytest
 
 from chaos_tests.cluster.cluster_job import NodesJob
 from chaos_tests.cluster.job_handle import JobFailed
-from chaos_tests.failpoints.orders import Orders
+from chaos_tests.failpoints.orders import FailpointOrders
 from chaos_tests.nemesis import checkpoint_damage, nodes, out_of_memory
-from chaos_tests.nemesis.membership_view import World
-from chaos_tests.nemesis.nemesis import Breaker
-from chaos_tests.nemesis.scene import NotNow, Running, Scene, Teller, Victims
+from chaos_tests.nemesis.membership_view import MembershipView
+from chaos_tests.nemesis.nemesis import Nemesis
+from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene, Teller, Victims
 from chaos_tests.nemesis.signals import Impossible
-from chaos_tests.scenario.catalogue import CATALOGUE, Kind
+from chaos_tests.scenario.catalogue import CATALOGUE, FaultKind
 from chaos_tests.scenario.faults import Damage, LoseAll, NoticeNode, OnCluster, OnMachine, Strike
 from chaos_tests.scenario.schedule import Planned
 from chaos_tests.support import processes, resources
@@ -47,8 +47,8 @@ def line(event: str, worker: str = "", generation: int = 1, **fields: object) ->
     return {"event": event, "worker_id": worker, "who": worker, "generation": generation, "pid": 1, **fields}
 
 
-def steady() -> World:
-    world = World()
+def steady() -> MembershipView:
+    world = MembershipView()
     members = ["a.0.0", "b.0.0"]
     world.feed([line("committed", members=members), *(line("op_complete", member) for member in members)])
     return world
@@ -63,7 +63,7 @@ class Stage:
         self._journal = Journal(journal_path(home, "harness"), "job", "harness", "harness")
         teller = Teller(self._journal, lambda text: None)
         self.scene = Scene(
-            world, Victims(world, 1), teller, Orders(home / "ambush"), home, "no mark", steps=10, nodes=over
+            world, Victims(world, 1), teller, FailpointOrders(home / "ambush"), home, "no mark", steps=10, nodes=over
         )
 
     def noted(self) -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ def on_machine(tmp_path: Path) -> Iterator[Stage]:
 
 def skipped(stage: Stage, kind: str) -> str:
     """Why."""
-    breaker = Breaker([Planned(1, 0.0, kind)], stage.scene)
+    breaker = Nemesis([Planned(1, 0.0, kind)], stage.scene)
     breaker.begin()
     breaker.poll([], 1)
     (noted,) = stage.noted()
@@ -139,7 +139,7 @@ def test_an_intruder_that_is_admitted_is_a_fault_that_was_never_seen(
 
     monkeypatch.setattr(nodes, "attend", attend)
     job.cluster.client = cast(Any, SimpleNamespace(replicas=("r0", "r1")))
-    breaker = Breaker([Planned(1, 0.0, "intrude")], on_nodes.scene)
+    breaker = Nemesis([Planned(1, 0.0, "intrude")], on_nodes.scene)
     breaker.begin()
     for _ in range(2):
         breaker.poll([], 1)
@@ -190,7 +190,7 @@ def test_a_notice_ends_when_the_workers_have_left(on_nodes: Stage, job: NodesJob
     nodes.notice_node(scene, Planned(1, 0.0, "notice-node"), scene.victims.healthy(), NoticeNode(0.0, true))
     (told,) = on_nodes.noted()
     assert told["event"] == "fault_injected" and not told["lethal"], "a worker that leaves is no loss"
-    breaker = Breaker([], scene)
+    breaker = Nemesis([], scene)
     breaker.poll([], 1)
     assert cloud.log == ["goes in 0 s"]
     scene.world.ended.add(told["worker_id"])
@@ -268,10 +268,10 @@ def test_a_checkpoint_that_is_damaged_already_is_not_damaged_again(
 
 def test_a_loss_of_all_lasts_until_all_are_at_work_again_and_who_begins_meanwhile_is_hit_too(on_nodes: Stage) -> None:
     scene = on_nodes.scene
-    lost = Running(Planned(1, 0.0, "corrupt-checkpoint"), 0.0, hit={"a.0.0", "b.0.0"}, injected=True)
+    lost = RunningFault(Planned(1, 0.0, "corrupt-checkpoint"), 0.0, hit={"a.0.0", "b.0.0"}, injected=True)
     lost.reach, lost.until_steady = frozenset("ab"), True
     scene.running.append(lost)
-    breaker = Breaker([], scene)
+    breaker = Nemesis([], scene)
 
     def hear(*lines: dict[str, object]) -> list[str]:
         told = [{**one, "t_mono_ns": 1} for one in lines]
@@ -352,12 +352,12 @@ def test_who_does_not_end_when_it_is_asked_to_is_killed_after_its_grace(
     on_machine: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the fault has ended only when the agent has seen it."""
-    monkeypatch.setitem(cast(Any, CATALOGUE), "terminate", Kind(Strike(signal.SIGTERM, grace_s=0.2), ""))
+    monkeypatch.setitem(cast(Any, CATALOGUE), "terminate", FaultKind(Strike(signal.SIGTERM, grace_s=0.2), ""))
     deaf = "import signal\nsignal.signal(15, lambda *_: print())\nprint()\nwhile True: time.sleep(600)"
     with process(deaf) as one, process(deaf) as other:
         world = on_machine.scene.world
         world.pids = {"a.0.0": one.pid, "b.0.0": other.pid}
-        breaker = Breaker([Planned(1, 0.0, "terminate")], on_machine.scene)
+        breaker = Nemesis([Planned(1, 0.0, "terminate")], on_machine.scene)
         breaker.begin()
         breaker.poll([], 1)
         ((hit, pid),) = [(noted["worker_id"], noted["pid"]) for noted in on_machine.noted()]
@@ -382,7 +382,7 @@ def test_what_cannot_be_ended_now_is_ended_later(on_machine: Stage) -> None:
 
     scene = on_machine.scene
     scene.lasts(Planned(1, 0.0, "kill-leader"), 0.0, end, "")
-    breaker = Breaker([], scene)
+    breaker = Nemesis([], scene)
     for _ in range(5):
         breaker.poll([], 1)
     assert len(tries) == 3

@@ -15,7 +15,7 @@ from chaos_tests import cli
 from chaos_tests import cli as chaos
 from chaos_tests.checkers import judge
 from chaos_tests.checkers.history import Run
-from chaos_tests.nemesis.membership_view import World
+from chaos_tests.nemesis.membership_view import MembershipView
 from chaos_tests.report import documents, plots
 from chaos_tests.report.story import histogram, tell
 from chaos_tests.run import request
@@ -97,7 +97,7 @@ def line(event: str, worker: str = "", generation: int = 0, **fields: object) ->
 
 
 def test_a_world_knows_who_holds_the_state_and_who_is_on_the_way() -> None:
-    world = World()
+    world = MembershipView()
     world.feed([line("committed", generation=1, members=["a", "b"])])
     world.feed([line("op_complete", "a", 1), line("op_complete", "b", 1)])
     assert list(world.holders) == ["a", "b"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.cluster.cloud_metadata import AzureHost, Ec2, Gce, Reply, Service
+from chaos_tests.cluster.cloud_metadata import AzureHost, Ec2, Gce, MetadataService, Reply
 from elastic.preemption import aws, azure, gcp
 from elastic.preemption.aws import Aws
 from elastic.preemption.azure import Azure
@@ -46,15 +46,15 @@ def host() -> Iterator[AzureHost]:
         yield service
 
 
-def of_ec2(service: Service) -> Aws:
+def of_ec2(service: MetadataService) -> Aws:
     return Aws({aws.ENDPOINT: f"http://{service.address}"})
 
 
-def of_gce(service: Service, key: str = gcp.PREEMPTED) -> Gcp:
+def of_gce(service: MetadataService, key: str = gcp.PREEMPTED) -> Gcp:
     return Gcp({gcp.HOST: service.address}, key)
 
 
-def of_azure(service: Service) -> Azure:
+def of_azure(service: MetadataService) -> Azure:
     return Azure({azure.HOST: f"http://{service.address}"})
 
 
@@ -63,7 +63,7 @@ def of_azure(service: Service) -> Azure:
     [(Ec2, Aws), (Gce, lambda it: Gcp(it, gcp.PREEMPTED)), (AzureHost, Azure)],
 )
 def test_a_machine_is_reclaimed_and_given_back(
-    cloud: type[Service], made: Callable[[Mapping[str, str]], Source]
+    cloud: type[MetadataService], made: Callable[[Mapping[str, str]], Source]
 ) -> None:
     with cloud() as service:
         source = made(service.environment)
@@ -229,7 +229,7 @@ def test_a_completed_azure_event_is_gone(host: AzureHost) -> None:
 # ------------------------------------------------------------------------------------------------ every service
 
 
-TROUBLES: list[Callable[[Service], Reply | Callable[[], Reply]]] = [
+TROUBLES: list[Callable[[MetadataService], Reply | Callable[[], Reply]]] = [
     lambda service: Reply(429),
     lambda service: Reply(500),
     lambda service: Reply(503, "<html>try again</html>"),
@@ -243,9 +243,9 @@ TROUBLES: list[Callable[[Service], Reply | Callable[[], Reply]]] = [
 @pytest.mark.parametrize("trouble", TROUBLES, ids=["429", "500", "503", "garbage", "other JSON", "endless", "hangs"])
 @pytest.mark.parametrize(("kind", "of"), [(Ec2, of_ec2), (Gce, of_gce), (AzureHost, of_azure)])
 def test_a_service_in_trouble_is_said_to_be_and_works_again_afterwards(
-    kind: type[Service],
-    of: Callable[[Service], Source],
-    trouble: Callable[[Service], Reply | Callable[[], Reply]],
+    kind: type[MetadataService],
+    of: Callable[[MetadataService], Source],
+    trouble: Callable[[MetadataService], Reply | Callable[[], Reply]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module in (aws, gcp, azure):
@@ -265,7 +265,7 @@ def test_a_service_in_trouble_is_said_to_be_and_works_again_afterwards(
 
 
 @pytest.mark.parametrize("of", [of_ec2, of_gce, of_azure])
-def test_nobody_at_the_address_is_trouble_too(of: Callable[[Service], Source]) -> None:
+def test_nobody_at_the_address_is_trouble_too(of: Callable[[MetadataService], Source]) -> None:
     with Ec2() as gone:
         source = of(gone)
     with pytest.raises(Unanswered, match="refused"):
