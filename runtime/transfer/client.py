@@ -17,14 +17,14 @@ from runtime.ring.tls import PLAIN, Seal
 from runtime.session import Copy, JoinMeta, Op, OpKind
 from runtime.state.training_state import Carrier
 from runtime.transfer.connection import CopyConnection, CopyFailed, open_copy
-from runtime.transfer.result_log import Entry
+from runtime.transfer.result_log import LoggedResult
 
 CONNECT_S = 5.0
 ANSWER_S = 20.0
 """A member that answers nothing at all for so long is not asked any further; it answers "later" much earlier."""
 
 
-class Asker:
+class CopyClient:
     """Who asks, and for which job. One question at a time, by the user's thread; any thread may abort it.
 
     Most questions have a connection each. That to the donor of a newcomer lasts from the copy until it has caught up,
@@ -199,9 +199,9 @@ def parse_result(answer: dict[str, Json], blobs: Sequence[torch.Tensor]) -> Part
         return replace(parse_term(meta).meta, flats=flats)
 
 
-def parse_results(first: int, answer: dict[str, Json], blobs: Sequence[torch.Tensor]) -> list[Entry]:
+def parse_results(first: int, answer: dict[str, Json], blobs: Sequence[torch.Tensor]) -> list[LoggedResult]:
     """The results of operations ``first``, ``first + 1``, ... Raises CopyFailed as parse_result does."""
-    entries: list[Entry] = []
+    entries: list[LoggedResult] = []
     at = 0
     with _well_formed("list of results"):
         for part in cast(list[dict[str, Json]], answer["results"]):
@@ -210,7 +210,7 @@ def parse_results(first: int, answer: dict[str, Json], blobs: Sequence[torch.Ten
             fingerprint = cast(dict[str, str], part["fingerprint"])
             if not isinstance(fingerprint, dict):
                 raise TypeError("a fingerprint is no object")
-            entries.append(Entry(first + len(entries), parse_op(part["about"]), fingerprint, result))
+            entries.append(LoggedResult(first + len(entries), parse_op(part["about"]), fingerprint, result))
             at += count
     return entries
 

@@ -35,7 +35,7 @@ def digest(header: dict[str, Json]) -> str:
     return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
-class Gathering:
+class MultiSourceCopy:
     """Threads: the newcomer's own asks the donor, one more each helper. What a helper cannot send the donor sends."""
 
     def __init__(self, number: int, header: dict[str, Json]) -> None:

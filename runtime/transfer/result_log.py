@@ -19,7 +19,7 @@ ENTRY_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LoggedResult:
     """One operation as its members had it. fingerprint: see Session.begin."""
 
     number: int
@@ -37,7 +37,7 @@ class ResultLog:
     """Not thread-safe: guarded by its owner's lock."""
 
     def __init__(self) -> None:
-        self._entries: deque[Entry] = deque()
+        self._entries: deque[LoggedResult] = deque()
         self._needs: dict[Hashable, int] = {}
         self._nbytes = 0
         self._limit_bytes = 0
@@ -58,7 +58,7 @@ class ResultLog:
         if self._needs.pop(follower, None) is not None:
             self._trim()
 
-    def append(self, entry: Entry) -> bool:
+    def append(self, entry: LoggedResult) -> bool:
         """Whether its own tensors are held now. Beyond the limit everything is dropped: whoever follows has to begin
         anew."""
         if not self._needs:
@@ -75,7 +75,7 @@ class ResultLog:
             self._trim()
         return bool(self._entries) and not copied
 
-    def since(self, follower: Hashable, number: int, most_bytes: int) -> list[Entry]:
+    def since(self, follower: Hashable, number: int, most_bytes: int) -> list[LoggedResult]:
         """Its next results, from operation ``number`` on: at least one, more while they fit; none if it is not held.
 
         Frees what nobody needs any more: the results before ``number``, unless another follower is behind.
@@ -84,7 +84,7 @@ class ResultLog:
             return []
         self._needs[follower] = number
         self._trim()
-        found: list[Entry] = []
+        found: list[LoggedResult] = []
         for entry in self._entries:
             if entry.number >= number and (not found or most_bytes >= entry.nbytes):
                 found.append(entry)

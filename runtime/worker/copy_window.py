@@ -14,7 +14,7 @@ LATER_S = 5.0
 """How long a newcomer's question waits here for its answer; then it is asked again, here or elsewhere."""
 
 
-class Window:
+class CopyWindow:
     """Fields are read while holding ``standing.changed``."""
 
     def __init__(self, standing: SharedWorkerState) -> None:

@@ -45,9 +45,9 @@ from runtime.state.encoding import to_blobs
 from runtime.state.training_state import Carrier
 from runtime.transfer.connection import CopyConnection, CopyFailed
 from runtime.transfer.multi_source import digest, send_parts
-from runtime.transfer.result_log import Entry, ResultLog
-from runtime.worker.copy_window import LATER_S, Window
-from runtime.worker.held_copy import LOG_BYTES_MIN, Holder, log_bytes
+from runtime.transfer.result_log import LoggedResult, ResultLog
+from runtime.worker.copy_window import LATER_S, CopyWindow
+from runtime.worker.held_copy import LOG_BYTES_MIN, CopyHolder, log_bytes
 from runtime.worker.state_owner import SharedWorkerState
 
 CERTAINLY_BYTES_PER_S = 8 << 30
@@ -57,14 +57,14 @@ RESULTS_BYTES = 64 << 20
 """Results in one answer, if there are several."""
 
 
-class Donor:
+class CopyServer:
     def __init__(self, standing: SharedWorkerState, journal: Journal) -> None:
         self._standing = standing
         self.carrier: Carrier | None = None
         self.meta: JoinMeta | None = None
-        self._window = Window(standing)
+        self._window = CopyWindow(standing)
         self._log = ResultLog()
-        self._holder = Holder(standing, self._window, self._log, journal)
+        self._holder = CopyHolder(standing, self._window, self._log, journal)
         self._too_slow: set[str] = set()
         """Newcomers whose copy was cut off."""
         self._no_memory_until_s: dict[str, float] = {}
@@ -92,7 +92,7 @@ class Donor:
 
     def keep(self, number: int, op: Op, fingerprint: dict[str, str], result: Partial) -> None:
         """An operation is complete here. Called under the lock."""
-        entry = Entry(number, op, fingerprint, result)
+        entry = LoggedResult(number, op, fingerprint, result)
         self._last, self._largest_bytes = (number, op, fingerprint), max(self._largest_bytes, entry.nbytes)
         held = self._log.append(entry)
         self._standing.keep(result, shared=held)
@@ -255,7 +255,7 @@ class Donor:
 
     def _serve_next(self, connection: CopyConnection, newcomer: str, number: int, join: bool, base: int) -> None:
         standing = self._standing
-        entries: list[Entry] = []
+        entries: list[LoggedResult] = []
         with standing.changed:
             if not join and standing.position.donor and number == standing.position.reduced:
                 self._follow_anew(connection, number)
@@ -288,7 +288,7 @@ class Donor:
             later = f"operation {number} is not complete here, or this is not the donor"
             connection.send({"later": later, "donor": p.donor})
 
-    def _since(self, connection: CopyConnection, number: int) -> list[Entry]:
+    def _since(self, connection: CopyConnection, number: int) -> list[LoggedResult]:
         """The results from operation ``number`` on, as far as they are held and fit into an answer. A newcomer whose
         donor died may find the last one here, though nothing was kept for it. Called under the lock."""
         result = self._standing.result
@@ -297,7 +297,7 @@ class Donor:
         if self._last is None or result is None or not self._last[0] == number == self._standing.position.kept:
             return []
         self._follow_anew(connection, number + 1)
-        return [Entry(*self._last, result)]
+        return [LoggedResult(*self._last, result)]
 
     def _follow_anew(self, connection: CopyConnection, number: int) -> None:
         """Keep the results from the operation in progress on, unless that is done already. Called under the lock."""
@@ -369,7 +369,7 @@ class Donor:
         connection.send({"state": header}, blobs)
 
 
-def _send_entries(connection: CopyConnection, entries: Sequence[Entry]) -> None:
+def _send_entries(connection: CopyConnection, entries: Sequence[LoggedResult]) -> None:
     parts = [result_json(entry.result) for entry in entries]
     about: list[Json] = [
         {"about": op_json(entry.op), "fingerprint": dict(entry.fingerprint), **part}

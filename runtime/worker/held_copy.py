@@ -16,7 +16,7 @@ from runtime.reduction.partial_sum import Json
 from runtime.state.available_memory import available_bytes
 from runtime.transfer.connection import CopyConnection
 from runtime.transfer.result_log import ResultLog
-from runtime.worker.copy_window import LATER_S, Window
+from runtime.worker.copy_window import LATER_S, CopyWindow
 from runtime.worker.state_owner import SharedWorkerState
 
 HOLD_BYTES_PER_S = 1 << 30
@@ -60,7 +60,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldState:
+class HeldCopy:
     """What a donor sends: the state as it was when operation ``number`` was handed out."""
 
     number: int
@@ -69,23 +69,23 @@ class HeldState:
     blobs: list[torch.Tensor]
 
 
-class Holder:
+class CopyHolder:
     """Holds one copy at a time, as long as somebody reads it. Called by the threads of requests."""
 
-    def __init__(self, standing: SharedWorkerState, window: Window, log: ResultLog, journal: Journal) -> None:
+    def __init__(self, standing: SharedWorkerState, window: CopyWindow, log: ResultLog, journal: Journal) -> None:
         self._standing = standing
         self._window = window
         self._log = log
         self._journal = journal
         self._making = False
-        self._held: HeldState | None = None
+        self._held: HeldCopy | None = None
         self._readers = 0
         self._told = False
         self.has_memory = True
         """There was enough when a copy was wanted last."""
 
     @contextmanager
-    def copy(self, reader: CopyConnection, wanted: Callable[[], bool], capture: Capture) -> Iterator[HeldState | None]:
+    def copy(self, reader: CopyConnection, wanted: Callable[[], bool], capture: Capture) -> Iterator[HeldCopy | None]:
         """A copy to send: the one that others read, or a new one. The reader follows the log from its operation on.
 
         wanted: whether the state of the operation in progress is. None: there was no window in time, no memory, or the
@@ -111,7 +111,7 @@ class Holder:
                 if not self._readers:
                     self._held = None
 
-    def _share(self, reader: CopyConnection) -> HeldState | None:
+    def _share(self, reader: CopyConnection) -> HeldCopy | None:
         held = self._held
         if held is not None and self._log.holds_all_since(held.number):
             self._log.follow(reader, held.number, LOG_BYTES_MIN)
@@ -119,7 +119,7 @@ class Holder:
             return held
         return None
 
-    def _make(self, reader: CopyConnection, wanted: Callable[[], bool], capture: Capture) -> HeldState | None:
+    def _make(self, reader: CopyConnection, wanted: Callable[[], bool], capture: Capture) -> HeldCopy | None:
         """Inside a window, whose end waits for it; so not at its end, unless windows are shorter than that anyway.
 
         A first window tells how much memory it takes.
@@ -143,7 +143,7 @@ class Holder:
                 about, header, blobs = capture()
                 sizes = [blob.numel() for blob in blobs]
                 if room.sizes and room.sizes == sizes:  # else what the script trains has grown since
-                    held = HeldState(number, about, header, room.fill(blobs))
+                    held = HeldCopy(number, about, header, room.fill(blobs))
                     ms = round(1000 * (time.monotonic() - begun_s), 1)
                     self._journal.write("state_held", op=number, bytes=room.nbytes, ms=ms)
                     return held

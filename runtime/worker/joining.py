@@ -24,10 +24,10 @@ from runtime.guards import checks
 from runtime.reduction.partial_sum import Json, Partial
 from runtime.session import Copy, JoinMeta, Op, OpKind
 from runtime.state.training_state import Carrier
-from runtime.transfer.client import ANSWER_S, Asker, parse_result, parse_results, parse_state
+from runtime.transfer.client import ANSWER_S, CopyClient, parse_result, parse_results, parse_state
 from runtime.transfer.connection import CopyConnection, CopyFailed
-from runtime.transfer.multi_source import Gathering, Open
-from runtime.transfer.result_log import Entry
+from runtime.transfer.multi_source import MultiSourceCopy, Open
+from runtime.transfer.result_log import LoggedResult
 from runtime.worker.leader_orders import Orders
 from runtime.worker.state_owner import SharedWorkerState
 
@@ -38,10 +38,10 @@ RETRY_MAX_S = 1.0
 MEMBERS = "the members"
 
 
-class Admission:
+class JoinProtocol:
     """Used by the user's thread of a newcomer."""
 
-    def __init__(self, standing: SharedWorkerState, orders: Orders, asker: Asker, journal: Journal) -> None:
+    def __init__(self, standing: SharedWorkerState, orders: Orders, asker: CopyClient, journal: Journal) -> None:
         self._standing = standing
         self._orders = orders
         self._asker = asker
@@ -58,7 +58,7 @@ class Admission:
         because its answer was lost: then this worker may be a member after it. A loss voids that."""
         self._copied_here = False
         """The state was copied in this `join`, so what the script told before says nothing of it."""
-        self._results: deque[Entry] = deque()
+        self._results: deque[LoggedResult] = deque()
         self._behind = False
         self._bound = False
         """What the script did for the step it is at holds for no other one."""
@@ -71,7 +71,7 @@ class Admission:
         """The donor of the last copy keeps the results from there on."""
         self._waited_for = False
         """The operation of the last copy waits for this worker."""
-        self._gathering: Gathering | None = None
+        self._gathering: MultiSourceCopy | None = None
         """A copy of which the donor was lost before all of it was here."""
 
     @property
@@ -281,13 +281,13 @@ class Admission:
         assert self._asker.following is not None
         self._asker.following.send({"complete": number, "base": base})
 
-    def _gathered(self, number: int, header: dict[str, Json]) -> Gathering:
+    def _gathered(self, number: int, header: dict[str, Json]) -> MultiSourceCopy:
         """What is here of this state, or nothing of it. Raises CopyFailed."""
         if self._gathering is not None and self._gathering.is_of(number, header):
             self._journal.write("copy_goes_on", op=number, bytes=self._gathering.gathered)
             return self._gathering
         self._gathering = None  # before there is memory for another one
-        self._gathering = Gathering(number, header)
+        self._gathering = MultiSourceCopy(number, header)
         return self._gathering
 
     def _helpers(self, p: WorkerState, of: Sequence[str]) -> list[Open]:

@@ -27,7 +27,7 @@ from elastic.protocol.messages import (
 from elastic.protocol.worker_state import Phase
 from elastic.records.journal import Journal
 from runtime.session import Going
-from runtime.transfer.client import Asker
+from runtime.transfer.client import CopyClient
 from runtime.worker.state_owner import SharedWorkerState
 
 GENERATIONS_KEPT = 8
@@ -38,7 +38,7 @@ class Orders:
     """`deliver` runs on the client's thread, everything else on the user's. Guarded by ``standing.changed``."""
 
     def __init__(
-        self, standing: SharedWorkerState, asker: Asker, say: Callable[[Word], None], journal: Journal
+        self, standing: SharedWorkerState, asker: CopyClient, say: Callable[[Word], None], journal: Journal
     ) -> None:
         self.invited = False
         """The world has a place for this newcomer."""

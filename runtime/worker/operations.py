@@ -14,11 +14,11 @@ from runtime.reduction.partial_sum import Json, Partial
 from runtime.ring.handshake import HelloRefused
 from runtime.ring.ring_set import Rings
 from runtime.session import Op, OpKind
-from runtime.transfer.client import Asker
+from runtime.transfer.client import CopyClient
 from runtime.transfer.connection import CopyFailed
-from runtime.worker.donor import Donor
+from runtime.worker.donor import CopyServer
 from runtime.worker.exchange import Task, Turn
-from runtime.worker.joining import Admission
+from runtime.worker.joining import JoinProtocol
 from runtime.worker.leader_orders import Orders
 from runtime.worker.progress_report import Gauge
 from runtime.worker.speed import Pace
@@ -38,9 +38,9 @@ class Walk:
         standing: SharedWorkerState,
         rings: Rings,
         orders: Orders,
-        donor: Donor,
-        asker: Asker,
-        admission: Admission,
+        donor: CopyServer,
+        asker: CopyClient,
+        admission: JoinProtocol,
         gauge: Gauge,
         journal: Journal,
         timing: Timing,

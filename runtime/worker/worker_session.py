@@ -54,10 +54,10 @@ from runtime.ring.tls import Seal
 from runtime.script_end import raised_at
 from runtime.session import Copy, Going, JoinMeta, Op, Place, StepRecord
 from runtime.state.training_state import Carrier
-from runtime.transfer.client import Asker
+from runtime.transfer.client import CopyClient
 from runtime.transfer.connection import CopyConnection
-from runtime.worker.donor import Donor
-from runtime.worker.joining import Admission
+from runtime.worker.donor import CopyServer
+from runtime.worker.joining import JoinProtocol
 from runtime.worker.leader_orders import Orders
 from runtime.worker.operations import Walk
 from runtime.worker.progress_report import Gauge
@@ -109,10 +109,10 @@ class Member:
         self._rings = rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, kind, meet)
         self._standing = SharedWorkerState(self.worker_id, rings, self._send, self._journal, self.sums_on)
         self._standing.position = replace(self._standing.position, phase=Phase.FRESH)
-        self._donor = Donor(self._standing, self._journal)
-        self._asker = Asker(self.job, self.worker_id, seal)
+        self._donor = CopyServer(self._standing, self._journal)
+        self._asker = CopyClient(self.job, self.worker_id, seal)
         self._orders = Orders(self._standing, self._asker, self._send, self._journal)
-        self._admission = Admission(self._standing, self._orders, self._asker, self._journal)
+        self._admission = JoinProtocol(self._standing, self._orders, self._asker, self._journal)
         self._applied = 0
         self._gauge = Gauge(on_host=self.sums_on.type == "cpu")
         self._walk = Walk(

@@ -30,7 +30,7 @@ from runtime.session import Op, OpKind
 from runtime.state import encoding
 from runtime.transfer.client import parse_meta, parse_results, parse_state
 from runtime.transfer.connection import CopyFailed
-from runtime.transfer.multi_source import Gathering
+from runtime.transfer.multi_source import MultiSourceCopy
 from runtime.worker.donor import op_json, result_json
 from tests.unit.broken import DEEP, documents
 from tests.unit.jobs import Setup, make_job, one_thread, set_up, train
@@ -282,7 +282,7 @@ def test_what_a_donor_describes_fits_is_refused_or_fails(data: st.DataObject, ta
         patch.setattr("runtime.transfer.multi_source.room_for", lambda sizes: bounded_room(changed, sizes))
         try:
             carrier.check(changed)
-            Gathering(4, changed)
+            MultiSourceCopy(4, changed)
         except (ConfigError, CopyFailed):
             return
     assert described_tensors(changed)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from runtime.reduction.partial_sum import Json
 from runtime.transfer import multi_source
 from runtime.transfer.connection import CopyConnection, CopyFailed
-from runtime.transfer.multi_source import Gathering, digest, send_parts
+from runtime.transfer.multi_source import MultiSourceCopy, digest, send_parts
 from runtime.transfer.parts import Part, Parts, Slice, parts_of
 from tests.unit.rings import GENEROUS_S
 
@@ -88,7 +88,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 def gathered(served: Served, helpers: Sequence[Serve], donor: Serve | None = None) -> list[torch.Tensor]:
     connection = served.by(donor or (lambda connection: send_parts(connection, state())))
     opens = [lambda serve=serve: served.by(serve) for serve in helpers]
-    return Gathering(4, HEADER).run(connection, opens)
+    return MultiSourceCopy(4, HEADER).run(connection, opens)
 
 
 def right(blobs: Sequence[torch.Tensor]) -> bool:
@@ -142,7 +142,7 @@ def test_what_a_helper_does_not_send_the_donor_sends(served: Served, monkeypatch
         raise CopyFailed("nobody there")
 
     donor = served.by(lambda connection: send_parts(connection, state()))
-    assert right(Gathering(4, HEADER).run(donor, [unreachable]))
+    assert right(MultiSourceCopy(4, HEADER).run(donor, [unreachable]))
 
 
 def test_without_its_donor_a_copy_fails_and_nobody_writes_into_it_any_more(served: Served) -> None:
@@ -176,7 +176,7 @@ def test_another_donor_of_the_same_state_sends_what_is_missing(served: Served) -
             asked.append(request["part"])
             connection.send({}, pieces(request))
 
-    gathering = Gathering(4, HEADER)
+    gathering = MultiSourceCopy(4, HEADER)
     with pytest.raises(CopyFailed):
         gathering.run(served.by(dies), [lambda: served.by(lambda connection: None)])
     here = gathering.gathered
@@ -201,7 +201,7 @@ def test_pieces_of_other_sizes_are_refused(served: Served) -> None:
 )
 def test_a_malformed_description_is_refused(served: Served, header: dict[str, Json]) -> None:
     with pytest.raises(CopyFailed):
-        Gathering(4, header)
+        MultiSourceCopy(4, header)
 
 
 @pytest.mark.parametrize("part", [[[9, 0, 1]], [[0, "a", 1]], [3], [[0, 1]]])

@@ -6,15 +6,15 @@ import torch
 
 from runtime.reduction.partial_sum import Partial
 from runtime.session import Op, OpKind
-from runtime.transfer.result_log import ENTRY_BYTES, Entry, ResultLog
+from runtime.transfer.result_log import ENTRY_BYTES, LoggedResult, ResultLog
 
 TENSOR_BYTES = 400
 ALL = 1 << 30
 OF_ONE = ENTRY_BYTES + TENSOR_BYTES
 
 
-def entry(number: int) -> Entry:
-    return Entry(number, Op(OpKind.PASS, 1, step=number), {}, Partial(0, 1, {"float32": torch.zeros(100)}))
+def entry(number: int) -> LoggedResult:
+    return LoggedResult(number, Op(OpKind.PASS, 1, step=number), {}, Partial(0, 1, {"float32": torch.zeros(100)}))
 
 
 def log(follower: str = "", number: int = 0, limit_bytes: int = ALL, upto: int = 0) -> ResultLog:
@@ -26,7 +26,7 @@ def log(follower: str = "", number: int = 0, limit_bytes: int = ALL, upto: int =
     return made
 
 
-def numbers(entries: list[Entry]) -> list[int]:
+def numbers(entries: list[LoggedResult]) -> list[int]:
     return [entry.number for entry in entries]
 
 

@@ -39,11 +39,11 @@ from runtime.ring.ring_set import Rings
 from runtime.session import Copy, Op, OpKind
 from runtime.state.script_state import Values
 from runtime.state.training_state import Carrier
-from runtime.transfer.client import Asker, parse_results
+from runtime.transfer.client import CopyClient, parse_results
 from runtime.transfer.connection import CopyConnection
-from runtime.transfer.result_log import Entry
-from runtime.worker.donor import Donor
-from runtime.worker.joining import Admission
+from runtime.transfer.result_log import LoggedResult
+from runtime.worker.donor import CopyServer
+from runtime.worker.joining import JoinProtocol
 from runtime.worker.leader_orders import Orders
 from runtime.worker.state_owner import SharedWorkerState
 from tests.unit.rings import GENEROUS_S, wait_until
@@ -101,13 +101,13 @@ class Worker:
         self.standing = SharedWorkerState(name, RingsOnPaper(self.listener, JOB, name, 1.0), self.words.append, journal)
         self.model = torch.nn.Linear(2, 1)
         torch.nn.init.constant_(self.model.weight, weight)
-        self.donor = Donor(self.standing, journal)
+        self.donor = CopyServer(self.standing, journal)
         self.carrier = self.donor.carrier = SlowCarrier(Values(), lambda: self.before_load())
         self.carrier.register(model=self.model)
         self.carrier.freeze()
-        self.asker = Asker(JOB, name)
+        self.asker = CopyClient(JOB, name)
         self.orders = Orders(self.standing, self.asker, self.words.append, journal)
-        self.admission = Admission(self.standing, self.orders, self.asker, journal)
+        self.admission = JoinProtocol(self.standing, self.orders, self.asker, journal)
 
     def _serve(self, sock: socket.socket, hello: Hello) -> None:
         self.donor.serve(Breaking(sock, self._note), hello.worker_id)
@@ -523,16 +523,16 @@ def test_the_results_since_its_second_copy_are_there_for_a_newcomer_that_takes_i
 
 def cut_off_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The donor's window closes just before it hears that the copy is complete."""
-    say, cut = Admission._say_complete, list[int]()
+    say, cut = JoinProtocol._say_complete, list[int]()
 
-    def saying(admission: Admission, number: int, base: int) -> None:
+    def saying(admission: JoinProtocol, number: int, base: int) -> None:
         if not cut:
             cut.append(number)
             assert admission._asker.following is not None
             admission._asker.following.abort()
         say(admission, number, base)
 
-    monkeypatch.setattr(Admission, "_say_complete", saying)
+    monkeypatch.setattr(JoinProtocol, "_say_complete", saying)
 
 
 def test_a_second_copy_that_is_cut_off_before_the_donor_hears_of_it_is_tried_again(
@@ -780,7 +780,7 @@ def test_results_that_come_when_a_copy_has_become_the_state_change_nothing(
     a, c = make("a", 7.0), make("c")
     follow(a, c)
 
-    def lose_all(number: int, answer: dict[str, Json], blobs: list[torch.Tensor]) -> list[Entry]:
+    def lose_all(number: int, answer: dict[str, Json], blobs: list[torch.Tensor]) -> list[LoggedResult]:
         c.hear(Quiesce(1, 1, 2))
         c.hear(Publish(1, replace(generation(3, Kind.LOSS, c), plan=Plan(op=0))))
         return parse_results(number, answer, blobs)
