@@ -118,7 +118,7 @@ class JoinMeta:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LoopPlace:
     """One generation as this worker sees it. rank == world: it is no member of it."""
 
     generation: int
@@ -134,7 +134,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Going:
+class DrainNotice:
     """This worker's node has to go by then, of time.monotonic()."""
 
     until_s: float
@@ -182,7 +182,7 @@ class Session(Protocol):
     """Set before an operation begins: whether all may stop after it."""
 
     @property
-    def going(self) -> Going | None:
+    def going(self) -> DrainNotice | None:
         """What was last said of this worker's node having to go."""
         ...
 
@@ -190,7 +190,7 @@ class Session(Protocol):
         """Called when a generation without this worker has taken effect, before the others may forget it."""
         ...
 
-    def place(self) -> Place:
+    def place(self) -> LoopPlace:
         """Generation, rank and members of one moment. Any thread."""
         ...
 

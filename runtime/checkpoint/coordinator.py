@@ -20,12 +20,12 @@ from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.records.temp_dirs import Scratch
 from runtime.checkpoint.content import Content, now
-from runtime.checkpoint.saver import Saver, Task
+from runtime.checkpoint.saver import Saver, SaverTask
 from runtime.checkpoint.source import Source
 from runtime.checkpoint.stager import Stager
 from runtime.data.random_state import randomness_kept
 from runtime.reduction.partial_sum import Json
-from runtime.session import Place, Session
+from runtime.session import LoopPlace, Session
 from runtime.state.script_state import without_tensors
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Taking:
             self._saver.await_written(PAUSE_S)
             self.ask()
 
-    def _wants(self, place: Place) -> bool:
+    def _wants(self, place: LoopPlace) -> bool:
         if self._every.unit is Unit.OFF or self._saver.pending:
             return False
         standing, now_s = self._saver.standing, time.monotonic()
@@ -120,7 +120,7 @@ class Taking:
 
     # ------------------------------------------------------------------------------------- by the script
 
-    def save(self, series: str, name: EntryName, place: Place, moment: Moment) -> None:
+    def save(self, series: str, name: EntryName, place: LoopPlace, moment: Moment) -> None:
         """A checkpoint of this moment under the script's own name; all members of `place` come here alike.
 
         It has memory of its own for the whole state, because the parts of others may fall to this worker.
@@ -138,7 +138,7 @@ class Taking:
 
     # ------------------------------------------------------------------------------------------- taking
 
-    def _take(self, series: str, name: EntryName, place: Place, moment: Moment, stager: Stager) -> None:
+    def _take(self, series: str, name: EntryName, place: LoopPlace, moment: Moment, stager: Stager) -> None:
         if place.rank >= place.world:
             return
         begun_s = time.monotonic()
@@ -146,7 +146,7 @@ class Taking:
         ranks = [place.rank] if series == PERIODIC else list(range(place.world))
         shares, copied = content.stage(stager, ranks, place.world)
         self._saver.put(
-            Task(
+            SaverTask(
                 series=series,
                 name=name,
                 place=place,

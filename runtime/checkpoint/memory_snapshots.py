@@ -24,9 +24,9 @@ from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import MemoryStorage
 from elastic.protocol.worker_id import node_of
 from runtime.checkpoint.content import Content, now
-from runtime.checkpoint.saver import Answer, Saver, Task
+from runtime.checkpoint.saver import Answer, Saver, SaverTask
 from runtime.checkpoint.stager import Stager
-from runtime.session import Place, Session
+from runtime.session import LoopPlace, Session
 from runtime.state.available_memory import available_bytes
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Snapshots:
             return
         shares, copied = content.stage(self._stager, [place.rank], place.world)
         self._saver.put(
-            Task(
+            SaverTask(
                 series=PERIODIC,
                 name=EntryName(step, 0, place.generation, place.token),
                 place=place,
@@ -109,7 +109,7 @@ class Snapshots:
             )
         )
 
-    def _place(self) -> Place:
+    def _place(self) -> LoopPlace:
         """Among the members on this machine, in the order of their ranks."""
         place, me = self._session.place(), self._session.worker_id
         here = tuple(member for member in place.members if node_of(member) == node_of(me))
@@ -150,7 +150,7 @@ def _alone(series: str, name: EntryName, answer: Answer) -> None:
 class _MemorySaver(Saver):
     """Memory is scarcer than disk: what is not whole goes before the next one is written, not only after it."""
 
-    def _write(self, task: Task) -> None:
+    def _write(self, task: SaverTask) -> None:
         if task.place.rank == 0:
             series = Series(self._storage, task.series)
             for found in series.all():

@@ -28,7 +28,7 @@ from runtime.checkpoint import safetensors_files
 from runtime.checkpoint.ledger_barrier import await_step
 from runtime.checkpoint.stager import Copied, Staged
 from runtime.reduction.partial_sum import Json
-from runtime.session import Place
+from runtime.session import LoopPlace
 
 ATTEMPTS = 5
 """How often a part is tried on a storage that answers with errors, with a growing pause between."""
@@ -56,7 +56,7 @@ is called, on any thread, with whether it is there and this worker's, or never."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class SaverTask:
     """One checkpoint, staged. place: of the generation whose members write it, seen from this one.
 
     shares: rank -> its part. A save that the script has asked for has those of all ranks, so that one survivor can
@@ -65,7 +65,7 @@ class Task:
 
     series: str
     name: EntryName
-    place: Place
+    place: LoopPlace
     moment: Moment
     header: dict[str, Json]
     shares: dict[int, list[Staged]]
@@ -91,7 +91,7 @@ class Prune:
 class EntryProgress:
     """What has become of the newest periodic checkpoint that this member has taken part in."""
 
-    place: Place | None = None
+    place: LoopPlace | None = None
     complete: bool = True
     """True also where there was none: nothing has to be made good."""
     cost_s: float | None = None
@@ -104,7 +104,7 @@ class Saver:
     """`put` and `finish` are the user's thread's; everything else happens on the side thread, started when needed."""
 
     def __init__(
-        self, settings: Settings, storage: Storage, place: Callable[[], Place], note: Note, point: Point
+        self, settings: Settings, storage: Storage, place: Callable[[], LoopPlace], note: Note, point: Point
     ) -> None:
         self._settings = settings
         self._storage = storage
@@ -114,10 +114,10 @@ class Saver:
         self._asked: dict[str, EntryName] = {}
         """Series -> the entry for which it is not known yet whether the pointer is there."""
         self._keep = Keep.parse(settings.keep)
-        self._tasks: queue.SimpleQueue[Task | Prune] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[SaverTask | Prune] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._pending = 0
-        self._unfinished: dict[str, Task] = {}
+        self._unfinished: dict[str, SaverTask] = {}
         """Series -> the task whose part is written, while those of others are not."""
         self.standing = EntryProgress()
         self._finishing = False
@@ -128,7 +128,7 @@ class Saver:
         """Parts of this member that are not written yet."""
         return self._pending
 
-    def put(self, task: Task) -> None:
+    def put(self, task: SaverTask) -> None:
         """Write it; returns at once."""
         with self._idle:
             self._pending += 1
@@ -186,7 +186,7 @@ class Saver:
                 self._pending -= 1
                 self._idle.notify_all()
 
-    def _guarded(self, task: Task, act: Callable[[Task], None]) -> None:
+    def _guarded(self, task: SaverTask, act: Callable[[SaverTask], None]) -> None:
         """What goes wrong with a checkpoint is said, and training goes on."""
         try:
             act(task)
@@ -195,12 +195,12 @@ class Saver:
             self._unfinished.pop(task.series, None)
             self._failed(task, f"{type(error).__name__}: {error}")
 
-    def _failed(self, task: Task, because: str) -> None:
+    def _failed(self, task: SaverTask, because: str) -> None:
         self._note("checkpoint_failed", series=task.series, entry=str(task.name), because=because)
         if task.series != PERIODIC:
             self.standing.failures[task.series] = f"save({task.series!r}) after step {task.name.step}: {because}"
 
-    def _write(self, task: Task) -> None:
+    def _write(self, task: SaverTask) -> None:
         begun_s, begun_cpu_s = time.monotonic(), time.thread_time()
         task.copied()
         try:
@@ -223,7 +223,7 @@ class Saver:
         self._unfinished[task.series] = replace(task, shares={}) if task.series == PERIODIC else task
         self._complete(task)
 
-    def _tried(self, task: Task, act: Callable[[], T]) -> T:
+    def _tried(self, task: SaverTask, act: Callable[[], T]) -> T:
         pause_s = PAUSE_S
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -236,7 +236,7 @@ class Saver:
             pause_s *= 2
         raise AssertionError("unreachable")
 
-    def _write_part(self, task: Task, rank: int) -> int:
+    def _write_part(self, task: SaverTask, rank: int) -> int:
         series, world = Series(self._storage, task.series), task.place.world
         written: list[FileEntry] = []
         if task.shares[rank]:
@@ -265,7 +265,7 @@ class Saver:
             found.append(FileEntry(inside, size, digest.hexdigest()))
         return found
 
-    def _complete(self, task: Task) -> None:
+    def _complete(self, task: SaverTask) -> None:
         """If all parts are there, make it a checkpoint; if one will never come, give it up."""
         series, place = Series(self._storage, task.series), task.place
         there = self._storage.files(series.path(task.name))
@@ -280,7 +280,7 @@ class Saver:
         if task.series == PERIODIC and self.standing.place == place:
             self.standing.complete = True
 
-    def _publish(self, series: Series, task: Task, notes: list[str]) -> None:
+    def _publish(self, series: Series, task: SaverTask, notes: list[str]) -> None:
         parts = [PartNote.from_json(self._storage.read(series.path(task.name, note))) for note in notes]
         if task.series == PERIODIC and self._settings.ledger:
             await_step(Path(self._settings.ledger), task.moment.step, LEDGER_S, durable=self._storage.durable)
@@ -329,7 +329,7 @@ class Saver:
         if gone:
             self._note("checkpoints_pruned", series=series.name, entries=[str(name) for name in gone])
 
-    def _write_for_the_dead(self, task: Task, missing: list[int]) -> bool:
+    def _write_for_the_dead(self, task: SaverTask, missing: list[int]) -> bool:
         """Whether all parts are there now. Raises CheckpointError if one of them will never be."""
         wrote, members = task.place.members, self._place().members
         if any(wrote[rank] in members for rank in missing):

@@ -24,7 +24,7 @@ from runtime.state.small_values import Number
 T = TypeVar("T")
 
 
-class Together:
+class Collectives:
     """The part of Job which is about the others."""
 
     def __init__(self, session: Session, training: Training) -> None:

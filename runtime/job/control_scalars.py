@@ -17,7 +17,7 @@ _STOP = RESERVED + "stop "
 _WISH = RESERVED + "wish "
 
 
-class Wisher(Protocol):
+class CopyWishes(Protocol):
     @property
     def wishing(self) -> bool:
         """Whether this worker's part of a reduction has to carry the wish."""
@@ -27,10 +27,10 @@ class Wisher(Protocol):
         """The wish has come with a result."""
 
 
-class Riders:
+class ControlScalars:
     """Used by the user's thread only."""
 
-    def __init__(self, wishers: Sequence[Wisher]) -> None:
+    def __init__(self, wishers: Sequence[CopyWishes]) -> None:
         """wishers: in the same order on every worker."""
         self._wishers = {f"{_WISH}{number}": wisher for number, wisher in enumerate(wishers)}
         self.stopped: str | None = None

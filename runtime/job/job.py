@@ -27,11 +27,11 @@ from runtime.data.loader import Loader, check_count, check_seed
 from runtime.data.stream import Open, Stream
 from runtime.guards import checks
 from runtime.job import process_start
-from runtime.job.collectives import Together
+from runtime.job.collectives import Collectives
 from runtime.job.control_scalars import RESERVED
 from runtime.job.leader_hooks import Sink
 from runtime.job.loops import Epochs, Extent, Steps, shards_of, steps_of
-from runtime.job.passes import Gradients, Nonfinite, Source, Work
+from runtime.job.passes import Gradients, Nonfinite, PassWork, Source
 from runtime.job.training import Loop, Training, empty_leaf
 from runtime.script_end import ScriptEnd
 from runtime.session import Op, OpKind, Session
@@ -67,7 +67,7 @@ def join(*, seed: int = 0, device: str | torch.device | None = None, threads: in
     return job
 
 
-class Job(Together):
+class Job(Collectives):
     """One worker's view of the job. Made by `elastic.join()`."""
 
     def __init__(self, session: Session, *, seed: int, threads: int, device: torch.device) -> None:
@@ -194,7 +194,7 @@ class Job(Together):
             raise ConfigError(f'gradients={gradients!r} must be "mean" or "sum"')
         if nonfinite not in get_args(Nonfinite):
             raise ConfigError(f'nonfinite={nonfinite!r} must be "pass", "skip" or "stop"')
-        work = Work(shards, data, gradients, checks.check_allow(allow), nonfinite)
+        work = PassWork(shards, data, gradients, checks.check_allow(allow), nonfinite)
         inside = training.loop is Loop.EPOCHS
         per_epoch, count = steps_of(data, total, epochs, inside)
         if inside and training.examiner is not None:

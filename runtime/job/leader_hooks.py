@@ -62,7 +62,7 @@ class _Feed:
     """None: not open."""
 
 
-class Leading:
+class LeaderHooks:
     """One worker's readiness to lead. Nothing here is collective."""
 
     def __init__(self, session: Session) -> None:

@@ -10,7 +10,7 @@ from elastic.errors import ConfigError
 from runtime.data.loader import Loader, check_count
 from runtime.data.stream import Stream
 from runtime.guards.unregistered import caller
-from runtime.job.passes import Place, Running, Source, Work
+from runtime.job.passes import PassWork, Place, RunningPass, Source
 from runtime.job.step import Step
 from runtime.job.training import Loop, Training
 
@@ -68,13 +68,13 @@ class Extent:
 class Steps(Iterator[Step]):
     """The steps of an epoch, or of a whole job without epochs."""
 
-    def __init__(self, training: Training, work: Work, extent: Extent) -> None:
+    def __init__(self, training: Training, work: PassWork, extent: Extent) -> None:
         self._training = training
         self._work = work
         self._extent = extent
         self.initial = training.next_step - extent.first
         """Steps of this loop that were done before this worker came: `tqdm(steps, initial=steps.initial)`."""
-        self._running: Running | None = None
+        self._running: RunningPass | None = None
         self._over = False
 
     def __len__(self) -> int:
@@ -101,7 +101,7 @@ class Steps(Iterator[Step]):
                 training.end_steps()
             raise StopIteration
         place = extent.locate(training.next_step)
-        self._running = running = Running(self._work, place, extent.locate)
+        self._running = running = RunningPass(self._work, place, extent.locate)
         step = Step(training, running)
         if "Unregistered" not in self._work.allow:
             training.watch_strays(caller)

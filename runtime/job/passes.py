@@ -52,7 +52,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PassWork:
     """What a loop does in each of its steps: whose data, how gradients are reduced, what becomes of those that are not
     finite, which guards are off."""
 
@@ -103,10 +103,10 @@ class Contribution:
 
 
 @dataclass(slots=True)
-class Running:
+class RunningPass:
     """A step in progress: what Step shows and Pass changes."""
 
-    work: Work
+    work: PassWork
     place: Place
     locate: Callable[[int], Place]
     """Step index -> place: a newcomer learns late which step it has entered."""
@@ -124,7 +124,7 @@ class Running:
 class Pass(Iterator[Any]):
     """One turn over the shards: rehearsals where they are due, this worker's shards, then the result of all."""
 
-    def __init__(self, training: Training, running: Running) -> None:
+    def __init__(self, training: Training, running: RunningPass) -> None:
         self._training = training
         self._running = running
         self._number = running.passes

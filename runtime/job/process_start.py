@@ -13,8 +13,8 @@ from runtime.data.loader import check_count
 from runtime.guards import checks
 from runtime.reduction.flat_pool import CPU
 from runtime.session import Session
-from runtime.worker.isolated_shards import Apart
-from runtime.worker.single import Alone
+from runtime.worker.isolated_shards import IsolatedSession
+from runtime.worker.single import SingleSession
 
 AGENT_SOCKET = "ELASTIC_AGENT_SOCKET"
 """Environment variable: the unix socket of the agent that started this process. Unset: a job of one."""
@@ -39,13 +39,13 @@ def session(threads: int, device: torch.device) -> Session:
     examination = Examination.from_environment(os.environ)
     sums_on = device if device.type == "cuda" else CPU
     if examination is not None and examination.apart:
-        return Apart()
+        return IsolatedSession()
     if examination is not None and examination.recording:
         from runtime.worker.recorded_join import Joining, Recording
 
         path = Path(examination.recording)
         return Joining(path, sums_on) if examination.joins else Recording(path, examination.at, sums_on)
-    return Alone(sums_on)
+    return SingleSession(sums_on)
 
 
 def device(given: str | torch.device | None) -> torch.device:

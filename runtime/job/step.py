@@ -10,7 +10,7 @@ from elastic.errors import ConfigError, UsageError
 from runtime.data.random_state import ShardRandom
 from runtime.guards import checks
 from runtime.job.control_scalars import RESERVED
-from runtime.job.passes import Pass, Place, Running, Shard
+from runtime.job.passes import Pass, Place, RunningPass, Shard
 from runtime.job.training import Training
 from runtime.session import StepRecord
 from runtime.state.small_values import Number, as_number
@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Step:
     """Iterate over it to run a pass, `for batch in step`; iterate again for another pass with its own reduction."""
 
-    def __init__(self, training: Training, running: Running) -> None:
+    def __init__(self, training: Training, running: RunningPass) -> None:
         self._training = training
         self._running = running
 

@@ -29,13 +29,13 @@ from runtime.data.random_state import drawn_from, randomness_kept, seed_all
 from runtime.guards import checks
 from runtime.guards.module_attributes import Attributes
 from runtime.guards.unregistered import Strays, caller
-from runtime.job.control_scalars import Riders
+from runtime.job.control_scalars import ControlScalars
 from runtime.job.exactness_probe import Examiner
-from runtime.job.leader_hooks import Leading
-from runtime.job.world_hooks import Changes
+from runtime.job.leader_hooks import LeaderHooks
+from runtime.job.world_hooks import WorldHooks
 from runtime.reduction.gradient_harvest import Harvest
 from runtime.reduction.partial_sum import Json, Partial
-from runtime.session import Copy, JoinMeta, Op, OpKind, Place, Session, StepRecord
+from runtime.session import Copy, JoinMeta, LoopPlace, Op, OpKind, Session, StepRecord
 from runtime.state.script_state import Values
 from runtime.state.training_state import Carrier
 
@@ -66,7 +66,7 @@ class OpenStep(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LoopEntry:
     """Where this worker enters the loop: at the beginning, or, a newcomer, where the others are."""
 
     epoch: int = 0
@@ -88,11 +88,11 @@ class Training:
         self.carrier = Carrier(self.values, device)
         self.checkpoints = Taking(session, self.carrier, checkpoints)
         self.snapshots = Snapshots(session, self.carrier, checkpoints)
-        self.riders = Riders((self.checkpoints, self.snapshots))
-        self.leading = Leading(session)
+        self.riders = ControlScalars((self.checkpoints, self.snapshots))
+        self.leading = LeaderHooks(session)
         examination = Examination.from_environment(os.environ)
         self.examiner = Examiner(examination, self.carrier) if examination is not None else None
-        self.changes = Changes(session)
+        self.changes = WorldHooks(session)
         session.before_leaving(self._before_leaving)
         self.shards: int | None = None
         self.loop = Loop.NONE
@@ -112,7 +112,7 @@ class Training:
         """The shard or part that the script computes just now."""
         self._leaders: str | None = None
         """The code in progress that only the leader runs."""
-        self._entry: Entry | None = None
+        self._entry: LoopEntry | None = None
         self._resuming = False
         """A resumed run has not come to the steps of its epoch yet; what lies before them an earlier run has done."""
         self._replies: dict[str, Json] = {}
@@ -172,7 +172,7 @@ class Training:
             )
         self.shards = shards
 
-    def enter(self) -> Entry:
+    def enter(self) -> LoopEntry:
         """The first loop begins: freeze what is registered, and start together, or learn where the others are."""
         if self._entry is not None:
             return self._entry
@@ -193,16 +193,16 @@ class Training:
             self._replies, self._shared, self._early = dict(meta.once), dict(meta.shared), dict(meta.early)
             self._epoch_values = dict(meta.values)
             self._data_elsewhere = meta.data
-            self._entry = Entry(meta.epoch, meta.step, meta.epoch_start)
+            self._entry = LoopEntry(meta.epoch, meta.step, meta.epoch_start)
         else:
-            self._entry = self._resume(manifest) if manifest is not None else Entry()
+            self._entry = self._resume(manifest) if manifest is not None else LoopEntry()
             self.run(Op(OpKind.SYNC, 1), {}, empty_leaf)
         self.epoch, self.next_step = self._entry.epoch, self._entry.step
         self.leading.begin(self.next_step)
         seed_all(self.seed, "loop")
         return self._entry
 
-    def _resume(self, manifest: Manifest) -> Entry:
+    def _resume(self, manifest: Manifest) -> LoopEntry:
         """Become the state of a checkpoint. Raises ConfigError if the script has changed what decides the bits."""
         moment = manifest.moment
         if moment.seed != self.seed:
@@ -216,9 +216,9 @@ class Training:
         self._replies, self._resuming = dict(moment.once), True
         self._epoch_values = dict(moment.values)
         self._data_elsewhere = moment.data
-        return Entry(moment.epoch, moment.step, moment.epoch_start)
+        return LoopEntry(moment.epoch, moment.step, moment.epoch_start)
 
-    def enter_loop(self, loop: Loop) -> Entry:
+    def enter_loop(self, loop: Loop) -> LoopEntry:
         """A loop begins. Raises SecondLoop unless it is the script's first."""
         if self.loop is not Loop.NONE:
             raise checks.second_loop(f"job.{loop}()")
@@ -544,7 +544,7 @@ class Training:
         """This worker's part of a save()."""
         members, me = tuple(plan["members"]), self.session.worker_id
         rank = members.index(me) if me in members else len(members)
-        place = Place(plan["generation"], rank, members, plan["token"])
+        place = LoopPlace(plan["generation"], rank, members, plan["token"])
         name = EntryName(plan["step"], plan["call"], plan["generation"], plan["token"])
         self.checkpoints.save(series, name, place, self.moment())
 

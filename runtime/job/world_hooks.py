@@ -22,7 +22,7 @@ PARTING_S = 5.0
 nobody waits: the wish, the checkpoint and the end would take three steps, and there may be time for one."""
 
 
-class Changes:
+class WorldHooks:
     """Used by the user's thread only."""
 
     def __init__(self, session: Session) -> None:

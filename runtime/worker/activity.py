@@ -26,7 +26,7 @@ COMPUTES = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ActivitySeen:
     """what: in words; the rest as in elastic.protocol.messages.Progress, in seconds."""
 
     what: str
@@ -57,7 +57,7 @@ class Activity:
             self._shards.append(now_s - max(since_s, self._from_s))
         self._now = (what, doing, now_s)
 
-    def see(self) -> Seen:
+    def see(self) -> ActivitySeen:
         """To be called several times a second. computes is true as long as nobody can say."""
         what, doing, since_s = self._now
         now_s = self._clock()
@@ -73,7 +73,7 @@ class Activity:
             _, looked_s, used_then_s = self._looked
             if now_s - looked_s >= LOOK_S:
                 computes = used_s - used_then_s >= COMPUTES * (now_s - looked_s)
-        return Seen(what, doing, now_s - since_s, max(tuple(self._shards), default=0.0), computes)
+        return ActivitySeen(what, doing, now_s - since_s, max(tuple(self._shards), default=0.0), computes)
 
 
 def cpu_s() -> float:

@@ -18,7 +18,7 @@ from runtime.reduction.partial_sum import Json, Partial, total
 from runtime.ring.ring_set import Rings
 from runtime.session import Op, OpKind
 from runtime.transfer.client import parse_op
-from runtime.worker.progress_report import Gauge
+from runtime.worker.progress_report import ProgressReporter
 from runtime.worker.state_owner import SharedWorkerState
 
 SILENCES_MAX = 5
@@ -27,7 +27,7 @@ sums. They can connect each time, so the link is not cut; it carries next to not
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class OperationSpec:
     """What `Session.begin` was told of an operation."""
 
     op: Op
@@ -43,7 +43,7 @@ class _Attempts:
 
     number: int
     members: tuple[str, ...]
-    task: Task
+    task: OperationSpec
     sums: Sums
     silences: int = 0
     pieces: int = 0
@@ -59,8 +59,8 @@ class _Attempts:
             )
 
 
-class Turn:
-    def __init__(self, standing: SharedWorkerState, rings: Rings, gauge: Gauge, reduction: str) -> None:
+class RingExchange:
+    def __init__(self, standing: SharedWorkerState, rings: Rings, gauge: ProgressReporter, reduction: str) -> None:
         self._standing = standing
         self._rings = rings
         self._gauge = gauge
@@ -69,7 +69,7 @@ class Turn:
         """At the operation that was broken off last."""
 
     def exchange(
-        self, task: Task, generation: int, complete: Callable[[worker_state.Event, Partial], bool]
+        self, task: OperationSpec, generation: int, complete: Callable[[worker_state.Event, Partial], bool]
     ) -> Partial | None:
         """The result; None if the ring was lost, if a quiesce came first, or if there is something else to do by now.
 
@@ -150,7 +150,7 @@ class Turn:
         self._attempts = attempts
         return None
 
-    def _begin(self, task: Task, number: int, members: tuple[str, ...]) -> _Attempts:
+    def _begin(self, task: OperationSpec, number: int, members: tuple[str, ...]) -> _Attempts:
         """Those at this operation go on; what others have left is of no use any more."""
         last, self._attempts = self._attempts, None
         if last is not None and (last.number, last.members, last.task) == (number, members, task):

@@ -18,10 +18,10 @@ from elastic.errors import ConfigError
 from runtime.data.shared_memory import receive, send
 from runtime.reduction.partial_sum import Partial
 from runtime.session import OpKind
-from runtime.worker.single import Alone
+from runtime.worker.single import SingleSession
 
 
-class Apart(Alone):
+class IsolatedSession(SingleSession):
     """Session (see session.py). Parts of an evaluation have processes of their own too."""
 
     def __init__(self) -> None:

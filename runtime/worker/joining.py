@@ -28,7 +28,7 @@ from runtime.transfer.client import ANSWER_S, CopyClient, parse_result, parse_re
 from runtime.transfer.connection import CopyConnection, CopyFailed
 from runtime.transfer.multi_source import MultiSourceCopy, Open
 from runtime.transfer.result_log import LoggedResult
-from runtime.worker.leader_orders import Orders
+from runtime.worker.leader_orders import LeaderOrders
 from runtime.worker.state_owner import SharedWorkerState
 
 RETRY_S = 0.05
@@ -41,7 +41,7 @@ MEMBERS = "the members"
 class JoinProtocol:
     """Used by the user's thread of a newcomer."""
 
-    def __init__(self, standing: SharedWorkerState, orders: Orders, asker: CopyClient, journal: Journal) -> None:
+    def __init__(self, standing: SharedWorkerState, orders: LeaderOrders, asker: CopyClient, journal: Journal) -> None:
         self._standing = standing
         self._orders = orders
         self._asker = asker

@@ -26,7 +26,7 @@ from elastic.protocol.messages import (
 )
 from elastic.protocol.worker_state import Phase
 from elastic.records.journal import Journal
-from runtime.session import Going
+from runtime.session import DrainNotice
 from runtime.transfer.client import CopyClient
 from runtime.worker.state_owner import SharedWorkerState
 
@@ -34,7 +34,7 @@ GENERATIONS_KEPT = 8
 """Tokens of older ones prove nothing any more."""
 
 
-class Orders:
+class LeaderOrders:
     """`deliver` runs on the client's thread, everything else on the user's. Guarded by ``standing.changed``."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Orders:
         self.ready = False
         """A newcomer that has rehearsed: it says so again to every leader, and after every loss."""
         self._outdated = 0
-        self.going: Going | None = None
+        self.going: DrainNotice | None = None
         self.pointed: dict[tuple[str, str], Callable[[bool], None]] = {}
         """(series, entry) of a checkpoint -> who wants to hear whether the pointer is there."""
         self.close_client: Callable[[], None] = lambda: None
@@ -77,7 +77,7 @@ class Orders:
                 case Pointed(_, _, series, entry, holds):
                     answer = self.pointed.pop((series, entry), None)
                 case Drain(_, _, left_ms, because):
-                    self.going = Going(time.monotonic() + left_ms / 1000, because)
+                    self.going = DrainNotice(time.monotonic() + left_ms / 1000, because)
                 case Fence() | Release() | Close():
                     if self._over is None or isinstance(order, Close):
                         self._over = order

@@ -17,11 +17,11 @@ from runtime.session import Op, OpKind
 from runtime.transfer.client import CopyClient
 from runtime.transfer.connection import CopyFailed
 from runtime.worker.donor import CopyServer
-from runtime.worker.exchange import Task, Turn
+from runtime.worker.exchange import OperationSpec, RingExchange
 from runtime.worker.joining import JoinProtocol
-from runtime.worker.leader_orders import Orders
-from runtime.worker.progress_report import Gauge
-from runtime.worker.speed import Pace
+from runtime.worker.leader_orders import LeaderOrders
+from runtime.worker.progress_report import ProgressReporter
+from runtime.worker.speed import ShardPace
 from runtime.worker.state_owner import SharedWorkerState
 
 UNHEARD_S = 1.0
@@ -30,18 +30,18 @@ RETRY_S = 0.02
 """Seconds between two such questions."""
 
 
-class Walk:
+class OperationLoop:
     """Called by the user's thread. The methods named as in Session do what is said there."""
 
     def __init__(
         self,
         standing: SharedWorkerState,
         rings: Rings,
-        orders: Orders,
+        orders: LeaderOrders,
         donor: CopyServer,
         asker: CopyClient,
         admission: JoinProtocol,
-        gauge: Gauge,
+        gauge: ProgressReporter,
         journal: Journal,
         timing: Timing,
         *,
@@ -62,9 +62,9 @@ class Walk:
         self._timing = timing
         self._retains = retains
         self._say_progress = say_progress
-        self._turn = Turn(standing, rings, gauge, reduction)
-        self._task = Task(Op(OpKind.SYNC, 0), {}, {}, None)
-        self._pace = Pace()
+        self._turn = RingExchange(standing, rings, gauge, reduction)
+        self._task = OperationSpec(Op(OpKind.SYNC, 0), {}, {}, None)
+        self._pace = ShardPace()
         self._fresh_generation = 0
         self.before_leaving: Callable[[], None] = lambda: None
 
@@ -84,7 +84,7 @@ class Walk:
         carrier = self._donor.carrier
         assert carrier is not None
         op, result = self._admission.join(here, fingerprint, carrier, bound=bound)
-        self._task = Task(op, fingerprint, {}, None)
+        self._task = OperationSpec(op, fingerprint, {}, None)
         if not self.behind:
             if result is not None:
                 self._fresh_generation = self.generation
@@ -95,7 +95,7 @@ class Walk:
         self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None, *, part: bool
     ) -> None:
         """part: whether all may stop after it."""
-        self._task = Task(op, fingerprint, groups or {}, own)
+        self._task = OperationSpec(op, fingerprint, groups or {}, own)
         joinable = op.kind is OpKind.PASS and op.pass_no == 0
         if joinable:
             self._pace.begin(time.monotonic())

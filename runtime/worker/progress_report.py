@@ -12,7 +12,7 @@ from runtime.worker.activity import Activity
 from runtime.worker.speed import Speed
 
 
-class Gauge:
+class ProgressReporter:
     """Told by the script's thread, read by the one that beats."""
 
     def __init__(self, *, on_host: bool) -> None:

@@ -18,10 +18,10 @@ from runtime.session import JoinMeta, Op, OpKind
 from runtime.state.training_state import Carrier
 from runtime.transfer.client import parse_op, parse_result
 from runtime.worker.donor import op_json, result_json
-from runtime.worker.single import Alone
+from runtime.worker.single import SingleSession
 
 
-class Recording(Alone):
+class Recording(SingleSession):
     """Session (see session.py). Writes what a newcomer is given that enters in the first pass of step `at`."""
 
     def __init__(self, path: Path, at: int, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class Recording(Alone):
         return result
 
 
-class Joining(Alone):
+class Joining(SingleSession):
     """Session (see session.py) of a newcomer, which computes everything from the step behind its first one on."""
 
     rank = 1

@@ -16,11 +16,11 @@ from elastic.checkpoints.naming import EntryName
 from elastic.protocol.reduction_tree import next_fold
 from runtime.reduction.flat_pool import CPU
 from runtime.reduction.partial_sum import Json, Partial, fold
-from runtime.session import Copy, JoinMeta, Op, OpKind, Place, StepRecord
+from runtime.session import Copy, JoinMeta, LoopPlace, Op, OpKind, StepRecord
 from runtime.state.training_state import Carrier
 
 
-class Alone:
+class SingleSession:
     """Session (see session.py) of a world of one. Holds at most log2(units) + 1 partial sums at a time."""
 
     worker_id = "alone.0.0"
@@ -47,12 +47,12 @@ class Alone:
         self._own: Json = None
         self._todo: list[int] = []
         self._held: dict[tuple[int, int], Partial] = {}
-        self._place = Place(self.generation, 0, (self.worker_id,), secrets.token_hex(8))
+        self._place = LoopPlace(self.generation, 0, (self.worker_id,), secrets.token_hex(8))
 
     def owned(self, units: int) -> tuple[int, ...]:
         return tuple(range(units))
 
-    def place(self) -> Place:
+    def place(self) -> LoopPlace:
         return self._place
 
     def note(self, event: str, **fields: object) -> None:

@@ -14,7 +14,7 @@ SPEED_STEPS_LEAST = 4
 """Before so many nothing is said."""
 
 
-class Pace:
+class ShardPace:
     """Told when each step begins, in seconds of one clock."""
 
     def __init__(self) -> None:

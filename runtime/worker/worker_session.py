@@ -52,19 +52,19 @@ from runtime.ring.process_group import meeting
 from runtime.ring.ring_set import Rings
 from runtime.ring.tls import Seal
 from runtime.script_end import raised_at
-from runtime.session import Copy, Going, JoinMeta, Op, Place, StepRecord
+from runtime.session import Copy, DrainNotice, JoinMeta, LoopPlace, Op, StepRecord
 from runtime.state.training_state import Carrier
 from runtime.transfer.client import CopyClient
 from runtime.transfer.connection import CopyConnection
 from runtime.worker.donor import CopyServer
 from runtime.worker.joining import JoinProtocol
-from runtime.worker.leader_orders import Orders
-from runtime.worker.operations import Walk
-from runtime.worker.progress_report import Gauge
+from runtime.worker.leader_orders import LeaderOrders
+from runtime.worker.operations import OperationLoop
+from runtime.worker.progress_report import ProgressReporter
 from runtime.worker.state_owner import SharedWorkerState
 
 
-class Member:
+class WorkerSession:
     """Session (see session.py) of a worker that an agent started."""
 
     local_rank: int
@@ -111,11 +111,11 @@ class Member:
         self._standing.position = replace(self._standing.position, phase=Phase.FRESH)
         self._donor = CopyServer(self._standing, self._journal)
         self._asker = CopyClient(self.job, self.worker_id, seal)
-        self._orders = Orders(self._standing, self._asker, self._send, self._journal)
+        self._orders = LeaderOrders(self._standing, self._asker, self._send, self._journal)
         self._admission = JoinProtocol(self._standing, self._orders, self._asker, self._journal)
         self._applied = 0
-        self._gauge = Gauge(on_host=self.sums_on.type == "cpu")
-        self._walk = Walk(
+        self._gauge = ProgressReporter(on_host=self.sums_on.type == "cpu")
+        self._walk = OperationLoop(
             self._standing,
             rings,
             self._orders,
@@ -203,20 +203,20 @@ class Member:
         return pending is not None and not pending.ids
 
     @property
-    def going(self) -> Going | None:
+    def going(self) -> DrainNotice | None:
         return self._orders.going
 
     def before_leaving(self, call: Callable[[], None]) -> None:
         self._walk.before_leaving = call
 
-    def place(self) -> Place:
+    def place(self) -> LoopPlace:
         record = self._standing.position.record
         assert record is not None
         ids = record.ids
         rank = ids.index(self.worker_id) if self.worker_id in ids else len(ids)
         # The token itself is a proof that must not lie in a directory's name.
         digits = hashlib.sha256(f"checkpoint {record.token}".encode()).hexdigest()
-        return Place(record.number, rank, ids, digits)
+        return LoopPlace(record.number, rank, ids, digits)
 
     def note(self, event: str, **fields: object) -> None:
         self._journal.write(event, generation=self.generation, **fields)
@@ -350,12 +350,12 @@ class Member:
         self._listener.close()
 
 
-def connect(threads: int, device: torch.device) -> Member:
+def connect(threads: int, device: torch.device) -> WorkerSession:
     """The session of this process; the agent has put everything into the environment. Blocks until admitted or known
     to be a newcomer."""
     if path := os.environ.pop(death_watch.VARIABLE, ""):
         death_watch.hold(path)
     stack_dump.show_when_asked()
-    member = Member(dict(os.environ), threads, device)
+    member = WorkerSession(dict(os.environ), threads, device)
     member.enter()
     return member

@@ -14,13 +14,13 @@ from torch.utils.data import TensorDataset
 
 from runtime.job.job import Job
 from runtime.session import Session, StepRecord
-from runtime.worker.single import Alone
+from runtime.worker.single import SingleSession
 
 SHARDS = 4
 BATCH = 16
 
 
-class Recorded(Alone):
+class Recorded(SingleSession):
     """A job of one that remembers its ledger."""
 
     def __init__(self) -> None:

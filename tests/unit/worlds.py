@@ -18,7 +18,7 @@ from elastic.errors import JoinMissed, UsageError
 from elastic.protocol.reduction_tree import next_fold
 from runtime.guards import checks
 from runtime.reduction.partial_sum import Json, Partial, fold
-from runtime.session import Copy, Going, JoinMeta, Op, OpKind, Place, StepRecord
+from runtime.session import Copy, DrainNotice, JoinMeta, LoopPlace, Op, OpKind, StepRecord
 from runtime.state.training_state import Carrier
 
 WAIT_S = 100.0
@@ -236,13 +236,13 @@ class FakeMember:
     pauses = False
     parting = False
     may_part = True
-    going: Going | None = None
+    going: DrainNotice | None = None
 
     def before_leaving(self, call: Callable[[], None]) -> None:
         """Nobody is drained here."""
 
-    def place(self) -> Place:
-        return Place(1, self.rank, tuple(self.world.members), "0" * 32)
+    def place(self) -> LoopPlace:
+        return LoopPlace(1, self.rank, tuple(self.world.members), "0" * 32)
 
     def note(self, event: str, **fields: object) -> None:
         self.notes.append((event, fields))

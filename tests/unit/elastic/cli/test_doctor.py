@@ -25,7 +25,7 @@ from elastic.errors import ConfigError, ExitCode
 from runtime.job.job import Job
 from runtime.job.sinks.json_lines import JsonLines
 from runtime.session import Session
-from runtime.worker.isolated_shards import Apart
+from runtime.worker.isolated_shards import IsolatedSession
 from runtime.worker.recorded_join import Joining, Recording
 from tests.unit.features import FEATURES, STEPS, anchored_in_a_variable, loader, mlp, train
 from tests.unit.jobs import Recorded, cross_entropy, dataset, make_job, one_thread
@@ -52,7 +52,7 @@ def digest(feature: Any, session: Session) -> str:
     "name", ["dropout", "batch_norm", "gan", "random_transforms", "random_in_the_loop", "decisions_by_evaluation"]
 )
 def test_shards_in_processes_of_their_own_have_the_bits_of_a_plain_job(name: str) -> None:
-    assert digest(FEATURES[name], Apart()) == digest(FEATURES[name], Recorded())
+    assert digest(FEATURES[name], IsolatedSession()) == digest(FEATURES[name], Recorded())
 
 
 def test_what_goes_on_from_shard_to_shard_changes_them() -> None:
@@ -61,14 +61,14 @@ def test_what_goes_on_from_shard_to_shard_changes_them() -> None:
         model = mlp()
         train(job, model, loss_of=lambda x, y: cross_entropy(model(x + torch.randn(6, generator=generator)), y))
 
-    assert digest(own_generator, Apart()) != digest(own_generator, Recorded())
+    assert digest(own_generator, IsolatedSession()) != digest(own_generator, Recorded())
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_shard_that_fails_ends_all_with_its_exit_code() -> None:
     def failing(job: Job) -> None:
         def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            if isinstance(job._session, Apart) and job._session._parent is not None:
+            if isinstance(job._session, IsolatedSession) and job._session._parent is not None:
                 os._exit(7)
             return cross_entropy(model(x), y)  # type: ignore[no-any-return]
 
@@ -77,7 +77,7 @@ def test_a_shard_that_fails_ends_all_with_its_exit_code() -> None:
 
     child = os.fork()
     if child == 0:
-        digest(failing, Apart())
+        digest(failing, IsolatedSession())
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 

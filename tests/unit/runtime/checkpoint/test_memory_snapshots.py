@@ -30,9 +30,9 @@ from elastic.records import host_memory, job_directory, resume
 from runtime.checkpoint import memory_snapshots
 from runtime.checkpoint.memory_snapshots import Snapshots
 from runtime.checkpoint.stager import Stager
-from runtime.job.control_scalars import Riders
+from runtime.job.control_scalars import ControlScalars
 from runtime.job.job import Job
-from runtime.session import Place, Session
+from runtime.session import LoopPlace, Session
 from runtime.state.available_memory import available_bytes
 from tests.unit.jobs import Recorded, make_job, one_thread, set_up, train
 from tests.unit.worlds import World
@@ -73,7 +73,7 @@ def job_with(memory: Path, session: Session, every: str = "1 step") -> Job:
     settings = Settings(memory=str(memory), snapshot_every=every, job="train", job_id="feed")
     training = job._training
     training.snapshots = Snapshots(session, training.carrier, settings)
-    training.riders = Riders((training.checkpoints, training.snapshots))
+    training.riders = ControlScalars((training.checkpoints, training.snapshots))
     return job
 
 
@@ -183,8 +183,8 @@ class Shifting(Noting):
     others: tuple[str, ...] = ("alone.1.0",)
     number = 1
 
-    def place(self) -> Place:
-        return Place(self.number, 0, (self.worker_id, *self.others), f"{self.number:08x}{0:024x}")
+    def place(self) -> LoopPlace:
+        return LoopPlace(self.number, 0, (self.worker_id, *self.others), f"{self.number:08x}{0:024x}")
 
 
 def test_a_snapshot_that_lost_a_member_is_made_again_at_once_and_leaves_nothing(memory: Path) -> None:

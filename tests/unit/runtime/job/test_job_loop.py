@@ -15,7 +15,7 @@ from torch import nn
 
 from elastic.errors import ConfigError, NoSteps, UsageError
 from runtime.job.job import Job
-from runtime.job.passes import Place, Work
+from runtime.job.passes import PassWork, Place
 from runtime.job.step import Step
 from runtime.session import Session
 from tests.unit.jobs import BATCH, SHARDS, Recorded, cross_entropy, dataset, make_job, one_thread, set_up, train
@@ -352,7 +352,7 @@ def test_a_record_holds_rates_scalars_and_the_samples_of_each_shard(job: Job, se
 def test_a_large_step_is_recorded_by_hashes(job: Job) -> None:
     samples = 5000
     data = job.loader(list(range(samples)), samples, shards=2)
-    first, _ = Work(2, data, "mean", frozenset()).samples(Place(0, 0, 0, 1, True))
+    first, _ = PassWork(2, data, "mean", frozenset()).samples(Place(0, 0, 0, 1, True))
     expected = hashlib.sha256(np.arange(samples // 2, dtype="<i8").tobytes()).hexdigest()
     assert first == {"n": samples // 2, "sha256": expected}
 

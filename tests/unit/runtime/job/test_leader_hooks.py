@@ -15,7 +15,7 @@ import torch
 
 import elastic
 from elastic.errors import ConfigError, LeaderOnly
-from runtime.job.leader_hooks import RECORDS_KEPT, JobView, Leading
+from runtime.job.leader_hooks import RECORDS_KEPT, JobView, LeaderHooks
 from runtime.job.sinks import JsonLines, TensorBoard
 from runtime.session import Session, StepRecord
 from tests.unit.jobs import Recorded, make_job, one_thread, set_up, train
@@ -137,8 +137,8 @@ class WithLedger(Recorded):
         return [record(step) for step in range(first, min(end, self.on_file))]
 
 
-def leader_from(step: int, session: Session) -> tuple[Leading, Remembering]:
-    leading, sink = Leading(session), Remembering()
+def leader_from(step: int, session: Session) -> tuple[LeaderHooks, Remembering]:
+    leading, sink = LeaderHooks(session), Remembering()
     leading.add(sink, make_job())
     leading.begin(step)
     return leading, sink

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from runtime.job import world_hooks
-from runtime.job.world_hooks import PARTING_S, Changes
+from runtime.job.world_hooks import PARTING_S, WorldHooks
 
 
 class Steps:
@@ -17,7 +17,7 @@ class Steps:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
         self.session = SimpleNamespace(parting=False)
-        self.changes = Changes(cast(Any, self.session))
+        self.changes = WorldHooks(cast(Any, self.session))
         monkeypatch.setattr(world_hooks, "time", SimpleNamespace(monotonic=lambda: self.now_s))
 
     def begin(self, after_s: float, *, saved: bool = False) -> bool:

@@ -14,7 +14,7 @@ from elastic.protocol.messages import Doing
 from elastic.protocol.worker_state import Phase, WorkerState
 from runtime.session import Op, OpKind
 from runtime.worker.activity import LOOK_S, PAUSE_S, RECENT, Activity, _below, cpu_s
-from runtime.worker.progress_report import Gauge
+from runtime.worker.progress_report import ProgressReporter
 
 GENEROUS_S = 60.0
 
@@ -90,7 +90,7 @@ def test_the_time_in_which_the_process_itself_could_not_run_is_not_counted() -> 
 
 
 def test_what_a_script_does_after_its_loop_may_take_as_long_as_it_likes() -> None:
-    gauge = Gauge(on_host=True)
+    gauge = ProgressReporter(on_host=True)
 
     def doing() -> Doing:
         return gauge.progress(WorkerState("me", phase=Phase.COLLECTING), 7, "", ("", "")).doing

@@ -11,12 +11,12 @@ import torch
 from elastic.errors import LinkSilent, LinkTooSlow, RingBroken
 from runtime.ring.ring_set import Rings
 from runtime.session import Op, OpKind
-from runtime.worker.exchange import SILENCES_MAX, Task, Turn
-from runtime.worker.progress_report import Gauge
+from runtime.worker.exchange import SILENCES_MAX, OperationSpec, RingExchange
+from runtime.worker.progress_report import ProgressReporter
 from runtime.worker.state_owner import SharedWorkerState
 
 GROUPS = {"float32": 4}
-TASK = Task(Op(OpKind.PASS, 2), {"w": "1"}, GROUPS, None)
+TASK = OperationSpec(Op(OpKind.PASS, 2), {"w": "1"}, GROUPS, None)
 MEMBERS = ("a.0.0", "b.0.0")
 
 
@@ -39,11 +39,11 @@ def buffers() -> Buffers:
 
 
 @pytest.fixture
-def turn(buffers: Buffers) -> Turn:
-    return Turn(cast(SharedWorkerState, buffers), cast(Rings, None), cast(Gauge, None), "exact")
+def turn(buffers: Buffers) -> RingExchange:
+    return RingExchange(cast(SharedWorkerState, buffers), cast(Rings, None), cast(ProgressReporter, None), "exact")
 
 
-def test_the_same_members_go_on_with_the_sums_of_the_same_operation(turn: Turn, buffers: Buffers) -> None:
+def test_the_same_members_go_on_with_the_sums_of_the_same_operation(turn: RingExchange, buffers: Buffers) -> None:
     begun = turn._begin(TASK, 7, MEMBERS)
     begun.sums.held["a.0.0"] = 3
     turn._attempts = begun
@@ -62,7 +62,7 @@ def test_the_same_members_go_on_with_the_sums_of_the_same_operation(turn: Turn, 
     ],
 )
 def test_others_and_another_operation_begin_anew_and_the_memory_is_used_again(
-    other: dict[str, Any], turn: Turn, buffers: Buffers
+    other: dict[str, Any], turn: RingExchange, buffers: Buffers
 ) -> None:
     begun = turn._attempts = turn._begin(TASK, 7, MEMBERS)
     begun.sums.held["a.0.0"] = 3
@@ -71,7 +71,7 @@ def test_others_and_another_operation_begin_anew_and_the_memory_is_used_again(
     assert buffers.given_back == [begun.sums.out]
 
 
-def test_a_link_that_falls_silent_again_and_again_in_one_operation_ends_the_job_by_name(turn: Turn) -> None:
+def test_a_link_that_falls_silent_again_and_again_in_one_operation_ends_the_job_by_name(turn: RingExchange) -> None:
     attempts = turn._begin(TASK, 7, MEMBERS)
     silent = LinkSilent("generation 3: b.0.0 cannot be reached any more: 10.0.0.2 has ... 0.01 Mbit/s", peer="b.0.0")
     for _ in range(SILENCES_MAX - 1):
@@ -81,7 +81,7 @@ def test_a_link_that_falls_silent_again_and_again_in_one_operation_ends_the_job_
         attempts.broken(silent)
 
 
-def test_a_link_over_which_another_piece_came_each_time_goes_on(turn: Turn) -> None:
+def test_a_link_over_which_another_piece_came_each_time_goes_on(turn: RingExchange) -> None:
     attempts = turn._begin(TASK, 7, MEMBERS)
     for number in range(4 * SILENCES_MAX):
         attempts.sums.held["b.0.0"] = 1 + number // (SILENCES_MAX - 1)

@@ -44,7 +44,7 @@ from runtime.transfer.connection import CopyConnection
 from runtime.transfer.result_log import LoggedResult
 from runtime.worker.donor import CopyServer
 from runtime.worker.joining import JoinProtocol
-from runtime.worker.leader_orders import Orders
+from runtime.worker.leader_orders import LeaderOrders
 from runtime.worker.state_owner import SharedWorkerState
 from tests.unit.rings import GENEROUS_S, wait_until
 
@@ -106,7 +106,7 @@ class Worker:
         self.carrier.register(model=self.model)
         self.carrier.freeze()
         self.asker = CopyClient(JOB, name)
-        self.orders = Orders(self.standing, self.asker, self.words.append, journal)
+        self.orders = LeaderOrders(self.standing, self.asker, self.words.append, journal)
         self.admission = JoinProtocol(self.standing, self.orders, self.asker, journal)
 
     def _serve(self, sock: socket.socket, hello: Hello) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from runtime.reduction.partial_sum import Partial, fold
 from runtime.session import Op, OpKind
-from runtime.worker.single import Alone
+from runtime.worker.single import SingleSession
 
 PASS = Op(OpKind.PASS, 6)
 
@@ -18,14 +18,14 @@ def leaf(unit: int) -> Partial:
 
 
 def test_all_units_are_handed_out_once_in_order() -> None:
-    session = Alone()
+    session = SingleSession()
     session.begin(PASS, {})
     assert [session.next_unit() for _ in range(7)] == [0, 1, 2, 3, 4, 5, None]
 
 
 def test_the_result_is_the_sum_along_the_tree() -> None:
     """(0, 6) is (0, 4) + (4, 6); a plain running sum has other bits for these numbers."""
-    session = Alone()
+    session = SingleSession()
     session.begin(PASS, {})
     while (unit := session.next_unit()) is not None:
         session.unit_done(leaf(unit))
@@ -39,14 +39,14 @@ def test_the_result_is_the_sum_along_the_tree() -> None:
 
 
 def test_nothing_is_finished_before_every_unit_is_done() -> None:
-    session = Alone()
+    session = SingleSession()
     session.begin(PASS, {})
     session.next_unit()
     assert session.finish() is None
 
 
 def test_operations_do_not_overlap() -> None:
-    session = Alone()
+    session = SingleSession()
     session.begin(PASS, {})
     with pytest.raises(RuntimeError, match="began inside"):
         session.begin(PASS, {})
@@ -54,4 +54,4 @@ def test_operations_do_not_overlap() -> None:
 
 def test_a_unit_outside_an_operation_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="outside an operation"):
-        Alone().unit_done(leaf(0))
+        SingleSession().unit_done(leaf(0))

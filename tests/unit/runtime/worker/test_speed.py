@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from runtime.worker.speed import Pace, Speed
+from runtime.worker.speed import ShardPace, Speed
 
 
 def after(*begun_s: float) -> float:
-    pace = Pace()
+    pace = ShardPace()
     for now_s in begun_s:
         pace.begin(now_s)
     return pace.step_s
@@ -26,7 +26,7 @@ def test_steps_that_stay_slower_are_slower() -> None:
 
 
 def test_the_wait_for_a_copy_is_no_part_of_a_step() -> None:
-    pace = Pace()
+    pace = ShardPace()
     pace.waited(1.0)
     for now_s, waited_s in ((0.0, 0.0), (2.0, 0.5), (4.5, 0.5), (7.0, 0.0)):
         pace.begin(now_s)
