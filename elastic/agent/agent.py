@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from elastic.agent import handover, options, upgrade_state
 from elastic.agent.drain import OPERATOR, NodeDrain
-from elastic.agent.handover import Handed, Place, Trial
+from elastic.agent.handover import Handed, Trial, UpgradeRequestFiles
 from elastic.agent.leader_session import Ended, LeaderSession
 from elastic.agent.options import GRACE_S, Assignment
 from elastic.agent.slot_file import SlotFile
@@ -57,7 +57,7 @@ class Agent:
             inherited = upgrade_state.first(spec, node, slots + spec.spares, slot_file, kept)
         self._standing = inherited.standing
         self._workforce = WorkerManager(spec, job_dir, node, given.reach, journal, ledger, slot_file, inherited, self)
-        self._place = Place(job_dir, node)
+        self._place = UpgradeRequestFiles(job_dir, node)
         self._hands_over = False
         self._deferred: list[int] = []
         self._attendance = LeaderSession(spec, job_dir, node, slots, journal, self, given.reach, inherited.term)

@@ -20,7 +20,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Heirloom:
+class AgentUpgradeState:
     """orders: for workers that come back with another stream. frozen: workers that were found so. term: of the newest
     leader seen. socket: the path to which the workers connect, "" before there are any."""
 
@@ -33,7 +33,7 @@ class Heirloom:
     socket: str = ""
 
 
-def first(spec: JobSpec, node: str, slots: int, slot_file: SlotFile, snapshot: str) -> Heirloom:
+def first(spec: JobSpec, node: str, slots: int, slot_file: SlotFile, snapshot: str) -> AgentUpgradeState:
     """Of an agent that finds nothing but what a killed one may have left. snapshot: in this machine's memory, or "".
     Raises ConfigError."""
     slot_file.end_leftovers()
@@ -42,10 +42,10 @@ def first(spec: JobSpec, node: str, slots: int, slot_file: SlotFile, snapshot: s
         for incarnation in range(max(0, newest - 63), newest + 1):
             standing.heard(WorkerDead(f"{node}.{slot}.{incarnation}", "its agent ended", snapshot))
     new = (worker_slot.new(node, n, spec, before.get(n, -1) + 1) for n in range(slots))
-    return Heirloom(tuple(new), (), {}, standing, frozenset(), 0)
+    return AgentUpgradeState(tuple(new), (), {}, standing, frozenset(), 0)
 
 
-def write(heirloom: Heirloom) -> dict[str, Any]:
+def write(heirloom: AgentUpgradeState) -> dict[str, Any]:
     """As JSON."""
     return {
         "format": FORMAT,
@@ -59,11 +59,11 @@ def write(heirloom: Heirloom) -> dict[str, Any]:
     }
 
 
-def read(state: Mapping[str, Any]) -> Heirloom:
+def read(state: Mapping[str, Any]) -> AgentUpgradeState:
     """Raises WireError, ConfigError, KeyError, TypeError and ValueError for what `write` has not made."""
     if state["format"] != FORMAT:
         raise ValueError(f"the agent's state is of format {state['format']}, and this program reads {FORMAT}")
-    return Heirloom(
+    return AgentUpgradeState(
         tuple(codec.from_json(Slot, json.dumps(slot).encode()) for slot in state["slots"]),
         tuple(AdoptedWorker(**worker) for worker in state["workers"]),
         {str(worker_id): tuple(kept) for worker_id, kept in state["orders"].items()},

@@ -24,7 +24,7 @@ from elastic.agent.process.mpirun import Mpirun
 from elastic.agent.process.stdout_pump import Stdout
 from elastic.agent.process.worker_processes import AdoptedWorker, WorkerProcesses, own_settings
 from elastic.agent.slot_file import SlotFile
-from elastic.agent.upgrade_state import Heirloom
+from elastic.agent.upgrade_state import AgentUpgradeState
 from elastic.agent.worker_socket import WorkerSocket
 from elastic.checkpoints.series import newest_in_memory
 from elastic.config import JobSpec, RingKind
@@ -86,7 +86,7 @@ class WorkerManager:
         journal: Journal,
         ledger: Ledger,
         slot_file: SlotFile,
-        inherited: Heirloom,
+        inherited: AgentUpgradeState,
         head: WorkerEvents,
     ) -> None:
         self._spec = spec
@@ -155,11 +155,11 @@ class WorkerManager:
             return "the disk is full, and lines of steps.jsonl are in memory only"
         return ""
 
-    def heirloom(self, term: int, workers: Sequence[AdoptedWorker] = ()) -> Heirloom:
+    def heirloom(self, term: int, workers: Sequence[AdoptedWorker] = ()) -> AgentUpgradeState:
         slots, frozen, board = tuple(self._slots), frozenset(self._frozen), self._switchboard
-        return Heirloom(slots, tuple(workers), board.kept, self._standing, frozen, term, board.path)
+        return AgentUpgradeState(slots, tuple(workers), board.kept, self._standing, frozen, term, board.path)
 
-    async def hand_over(self, term: int) -> Heirloom:
+    async def hand_over(self, term: int) -> AgentUpgradeState:
         """Nothing is heard of the workers any more, and none starts, before another program has taken over."""
         self._hands_over = True
         await self._switchboard.hand_over(HAND_OVER_S)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic import file_modes
-from elastic.agent.handover import POLL_S, Place, Refused, of_this_program
+from elastic.agent.handover import POLL_S, UpgradeRefused, UpgradeRequestFiles, of_this_program
 from elastic.cli.options import add_certs, add_replicas, certs_of, keyring_of
 from elastic.config import check_name, check_pairs, check_text
 from elastic.errors import ConfigError, ElasticError, ExitCode
@@ -319,12 +319,12 @@ def upgrade(jobs_dir: Path, node: str, *, as_json: bool) -> int:
     """Until it is done. Raises ConfigError if there is nothing to upgrade or it was refused, and ElasticError if the
     daemon does not answer."""
     try:
-        return _upgrade(Place(jobs_dir.absolute(), node), jobs_dir, node, as_json=as_json)
-    except Refused as refused:  # by the files, before anything was asked
+        return _upgrade(UpgradeRequestFiles(jobs_dir.absolute(), node), jobs_dir, node, as_json=as_json)
+    except UpgradeRefused as refused:  # by the files, before anything was asked
         raise ConfigError(f"the agent of node {node} cannot be asked: {refused}") from refused
 
 
-def _upgrade(place: Place, jobs_dir: Path, node: str, *, as_json: bool) -> int:
+def _upgrade(place: UpgradeRequestFiles, jobs_dir: Path, node: str, *, as_json: bool) -> int:
     request, running = of_this_program(), place.running()
     if running is None:
         raise ConfigError(

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from elastic import file_modes
-from elastic.agent.handover import Place, Request
+from elastic.agent.handover import UpgradeRequest, UpgradeRequestFiles
 from elastic.agent.process.worker_process import own_environment
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
@@ -30,7 +30,7 @@ from elastic.errors import ConfigError
 from elastic.fleet.documents import Submission
 from elastic.fleet.job_environment import VARIABLE, with_environment
 from elastic.fleet.notice_board import NoticeBoard
-from elastic.fleet.upgrade_state import Holding, Keeper, keeper_of, replace_agent
+from elastic.fleet.upgrade_state import JobKeeper, JobUpgradeState, keeper_of, replace_agent
 from elastic.preemption.selection import RELAYED
 from elastic.protocol.worker_slot import describe
 from elastic.records import host_memory
@@ -91,7 +91,7 @@ class JobRunner:
         journal: Journal,
         changed: Callable[[], None],
         token: str,
-        handed: Holding | None = None,
+        handed: JobUpgradeState | None = None,
     ) -> None:
         self._site = site
         self._token = token
@@ -108,7 +108,7 @@ class JobRunner:
             self._memory = host_memory.claim()
             if self._memory is not None and site.job_user is not None:
                 site.job_user.give(self._memory.path)
-        self._keeper: Keeper | None = handed.process() if handed is not None else None
+        self._keeper: JobKeeper | None = handed.process() if handed is not None else None
         """While it lives."""
         self._starting = self._keeper is None
         self._finish = asyncio.Event()
@@ -241,22 +241,24 @@ class JobRunner:
             return f"{self.job} is leaving this node"
         return f"{self.job} is just being started" if self._starting else ""
 
-    async def replace_agent(self, request: Request) -> str:
+    async def replace_agent(self, request: UpgradeRequest) -> str:
         """Have another program take its place. Returns why that was refused, or nothing."""
         if self._keeper is None:
             return ""
-        refused = await replace_agent(Place(self._dir, self._site.node, self._site.job_user), request, self._keeper)
+        refused = await replace_agent(
+            UpgradeRequestFiles(self._dir, self._site.node, self._site.job_user), request, self._keeper
+        )
         return f"{self.job}: {refused}" if refused else ""
 
-    def holding(self, *, inherited: bool) -> Holding:
+    def holding(self, *, inherited: bool) -> JobUpgradeState:
         """inherited: by the program that takes this one's place, and given up here."""
         keeper = memory = None
         if inherited:
             keeper = keeper_of(self._keeper) if self._keeper is not None else None
             memory = self._memory.hand_over() if self._memory is not None else None
-        return Holding(self._submission, self._slots, self.devices, keeper, memory, self.finishing, self._token)
+        return JobUpgradeState(self._submission, self._slots, self.devices, keeper, memory, self.finishing, self._token)
 
-    async def _one_life(self, keeper: Keeper) -> int:
+    async def _one_life(self, keeper: JobKeeper) -> int:
         """Of an agent. Returns its exit code, or minus the signal."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()

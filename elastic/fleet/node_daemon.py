@@ -13,14 +13,14 @@ import sys
 from typing import Any
 
 from elastic.agent import handover
-from elastic.agent.handover import Handed, Place, Request, Trial
+from elastic.agent.handover import Handed, Trial, UpgradeRequest, UpgradeRequestFiles
 from elastic.errors import ElasticError
 from elastic.fleet import job_environment, upgrade_state
 from elastic.fleet.documents import Submission
 from elastic.fleet.job_runner import JobRunner, NodeSettings
 from elastic.fleet.leader_session import FleetLeaderSession, Offer
 from elastic.fleet.notice_board import NoticeBoard
-from elastic.fleet.upgrade_state import Estate
+from elastic.fleet.upgrade_state import DaemonUpgradeState
 from elastic.preemption import selection
 from elastic.records import host_memory
 from elastic.records.journal import Journal
@@ -51,7 +51,7 @@ class Daemon:
         self._unstarted: dict[str, str] = {}
         self._attendance = FleetLeaderSession(site, offer, journal, door, self)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._place = Place(site.jobs_dir, site.node)
+        self._place = UpgradeRequestFiles(site.jobs_dir, site.node)
         self._handed = handed
         self._hands_over = False
         self._deferred: list[int] = []
@@ -157,7 +157,7 @@ class Daemon:
             for number in deferred:
                 self._signalled(signal.Signals(number))
 
-    async def _replace_agents(self, request: Request) -> str:
+    async def _replace_agents(self, request: UpgradeRequest) -> str:
         """Returns why one of them was not, or nothing."""
         for charge in list(self._charges.values()):
             if because := await charge.replace_agent(request):
@@ -173,7 +173,7 @@ class Daemon:
     def _state(self, *, inherited: bool) -> dict[str, Any]:
         holdings = tuple(c.holding(inherited=inherited) for c in self._charges.values() if not c.over)
         duties = tuple(duty.SerializeToString() for duty in self._duties.values())
-        return upgrade_state.write(Estate(self._attendance.term, duties, self._over, holdings))
+        return upgrade_state.write(DaemonUpgradeState(self._attendance.term, duties, self._over, holdings))
 
     def _take_over(self, handed: Handed) -> None:
         """What the program before this one has left."""

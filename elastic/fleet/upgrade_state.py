@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elastic.agent import handover
-from elastic.agent.handover import Place, Request
+from elastic.agent.handover import UpgradeRequest, UpgradeRequestFiles
 from elastic.fleet.documents import Submission
 from elastic.records.temp_dirs import Scratch
 from elastic.wire import codec
@@ -29,7 +29,7 @@ AGENT_S = 120.0
 """Until it has answered: it waits for a moment of calm, and runs the new program once beside it."""
 
 
-class Keeper(Protocol):
+class JobKeeper(Protocol):
     """What is used of the process that looks after a job's agent."""
 
     pid: int
@@ -57,7 +57,7 @@ class Inherited:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class JobUpgradeState:
     """One job: what it was given here, and what runs. keeper: its pid and the descriptor of its standard input; memory:
     its directory and the descriptor that holds it; finishing: the job is over; token: admits its agent."""
 
@@ -91,7 +91,7 @@ class Holding:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Holding:
+    def from_state(cls, state: Mapping[str, Any]) -> JobUpgradeState:
         keeper, memory, devices = state["keeper"], state["memory"], state["devices"]
         return cls(
             codec.from_json(Submission, state["submission"].encode()),
@@ -105,16 +105,16 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Estate:
+class DaemonUpgradeState:
     """Of a daemon. duties, over: as the leader has told them last, the duties as on the wire."""
 
     term: int
     duties: tuple[bytes, ...]
     over: Mapping[str, str]
-    holdings: tuple[Holding, ...]
+    holdings: tuple[JobUpgradeState, ...]
 
 
-def write(estate: Estate) -> dict[str, Any]:
+def write(estate: DaemonUpgradeState) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "term": estate.term,
@@ -124,25 +124,25 @@ def write(estate: Estate) -> dict[str, Any]:
     }
 
 
-def read(state: Mapping[str, Any]) -> Estate:
+def read(state: Mapping[str, Any]) -> DaemonUpgradeState:
     """Raises WireError, ConfigError, KeyError, TypeError and ValueError for what `write` has not made."""
     if state["format"] != FORMAT:
         raise ValueError(f"the daemon's state is of format {state['format']}, and this program reads {FORMAT}")
-    return Estate(
+    return DaemonUpgradeState(
         int(state["term"]),
         tuple(bytes.fromhex(duty) for duty in state["duties"]),
         {str(job): str(result) for job, result in state["over"].items()},
-        tuple(Holding.from_state(holding) for holding in state["holdings"]),
+        tuple(JobUpgradeState.from_state(holding) for holding in state["holdings"]),
     )
 
 
-def keeper_of(keeper: Keeper) -> tuple[int, int]:
+def keeper_of(keeper: JobKeeper) -> tuple[int, int]:
     """For a Holding: inherited from here on."""
     os.set_inheritable(keeper.stdin.fileno(), True)
     return keeper.pid, keeper.stdin.fileno()
 
 
-async def replace_agent(place: Place, request: Request, keeper: Keeper) -> str:
+async def replace_agent(place: UpgradeRequestFiles, request: UpgradeRequest, keeper: JobKeeper) -> str:
     """Have another program take the place of a job's agent. Returns why that was refused, or nothing."""
     pidfd = os.pidfd_open(keeper.pid)
     try:
@@ -151,7 +151,7 @@ async def replace_agent(place: Place, request: Request, keeper: Keeper) -> str:
         os.close(pidfd)
 
 
-async def _replace_agent(place: Place, request: Request, over: Callable[[], bool]) -> str:
+async def _replace_agent(place: UpgradeRequestFiles, request: UpgradeRequest, over: Callable[[], bool]) -> str:
     await handover.until(lambda: place.running() is not None or over(), ASK_S)
     running = place.running()
     if over():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent.handover import Place, Request, of_this_program
+from elastic.agent.handover import UpgradeRequest, UpgradeRequestFiles, of_this_program
 from elastic.records import ledger
 from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet
@@ -25,7 +25,7 @@ def test_a_training_goes_on_over_a_new_program_of_its_agent(tmp_path: Path, quie
         job.pace(0.02)
         job.shut("end")
         job.await_world(2)
-        place = Place(job.dir, "local")
+        place = UpgradeRequestFiles(job.dir, "local")
         running, before = place.running(), job.events("worker_started")
         assert running is not None and len(before) == 2
 
@@ -84,7 +84,7 @@ def test_a_training_goes_on_over_an_upgrade_of_its_node(tmp_path: Path, quiet: Q
         fleet.pace(0.03)
         job = fleet.train("train", workers=2)
         before = fleet.await_members(job, "a.0.0", "b.0.0")
-        known = Place(fleet.home / "a", "a").running()
+        known = UpgradeRequestFiles(fleet.home / "a", "a").running()
         assert known is not None and known.pid == fleet.nodes["a"].pid
 
         done = upgrade(fleet, "a", newer)
@@ -123,7 +123,10 @@ def test_a_program_that_cannot_take_over_is_refused_and_nothing_is_lost(tmp_path
         said = " ".join(refused.stderr.split())
         assert f"{job}: the new program does not start, or cannot read" in said
         assert "the agent's state is of format 1, and this program reads 0" in said
-        place, absent = Place(fleet.home / "a", "a"), Request(str(tmp_path / "absent" / "python"), "", "token")
+        place, absent = (
+            UpgradeRequestFiles(fleet.home / "a", "a"),
+            UpgradeRequest(str(tmp_path / "absent" / "python"), "", "token"),
+        )
         running = place.running()
         assert running is not None
         place.ask(running, absent)

@@ -18,7 +18,14 @@ cannot start costs nothing.
 
 from elastic.agent.handover.exec_in_place import OPTION, Handed, begin, go, hear, without_option
 from elastic.agent.handover.prepare import POLL_S, prepared, refuse, until
-from elastic.agent.handover.request_files import SIGNAL, Place, Refused, Request, Running, of_this_program
+from elastic.agent.handover.request_files import (
+    SIGNAL,
+    RunningProgram,
+    UpgradeRefused,
+    UpgradeRequest,
+    UpgradeRequestFiles,
+    of_this_program,
+)
 from elastic.agent.handover.trial_run import Trial, check
 
 __all__ = [
@@ -26,10 +33,10 @@ __all__ = [
     "POLL_S",
     "SIGNAL",
     "Handed",
-    "Place",
-    "Refused",
-    "Request",
-    "Running",
+    "UpgradeRequestFiles",
+    "UpgradeRefused",
+    "UpgradeRequest",
+    "RunningProgram",
     "Trial",
     "begin",
     "check",

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from elastic.agent.handover.request_files import SIGNAL, Place, Request
+from elastic.agent.handover.request_files import SIGNAL, UpgradeRequest, UpgradeRequestFiles
 from elastic.errors import ConfigError
 from elastic.records.journal import Journal
 
@@ -24,7 +24,7 @@ HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, SIGNAL)
 class Handed:
     """What the program before this one has left. refused: why this is no new program, or nothing."""
 
-    request: Request
+    request: UpgradeRequest
     state: dict[str, Any]
     refused: str = ""
 
@@ -34,12 +34,14 @@ class Handed:
         try:
             with os.fdopen(descriptor, "rb") as file:
                 document = json.loads(file.read())
-            return cls(Request(**document["request"]), document["state"], document["refused"])
+            return cls(UpgradeRequest(**document["request"]), document["state"], document["refused"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{OPTION} {descriptor} cannot be read: {error}") from error
 
 
-def go(request: Request, command: Sequence[str], state: Mapping[str, Any], signals: Sequence[int] = ()) -> NoReturn:
+def go(
+    request: UpgradeRequest, command: Sequence[str], state: Mapping[str, Any], signals: Sequence[int] = ()
+) -> NoReturn:
     """Become the new program, or, if that does not start after all, this one anew, which says so. command: its module
     and arguments. signals: that came meanwhile, and are its. Main thread only: children die with that. Raises OSError
     if neither starts."""
@@ -67,7 +69,7 @@ def _become(python: str, environment: Mapping[str, str], command: Sequence[str],
         os.execve(python, [python, "-P", "-m", *without_option(command), OPTION, str(descriptor)], {**environment})
 
 
-def begin(place: Place, journal: Journal, handed: Handed | None, jobs: Sequence[str] = ()) -> None:
+def begin(place: UpgradeRequestFiles, journal: Journal, handed: Handed | None, jobs: Sequence[str] = ()) -> None:
     """This program has its handlers: it hears signals, can be asked, and says how it has taken over, if it has. A full
     disk is no reason to end. jobs: of a daemon."""
     hear()

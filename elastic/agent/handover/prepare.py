@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from elastic.agent.handover.request_files import Place, Refused, Request
+from elastic.agent.handover.request_files import UpgradeRefused, UpgradeRequest, UpgradeRequestFiles
 from elastic.agent.handover.trial_run import Trial, check
 from elastic.records.journal import Journal
 from elastic.version import __version__
@@ -20,29 +20,29 @@ POLL_S = 0.05
 
 
 async def prepared(
-    place: Place,
+    place: UpgradeRequestFiles,
     journal: Journal,
     trial: Trial,
     state: Callable[[], Mapping[str, Any]],
     in_the_way: Callable[[], str],
-    others: Callable[[Request], Awaitable[str]] | None = None,
-) -> Request | None:
+    others: Callable[[UpgradeRequest], Awaitable[str]] | None = None,
+) -> UpgradeRequest | None:
     """What is asked for, if it can be done now; else that is said, and None.
 
     trial, state: see `check`. in_the_way: why no other program can take over now, or nothing. others: who has to be
     replaced first; why not, or nothing.
     """
-    request: Request | None = None
+    request: UpgradeRequest | None = None
     try:
         request = place.request()
         await until(lambda: not in_the_way(), CALM_S)
         await check(request, trial, state())
         if because := in_the_way() or (await others(request) if others is not None else ""):
-            raise Refused(because)
+            raise UpgradeRefused(because)
         await until(lambda: not in_the_way(), CALM_S)
         if because := in_the_way():
-            raise Refused(because)
-    except (Refused, OSError) as refused:
+            raise UpgradeRefused(because)
+    except (UpgradeRefused, OSError) as refused:
         journal.write("handover_refused", because=str(refused))
         if request is not None:
             refuse(place, journal, request, str(refused))
@@ -51,7 +51,7 @@ async def prepared(
     return request
 
 
-def refuse(place: Place, journal: Journal, request: Request, because: str) -> None:
+def refuse(place: UpgradeRequestFiles, journal: Journal, request: UpgradeRequest, because: str) -> None:
     """Say so; on a full disk, to the journal alone."""
     try:
         place.say(request, refused=because)

@@ -23,12 +23,12 @@ from elastic.version import __version__
 SIGNAL = signal.SIGUSR2
 
 
-class Refused(ElasticError):
+class UpgradeRefused(ElasticError):
     """The program stays as it is, and says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class UpgradeRequest:
     """python: the interpreter of the new program. path: its PYTHONPATH, or "". token: tells answers apart."""
 
     python: str
@@ -41,21 +41,21 @@ class Request:
         return {**own, "PYTHONPATH": self.path} if self.path else own
 
 
-def of_this_program() -> Request:
+def of_this_program() -> UpgradeRequest:
     """That which asks is the new one."""
     path = worker_process.own_environment().get("PYTHONPATH", "")
-    return Request(sys.executable, path, secrets.token_hex(8))
+    return UpgradeRequest(sys.executable, path, secrets.token_hex(8))
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningProgram:
     """A process that hands over when it is asked."""
 
     pid: int
     version: str
 
 
-class Place:
+class UpgradeRequestFiles:
     """The files of one process. name: unique in the directory. user: whose process it is, where not that of the one who
     asks."""
 
@@ -66,25 +66,25 @@ class Place:
 
     # ---------------------------------------------------------------------------------------- whoever asks
 
-    def running(self) -> Running | None:
+    def running(self) -> RunningProgram | None:
         """None: there is no such process, or none that can be asked yet. Raises Refused if it is not ours to know."""
         found = self._read("process")
         if found is None or worker_process.started(int(found["pid"])) != found["started"]:
             return None
-        return Running(int(found["pid"]), str(found["version"]))
+        return RunningProgram(int(found["pid"]), str(found["version"]))
 
-    def ask(self, running: Running, request: Request) -> None:
+    def ask(self, running: RunningProgram, request: UpgradeRequest) -> None:
         """Raises Refused for a process that is another user's, and could not read what is asked, or has ended."""
         try:
             owner = os.stat(f"/proc/{running.pid}").st_uid
             if owner != (self._user.uid if self._user is not None else os.geteuid()):
-                raise Refused(f"process {running.pid} is of the user with id {owner}; ask as that user")
+                raise UpgradeRefused(f"process {running.pid} is of the user with id {owner}; ask as that user")
             self._write("upgrade", asdict(request))
             os.kill(running.pid, SIGNAL)
         except OSError as error:
-            raise Refused(f"process {running.pid} cannot be asked: {error}") from error
+            raise UpgradeRefused(f"process {running.pid} cannot be asked: {error}") from error
 
-    def answer(self, request: Request) -> dict[str, Any] | None:
+    def answer(self, request: UpgradeRequest) -> dict[str, Any] | None:
         """What has come of it, if anything has."""
         found = self._read("upgraded")
         return found if found is not None and found["token"] == request.token else None
@@ -102,15 +102,15 @@ class Place:
             with contextlib.suppress(OSError):  # whoever finds it can tell that its process has ended
                 self._path(what).unlink()
 
-    def request(self) -> Request:
+    def request(self) -> UpgradeRequest:
         """Raises Refused if it cannot be read."""
         found = self._read("upgrade")
         try:
-            return Request(**(found or {}))
+            return UpgradeRequest(**(found or {}))
         except TypeError as error:
-            raise Refused(f"the request in {self._path('upgrade')} cannot be read: {error}") from error
+            raise UpgradeRefused(f"the request in {self._path('upgrade')} cannot be read: {error}") from error
 
-    def say(self, request: Request, *, refused: str = "", jobs: Sequence[str] = ()) -> None:
+    def say(self, request: UpgradeRequest, *, refused: str = "", jobs: Sequence[str] = ()) -> None:
         """How it went. jobs: of a daemon that has taken over."""
         told = {"token": request.token, "version": __version__, "refused": refused, "jobs": list(jobs)}
         self._write("upgraded", told)
@@ -129,5 +129,5 @@ class Place:
         except (FileNotFoundError, ValueError):
             return None
         except OSError as error:
-            raise Refused(f"{self._path(what)} cannot be read: {error.strerror}") from error
+            raise UpgradeRefused(f"{self._path(what)} cannot be read: {error.strerror}") from error
         return document

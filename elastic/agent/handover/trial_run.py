@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic.agent.handover.exec_in_place import without_option
-from elastic.agent.handover.request_files import Refused, Request
+from elastic.agent.handover.request_files import UpgradeRefused, UpgradeRequest
 from elastic.errors import ConfigError
 from elastic.wire.codec import WireError
 
@@ -28,7 +28,7 @@ class Trial:
     words: Sequence[str]
 
 
-async def check(request: Request, trial: Trial, state: Mapping[str, Any]) -> None:
+async def check(request: UpgradeRequest, trial: Trial, state: Mapping[str, Any]) -> None:
     """Run the new program beside this one, on the words and the state. Raises Refused."""
     command = [request.python, "-P", "-m", "elastic.agent.handover", trial.function]
     given = {"words": without_option(trial.words), "state": state}
@@ -37,17 +37,17 @@ async def check(request: Request, trial: Trial, state: Mapping[str, Any]) -> Non
             *command, env=request.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
     except OSError as error:
-        raise Refused(f"the new program does not start: {request.python}: {error.strerror}") from error
+        raise UpgradeRefused(f"the new program does not start: {request.python}: {error.strerror}") from error
     try:
         async with asyncio.timeout(CHECK_S):
             said, _ = await tried.communicate(json.dumps(given).encode())
     except TimeoutError:
         tried.kill()
         await tried.wait()
-        raise Refused(f"the new program has not started within {CHECK_S:g} s: {' '.join(command)}") from None
+        raise UpgradeRefused(f"the new program has not started within {CHECK_S:g} s: {' '.join(command)}") from None
     if tried.returncode != 0:
         words = said.decode(errors="replace").strip().splitlines() or [f"it ended with {tried.returncode}"]
-        raise Refused(f"the new program does not start, or cannot read what it would be handed: {words[-1]}")
+        raise UpgradeRefused(f"the new program does not start, or cannot read what it would be handed: {words[-1]}")
 
 
 def main() -> int:

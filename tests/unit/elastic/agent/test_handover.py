@@ -15,11 +15,20 @@ from typing import Any, cast
 import pytest
 
 from elastic.agent import handover, options, upgrade_state
-from elastic.agent.handover import Handed, Place, Refused, Request, Running, Trial, check, of_this_program
+from elastic.agent.handover import (
+    Handed,
+    RunningProgram,
+    Trial,
+    UpgradeRefused,
+    UpgradeRequest,
+    UpgradeRequestFiles,
+    check,
+    of_this_program,
+)
 from elastic.agent.process.worker_process import Outlets
 from elastic.agent.process.worker_processes import AdoptedWorker
 from elastic.agent.standing_words import StandingWords
-from elastic.agent.upgrade_state import Heirloom
+from elastic.agent.upgrade_state import AgentUpgradeState
 from elastic.agent.worker_socket import WorkerSocket
 from elastic.cli import daemons
 from elastic.cli.daemons import upgrade
@@ -27,7 +36,7 @@ from elastic.config import JobSpec
 from elastic.errors import ConfigError
 from elastic.fleet import upgrade_state as fleet_upgrade
 from elastic.fleet.documents import Submission
-from elastic.fleet.upgrade_state import Estate, Holding
+from elastic.fleet.upgrade_state import DaemonUpgradeState, JobUpgradeState
 from elastic.protocol import worker_slot
 from elastic.protocol.messages import (
     Announce,
@@ -48,7 +57,7 @@ SPEC = JobSpec(name="job", command=("train",), workers=2)
 RUNNING = replace(worker_slot.new("a", 0, SPEC, 3), phase=worker_slot.Phase.RUNNING, pid=7, joined=True)
 WAITING = replace(worker_slot.new("a", 1, SPEC, 0), deadline_s=12.5)
 EMPLOYED = AdoptedWorker(0, "a.0.3", 7, out=11, begun="half a l\xfcne", lifeline=12, announced=8)
-REQUEST = Request("/bin/python", "/site", "token")
+REQUEST = UpgradeRequest("/bin/python", "/site", "token")
 
 
 def standing() -> StandingWords:
@@ -66,7 +75,9 @@ def standing() -> StandingWords:
 def test_what_an_agent_hands_over_is_read_as_it_was() -> None:
     known = standing()
     orders, frozen = {"a.0.3": ("00ff",)}, frozenset({"a.0.3"})
-    state = upgrade_state.write(Heirloom((RUNNING, WAITING), (EMPLOYED,), orders, known, frozen, 41, "/a.sock"))
+    state = upgrade_state.write(
+        AgentUpgradeState((RUNNING, WAITING), (EMPLOYED,), orders, known, frozen, 41, "/a.sock")
+    )
     read = upgrade_state.read(json.loads(json.dumps(state)))
     assert read.slots == (RUNNING, WAITING)
     assert (read.workers, read.orders) == ((EMPLOYED,), {"a.0.3": ("00ff",)})
@@ -77,10 +88,12 @@ def test_what_an_agent_hands_over_is_read_as_it_was() -> None:
 
 def test_what_a_daemon_hands_over_is_read_as_it_was() -> None:
     submission = Submission(SPEC, 1, "job", "identity")
-    holding = Holding(submission, 2, ("0", "1"), keeper=(7, 11), memory=("/dev/shm/x", 12), finishing=False, token="t")
-    bare = Holding(submission, 1, None, keeper=None, memory=None, finishing=True, token="")
+    holding = JobUpgradeState(
+        submission, 2, ("0", "1"), keeper=(7, 11), memory=("/dev/shm/x", 12), finishing=False, token="t"
+    )
+    bare = JobUpgradeState(submission, 1, None, keeper=None, memory=None, finishing=True, token="")
     duty = pb.Duty(job="job", slots=2, document=to_json(submission).decode())
-    estate = Estate(41, (duty.SerializeToString(),), {"other": "{}"}, (holding, bare))
+    estate = DaemonUpgradeState(41, (duty.SerializeToString(),), {"other": "{}"}, (holding, bare))
     assert fleet_upgrade.read(json.loads(json.dumps(fleet_upgrade.write(estate)))) == estate
 
 
@@ -92,7 +105,7 @@ def test_a_state_of_another_format_is_named(reader: object) -> None:
 
 
 def test_the_files_are_this_users_and_an_answer_is_to_one_request(tmp_path: Path) -> None:
-    place = Place(tmp_path, "a")
+    place = UpgradeRequestFiles(tmp_path, "a")
     assert place.running() is None
     place.ready()
     running = place.running()
@@ -109,24 +122,24 @@ def test_the_files_are_this_users_and_an_answer_is_to_one_request(tmp_path: Path
 
 
 def test_what_cannot_be_read_or_written_is_refused_by_both_sides(tmp_path: Path) -> None:
-    place, running = Place(tmp_path, "a"), Running(os.getpid(), "1")
+    place, running = UpgradeRequestFiles(tmp_path, "a"), RunningProgram(os.getpid(), "1")
     for what in ("process", "upgrade"):
         (tmp_path / f"a.{what}.json").mkdir()  # no file: an error of the system, also for root
-    with pytest.raises(Refused, match=r"a\.process\.json cannot be read: Is a directory"):
+    with pytest.raises(UpgradeRefused, match=r"a\.process\.json cannot be read: Is a directory"):
         place.running()
     with pytest.raises(ConfigError, match=r"node a cannot be asked: .*process\.json cannot be read"):
         upgrade(tmp_path, "a", as_json=False)
-    with pytest.raises(Refused, match=r"a\.upgrade\.json cannot be read: Is a directory"):
+    with pytest.raises(UpgradeRefused, match=r"a\.upgrade\.json cannot be read: Is a directory"):
         place.request()
-    with pytest.raises(Refused, match=r"cannot be asked: .*Is a directory"):
+    with pytest.raises(UpgradeRefused, match=r"cannot be asked: .*Is a directory"):
         place.ask(running, REQUEST)
 
 
 def test_the_process_of_another_user_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    with pytest.raises(Refused, match=f"is of the user with id {owner}; ask as that user"):
-        Place(tmp_path, "a").ask(Running(os.getpid(), "1"), REQUEST)
+    with pytest.raises(UpgradeRefused, match=f"is of the user with id {owner}; ask as that user"):
+        UpgradeRequestFiles(tmp_path, "a").ask(RunningProgram(os.getpid(), "1"), REQUEST)
     assert list(tmp_path.iterdir()) == [], "nothing is left that the process could not read"
 
 
@@ -174,7 +187,7 @@ def test_what_was_handed_over_is_read_once() -> None:
 
 def test_a_full_disk_does_not_end_a_program_that_takes_over(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl", "", "agent", "here")
-    handover.begin(Place(tmp_path / "absent", "a"), journal, Handed(REQUEST, {}))
+    handover.begin(UpgradeRequestFiles(tmp_path / "absent", "a"), journal, Handed(REQUEST, {}))
     journal.close()
     assert "handover_not_answered" in (tmp_path / "journal.jsonl").read_text()
 
@@ -205,24 +218,24 @@ def test_a_program_is_tried_before_anything_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_bytes(job_to_json(SPEC))
     words = ["--job-dir", str(tmp_path), "--node", "a", "--slots", "1", "--handover", "9"]
     trial = Trial(options.TRIAL, words)
-    state = upgrade_state.write(Heirloom((RUNNING,), (EMPLOYED,), {}, standing(), frozenset(), 1, "/a.sock"))
+    state = upgrade_state.write(AgentUpgradeState((RUNNING,), (EMPLOYED,), {}, standing(), frozenset(), 1, "/a.sock"))
     asyncio.run(check(of_this_program(), trial, state))
-    with pytest.raises(Refused, match="ValueError: the agent's state is of format 2"):
+    with pytest.raises(UpgradeRefused, match="ValueError: the agent's state is of format 2"):
         asyncio.run(check(of_this_program(), trial, {**state, "format": 2}))
-    with pytest.raises(Refused, match="does not start: /no/python: No such file"):
+    with pytest.raises(UpgradeRefused, match="does not start: /no/python: No such file"):
         asyncio.run(check(replace(of_this_program(), python="/no/python"), trial, state))
     gone = Trial(options.TRIAL, [*words, "--certs", str(tmp_path / "gone")])
-    with pytest.raises(Refused, match=r"ConfigError: .*/gone has no agent\.pem"):
+    with pytest.raises(UpgradeRefused, match=r"ConfigError: .*/gone has no agent\.pem"):
         asyncio.run(check(of_this_program(), gone, state))
     unknown = Trial(options.TRIAL, [*words, "--of-a-later-version"])
-    with pytest.raises(Refused, match="unrecognized arguments: --of-a-later-version"):
+    with pytest.raises(UpgradeRefused, match="unrecognized arguments: --of-a-later-version"):
         asyncio.run(check(of_this_program(), unknown, state))
 
 
 def test_a_daemon_is_tried_on_its_own_options(tmp_path: Path) -> None:
     """What a daemon that runs can bear, a certificate that is over or gone, ends one that starts."""
     words = ["agent", "--rendezvous", "127.0.0.1:1", "--node", "a", "--jobs-dir", str(tmp_path / "jobs")]
-    state = fleet_upgrade.write(Estate(1, (), {}, ()))
+    state = fleet_upgrade.write(DaemonUpgradeState(1, (), {}, ()))
     daemons.trial(words, state)
     with pytest.raises(ConfigError, match=r"/gone has no agent\.pem"):
         daemons.trial([*words, "--certs", str(tmp_path / "gone")], state)

@@ -25,7 +25,7 @@ from elastic.fleet.admission import Admission
 from elastic.fleet.documents import FleetJob, FleetState, Grant, Placement, Result, Share, Submission
 from elastic.fleet.job_runner import JobRunner, NodeSettings
 from elastic.fleet.notice_board import NoticeBoard
-from elastic.fleet.upgrade_state import Holding
+from elastic.fleet.upgrade_state import JobUpgradeState
 from elastic.records.files import TOKEN, read_token
 from elastic.records.journal import Journal, read
 from elastic.rendezvous.leader import JobLeader, StoreThread
@@ -102,7 +102,7 @@ def test_who_may_attend(known: FleetJob | None, node: str, token: str, because: 
 
 def test_a_token_is_shown_nowhere() -> None:
     assert "secret" not in repr(job("a", grants=(Grant("a", "secret"),)))
-    assert "secret" not in repr(Holding(job().submission, 1, None, None, None, False, "secret"))
+    assert "secret" not in repr(JobUpgradeState(job().submission, 1, None, None, None, False, "secret"))
 
 
 # ----------------------------------------------------------------------------------------------- the fleet's leader

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent.handover.request_files import Place, Refused, Request, Running
+from elastic.agent.handover.request_files import RunningProgram, UpgradeRefused, UpgradeRequest, UpgradeRequestFiles
 from elastic.errors import ConfigError
 from elastic.records import job_files
 from elastic.rendezvous.reach import Reach
@@ -104,10 +104,10 @@ def test_a_directory_that_the_job_could_write_to_is_not_used_and_one_that_it_can
 @root_only
 def test_a_process_of_the_jobs_user_is_asked_and_no_other_one(home: Path, user: JobUser) -> None:
     user.give(home)
-    place = Place(home, "a", user)
-    request = Request("python", "", "token")
-    with pytest.raises(Refused, match="is of the user with id 0"):
-        place.ask(Running(os.getpid(), "1"), request)  # a job may write any pid there
+    place = UpgradeRequestFiles(home, "a", user)
+    request = UpgradeRequest("python", "", "token")
+    with pytest.raises(UpgradeRefused, match="is of the user with id 0"):
+        place.ask(RunningProgram(os.getpid(), "1"), request)  # a job may write any pid there
     place._write("upgrade", {"python": "python", "path": "", "token": "token"})
     facts = (home / "a.upgrade.json").stat()
     assert (facts.st_uid, stat.S_IMODE(facts.st_mode)) == (user.uid, 0o600) and place.request() == request
