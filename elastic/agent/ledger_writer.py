@@ -15,7 +15,7 @@ from elastic.records.ledger import Ledger, LedgerConflict, LedgerRefused, Line
 from elastic.wire import codec
 
 
-class Accounts:
+class LedgerWriter:
     """Of one agent's workers. fail: called once, with what the leader has to hear when the ledger is broken."""
 
     def __init__(self, ledger: Ledger, job_dir: Path, journal: Journal, fail: Callable[[Failed], None]) -> None:

@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 
-from elastic.agent.ledger_writer import Accounts
+from elastic.agent.ledger_writer import LedgerWriter
 from elastic.agent.process.launcher import Launcher
 from elastic.agent.process.mpirun import Mpirun
 from elastic.agent.process.stdout_pump import Stdout
@@ -100,7 +100,7 @@ class WorkerManager:
         self._frozen = set(inherited.frozen)
         self._slot_file = slot_file
         self._slots_refused = False
-        self._accounts = Accounts(ledger, job_dir, journal, head.say)
+        self._accounts = LedgerWriter(ledger, job_dir, journal, head.say)
         self._begun_with = 0 if inherited.workers else self._accounts.next_step
         """Steps that were on file before this agent had workers; 0 also if a program before it had them."""
         self._checkpoints = read_settings(job_dir)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.checkpoints.description import STATE, described_tensors, unique_names
-from elastic.checkpoints.layout import LENGTH, Piece
+from elastic.checkpoints.layout import LENGTH, TensorPiece
 from elastic.checkpoints.manifest import Manifest
 from elastic.checkpoints.naming import FILES, is_inside
 from elastic.checkpoints.series import CHUNK_BYTES, Series
@@ -52,7 +52,7 @@ def export(series: Series, manifest: Manifest, directory: Path) -> list[Path]:
     }
     names = [tensor.name for tensor in described_tensors(manifest.header)]
     targets = [_target(name, list(objects), number in left_out) for number, name in enumerate(names)]
-    by_file: dict[str, list[tuple[str, list[Piece]]]] = {}
+    by_file: dict[str, list[tuple[str, list[TensorPiece]]]] = {}
     for stored, target in zip(unique_names(names), targets, strict=True):
         by_file.setdefault(target.file, []).append((target.key, pieces[stored]))
     written = [_write(series, manifest, directory / name, tensors) for name, tensors in sorted(by_file.items())]
@@ -87,15 +87,15 @@ def _told(tree: Any, targets: list[Target]) -> Any:
     return {key: _told(item, targets) for key, item in tree.items()}
 
 
-def _pieces(series: Series, manifest: Manifest) -> dict[str, list[Piece]]:
+def _pieces(series: Series, manifest: Manifest) -> dict[str, list[TensorPiece]]:
     """By tensor, in the order of their rows."""
-    found: dict[str, list[Piece]] = {}
+    found: dict[str, list[TensorPiece]] = {}
     for piece in sorted(series.pieces(manifest), key=lambda piece: piece.offsets):
         found.setdefault(piece.name, []).append(piece)
     return found
 
 
-def _write(series: Series, manifest: Manifest, path: Path, tensors: list[tuple[str, list[Piece]]]) -> Path:
+def _write(series: Series, manifest: Manifest, path: Path, tensors: list[tuple[str, list[TensorPiece]]]) -> Path:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for key, pieces in tensors:

@@ -38,7 +38,7 @@ _ITEM_BYTES = {name: ITEM_BYTES[dtype] for dtype, name in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorPiece:
     """Consecutive rows of a tensor: bytes begin..end-1 of the file, which has dtypes by safetensors' names.
 
     offsets: where in the tensor they begin; only the first can be other than 0.
@@ -63,7 +63,7 @@ def header_bytes(file: FileEntry, prefix: bytes) -> int:
     return length
 
 
-def pieces(file: FileEntry, encoded: bytes) -> list[Piece]:
+def pieces(file: FileEntry, encoded: bytes) -> list[TensorPiece]:
     """What a file holds, in the order of its data. encoded: its header. Raises CheckpointCorrupt."""
     start = LENGTH.size + len(encoded)
     try:
@@ -77,7 +77,7 @@ def pieces(file: FileEntry, encoded: bytes) -> list[Piece]:
                 raise ValueError(f"{name[:100]} cannot lie at {offsets}")
             if end - begin != math.prod(shape) * _ITEM_BYTES[said["dtype"]]:
                 raise ValueError(f"{name[:100]} has {end - begin} bytes")
-            found.append(Piece(file.name, name, said["dtype"], shape, offsets, start + begin, start + end))
+            found.append(TensorPiece(file.name, name, said["dtype"], shape, offsets, start + begin, start + end))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _corrupt(file, f"its header: {type(error).__name__} {error}") from error
     found.sort(key=lambda piece: (piece.begin, piece.end))
@@ -91,9 +91,9 @@ def pieces(file: FileEntry, encoded: bytes) -> list[Piece]:
     return found
 
 
-def check_covered(tensors: Sequence[Described], found: Iterable[Piece]) -> None:
+def check_covered(tensors: Sequence[Described], found: Iterable[TensorPiece]) -> None:
     """Whether these pieces are all rows of these tensors, each once. Raises CheckpointCorrupt."""
-    by_name: dict[str, list[Piece]] = {}
+    by_name: dict[str, list[TensorPiece]] = {}
     for piece in found:
         by_name.setdefault(piece.name, []).append(piece)
     for name, tensor in zip(unique_names([tensor.name for tensor in tensors]), tensors, strict=True):

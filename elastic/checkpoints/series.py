@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from elastic.checkpoints.description import described_tensors
-from elastic.checkpoints.layout import LENGTH, Piece, check_covered, header_bytes, pieces
+from elastic.checkpoints.layout import LENGTH, TensorPiece, check_covered, header_bytes, pieces
 from elastic.checkpoints.manifest import FileEntry, Manifest
 from elastic.checkpoints.naming import MANIFEST, PERIODIC, EntryName
 from elastic.checkpoints.policy import Keep, superfluous
@@ -61,12 +61,12 @@ class Series:
         problem = next((problem for problem in problems if problem), "") or self._problem_within(found.manifest)
         return replace(found, problem=problem)
 
-    def pieces(self, manifest: Manifest) -> list[Piece]:
+    def pieces(self, manifest: Manifest) -> list[TensorPiece]:
         """What its data files hold, and that this is what it describes. Nothing is allocated that the files, as large
         as they are, do not have. Raises CheckpointCorrupt and OSError."""
         if problem := problem_of_sizes(manifest, self.storage.files(self.path(manifest.entry))):
             raise CheckpointCorrupt(problem)
-        found: list[Piece] = []
+        found: list[TensorPiece] = []
         for file in manifest.data:
             with self.storage.open(self.path(manifest.entry, file.name)) as source:
                 found += pieces(file, source.read(header_bytes(file, source.read(LENGTH.size))))

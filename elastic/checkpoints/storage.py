@@ -21,13 +21,13 @@ from elastic.errors import ConfigError
 Buffer = bytes | memoryview
 
 
-class Sink(Protocol):
+class FileSink(Protocol):
     """A file being written."""
 
     def write(self, data: Buffer, /) -> object: ...
 
 
-class Source(Protocol):
+class FileSource(Protocol):
     """A file being read."""
 
     def readinto(self, buffer: memoryview, /) -> int | None: ...
@@ -60,11 +60,11 @@ class Storage(Protocol):
         """Raises FileNotFoundError."""
         ...
 
-    def open(self, path: str) -> AbstractContextManager[Source]:
+    def open(self, path: str) -> AbstractContextManager[FileSource]:
         """Raises FileNotFoundError."""
         ...
 
-    def create(self, path: str) -> AbstractContextManager[Sink]:
+    def create(self, path: str) -> AbstractContextManager[FileSink]:
         """A file that appears, complete and durable, when the block is left without an exception."""
         ...
 
@@ -128,12 +128,12 @@ class LocalStorage:
             return file.read()
 
     @contextlib.contextmanager
-    def open(self, path: str) -> Iterator[Source]:
+    def open(self, path: str) -> Iterator[FileSource]:
         with open(self._at(path), "rb") as file:
             yield file
 
     @contextlib.contextmanager
-    def create(self, path: str) -> Iterator[Sink]:
+    def create(self, path: str) -> Iterator[FileSink]:
         full = self._at(path)
         directory, name = os.path.split(full)
         self._make(directory)
@@ -292,14 +292,14 @@ class RemoteStorage:
             return bytes(self._fs.cat_file(self._at(path)))
 
     @contextlib.contextmanager
-    def open(self, path: str) -> Iterator[Source]:
+    def open(self, path: str) -> Iterator[FileSource]:
         with _as_os_errors(self.url):
             file = self._fs.open(self._at(path), "rb")
         with file:
             yield _RemoteFile(file, self.url)
 
     @contextlib.contextmanager
-    def create(self, path: str) -> Iterator[Sink]:
+    def create(self, path: str) -> Iterator[FileSink]:
         with _as_os_errors(self.url):
             file = self._fs.open(self._at(path), "wb")
         try:

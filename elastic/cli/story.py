@@ -96,7 +96,7 @@ def _recovery(options: argparse.Namespace, lines: list[Line]) -> str:
     return f"recovery {told['recovery_ms']:.0f} ms: {parts}; then the operation in {told['redo_ms']:.0f} ms"
 
 
-def story_text(moments: list[story.Moment], recovery: str = "") -> str:
+def story_text(moments: list[story.StoryMoment], recovery: str = "") -> str:
     days = {time.strftime("%F", time.localtime(moment.line["t_wall"])) for moment in moments}
     lines = []
     for moment in moments:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 
 from elastic.errors import ConfigError, ElasticError
-from elastic.records.job_files import Piece
+from elastic.records.job_files import LogPiece
 from elastic.rendezvous.operator_client import ask_leader, fetch_status
 from elastic.security.channels import PLAIN, ChannelFactory
 from elastic.wire import elastic_pb2 as pb
@@ -31,7 +31,7 @@ PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Log(Piece):
+class Log(LogPiece):
     """A piece of one. away: nobody can say, because its node does not answer."""
 
     away: bool = False

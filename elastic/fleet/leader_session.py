@@ -169,7 +169,7 @@ class FleetLeaderSession:
                 found = job_files.read(self._site.jobs_dir, query.job, query.log, query.offset)
         except OSError as error:
             self._journal.write("log_unreadable", job=query.job, log=query.log, because=str(error))
-            found = job_files.Piece(b"", query.offset, -1)
+            found = job_files.LogPiece(b"", query.offset, -1)
         return pb.LogPiece(number=query.number, text=found.text, end=found.end, size=found.size)
 
 

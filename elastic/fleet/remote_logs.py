@@ -28,7 +28,7 @@ class LogSource(Protocol):
     """names: of all logs of workers that can be read now. read: a piece of one, from there on."""
 
     def names(self) -> list[str]: ...
-    def read(self, name: str, offset: int) -> job_files.Piece: ...
+    def read(self, name: str, offset: int) -> job_files.LogPiece: ...
 
 
 class DirectoryLogs:
@@ -42,7 +42,7 @@ class DirectoryLogs:
     def names(self) -> list[str]:
         return [name for name in self.read("", 0).text.decode().splitlines() if is_worker(name)]
 
-    def read(self, name: str, offset: int) -> job_files.Piece:
+    def read(self, name: str, offset: int) -> job_files.LogPiece:
         return job_files.read(self._dir, "", name, offset)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from elastic.agent import handover
 from elastic.agent.handover import UpgradeRequest, UpgradeRequestFiles
 from elastic.fleet.documents import Submission
-from elastic.records.temp_dirs import Scratch
+from elastic.records.temp_dirs import TempDirectory
 from elastic.wire import codec
 
 FORMAT = 1
@@ -72,12 +72,12 @@ class JobUpgradeState:
     def process(self) -> Inherited | None:
         return Inherited(*self.keeper) if self.keeper is not None else None
 
-    def scratch(self) -> Scratch | None:
+    def scratch(self) -> TempDirectory | None:
         if self.memory is None:
             return None
         path, lock = self.memory
         os.set_inheritable(lock, False)
-        return Scratch.held(Path(path), lock)
+        return TempDirectory.held(Path(path), lock)
 
     def to_state(self) -> dict[str, Any]:
         return {

@@ -8,19 +8,19 @@ from pathlib import Path
 
 from elastic.records.job_directory import is_removed, removal
 from elastic.records.journal import Line, parse
-from elastic.records.problems import Troubles
+from elastic.records.problems import Problems
 
 ROOM_BYTES = 4096
 """A disk with less does not take a file of one line."""
 
 
-class Notices:
+class Alerts:
     """Follows the journals of one job directory."""
 
     def __init__(self, job_dir: Path) -> None:
         self._journals = job_dir / "journal"
         self._offsets: dict[Path, int] = {}
-        self._troubles = Troubles()
+        self._troubles = Problems()
         self._words: set[str] = set()
         """What scripts said when they ended a worker, as far as it was told."""
         self._full = False

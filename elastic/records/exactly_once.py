@@ -21,7 +21,7 @@ NAMED_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class EpochFinding:
     """Something that is not as planned. step: of the job; None: of the epoch as a whole."""
 
     epoch: int
@@ -44,7 +44,7 @@ class Epoch:
     """Of a finished epoch: the tail that tail="drop" leaves out."""
     repeated: int = 0
     """What tail="pad" gives a second time, to fill up the last step."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[EpochFinding] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
@@ -66,7 +66,7 @@ def prove(lines: Iterable[Line]) -> list[Epoch]:
         epoch = _examine(number, step, group)
         before = epochs[-1].number if epochs else -1
         if number != before + 1:
-            epoch.findings.insert(0, Finding(number, step, f"epoch {number} comes after epoch {before}"))
+            epoch.findings.insert(0, EpochFinding(number, step, f"epoch {number} comes after epoch {before}"))
         epochs.append(epoch)
         step += epoch.steps
     return epochs
@@ -76,7 +76,7 @@ def _close(epoch: Epoch) -> None:
     """Another one has begun behind it."""
     if not epoch.finished:
         what = f"it ended after {epoch.steps} of {epoch.planned_steps} steps, and the rest of its samples was not used"
-        epoch.findings.append(Finding(epoch.number, None, what))
+        epoch.findings.append(EpochFinding(epoch.number, None, what))
 
 
 def _examine(number: int, first: int, lines: Iterator[Line]) -> Epoch:
@@ -88,11 +88,13 @@ def _examine(number: int, first: int, lines: Iterator[Line]) -> Epoch:
     for at, line in enumerate(chain([head], lines)):
         epoch.steps += 1
         if line["step"] != first + at:
-            epoch.findings.append(Finding(number, first + at, f"its line in the ledger is that of step {line['step']}"))
+            epoch.findings.append(
+                EpochFinding(number, first + at, f"its line in the ledger is that of step {line['step']}")
+            )
             contents = None
         elif line.get("data") != data:
             what = "it was planned from other data than the epoch's first step"
-            epoch.findings.append(Finding(number, first + at, what))
+            epoch.findings.append(EpochFinding(number, first + at, what))
             contents = None
         if contents is not None:
             contents.take(at, line["samples"])
@@ -128,7 +130,7 @@ class _Batches:
         self._epoch.used += had.count(at)
         if had != [at] * self._shards:
             what = f"its shards had the batches {had}, each should be {at}"
-            self._epoch.findings.append(Finding(self._epoch.number, self._first + at, what))
+            self._epoch.findings.append(EpochFinding(self._epoch.number, self._first + at, what))
 
     def end(self) -> None:
         """Nobody knows how many there are."""
@@ -174,7 +176,7 @@ class _Samples:
             self._epoch.left_out = max(0, self._plan.length - self._epoch.used)
 
     def _find(self, at: int, what: str) -> None:
-        self._epoch.findings.append(Finding(self._epoch.number, self._first + at, what))
+        self._epoch.findings.append(EpochFinding(self._epoch.number, self._first + at, what))
 
 
 def _size(shard: object) -> int:
@@ -201,13 +203,15 @@ def _count(epoch: Epoch, first: int, plan: Plan, places: Indices) -> None:
     epoch.used, epoch.repeated = int((counts == 1).sum()), len(padding)
     for sample in samples[counts > 1][:NAMED_MAX]:
         steps = ", ".join(str(first + at // plan.batch_size) for at in np.flatnonzero(planned == sample))
-        epoch.findings.append(Finding(epoch.number, None, f"sample {sample} was used more than once, in steps {steps}"))
+        epoch.findings.append(
+            EpochFinding(epoch.number, None, f"sample {sample} was used more than once, in steps {steps}")
+        )
     if (counts > 1).sum() > NAMED_MAX:
         what = f"and {(counts > 1).sum() - NAMED_MAX} more samples were used more than once"
-        epoch.findings.append(Finding(epoch.number, None, what))
+        epoch.findings.append(EpochFinding(epoch.number, None, what))
     if outside := [int(sample) for sample in samples if not 0 <= sample < plan.length]:
         what = f"the dataset has {plan.length} samples, so there is no {_named(outside)}"
-        epoch.findings.append(Finding(epoch.number, None, what))
+        epoch.findings.append(EpochFinding(epoch.number, None, what))
     if epoch.finished:
         epoch.left_out = plan.length - len(planned)
 

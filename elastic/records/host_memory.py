@@ -33,10 +33,10 @@ def directory(parent: Path = PARENT, *, wanted: bool) -> Iterator[Path | None]:
             made.remove()
 
 
-def claim(parent: Path = PARENT) -> temp_dirs.Scratch | None:
+def claim(parent: Path = PARENT) -> temp_dirs.TempDirectory | None:
     """The same, until it is removed."""
     try:
-        return temp_dirs.Scratch(parent, PREFIX)
+        return temp_dirs.TempDirectory(parent, PREFIX)
     except OSError as error:
         print(
             f"elastic: the state is not kept in memory: {parent} cannot be used ({error.strerror}); if all workers die "

@@ -15,7 +15,7 @@ PIECE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LogPiece:
     """text: as it is in the file. end: where the next piece begins. size: of the whole; -1: there is no such file."""
 
     text: bytes
@@ -23,20 +23,20 @@ class Piece:
     size: int
 
 
-def read(jobs: Path, job: str, name: str, offset: int) -> Piece:
+def read(jobs: Path, job: str, name: str, offset: int) -> LogPiece:
     """A piece from there on; offset < 0: from so many bytes before the end. name "": which there are, one a line. job
     "": the directory's own journals. Raises OSError."""
     files = _files(jobs, job)
     if not name:
         names = "\n".join(sorted(files)).encode()
-        return Piece(names, 0, len(names))
+        return LogPiece(names, 0, len(names))
     if name not in files:
-        return Piece(b"", offset, -1)
+        return LogPiece(b"", offset, -1)
     with files[name].open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(min(offset, size) if offset >= 0 else max(0, size + offset))
         text = file.read(PIECE_BYTES)
-        return Piece(text, file.tell(), size)
+        return LogPiece(text, file.tell(), size)
 
 
 def _files(jobs: Path, job: str) -> dict[str, Path]:

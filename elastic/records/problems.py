@@ -24,7 +24,7 @@ WITHOUT = "if all workers die at once, the job goes on from a checkpoint; give i
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class Problem:
     """because: what, as a sentence. advice: what to do about it."""
 
     about: str
@@ -50,24 +50,24 @@ class _Memory:
     """Worker -> how many it has left out since then."""
 
 
-class Troubles:
+class Problems:
     """Follows the lines of a job's journals, each node's in the order of time."""
 
     def __init__(self, lines: Iterable[Line] = ()) -> None:
         self._memories: dict[str, _Memory] = defaultdict(_Memory)
-        self._newcomers: dict[str, Trouble] = {}
+        self._newcomers: dict[str, Problem] = {}
         """Node or slot -> what keeps replacements out."""
         for line in lines:
             self.see(line)
 
-    def see(self, line: Line) -> Trouble | None:
+    def see(self, line: Line) -> Problem | None:
         """Take the next line. The trouble that begins with it, or None."""
         before = self._newcomers
         self._newcomers = _kept_out(before, line)
         began = [trouble for where, trouble in self._newcomers.items() if where not in before]
         return began[0] if began else self._see_memory(line)
 
-    def _see_memory(self, line: Line) -> Trouble | None:
+    def _see_memory(self, line: Line) -> Problem | None:
         node = str(line.get("node", ""))
         memory = self._memories[node]
         before = _trouble(node, memory)
@@ -83,25 +83,25 @@ class Troubles:
         return _trouble(node, memory) if before is None else None
 
     @property
-    def now(self) -> list[Trouble]:
+    def now(self) -> list[Problem]:
         found = (_trouble(node, memory) for node, memory in sorted(self._memories.items()))
         return [trouble for trouble in found if trouble is not None] + list(self._newcomers.values())
 
 
-def of_job(job_dir: Path) -> list[Trouble]:
+def of_job(job_dir: Path) -> list[Problem]:
     """Those of the job in this directory, as far as processes on this machine tell."""
     settings = read_settings(job_dir)
-    found = Troubles(read_all(job_dir, EVENTS)).now
+    found = Problems(read_all(job_dir, EVENTS)).now
     if settings.snapshot_every != "off" and not settings.memory:
         because = "the state is not kept in memory: /dev/shm could not be used when the job was started"
-        found.append(Trouble("snapshots", "", because, WITHOUT))
+        found.append(Problem("snapshots", "", because, WITHOUT))
     return found
 
 
-def _trouble(node: str, memory: _Memory) -> Trouble | None:
+def _trouble(node: str, memory: _Memory) -> Problem | None:
     newest = f"its newest copy there is of step {memory.newest}" if memory.newest >= 0 else "there is no copy there"
     if memory.off:
-        return Trouble(
+        return Problem(
             "snapshots",
             node,
             f"the state is not kept in the memory of node {node}, and the job goes on without: {memory.off}",
@@ -110,14 +110,14 @@ def _trouble(node: str, memory: _Memory) -> Trouble | None:
     if memory.failed:
         count, because = len(memory.failed), list(memory.failed.values())[-1]
         failed = "a copy of the state" if count == 1 else f"{count} copies of the state in a row"
-        return Trouble(
+        return Problem(
             "snapshots",
             node,
             f"{failed} could not be put into the memory of node {node}: {because}; {newest}",
             "it is tried again; see what fills /dev/shm and the memory, or give --snapshot-every off",
         )
     if (most := max(memory.skipped.values(), default=0)) >= SKIPS:
-        return Trouble(
+        return Problem(
             "snapshots",
             node,
             f"{most} copies of the state in a row were left out of the memory of node {node}, because the one before "
@@ -127,16 +127,16 @@ def _trouble(node: str, memory: _Memory) -> Trouble | None:
     return None
 
 
-def _kept_out(known: dict[str, Trouble], line: Line) -> dict[str, Trouble]:
+def _kept_out(known: dict[str, Problem], line: Line) -> dict[str, Problem]:
     """What keeps replacements out after this line; whoever joins is the proof that it is over."""
     match line:
         case {"event": "state_not_held", "node": str(node), "because": str(because)}:
             waits = f"a replacement waits to copy the state, and training goes on without it: {because}"
-            return {**known, node: Trouble("newcomers", node, waits, "give the workers there more memory")}
+            return {**known, node: Problem("newcomers", node, waits, "give the workers there more memory")}
         case {"event": "newcomer_in_vain", "worker_id": str(worker), "slot": str(slot), "seconds": float(waited_s)}:
             waits = f"training waited {waited_s:.0f} s for {worker} to copy the state, and goes on without it"
             advice = "its network is too slow for that, or --pause-limit too short, of which half is waited"
-            return {**known, slot: Trouble("newcomers", slot, waits, advice)}
+            return {**known, slot: Problem("newcomers", slot, waits, advice)}
         case {"event": "joined", "worker_id": str(worker)}:
             over = {worker.rpartition(".")[0]}
             return {where: trouble for where, trouble in known.items() if "." in where and where not in over}

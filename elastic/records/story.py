@@ -14,7 +14,7 @@ Line: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class StoryMoment:
     """line: from which it is told. said: a sentence; because: the reason that the line gives, or ""."""
 
     line: Line
@@ -103,7 +103,7 @@ _DEPARTURES = frozenset({"drained", "demoted", "surplus", "notice", "node_leaves
 _ABORTS = frozenset({"quiesce_started", "quiesce_complete", "ring_aborted", "reported"})
 
 
-def of_worker(lines: Iterable[Line], worker: str) -> list[Moment]:
+def of_worker(lines: Iterable[Line], worker: str) -> list[StoryMoment]:
     """Everything that speaks of this worker; of generations, those with which it became a member or was one no more."""
     told, member = [], False
     for line in lines:
@@ -118,7 +118,7 @@ def of_worker(lines: Iterable[Line], worker: str) -> list[Moment]:
     return told
 
 
-def of_generation(lines: Sequence[Line], number: int) -> list[Moment]:
+def of_generation(lines: Sequence[Line], number: int) -> list[StoryMoment]:
     """From what led to it until it ends."""
     record = next((i for i, line in enumerate(lines) if _is_commit(line) and line["generation"] == number), None)
     if record is None:
@@ -195,7 +195,7 @@ class _Known(dict[str, Any]):
         return "somebody" if key == "caller" else "?"
 
 
-def _moment(line: Line, said: str = "") -> Moment:
+def _moment(line: Line, said: str = "") -> StoryMoment:
     event = str(line["event"])
     known = _Known(line)
     if isinstance(line.get("members"), list):
@@ -205,4 +205,4 @@ def _moment(line: Line, said: str = "") -> Moment:
     words = event.replace("_", " ") + (f", {line['worker_id']}" if line["worker_id"] else "")
     text = said or SENTENCES.get(event, words.replace("{", "{{").replace("}", "}}")).format_map(known)
     because = str(line.get("because") or "")
-    return Moment(line, text, because)
+    return StoryMoment(line, text, because)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 
-class Scratch:
+class TempDirectory:
     """A new directory `<parent>/<prefix><16 hex digits>`, which only this user can read. Raises OSError."""
 
     def __init__(self, parent: Path, prefix: str) -> None:

@@ -18,10 +18,10 @@ from elastic.checkpoints.naming import OWN_FILES_PREFIX, PERIODIC, EntryName
 from elastic.checkpoints.policy import Every, Unit, mtbf_s
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
-from elastic.records.temp_dirs import Scratch
+from elastic.records.temp_dirs import TempDirectory
 from runtime.checkpoint.content import Content, now
 from runtime.checkpoint.saver import Saver, SaverTask
-from runtime.checkpoint.source import Source
+from runtime.checkpoint.source import ResumeSource
 from runtime.checkpoint.stager import Stager
 from runtime.data.random_state import randomness_kept
 from runtime.reduction.partial_sum import Json
@@ -50,7 +50,7 @@ class Taking:
         self._every = Every.parse(settings.every)
         self._storage = storage_at(settings.root)
         self._saver = Saver(settings, self._storage, session.place, session.note, session.point)
-        self._source = Source(session, settings, self._storage)
+        self._source = ResumeSource(session, settings, self._storage)
         self._stager = Stager()
         self._began_s = self._last_s = time.monotonic()
         self._wishing = False
@@ -161,10 +161,10 @@ class Taking:
             )
         )
 
-    def _own_files(self, step: int) -> Scratch | None:
+    def _own_files(self, step: int) -> TempDirectory | None:
         if not self.checkpoint_hooks:
             return None
-        own = Scratch(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)
+        own = TempDirectory(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)
         try:
             with randomness_kept():
                 for hook in self.checkpoint_hooks:

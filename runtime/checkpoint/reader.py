@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from elastic.checkpoints.description import described_tensors, unique_names
-from elastic.checkpoints.layout import Piece
+from elastic.checkpoints.layout import TensorPiece
 from elastic.checkpoints.manifest import FileEntry, Manifest
 from elastic.checkpoints.naming import EntryName
 from elastic.checkpoints.series import Series
@@ -127,7 +127,7 @@ def read(series: Series, manifest: Manifest) -> list[torch.Tensor]:
     return blobs
 
 
-def _whole_target(items: list[ReadItem], stored: Piece, planner: LoadPlanner) -> torch.Tensor | None:
+def _whole_target(items: list[ReadItem], stored: TensorPiece, planner: LoadPlanner) -> torch.Tensor | None:
     """Where the rows can be read to without a detour: one reader wants all of them, in one piece of memory."""
     if len(items) != 1 or tuple(items[0].lengths) != stored.shape:
         return None

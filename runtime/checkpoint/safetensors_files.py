@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from elastic.checkpoints.layout import DTYPES, LENGTH, Piece, header_bytes, pieces
+from elastic.checkpoints.layout import DTYPES, LENGTH, TensorPiece, header_bytes, pieces
 from elastic.checkpoints.manifest import FileEntry
-from elastic.checkpoints.storage import Sink, Source
+from elastic.checkpoints.storage import FileSink, FileSource
 from elastic.errors import CheckpointCorrupt
 from runtime.checkpoint.stager import Staged
 from runtime.state.encoding import to_blob
@@ -25,7 +25,7 @@ _NAMES: dict[torch.dtype, str] = {getattr(torch, name): known for name, known in
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
-def dtype_of(piece: Piece) -> torch.dtype:
+def dtype_of(piece: TensorPiece) -> torch.dtype:
     return _DTYPES[piece.dtype]
 
 
@@ -34,7 +34,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def write(sink: Sink, name: str, staged: Sequence[Staged]) -> FileEntry:
+def write(sink: FileSink, name: str, staged: Sequence[Staged]) -> FileEntry:
     """Write one file; what is returned has the digest of the bytes that went out."""
     header: dict[str, Any] = {}
     places: dict[str, Any] = {}
@@ -61,13 +61,13 @@ def write(sink: Sink, name: str, staged: Sequence[Staged]) -> FileEntry:
 class Reading:
     """A file being read from start to end, and hashed on the way. Raises CheckpointCorrupt for what is no such file."""
 
-    def __init__(self, source: Source, entry: FileEntry) -> None:
+    def __init__(self, source: FileSource, entry: FileEntry) -> None:
         self._source = source
         self._entry = entry
         self._digest = hashlib.sha256()
         self._read = 0
 
-    def header(self) -> list[Piece]:
+    def header(self) -> list[TensorPiece]:
         """What the file holds, in the order of its data. Called first."""
         return pieces(self._entry, self._take(header_bytes(self._entry, self._take(LENGTH.size))))
 

@@ -23,7 +23,7 @@ from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import Storage, put
 from elastic.errors import CheckpointError
-from elastic.records.temp_dirs import Scratch
+from elastic.records.temp_dirs import TempDirectory
 from runtime.checkpoint import safetensors_files
 from runtime.checkpoint.ledger_barrier import await_step
 from runtime.checkpoint.stager import Copied, Staged
@@ -71,7 +71,7 @@ class SaverTask:
     shares: dict[int, list[Staged]]
     copied: Copied
     taken: str
-    own_files: Scratch | None = None
+    own_files: TempDirectory | None = None
     """A directory with files of on_checkpoint hooks; removed when they are written."""
     has_own_files: bool = False
     """Rank 0's part has such files, which nobody else can write."""

@@ -30,7 +30,7 @@ PAUSE_S = 0.5
 T = TypeVar("T")
 
 
-class Source:
+class ResumeSource:
     """Used by the user's thread."""
 
     def __init__(self, session: Session, settings: Settings, storage: Storage) -> None:

@@ -35,7 +35,7 @@ COLD = _OWN_PATH + "from runtime.forkserver.script_runner import main; main(sys.
 Forked: TypeAlias = Callable[[int, socket.socket | None], None]
 
 
-class Nursery:
+class ForkServer:
     """One such process. on_change: called when it has become ready, and when it is of no use any more.
 
     command: of a worker, the interpreter first. environment: what all workers have in common. Raises ConfigError and

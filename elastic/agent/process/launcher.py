@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic.agent.process.forkserver_client import COLD, Nursery
+from elastic.agent.process.forkserver_client import COLD, ForkServer
 from elastic.agent.process.worker_process import Outlets, WorkerProcess, start_cold, worker_environment
 from elastic.agent.worker import import_scan
 from elastic.config import JobSpec
@@ -53,7 +53,7 @@ class Launcher:
         self._log = logs / f"nursery-{node}.log"
         self._journal = journal
         self._waiting: list[Start] = []
-        self._nursery: Nursery | None = None
+        self._nursery: ForkServer | None = None
         self._made = 0
         self._may_wait = first
         self._cold = "" if spec.fork else "forking is off"
@@ -102,7 +102,7 @@ class Launcher:
             if not self._is_ours():
                 raise ColdStart(f"{self._command[0]} is another interpreter than the agent's")
             self._made += 1
-            self._nursery = Nursery(self._command, self._environment, self._log, self._journal, self._changed)
+            self._nursery = ForkServer(self._command, self._environment, self._log, self._journal, self._changed)
         except (ColdStart, ConfigError, OSError) as error:
             self._nursery, self._cold = None, str(error)
             self._journal.write("nursery_over", from_outside=False, because=self._cold)
@@ -118,7 +118,7 @@ class Launcher:
         for start in waiting:
             self.start(start)
 
-    def _fork(self, nursery: Nursery, start: Start) -> None:
+    def _fork(self, nursery: ForkServer, start: Start) -> None:
         try:
             outlets = Outlets(start.log)
         except OSError as error:

@@ -93,7 +93,7 @@ class Mpirun:
         self._journal = journal
         self._on_lost = on_lost
         self._ranks: Ranks | None = None
-        self._scratch: temp_dirs.Scratch | None = None
+        self._scratch: temp_dirs.TempDirectory | None = None
         self._holders: dict[str, _Holder] = {}
         self._left: set[str] = set()
         self._joining_s = 0.0
@@ -108,7 +108,7 @@ class Mpirun:
         """One rank for each of these workers. Raises ConfigError if that cannot be had."""
         program = find()
         try:
-            self._scratch = temp_dirs.Scratch(host_memory.PARENT, host_memory.PREFIX)
+            self._scratch = temp_dirs.TempDirectory(host_memory.PARENT, host_memory.PREFIX)
         except OSError as error:
             raise ConfigError(f"--ring mpi needs {host_memory.PARENT}, and cannot use it: {error.strerror}") from error
         self._ranks = Ranks(tuple(workers), self._scratch.path)

@@ -32,7 +32,7 @@ STDIN = 0
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
-class Keeper:
+class Subreaper:
     """Main thread only: the agent dies with the thread that started it."""
 
     def __init__(self, arguments: list[str]) -> None:
@@ -114,7 +114,7 @@ def _children() -> Iterator[int]:
 
 def main() -> int:
     try:
-        status = Keeper(sys.argv[1:]).run()
+        status = Subreaper(sys.argv[1:]).run()
     except OSError as error:
         print(f"elastic: the agent cannot be started: {error}", file=sys.stderr)
         return ExitCode.BAD_INPUT

@@ -18,7 +18,7 @@ from elastic.agent.process import worker_process
 from elastic.agent.process.launcher import Launcher, Start
 from elastic.agent.process.worker_process import Outlets, WorkerProcess
 from elastic.agent.worker import death_watch, stack_dump
-from elastic.agent.worker.death_watch import Lifeline
+from elastic.agent.worker.death_watch import DeathWatch
 from elastic.config import JobSpec
 from elastic.protocol.failure_detector import Facts
 from elastic.protocol.worker_id import node_of
@@ -67,7 +67,7 @@ class WorkerProcesses:
         self._boss = boss
         self._numbers: dict[str, int] = {}
         self._processes: dict[str, WorkerProcess] = {}
-        self._lifelines: dict[str, Lifeline] = {}
+        self._lifelines: dict[str, DeathWatch] = {}
         self._announced: dict[str, int] = {}
         self._exits = asyncio.Event()
 
@@ -77,7 +77,7 @@ class WorkerProcesses:
 
     def start(self, number: int, worker_id: str, settings: Mapping[str, str], *, restarted: bool) -> None:
         """settings: its environment variables."""
-        line = Lifeline()
+        line = DeathWatch()
 
         def started(worker: WorkerProcess, cold: str) -> None:
             self._employ(number, worker_id, worker, line)
@@ -116,7 +116,7 @@ class WorkerProcesses:
                 lambda status, one=one: self._exited(one.number, one.worker_id, status),  # type: ignore[misc]
                 one.begun.encode("latin-1"),
             )
-            self._employ(one.number, one.worker_id, worker, Lifeline(one.lifeline))
+            self._employ(one.number, one.worker_id, worker, DeathWatch(one.lifeline))
             if one.announced:
                 self.announced(one.worker_id, one.announced)
 
@@ -178,7 +178,7 @@ class WorkerProcesses:
     def _log(self, worker_id: str) -> Path:
         return self._logs / f"{worker_id}.log"
 
-    def _employ(self, number: int, worker_id: str, worker: WorkerProcess, line: Lifeline) -> None:
+    def _employ(self, number: int, worker_id: str, worker: WorkerProcess, line: DeathWatch) -> None:
         self._numbers[worker_id] = number
         self._lifelines[worker_id] = line
         self._processes[worker_id] = worker

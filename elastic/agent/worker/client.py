@@ -22,7 +22,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 import grpc
 
-from elastic.agent.worker.step_spool import Backlog, spill_path
+from elastic.agent.worker.step_spool import StepSpool, spill_path
 from elastic.errors import ConfigError, ElasticError
 from elastic.protocol.messages import Order, Progress, Word
 from elastic.rendezvous.operator_client import CHANNEL_OPTIONS, said_by
@@ -68,7 +68,7 @@ class AgentClient:
         directory = job_dir or Path(_from_agent("ELASTIC_JOB_DIR"))
         self._deliver = deliver
         self._on_lost = on_lost
-        self._backlog = Backlog(spill_path(directory, self._worker_id))
+        self._backlog = StepSpool(spill_path(directory, self._worker_id))
         self._changed = threading.Condition()
         self._words: deque[Word] = deque()
         self._closing = False

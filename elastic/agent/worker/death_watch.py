@@ -39,7 +39,7 @@ _libc.pthread_mutex_lock.argtypes = (ctypes.c_void_p,)
 _libc.pthread_mutex_trylock.argtypes = (ctypes.c_void_p,)
 
 
-class Lifeline:
+class DeathWatch:
     """The agent's end of one worker's. `path`: what the worker has to `hold`, for as long as this process lives."""
 
     def __init__(self, file: int = -1) -> None:

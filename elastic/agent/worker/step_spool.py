@@ -22,7 +22,7 @@ ON_THE_WAY = 64
 """Records sent and not acknowledged, so that a word never queues behind thousands of them."""
 
 
-class Backlog:
+class StepSpool:
     """Numbers start at 1. `add` from any thread, the rest from the sender's."""
 
     def __init__(self, spill: Path, in_memory: int = IN_MEMORY) -> None:

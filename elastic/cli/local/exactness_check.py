@@ -53,7 +53,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ExactnessReport:
     steps: int
     shards: int
     checks: tuple[Check, ...]
@@ -82,7 +82,7 @@ def _indented(difference: Difference) -> Iterator[str]:
         yield textwrap.fill(text, 100, initial_indent=" " * 13, subsequent_indent=" " * 13)
 
 
-def examine(command: Sequence[str], steps: int) -> Report:
+def examine(command: Sequence[str], steps: int) -> ExactnessReport:
     """Run the first steps of the script. Raises ConfigError if it fails, or has no steps."""
     with TemporaryDirectory(prefix="elastic-doctor-") as directory:
         runs = _Runs(tuple(command), steps, Path(directory))
@@ -101,7 +101,7 @@ def examine(command: Sequence[str], steps: int) -> Report:
                 tried = 0 < runs.at < once[-1]["step"]
                 late = _entered(once, again, runs.lines(name), runs.at, name) if tried else None
                 checks.append(Check(title, late, tried))
-    return Report(once[-1]["step"], once[0]["shards"] or 1, tuple(checks))
+    return ExactnessReport(once[-1]["step"], once[0]["shards"] or 1, tuple(checks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,11 @@ from typing import Any, Self
 
 from elastic import file_modes
 from elastic.agent.process.worker_process import own_environment
-from elastic.cli.local.live import PLAIN_S, TABLE_S, Display, PlainDisplay, Snapshot, TableDisplay, Watcher
+from elastic.cli.local.live import PLAIN_S, TABLE_S, Display, JobWatcher, LiveView, PlainDisplay, TableDisplay
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ExitCode, StoreUnavailable
 from elastic.preemption import selection
-from elastic.records.alerts import Notices
+from elastic.records.alerts import Alerts
 from elastic.records.job_directory import is_removed, read_json, removal
 from elastic.records.ledger_tail import StepsTail
 from elastic.store.embedded import EmbeddedEtcd
@@ -65,7 +65,7 @@ CHUNK = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """How a job ended. because: a sentence; or a sentence, a line break, and a traceback. told: the traceback was on
     the console when it happened."""
 
@@ -144,7 +144,7 @@ def attempt(
     grace_s: float | None,
     quiet: bool,
     as_json: bool,
-) -> Outcome:
+) -> RunOutcome:
     """Run the job of a claimed and prepared directory until it ends, or a signal asks to stop.
 
     notices: who tells that this machine is about to go, as preemption/selection.py has checked it. grace_s: SIGTERM
@@ -160,7 +160,7 @@ def attempt(
         ):
             return children.wait()
     except (ConfigError, StoreUnavailable) as error:
-        return Outcome(ExitCode.BELOW_QUORUM, f"no etcd: {error}")
+        return RunOutcome(ExitCode.BELOW_QUORUM, f"no etcd: {error}")
     except Interrupted:
         return interrupted(signals)
 
@@ -190,7 +190,7 @@ class _Children:
         self._display = display
         self._selector = selectors.DefaultSelector()
         self._facts: dict[str, Any] | None = None
-        self._notices = Notices(job_dir)
+        self._notices = Alerts(job_dir)
         self._notices_s = 0.0
         """When they are to be looked for again."""
         self._restart_s = math.inf
@@ -211,7 +211,7 @@ class _Children:
         os.set_blocking(self._output.fileno(), False)
         self._selector.register(self._output, selectors.EVENT_READ, self._forward)
         interval_s = TABLE_S if isinstance(self._display, TableDisplay) else PLAIN_S
-        self._watcher = Watcher(Snapshot(self._dir), interval_s, self._gathered)
+        self._watcher = JobWatcher(LiveView(self._dir), interval_s, self._gathered)
         self._watch_exit(self._agent, lambda: None)
         return self
 
@@ -226,7 +226,7 @@ class _Children:
             self._unwatch(key.fd)
         self._selector.close()
 
-    def wait(self) -> Outcome:
+    def wait(self) -> RunOutcome:
         """Until the agent has ended or a signal asks to stop."""
         while self._agent.poll() is None:
             due_s = min(self._restart_s, self._leave_ends_s, self._notices_s)
@@ -385,7 +385,7 @@ class _Children:
         self._agent.send_signal(signal.SIGTERM)
         return True
 
-    def _stop(self) -> Outcome:
+    def _stop(self) -> RunOutcome:
         deadline_s = time.monotonic() + STOP_S
         before = self._result()
         self._rendezvous.terminate()
@@ -412,27 +412,27 @@ class _Children:
         except subprocess.TimeoutExpired:
             self._rendezvous.kill()
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> RunOutcome:
         outcome = self._how_it_ended()
         if is_removed(self._dir):
             sentence, line_break, more = outcome.because.partition("\n")
             return replace(outcome, because=f"{sentence}; {removal(self._dir)}{line_break}{more}")
         return outcome
 
-    def _result(self) -> Outcome | None:
+    def _result(self) -> RunOutcome | None:
         """The end that is kept, if there is one yet."""
         result = read_json(self._dir / "result.json")
-        return None if result is None else Outcome(result["exit_code"], result["because"], result["digest"])
+        return None if result is None else RunOutcome(result["exit_code"], result["because"], result["digest"])
 
-    def _how_it_ended(self) -> Outcome:
+    def _how_it_ended(self) -> RunOutcome:
         result, status = self._result(), self._agent.returncode
         if result is not None:
             return result
         if status == 0 and is_removed(self._dir):
-            return Outcome(ExitCode.DONE, "all members have finished")
+            return RunOutcome(ExitCode.DONE, "all members have finished")
         if self._short_lives >= SHORT_LIVES:
             tail = _tail(self._log_of("elastic.rendezvous"))
-            return Outcome(ExitCode.BELOW_QUORUM, f"the rendezvous service cannot run here\n{tail}")
+            return RunOutcome(ExitCode.BELOW_QUORUM, f"the rendezvous service cannot run here\n{tail}")
         if status < 0:
             tail_of = StepsTail(self._dir / "steps.jsonl")
             tail_of.poll(0.0)
@@ -440,8 +440,8 @@ class _Children:
                 f"the agent was ended by {_how(status)}, and its workers with it: every copy of the state is lost "
                 f"after {tail_of.steps} steps"
             )
-            return Outcome(ExitCode.STATE_LOST, because)
-        return Outcome(status or 1, f"the agent gave up\n{_tail(self._log_of('elastic.agent'))}")
+            return RunOutcome(ExitCode.STATE_LOST, because)
+        return RunOutcome(status or 1, f"the agent gave up\n{_tail(self._log_of('elastic.agent'))}")
 
     def _log_of(self, module: str) -> Path:
         return self._dir / "logs" / f"{module.removeprefix('elastic.')}.log"
@@ -457,14 +457,14 @@ def _display(quiet: bool, as_json: bool) -> Iterator[Display]:
         display.close()
 
 
-def interrupted(signals: Signals) -> Outcome:
+def interrupted(signals: Signals) -> RunOutcome:
     """How a command ends that was asked to stop."""
     return how_stopped(signals.received[0], None, None, 1)
 
 
 def how_stopped(
-    number: signal.Signals, before: Outcome | None, result: Outcome | None, agent_status: int | None
-) -> Outcome:
+    number: signal.Signals, before: RunOutcome | None, result: RunOutcome | None, agent_status: int | None
+) -> RunOutcome:
     """What is told of a stop is what is kept. before, result: what was kept of the job's end when the stop began, and
     when nobody was left who could write it; what became of workers that were stopped is no end of the job."""
     code = ExitCode.INTERRUPTED if number is signal.SIGINT else ExitCode.TERMINATED
@@ -478,7 +478,7 @@ def how_stopped(
         return replace(result, exit_code=code, because=because)
     if before is not None and before.exit_code != ExitCode.STATE_LOST:
         return before
-    return Outcome(code, f"stopped by {number.name}; the same command again goes on from the newest checkpoint")
+    return RunOutcome(code, f"stopped by {number.name}; the same command again goes on from the newest checkpoint")
 
 
 def _how(status: int | None) -> str:

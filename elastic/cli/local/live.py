@@ -34,7 +34,7 @@ WAITING = "waiting for "
 """What the leader of a new job says begins so: elastic/protocol/membership/formation.py."""
 
 
-class Snapshot:
+class LiveView:
     """Everything the display shows, gathered by a thread of its own so that a silent leader holds up nothing."""
 
     def __init__(self, job_dir: Path) -> None:
@@ -265,10 +265,10 @@ def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-class Watcher:
+class JobWatcher:
     """Gathers a Snapshot every interval_s on a thread and calls `ready` with its facts, until `close`."""
 
-    def __init__(self, snapshot: Snapshot, interval_s: float, ready: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, snapshot: LiveView, interval_s: float, ready: Callable[[dict[str, Any]], None]) -> None:
         self._snapshot = snapshot
         self._interval_s = interval_s
         self._ready = ready

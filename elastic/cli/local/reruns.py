@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.cli.local import job_run
-from elastic.cli.local.job_run import Interrupted, Outcome, Signals
+from elastic.cli.local.job_run import Interrupted, RunOutcome, Signals
 from elastic.cli.local.live import expendable, summary_text
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ExitCode
@@ -85,7 +85,7 @@ class _Told:
 
 def _begun(
     spec: JobSpec, job_dir: Path, told: _Told, signals: Signals, *, again: bool, memory: Path | None
-) -> Outcome | None:
+) -> RunOutcome | None:
     """Prepare the directory for a run; how the command ends if there is to be none. A signal ends it also in here,
     between two runs, in order: it leaves what a kill could leave, which the next command knows how to go on from."""
     try:
@@ -96,7 +96,7 @@ def _begun(
     except ConfigError as error:
         if not told.runs:
             raise
-        return Outcome(ExitCode.BAD_INPUT, str(error))
+        return RunOutcome(ExitCode.BAD_INPUT, str(error))
     if resumption is not None:
         told.resumes.append(resumption)
         with expendable():
@@ -105,7 +105,7 @@ def _begun(
     return None
 
 
-def _summary(job: str, job_dir: Path, outcome: Outcome, told: _Told, seconds: float) -> dict[str, Any]:
+def _summary(job: str, job_dir: Path, outcome: RunOutcome, told: _Told, seconds: float) -> dict[str, Any]:
     tail = StepsTail(job_dir / "steps.jsonl")
     tail.poll(0.0)
     return {
@@ -123,7 +123,7 @@ def _summary(job: str, job_dir: Path, outcome: Outcome, told: _Told, seconds: fl
     }
 
 
-def _say_failure(outcome: Outcome) -> None:
+def _say_failure(outcome: RunOutcome) -> None:
     """The traceback first, unless it was told when it happened; then one paragraph."""
     if outcome.exit_code == ExitCode.DONE:
         return

@@ -11,20 +11,20 @@ from collections.abc import Iterator
 import pytest
 
 from elastic.agent.process import worker_process
-from elastic.agent.worker.death_watch import Lifeline, hold
+from elastic.agent.worker.death_watch import DeathWatch, hold
 
 DEADLINE_S = 30.0
 HOLDER = "import sys; from elastic.agent.worker import death_watch; death_watch.hold(sys.argv[1]); print('held', flush=True); {then}"
 
 
 @pytest.fixture
-def line() -> Iterator[Lifeline]:
-    made = Lifeline()
+def line() -> Iterator[DeathWatch]:
+    made = DeathWatch()
     yield made
     made.close()
 
 
-def holder(line: Lifeline, then: str) -> subprocess.Popen[bytes]:
+def holder(line: DeathWatch, then: str) -> subprocess.Popen[bytes]:
     """A process that holds the line, and does `then`."""
     command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-c", HOLDER.format(then=then), line.path]
     started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -39,7 +39,7 @@ def release(started: subprocess.Popen[bytes]) -> None:
         pipe.close()
 
 
-def test_a_kill_is_told_with_the_signal_while_nobody_has_reaped_the_process(line: Lifeline) -> None:
+def test_a_kill_is_told_with_the_signal_while_nobody_has_reaped_the_process(line: DeathWatch) -> None:
     told = threading.Event()
     worker = holder(line, "sys.stdin.read()")
     assert line.watch(told.set)
@@ -53,7 +53,7 @@ def test_a_kill_is_told_with_the_signal_while_nobody_has_reaped_the_process(line
     release(worker)
 
 
-def test_an_exit_is_told_with_its_code(line: Lifeline) -> None:
+def test_an_exit_is_told_with_its_code(line: DeathWatch) -> None:
     told = threading.Event()
     worker = holder(line, "sys.exit(len(sys.stdin.read()) + 3)")
     assert line.watch(told.set)
@@ -63,7 +63,7 @@ def test_an_exit_is_told_with_its_code(line: Lifeline) -> None:
     assert worker.wait(DEADLINE_S) == 3
 
 
-def test_what_the_holder_has_forked_does_not_matter(line: Lifeline) -> None:
+def test_what_the_holder_has_forked_does_not_matter(line: DeathWatch) -> None:
     """Neither its end nor its life does."""
     told = threading.Event()
     fork = "import os, time; pid = os.fork() or (sys.stdin.read(), os._exit(0))"
@@ -83,11 +83,11 @@ def test_what_the_holder_has_forked_does_not_matter(line: Lifeline) -> None:
     release(worker)
 
 
-def test_a_line_that_nobody_holds_is_not_watched(line: Lifeline) -> None:
+def test_a_line_that_nobody_holds_is_not_watched(line: DeathWatch) -> None:
     assert not line.watch(lambda: pytest.fail("nobody can have ended"))
 
 
-def test_a_second_holder_is_refused(line: Lifeline) -> None:
+def test_a_second_holder_is_refused(line: DeathWatch) -> None:
     worker = holder(line, "sys.stdin.read()")
     with pytest.raises(OSError, match="busy"):
         hold(line.path)
@@ -95,7 +95,7 @@ def test_a_second_holder_is_refused(line: Lifeline) -> None:
     worker.wait(DEADLINE_S)
 
 
-def test_a_thread_beside_the_main_one_holds_nothing(line: Lifeline) -> None:
+def test_a_thread_beside_the_main_one_holds_nothing(line: DeathWatch) -> None:
     aside = threading.Thread(target=hold, args=(line.path,))
     aside.start()
     aside.join(DEADLINE_S)

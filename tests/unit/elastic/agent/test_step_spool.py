@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.agent.worker.step_spool import ON_THE_WAY, Backlog, left_behind, spill_path
+from elastic.agent.worker.step_spool import ON_THE_WAY, StepSpool, left_behind, spill_path
 
 
-def taken(backlog: Backlog) -> list[tuple[int, str]]:
+def taken(backlog: StepSpool) -> list[tuple[int, str]]:
     records = []
     while (record := backlog.take()) is not None:
         records.append(record)
@@ -20,7 +20,7 @@ def taken(backlog: Backlog) -> list[tuple[int, str]]:
 
 
 def test_records_go_out_once_in_order_and_only_so_many_at_a_time(tmp_path: Path) -> None:
-    backlog = Backlog(tmp_path / "spill")
+    backlog = StepSpool(tmp_path / "spill")
     for step in range(ON_THE_WAY + 3):
         backlog.add(str(step))
     first = taken(backlog)
@@ -32,7 +32,7 @@ def test_records_go_out_once_in_order_and_only_so_many_at_a_time(tmp_path: Path)
 
 def test_what_does_not_fit_goes_to_the_file_and_comes_back_in_order(tmp_path: Path) -> None:
     spill = tmp_path / "deep" / "spill"
-    backlog = Backlog(spill, in_memory=4)
+    backlog = StepSpool(spill, in_memory=4)
     for step in range(10):
         backlog.add(str(step))
     assert spill.exists()
@@ -47,7 +47,7 @@ def test_what_does_not_fit_goes_to_the_file_and_comes_back_in_order(tmp_path: Pa
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(["add", "take", "ack", "ack one"]), max_size=120))
 def test_any_order_of_calls_loses_and_swaps_nothing(tmp_path_factory: pytest.TempPathFactory, calls: list[str]) -> None:
-    backlog = Backlog(tmp_path_factory.mktemp("backlog") / "spill", in_memory=3)
+    backlog = StepSpool(tmp_path_factory.mktemp("backlog") / "spill", in_memory=3)
     added, sent, known = 0, [], 0
     for call in calls:
         match call:
@@ -72,7 +72,7 @@ def test_any_order_of_calls_loses_and_swaps_nothing(tmp_path_factory: pytest.Tem
 
 def test_what_was_never_acknowledged_is_left_for_the_agent(tmp_path: Path) -> None:
     path = spill_path(tmp_path, "a.0.0")
-    backlog = Backlog(path, in_memory=2)
+    backlog = StepSpool(path, in_memory=2)
     for step in range(5):
         backlog.add(json.dumps({"step": step}))
     taken(backlog)
@@ -83,7 +83,7 @@ def test_what_was_never_acknowledged_is_left_for_the_agent(tmp_path: Path) -> No
 
 def test_nothing_is_left_when_everything_was_acknowledged(tmp_path: Path) -> None:
     path = spill_path(tmp_path, "a.0.0")
-    backlog = Backlog(path)
+    backlog = StepSpool(path)
     backlog.add("{}")
     taken(backlog)
     backlog.acknowledged(1)

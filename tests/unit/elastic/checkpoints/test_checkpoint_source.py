@@ -13,7 +13,7 @@ import pytest
 from elastic.checkpoints.naming import MANIFEST, EntryName
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
-from elastic.checkpoints.storage import LocalStorage, MemoryStorage, Source, storage_at
+from elastic.checkpoints.storage import FileSource, LocalStorage, MemoryStorage, storage_at
 from elastic.records.resume import has_advanced
 from runtime.checkpoint import source
 from tests.unit.elastic.checkpoints.test_checkpoints import (
@@ -124,7 +124,7 @@ def test_what_was_read_wrong_once_is_read_again(
     failing = iter([True])
     opened = LocalStorage.open
 
-    def fails_once(self: LocalStorage, path: str) -> AbstractContextManager[Source]:
+    def fails_once(self: LocalStorage, path: str) -> AbstractContextManager[FileSource]:
         if next(failing, False):
             raise OSError(5, "Input/output error")
         return opened(self, path)
@@ -146,7 +146,7 @@ def test_a_store_that_answers_with_errors_for_a_while_is_asked_again(
     failing = iter([True] * (source.TRIES_REMOTE - 1))
     opened = type(series.storage).open
 
-    def busy(self: object, path: str) -> AbstractContextManager[Source]:
+    def busy(self: object, path: str) -> AbstractContextManager[FileSource]:
         if next(failing, False):
             raise OSError("503 Slow Down")
         return opened(self, path)  # type: ignore[arg-type]

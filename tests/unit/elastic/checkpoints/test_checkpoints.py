@@ -22,7 +22,7 @@ from elastic.checkpoints.manifest import Manifest
 from elastic.checkpoints.naming import MANIFEST, OWN_FILES_PREFIX, EntryName
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
-from elastic.checkpoints.storage import LocalStorage, Sink, storage_at
+from elastic.checkpoints.storage import FileSink, LocalStorage, storage_at
 from elastic.errors import CheckpointCorrupt, CheckpointError, ConfigError
 from elastic.records import temp_dirs
 from elastic.records.resume import decide
@@ -594,7 +594,7 @@ def test_training_goes_on_while_a_slow_storage_takes_its_time(
     series, write, gate = configure(every="2 steps"), LocalStorage.create, threading.Event()
 
     @contextmanager
-    def slow(self: LocalStorage, path: str) -> Iterator[Sink]:
+    def slow(self: LocalStorage, path: str) -> Iterator[FileSink]:
         assert gate.wait(30)
         with write(self, path) as sink:
             yield sink

@@ -42,9 +42,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[JobSpec, Path]]:
     """What would have been run."""
     runs: list[tuple[JobSpec, Path]] = []
 
-    def record(spec: JobSpec, job_dir: Path, signals: job_run.Signals, **_: Any) -> job_run.Outcome:
+    def record(spec: JobSpec, job_dir: Path, signals: job_run.Signals, **_: Any) -> job_run.RunOutcome:
         runs.append((spec, job_dir))
-        return job_run.Outcome(ExitCode.DONE, "all members have finished")
+        return job_run.RunOutcome(ExitCode.DONE, "all members have finished")
 
     monkeypatch.setattr(job_run, "attempt", record)
     return runs

@@ -20,7 +20,7 @@ from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.cli.local import exactness_check
-from elastic.cli.local.exactness_check import Check, Difference, Report
+from elastic.cli.local.exactness_check import Check, Difference, ExactnessReport
 from elastic.errors import ConfigError, ExitCode
 from runtime.job.job import Job
 from runtime.job.sinks.json_lines import JsonLines
@@ -234,7 +234,7 @@ def lines(changes: dict[int, dict[str, Any]] | None = None) -> list[exactness_ch
 
 def examined(
     monkeypatch: pytest.MonkeyPatch, runs: dict[str, Any], kernels: list[str] | None = None, steps: int = 6
-) -> Report:
+) -> ExactnessReport:
     """Of runs that have noted these lines."""
 
     def noted(self: object, name: str) -> list[exactness_check.Line]:
@@ -395,7 +395,7 @@ def test_without_a_checkpoint_it_is_said_what_to_do(tmp_path: Path) -> None:
 
 
 def test_a_report_is_json_as_a_whole() -> None:
-    report = Report(3, 8, (Check("two runs, alike", Difference(1, "model.weight", "the clock")),))
+    report = ExactnessReport(3, 8, (Check("two runs, alike", Difference(1, "model.weight", "the clock")),))
     assert json.loads(json.dumps(report.document())) == {
         "exact": False,
         "steps": 3,

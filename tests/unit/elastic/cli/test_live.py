@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from elastic.cli.local.live import PlainDisplay, Snapshot, plain_line, span, summary_text, table
+from elastic.cli.local.live import LiveView, PlainDisplay, plain_line, span, summary_text, table
 from elastic.records.ledger_tail import StepsTail
 
 
@@ -97,7 +97,7 @@ def running(job_dir: Path, monkeypatch: pytest.MonkeyPatch, **status: Any) -> No
 
 
 def test_before_the_first_step_it_is_said_what_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    snapshot = Snapshot(tmp_path)
+    snapshot = LiveView(tmp_path)
     assert "waits for etcd and the rendezvous to start" in plain_line(snapshot.facts())
     running(tmp_path, monkeypatch, state="forming", because="waiting for 2 workers")
     snapshot.gather()
@@ -126,7 +126,7 @@ def test_the_total_is_what_workers_say_and_a_script_that_draws_its_samples_has_s
     running(tmp_path, monkeypatch)
     times = iter(float(second) for second in range(100))
     monkeypatch.setattr("elastic.cli.local.live.time.monotonic", lambda: next(times))
-    snapshot = Snapshot(tmp_path)
+    snapshot = LiveView(tmp_path)
     snapshot.gather()
     assert snapshot.facts()["total"] is None
     worker = "local.0.0"
@@ -198,7 +198,7 @@ def test_a_job_that_does_not_run_says_why() -> None:
 
 def test_a_leader_that_does_not_answer_is_told_in_words(tmp_path: Path) -> None:
     """It may be on its way back; the training does not wait for it."""
-    snapshot = Snapshot(tmp_path)
+    snapshot = LiveView(tmp_path)
     assert snapshot.facts()["state"] == "starting"
     (tmp_path / "rendezvous.json").write_text(json.dumps({"address": f"unix:{tmp_path}/nobody", "pid": 1}))
     snapshot.gather()

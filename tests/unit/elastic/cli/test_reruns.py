@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from elastic.cli.local import job_run, reruns
-from elastic.cli.local.job_run import Outcome, Signals
+from elastic.cli.local.job_run import RunOutcome, Signals
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ExitCode
 from elastic.records import resume
 from elastic.records.journal import Journal, journal_path
 from elastic.records.resume import Resumption
 
-LOST = Outcome(ExitCode.STATE_LOST, "every copy of the state is lost")
-DONE = Outcome(ExitCode.DONE, "all members have finished", "c0ffee")
+LOST = RunOutcome(ExitCode.STATE_LOST, "every copy of the state is lost")
+DONE = RunOutcome(ExitCode.DONE, "all members have finished", "c0ffee")
 SPEC = JobSpec(name="train", command=("true",), workers=1)
 
 Between = Callable[[int], None]
@@ -35,7 +35,7 @@ def job_dir(tmp_path: Path) -> Path:
 def run_all(job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Runs that end like this; `between` is called with the number of the run that is being prepared."""
 
-    def run_all(*ends: Outcome, between: Between = lambda number: None, as_json: bool = True) -> int:
+    def run_all(*ends: RunOutcome, between: Between = lambda number: None, as_json: bool = True) -> int:
         left = list(ends)
 
         def begin(spec: JobSpec, job_dir: Path, *, again: bool, memory: Path | None) -> Resumption | None:
@@ -44,7 +44,7 @@ def run_all(job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int
             between(number)
             return Resumption(checkpoint=f"step-{number}", step=number, redone=None, skipped=()) if again else None
 
-        def attempt(spec: JobSpec, job_dir: Path, signals: Signals, **_: Any) -> Outcome:
+        def attempt(spec: JobSpec, job_dir: Path, signals: Signals, **_: Any) -> RunOutcome:
             with Journal(journal_path(job_dir, "leader"), "train", "leader", "local") as journal:
                 journal.write("published", generation=len(ends) - len(left) + 1)
             return left.pop(0)
@@ -126,7 +126,7 @@ def test_a_signal_while_the_end_is_told_changes_nothing_of_it(
     assert summary(capsys)["because"] == DONE.because
 
 
-FAILED = Outcome(ExitCode.SCRIPT_FAILED, "the script raised")
+FAILED = RunOutcome(ExitCode.SCRIPT_FAILED, "the script raised")
 AGAIN = "stopped by SIGINT; the same command again goes on from the newest checkpoint"
 COMPLETE = "stopped by SIGINT when the job was complete: nothing is left to go on with"
 
@@ -147,7 +147,7 @@ COMPLETE = "stopped by SIGINT when the job was complete: nothing is left to go o
     ],
 )
 def test_what_is_told_of_a_stop_is_what_is_kept(
-    before: Outcome | None, result: Outcome | None, agent_status: int, code: int, because: str
+    before: RunOutcome | None, result: RunOutcome | None, agent_status: int, code: int, because: str
 ) -> None:
     told = job_run.how_stopped(signal.SIGINT, before, result, agent_status)
     assert told.exit_code == code and told.because.startswith(because)

@@ -62,10 +62,10 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The job directories of the runs that were started."""
     found: list[Path] = []
 
-    def record(spec: JobSpec, job_dir: Path, signals: job_run.Signals, **_: Any) -> job_run.Outcome:
+    def record(spec: JobSpec, job_dir: Path, signals: job_run.Signals, **_: Any) -> job_run.RunOutcome:
         found.append(job_dir)
         (job_dir / "journal" / "agent.jsonl").write_text(f"run {len(found)}")
-        return job_run.Outcome(ExitCode.DONE, "all members have finished")
+        return job_run.RunOutcome(ExitCode.DONE, "all members have finished")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(job_run, "attempt", record)

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic.records.alerts import Notices
+from elastic.records.alerts import Alerts
 from elastic.records.journal import Journal, journal_path
 
 
-def notices_of(job_dir: Path) -> Notices:
+def notices_of(job_dir: Path) -> Alerts:
     (job_dir / "job.json").touch()
-    return Notices(job_dir)
+    return Alerts(job_dir)
 
 
 def test_each_notice_is_told_once_in_the_order_of_time_and_torn_lines_are_left_out(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def test_a_file_is_read_in_pieces_from_any_place(jobs: Path, monkeypatch: pytest
 )
 def test_no_other_file_is_read(jobs: Path, name: str) -> None:
     for job in ("train-1", "", "..", "../train-1"):
-        assert job_files.read(jobs, job, name, 0) == job_files.Piece(b"", 0, -1)
+        assert job_files.read(jobs, job, name, 0) == job_files.LogPiece(b"", 0, -1)
 
 
 def test_a_directory_that_is_not_there_has_nothing(tmp_path: Path) -> None:
-    assert job_files.read(tmp_path / "none", "train-1", "", 0) == job_files.Piece(b"", 0, 0)
+    assert job_files.read(tmp_path / "none", "train-1", "", 0) == job_files.LogPiece(b"", 0, 0)

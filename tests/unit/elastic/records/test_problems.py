@@ -12,9 +12,9 @@ import pytest
 from elastic import cli
 from elastic.checkpoints.settings import Settings
 from elastic.records import problems
-from elastic.records.alerts import Notices
+from elastic.records.alerts import Alerts
 from elastic.records.journal import Journal, journal_path
-from elastic.records.problems import Trouble
+from elastic.records.problems import Problem
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def failed(journal: Journal, step: int) -> None:
 def test_snapshots_that_fail_are_told_once_and_stand_in_status_until_one_is_whole(
     tmp_path: Path, worker: Journal
 ) -> None:
-    notices = Notices(tmp_path)
+    notices = Alerts(tmp_path)
     worker.write("snapshot_complete", step=4)
     assert notices.poll() == [] and problems.of_job(tmp_path) == []
     failed(worker, 6)
@@ -102,11 +102,11 @@ def test_status_shows_them_to_people_and_to_machines(
     (told,) = json.loads(capsys.readouterr().out)["troubles"]
     assert set(told) == {"about", "where", "because", "advice"}
     assert cli.main(["status", "--job-dir", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"trouble: {Trouble(**told)}"
+    assert capsys.readouterr().out.splitlines()[-1] == f"trouble: {Problem(**told)}"
 
 
 def test_what_keeps_replacements_out_stands_in_status_until_one_has_joined(tmp_path: Path, worker: Journal) -> None:
-    notices = Notices(tmp_path)
+    notices = Alerts(tmp_path)
     worker.write("newcomer_in_vain", worker_id="local.2.3", slot="local.2", seconds=300.0)
     worker.write("newcomer_in_vain", worker_id="local.3.1", slot="local.3", seconds=300.0)
     worker.write("state_not_held", because="it takes longer than a step")

@@ -51,7 +51,7 @@ JOB = lines(
 )
 
 
-def said(moments: list[story.Moment]) -> list[str]:
+def said(moments: list[story.StoryMoment]) -> list[str]:
     return [moment.said for moment in moments]
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from elastic.records import temp_dirs
-from elastic.records.temp_dirs import Scratch
+from elastic.records.temp_dirs import TempDirectory
 
 PROGRAM = """
 import sys
@@ -23,7 +23,7 @@ def test_one_goes_at_the_word_of_its_process_or_after_its_death_and_no_other_doe
     strangers = [tmp_path / name for name in ("mine-", "mine-notes", f"other-{0:016x}")]
     for path in strangers:
         path.mkdir()
-    own = Scratch(tmp_path, "mine-")
+    own = TempDirectory(tmp_path, "mine-")
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), "mine-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

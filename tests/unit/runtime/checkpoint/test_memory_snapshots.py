@@ -23,7 +23,7 @@ from elastic.checkpoints.partition import Rows
 from elastic.checkpoints.policy import SNAPSHOT_COST, SNAPSHOT_LEAST_S, Every
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
-from elastic.checkpoints.storage import LocalStorage, MemoryStorage, Sink
+from elastic.checkpoints.storage import FileSink, LocalStorage, MemoryStorage
 from elastic.config import JobSpec
 from elastic.errors import ConfigError
 from elastic.records import host_memory, job_directory, resume
@@ -147,7 +147,7 @@ def test_the_one_before_is_whole_until_the_next_one_is(memory: Path, monkeypatch
     write, gate, held = LocalStorage.create, threading.Event(), threading.Event()
 
     @contextmanager
-    def slow(self: LocalStorage, path: str) -> Iterator[Sink]:
+    def slow(self: LocalStorage, path: str) -> Iterator[FileSink]:
         with write(self, path) as sink:
             if "step-000000000002" in path:
                 held.set()
@@ -322,7 +322,7 @@ def test_memory_that_is_full_meanwhile_costs_the_snapshot_only(memory: Path, mon
     quiet, write, session = train(set_up(make_job())), LocalStorage.create, Noting()
 
     @contextmanager
-    def full(self: LocalStorage, path: str) -> Iterator[Sink]:
+    def full(self: LocalStorage, path: str) -> Iterator[FileSink]:
         if "step-000000000003" in path:
             raise OSError(28, "No space left on device")
         with write(self, path) as sink:
