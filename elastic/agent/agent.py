@@ -122,7 +122,7 @@ class Agent:
             self._workforce.kill_all()
             return
         self._stop_status = 128 + number
-        self.for_all_slots(worker_slot.Stop())
+        self.for_all_slots(worker_slot.StopSlot())
 
     # ------------------------------------------------------------------------------- another program's turn
 
@@ -230,7 +230,7 @@ class Agent:
                     self._workforce.end_worker(worker_id)
                     continue
                 case Release():
-                    self.supervise_worker(worker_id, worker_slot.Released())
+                    self.supervise_worker(worker_id, worker_slot.WorkerReleased())
                 case Invite():
                     self._standing.invited(worker_id)
                 case Close():

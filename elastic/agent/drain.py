@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from elastic.preemption import policy
-from elastic.preemption.notice import Kind, Notice
-from elastic.preemption.policy import Phase, Stay
-from elastic.preemption.provider import Source
-from elastic.preemption.watcher import Watcher, watch_all
+from elastic.preemption.notice import Notice, NoticeKind
+from elastic.preemption.policy import Stay, StayPhase
+from elastic.preemption.provider import NoticeSource
+from elastic.preemption.watcher import NoticeWatcher, watch_all
 from elastic.protocol import worker_slot
 from elastic.protocol.messages import Drain, DrainOver, DrainWish, Order, Word
 from elastic.protocol.worker_slot import Slot
@@ -61,10 +61,10 @@ class NodeDrain:
         self._host = host
         self._stay = Stay()
         self._timer: asyncio.TimerHandle | None = None
-        self._watchers: list[Watcher] = []
+        self._watchers: list[NoticeWatcher] = []
         self._told = False
 
-    def watch(self, sources: Iterable[Source]) -> None:
+    def watch(self, sources: Iterable[NoticeSource]) -> None:
         """Begin to look; asks nobody anything on this thread."""
         self._watchers = watch_all(sources, self.heard, self._troubled, self._journal)
 
@@ -81,7 +81,7 @@ class NodeDrain:
 
     def asked(self, left_s: float, because: str, source: str = OPERATOR) -> None:
         """Somebody wants this node empty until it is taken back by `heard(source, None)`."""
-        self.heard(source, Notice(Kind.ASKED, left_s, because))
+        self.heard(source, Notice(NoticeKind.ASKED, left_s, because))
 
     def announced(self, worker_id: str) -> None:
         """A worker has told the leader of itself."""
@@ -98,13 +98,13 @@ class NodeDrain:
     @property
     def stays(self) -> bool:
         """Whether nobody wants this node to leave."""
-        return self._stay.phase is Phase.STAYING
+        return self._stay.phase is StayPhase.STAYING
 
     @property
     def is_done(self) -> bool:
         """Whether this node wanted to leave and no worker is on it any more."""
-        idle = all(slot.phase in (worker_slot.Phase.AWAY, worker_slot.Phase.OVER) for slot in self._host.slots)
-        return idle and self._stay.phase is not Phase.STAYING
+        idle = all(slot.phase in (worker_slot.SlotPhase.AWAY, worker_slot.SlotPhase.OVER) for slot in self._host.slots)
+        return idle and self._stay.phase is not StayPhase.STAYING
 
     def look(self) -> None:
         """A worker has ended: was it the last?"""
@@ -127,13 +127,13 @@ class NodeDrain:
         self._journal.write("notices_unreadable", source=source, because=because)
 
     def _tick(self) -> None:
-        self._step(policy.Tick())
+        self._step(policy.StayTick())
 
     def _step(self, event: policy.Event) -> None:
         self._stay, actions = policy.step(self._stay, event, time.monotonic())
         for action in actions:
             match action:
-                case policy.Leave(ends_s, because):
+                case policy.LeaveNode(ends_s, because):
                     self._journal.write(
                         "node_leaves", seconds_left=round(ends_s - time.monotonic(), 3), because=because
                     )

@@ -13,7 +13,7 @@ from elastic.agent import handover, upgrade_state
 from elastic.config import JobSpec, check_name
 from elastic.errors import ConfigError
 from elastic.preemption import selection
-from elastic.preemption.provider import Source
+from elastic.preemption.provider import NoticeSource
 from elastic.records.files import read_job
 from elastic.records.job_directory import read_settings
 from elastic.rendezvous import reach as reaching
@@ -38,7 +38,7 @@ class Assignment:
     node: str
     slots: int
     grace_s: float | None
-    notices: Sequence[Source]
+    notices: Sequence[NoticeSource]
     reach: Reach
     handed: int | None
 

@@ -135,7 +135,7 @@ class WorkerManager:
 
     async def end(self) -> None:
         """No worker starts any more, and none is left, whatever ended the agent."""
-        self.for_all_slots(worker_slot.Stop())
+        self.for_all_slots(worker_slot.StopSlot())
         await self._crew.end()
         await self._mpirun.close()
         await self._switchboard.close()
@@ -149,7 +149,7 @@ class WorkerManager:
         """Why no other program can take over now, or nothing."""
         if self._spec.ring is RingKind.MPI:
             return "mpirun holds the ranks of its workers; the job has to end first"
-        if any(slot.phase is worker_slot.Phase.STARTING for slot in self._slots):
+        if any(slot.phase is worker_slot.SlotPhase.STARTING for slot in self._slots):
             return "a worker is just being started"
         if not self._accounts.settled:
             return "the disk is full, and lines of steps.jsonl are in memory only"
@@ -177,7 +177,7 @@ class WorkerManager:
     @property
     def is_empty(self) -> bool:
         """Whether no worker is left, nor may one still start."""
-        waiting = (worker_slot.Phase.WAITING, worker_slot.Phase.STARTING)
+        waiting = (worker_slot.SlotPhase.WAITING, worker_slot.SlotPhase.STARTING)
         return not any(slot.lives or slot.phase in waiting for slot in self._slots)
 
     def for_all_slots(self, event: worker_slot.Event) -> None:
@@ -197,13 +197,13 @@ class WorkerManager:
         self._slots[number], actions = worker_slot.step(self._slots[number], event, time.monotonic())
         for action in actions:
             match action:
-                case worker_slot.Say(WorkerDead() as dead):
+                case worker_slot.SayTo(WorkerDead() as dead):
                     self._head.say(replace(dead, snapshot=newest_in_memory(self._checkpoints)))
-                case worker_slot.Say(word):
+                case worker_slot.SayTo(word):
                     self._head.say(word)
                 case worker_slot.Signal(sent):
                     self._signal(self._slots[number], sent)
-                case worker_slot.Tell():
+                case worker_slot.TellLeader():
                     self._journal.write("worker_failed", **asdict(action))
                 case worker_slot.Spawn(worker_id, restarted):
                     self._spawn(number, worker_id, restarted)
@@ -280,7 +280,7 @@ class WorkerManager:
         match word:
             case Announce():
                 self._detector.watch(worker_id, time.monotonic())
-                self.supervise_worker(worker_id, worker_slot.Joined())
+                self.supervise_worker(worker_id, worker_slot.WorkerJoined())
                 self._crew.announced(worker_id, word.pid)
             case RingUp() | Progress() if word.generation:
                 self._served(worker_id)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from elastic.preemption import relay
 from elastic.preemption.notice import Notice
-from elastic.preemption.provider import Source, Unanswered
-from elastic.preemption.watcher import Watcher, watch_all
+from elastic.preemption.provider import NoticeSource, Unanswered
+from elastic.preemption.watcher import NoticeWatcher, watch_all
 from elastic.records.journal import Journal
 
 LAST_WORD_S = 2.0
@@ -25,12 +25,12 @@ class NoticeBoard:
     def __init__(self, journal: Journal, changed: Callable[[], None]) -> None:
         self._journal = journal
         self._changed = changed
-        self._watchers: list[Watcher] = []
+        self._watchers: list[NoticeWatcher] = []
         self._standing: dict[str, relay.ActiveNotices] = {}
         self._round = time.monotonic_ns()
         self._told = False
 
-    def watch(self, sources: Iterable[Source]) -> None:
+    def watch(self, sources: Iterable[NoticeSource]) -> None:
         """Begin to look; asks nobody anything on this thread."""
         self._watchers = watch_all(sources, self.heard, self._troubled, self._journal)
 

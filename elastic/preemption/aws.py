@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from elastic.preemption.metadata_http import Answer, ask
-from elastic.preemption.notice import Kind, Notice, seconds_until, utc
-from elastic.preemption.provider import Source
+from elastic.preemption.metadata_http import MetadataAnswer, ask
+from elastic.preemption.notice import Notice, NoticeKind, seconds_until, utc
+from elastic.preemption.provider import NoticeSource
 
 ENDPOINT = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 """Environment variable, as in Amazon's SDKs: "http://host:port" instead of the link-local address."""
@@ -40,15 +40,17 @@ def interruption(document: Mapping[str, Any], now: datetime) -> Notice:
     """
     action, time = document["action"], document["time"]
     left_s = 0.0 if action == "hibernate" else seconds_until(utc(time), now, WARNING_S)
-    return Notice(Kind.RECLAIM, left_s, f"EC2 will {action} this spot instance at {time}")
+    return Notice(NoticeKind.RECLAIM, left_s, f"EC2 will {action} this spot instance at {time}")
 
 
 def recommendation(document: Mapping[str, Any]) -> Notice:
     """The advice in an events/recommendations/rebalance document. Raises KeyError for another one."""
-    return Notice(Kind.ADVICE, math.inf, f"EC2 recommends to leave this spot instance since {document['noticeTime']}")
+    return Notice(
+        NoticeKind.ADVICE, math.inf, f"EC2 recommends to leave this spot instance since {document['noticeTime']}"
+    )
 
 
-class Aws(Source):
+class Aws(NoticeSource):
     name = "EC2"
     pause_s = 5.0
 
@@ -66,7 +68,7 @@ class Aws(Source):
         except (ValueError, KeyError, TypeError) as error:
             raise answer.trouble(f"not understood ({error!r})") from error
 
-    def _get(self, path: str) -> Answer:
+    def _get(self, path: str) -> MetadataAnswer:
         """200 or 404. A token that is no longer taken is replaced once."""
         fresh = not self._token
         self._token = self._token or self._new_token()

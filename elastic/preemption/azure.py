@@ -19,8 +19,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from elastic.preemption.metadata_http import ask
-from elastic.preemption.notice import Kind, Notice, seconds_until
-from elastic.preemption.provider import Source
+from elastic.preemption.notice import Notice, NoticeKind, seconds_until
+from elastic.preemption.provider import NoticeSource
 
 HOST = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
 """Environment variable, as in Azure's SDKs: "http://host:port" instead of the link-local address."""
@@ -57,11 +57,11 @@ def _notice(event: Mapping[str, Any], now: datetime) -> Notice:
     when = f"not before {not_before}" if not_before else "now"
     because = f"Azure event {event['EventId']}: {kind} of this machine, {when}"
     if kind not in WARNING_S:  # Freeze, or a type that is newer than this list: it must not hide the others
-        return Notice(Kind.ADVICE, math.inf, because)
+        return Notice(NoticeKind.ADVICE, math.inf, because)
     left_s = 0.0
     if not_before:
         left_s = seconds_until(parsedate_to_datetime(not_before).astimezone(UTC), now, WARNING_S[kind])
-    return Notice(Kind.RECLAIM if kind == "Preempt" else Kind.MAINTENANCE, left_s, because)
+    return Notice(NoticeKind.RECLAIM if kind == "Preempt" else NoticeKind.MAINTENANCE, left_s, because)
 
 
 def most_urgent(scheduled: Iterable[Scheduled]) -> Scheduled | None:
@@ -69,7 +69,7 @@ def most_urgent(scheduled: Iterable[Scheduled]) -> Scheduled | None:
     return min(scheduled, key=lambda event: (not event.notice.leaves, event.notice.seconds_left), default=None)
 
 
-class Azure(Source):
+class Azure(NoticeSource):
     name = "Azure Scheduled Events"
     pause_s = 1.0
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from elastic.preemption.notice import Kind, Notice
-from elastic.preemption.provider import Source, Unanswered
+from elastic.preemption.notice import Notice, NoticeKind
+from elastic.preemption.provider import NoticeSource, Unanswered
 
 DEFAULT_S = 120.0
 LIMIT = 4096
@@ -29,10 +29,10 @@ def notice_in(text: str, path: str) -> Notice:
         raise ValueError(f"seconds_left={left_s!r} must be a number >= 0")
     if not isinstance(because, str):
         raise ValueError(f"because={because!r} must be a sentence")
-    return Notice(Kind.RECLAIM, float(left_s), because)
+    return Notice(NoticeKind.RECLAIM, float(left_s), because)
 
 
-class File(Source):
+class File(NoticeSource):
     pause_s = 0.25
 
     def __init__(self, path: Path) -> None:

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 from elastic.preemption.metadata_http import ask
-from elastic.preemption.notice import Kind, Notice
-from elastic.preemption.provider import Source
+from elastic.preemption.notice import Notice, NoticeKind
+from elastic.preemption.provider import NoticeSource
 
 HOST = "GCE_METADATA_HOST"
 """Environment variable, as in Google's SDKs: "host:port" instead of the metadata server's address."""
@@ -37,7 +37,7 @@ def preemption(value: str) -> Notice | None:
     """The notice in a value of instance/preempted. Raises ValueError for an unknown one."""
     match value:
         case "TRUE":
-            return Notice(Kind.RECLAIM, PREEMPTION_S, "Compute Engine preempts this machine")
+            return Notice(NoticeKind.RECLAIM, PREEMPTION_S, "Compute Engine preempts this machine")
         case "FALSE":
             return None
     raise ValueError(f"neither TRUE nor FALSE: {value!r}")
@@ -49,16 +49,20 @@ def maintenance(value: str) -> Notice | None:
         case "NONE":
             return None
         case "MIGRATE_ON_HOST_MAINTENANCE":
-            return Notice(Kind.ADVICE, math.inf, "Compute Engine moves this machine to another host while it runs")
+            return Notice(
+                NoticeKind.ADVICE, math.inf, "Compute Engine moves this machine to another host while it runs"
+            )
         case "TERMINATE_ON_HOST_MAINTENANCE":
-            return Notice(Kind.MAINTENANCE, MAINTENANCE_S, "Compute Engine stops this machine for host maintenance")
+            return Notice(
+                NoticeKind.MAINTENANCE, MAINTENANCE_S, "Compute Engine stops this machine for host maintenance"
+            )
     raise ValueError(f"an unknown maintenance event: {value!r}")
 
 
 PARSERS = {PREEMPTED: preemption, MAINTENANCE: maintenance}
 
 
-class Gcp(Source):
+class Gcp(NoticeSource):
     """One of the two values: the server holds each question until its answer changes, so each needs a thread."""
 
     pause_s = 0.5

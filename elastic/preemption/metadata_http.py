@@ -19,7 +19,7 @@ ANSWER_LIMIT = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MetadataAnswer:
     """headers: names in lower case."""
 
     where: str
@@ -62,7 +62,7 @@ def ask(
     method: str = "GET",
     headers: Mapping[str, str] | None = None,
     body: bytes | None = None,
-) -> Answer:
+) -> MetadataAnswer:
     """base: "http://host[:port][/prefix]". Raises Unanswered if no whole answer came within timeout_s."""
     parts = urlsplit(base)
     where = f"{method} {base}{path}"
@@ -83,4 +83,4 @@ def ask(
         raise Unanswered(f"{where}: {type(error).__name__} {error}") from error
     finally:
         connection.close()
-    return Answer(where, response.status, known, content)
+    return MetadataAnswer(where, response.status, known, content)

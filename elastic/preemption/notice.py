@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class NoticeKind(StrEnum):
     """Why a machine goes, or may be disturbed."""
 
     RECLAIM = "reclaim"
@@ -29,14 +29,14 @@ class Notice:
     Seen again with the same because it is the same notice, and only an earlier end is news.
     """
 
-    kind: Kind
+    kind: NoticeKind
     seconds_left: float
     because: str
 
     @property
     def leaves(self) -> bool:
         """Whether the node has to leave."""
-        return self.kind is not Kind.ADVICE
+        return self.kind is not NoticeKind.ADVICE
 
 
 def seconds_until(then: datetime, now: datetime, longest_s: float) -> float:

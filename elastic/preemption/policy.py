@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeAlias
 
-from elastic.preemption.notice import Kind, Notice
+from elastic.preemption.notice import Notice, NoticeKind
 
 LATE_S = 5.0
 """Before the end of the budget; of a budget below twice as much, half."""
@@ -24,7 +24,7 @@ UNTRUE_S = 60.0
 """A machine that is still there this long after its end was not taken."""
 
 
-class Phase(StrEnum):
+class StayPhase(StrEnum):
     STAYING = "staying"
     LEAVING = "leaving"
     LATE = "late"
@@ -32,7 +32,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldNotice:
     """A notice that stands. ends_s: when the machine may be gone. lasting: until it is taken back."""
 
     ends_s: float
@@ -45,11 +45,11 @@ class Held:
 class Stay:
     """notices: by source, all of which make the node leave."""
 
-    phase: Phase = Phase.STAYING
-    notices: dict[str, Held] = field(default_factory=dict)
+    phase: StayPhase = StayPhase.STAYING
+    notices: dict[str, HeldNotice] = field(default_factory=dict)
 
     @property
-    def urgent(self) -> Held | None:
+    def urgent(self) -> HeldNotice | None:
         """The notice whose end comes first."""
         return min(self.notices.values(), key=lambda held: held.ends_s, default=None)
 
@@ -58,9 +58,9 @@ class Stay:
         """When to post the next Tick."""
         untrue = [held.ends_s + UNTRUE_S for held in self.notices.values() if not held.lasting]
         match self.phase, self.urgent:
-            case Phase.LEAVING, Held(late_s=next_s):
+            case StayPhase.LEAVING, HeldNotice(late_s=next_s):
                 return min(next_s, *untrue, math.inf)
-            case Phase.LATE, Held(ends_s=next_s):
+            case StayPhase.LATE, HeldNotice(ends_s=next_s):
                 return min(next_s, *untrue, math.inf)
         return min(untrue, default=math.inf)
 
@@ -77,18 +77,18 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class StayTick:
     """stay.deadline_s is over."""
 
 
-Event: TypeAlias = Heard | Tick
+Event: TypeAlias = Heard | StayTick
 
 
 # ------------------------------------------------------------------------------------------------------ actions
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class LeaveNode:
     """Ask for a job without this node by ends_s, start no worker here, and tell those that run."""
 
     ends_s: float
@@ -123,7 +123,7 @@ class Advise:
     because: str
 
 
-Action: TypeAlias = Leave | BreakRing | EndWorkers | Return | Advise
+Action: TypeAlias = LeaveNode | BreakRing | EndWorkers | Return | Advise
 
 
 # -------------------------------------------------------------------------------------------------- transitions
@@ -137,7 +137,7 @@ def step(stay: Stay, event: Event, now_s: float) -> tuple[Stay, tuple[Action, ..
             return _noticed(stay, source, notice, now_s)
         case Heard(source, None):
             return _without(stay, {source}, "the notice was taken back")
-        case Tick():
+        case StayTick():
             return _tick(stay, now_s)
     return stay, ()
 
@@ -145,15 +145,15 @@ def step(stay: Stay, event: Event, now_s: float) -> tuple[Stay, tuple[Action, ..
 def _noticed(stay: Stay, source: str, notice: Notice, now_s: float) -> tuple[Stay, tuple[Action, ...]]:
     ends_s = now_s + notice.seconds_left
     late_s = max(ends_s - LATE_S, now_s + notice.seconds_left / 2)
-    held = Held(ends_s, late_s, notice.because, lasting=notice.kind is Kind.ASKED)
+    held = HeldNotice(ends_s, late_s, notice.because, lasting=notice.kind is NoticeKind.ASKED)
     before = stay.urgent
     stay = replace(stay, notices={**stay.notices, source: held})
-    if stay.phase is Phase.STAYING:
-        stay = replace(stay, phase=Phase.LEAVING)
-    elif stay.phase is not Phase.LEAVING or stay.urgent == before:
+    if stay.phase is StayPhase.STAYING:
+        stay = replace(stay, phase=StayPhase.LEAVING)
+    elif stay.phase is not StayPhase.LEAVING or stay.urgent == before:
         return stay, ()
     assert stay.urgent is not None
-    return stay, (Leave(stay.urgent.ends_s, stay.urgent.because),)
+    return stay, (LeaveNode(stay.urgent.ends_s, stay.urgent.because),)
 
 
 def _without(stay: Stay, sources: set[str], because: str) -> tuple[Stay, tuple[Action, ...]]:
@@ -162,10 +162,10 @@ def _without(stay: Stay, sources: set[str], because: str) -> tuple[Stay, tuple[A
     before = stay.urgent
     stay = replace(stay, notices={source: held for source, held in stay.notices.items() if source not in sources})
     if not stay.notices:
-        return replace(stay, phase=Phase.STAYING), (Return(because),)
-    if stay.phase is Phase.LEAVING and stay.urgent != before:
+        return replace(stay, phase=StayPhase.STAYING), (Return(because),)
+    if stay.phase is StayPhase.LEAVING and stay.urgent != before:
         assert stay.urgent is not None
-        return stay, (Leave(stay.urgent.ends_s, stay.urgent.because),)
+        return stay, (LeaveNode(stay.urgent.ends_s, stay.urgent.because),)
     return stay, ()
 
 
@@ -174,10 +174,10 @@ def _tick(stay: Stay, now_s: float) -> tuple[Stay, tuple[Action, ...]]:
     held = stay.urgent
     if held is None:
         return stay, ()
-    if stay.phase is Phase.LEAVING and now_s >= held.late_s:
-        stay, actions = replace(stay, phase=Phase.LATE), (BreakRing(held.because),)
-    if stay.phase is Phase.LATE and now_s >= held.ends_s:
-        stay, actions = replace(stay, phase=Phase.OUT), (*actions, EndWorkers(held.because))
+    if stay.phase is StayPhase.LEAVING and now_s >= held.late_s:
+        stay, actions = replace(stay, phase=StayPhase.LATE), (BreakRing(held.because),)
+    if stay.phase is StayPhase.LATE and now_s >= held.ends_s:
+        stay, actions = replace(stay, phase=StayPhase.OUT), (*actions, EndWorkers(held.because))
     untrue = {name for name, one in stay.notices.items() if not one.lasting and now_s >= one.ends_s + UNTRUE_S}
     stay, more = _without(stay, untrue, "the notice did not come true")
     return stay, (*actions, *more)

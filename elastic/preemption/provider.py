@@ -13,7 +13,7 @@ class Unanswered(ElasticError):
     """The provider did not answer, or not in its own language: ask again later."""
 
 
-class Source(ABC):
+class NoticeSource(ABC):
     """Used by one thread. name: for people. pause_s: between two looks."""
 
     name: str

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from elastic.preemption.notice import Kind, Notice
-from elastic.preemption.provider import Source, Unanswered
+from elastic.preemption.notice import Notice, NoticeKind
+from elastic.preemption.provider import NoticeSource, Unanswered
 from elastic.records.files import write_atomically
 
 
@@ -54,7 +54,7 @@ def has_left(job_dir: Path, number: int) -> bool:
     return document is not None and document.get("round") == number
 
 
-class NoticeRelay(Source):
+class NoticeRelay(NoticeSource):
     """What the node's daemon has heard; of several notices that which leaves least time."""
 
     name = "node"
@@ -75,7 +75,7 @@ class NoticeRelay(Source):
             if chosen is None:
                 return None
             left_s = math.inf if chosen.ends_s is None else max(0.0, chosen.ends_s - time.monotonic())
-            return Notice(Kind(chosen.kind), left_s, chosen.because)
+            return Notice(NoticeKind(chosen.kind), left_s, chosen.because)
         except (ValueError, KeyError, TypeError) as error:
             raise Unanswered(f"{self._job_dir / 'notices.json'}: {error}") from error
 

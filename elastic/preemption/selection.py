@@ -15,7 +15,7 @@ from elastic.preemption.aws import Aws
 from elastic.preemption.azure import Azure
 from elastic.preemption.file import File
 from elastic.preemption.gcp import Gcp
-from elastic.preemption.provider import Source
+from elastic.preemption.provider import NoticeSource
 from elastic.preemption.relay import NoticeRelay
 from elastic.preemption.slurm import Slurm
 
@@ -66,7 +66,7 @@ def check_grace(seconds: float | None) -> None:
         raise ConfigError(f"--grace {seconds:g} must be a positive number of seconds, the time from SIGTERM to SIGKILL")
 
 
-def sources(choice: str, environment: Mapping[str, str], vendor: Path = VENDOR) -> list[Source]:
+def sources(choice: str, environment: Mapping[str, str], vendor: Path = VENDOR) -> list[NoticeSource]:
     """The sources of a checked choice; nothing is asked of any network yet."""
     if choice.startswith(RELAYED):
         return [NoticeRelay(Path(choice.removeprefix(RELAYED)))]
@@ -103,7 +103,7 @@ def maker(vendor: Path = VENDOR) -> str:
         return ""
 
 
-def _of(provider: Provider, environment: Mapping[str, str]) -> list[Source]:
+def _of(provider: Provider, environment: Mapping[str, str]) -> list[NoticeSource]:
     match provider:
         case Provider.AWS:
             return [Aws(environment)]

@@ -11,8 +11,8 @@ import subprocess
 import time
 from collections.abc import Mapping
 
-from elastic.preemption.notice import Kind, Notice
-from elastic.preemption.provider import Source, Unanswered
+from elastic.preemption.notice import Notice, NoticeKind
+from elastic.preemption.provider import NoticeSource, Unanswered
 
 JOB = "SLURM_JOB_ID"
 END = "SLURM_JOB_END_TIME"
@@ -29,10 +29,10 @@ def time_limit(environment: Mapping[str, str], now_unix_s: float) -> Notice:
     left_s = float(end) - now_unix_s if end.isdigit() else UNTOLD_S
     if not 0 < left_s <= LONGEST_S:
         left_s = UNTOLD_S
-    return Notice(Kind.TIME_LIMIT, left_s, f"Slurm job {environment.get(JOB, '?')} reaches its time limit")
+    return Notice(NoticeKind.TIME_LIMIT, left_s, f"Slurm job {environment.get(JOB, '?')} reaches its time limit")
 
 
-class Slurm(Source):
+class Slurm(NoticeSource):
     name = "Slurm"
     pause_s = 3600.0
     """Only the signal is news."""

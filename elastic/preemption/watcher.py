@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from elastic.preemption.notice import Notice
-from elastic.preemption.provider import Source, Unanswered
+from elastic.preemption.provider import NoticeSource, Unanswered
 from elastic.records.journal import Journal
 
 FIRST_RETRY_S = 1.0
@@ -20,7 +20,7 @@ EARLIER_S = 1.0
 """An end that comes nearer by less is not news."""
 
 
-class Watcher:
+class NoticeWatcher:
     """Until `close`. The thread is a daemon: a question that hangs does not hold up the end of the process.
 
     heard: called with the source's name and its notice, or None when it is taken back, once for each change.
@@ -29,7 +29,7 @@ class Watcher:
     """
 
     def __init__(
-        self, source: Source, heard: Callable[[str, Notice | None], None], troubled: Callable[[str, str], None]
+        self, source: NoticeSource, heard: Callable[[str, Notice | None], None], troubled: Callable[[str, str], None]
     ) -> None:
         self._source = source
         self._heard = heard
@@ -90,11 +90,11 @@ class Watcher:
 
 
 def watch_all(
-    sources: Iterable[Source],
+    sources: Iterable[NoticeSource],
     heard: Callable[[str, Notice | None], None],
     troubled: Callable[[str, str], None],
     journal: Journal,
-) -> list[Watcher]:
+) -> list[NoticeWatcher]:
     """A watcher for each, whose words, as those of Watcher, are called on the event loop that runs now; its signals are
     caught there too."""
     loop = asyncio.get_running_loop()
@@ -105,7 +105,7 @@ def watch_all(
 
     watchers = []
     for source in sources:
-        watcher = Watcher(source, partial(from_thread, heard), partial(from_thread, troubled))
+        watcher = NoticeWatcher(source, partial(from_thread, heard), partial(from_thread, troubled))
         watchers.append(watcher)
         for number in source.signals:
             loop.add_signal_handler(number, watcher.signalled)

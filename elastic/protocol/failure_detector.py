@@ -40,13 +40,13 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HealthVerdict:
     health: Health
     because: str
 
 
 STOPPED = frozenset("Tt")
-_ALIVE = Verdict(Health.ALIVE, "beats arrive")
+_ALIVE = HealthVerdict(Health.ALIVE, "beats arrive")
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class Detector:
         elif facts.cpu_ticks != pulse.ticks:
             pulse.moved = True
 
-    def judge(self, now_s: float) -> dict[str, Verdict]:
+    def judge(self, now_s: float) -> dict[str, HealthVerdict]:
         """A verdict for each. If the caller itself paused for suspect_s, all timers start anew: while it slept,
         beats could not be heard."""
         if now_s - self._judged_s >= self._timing.suspect_s:
@@ -107,19 +107,21 @@ class Detector:
         self._judged_s = now_s
         return {name: self._verdict(pulse, now_s - pulse.beat_s) for name, pulse in self._pulses.items()}
 
-    def _verdict(self, pulse: _Pulse, silent_s: float) -> Verdict:
+    def _verdict(self, pulse: _Pulse, silent_s: float) -> HealthVerdict:
         timing = self._timing
         if silent_s < timing.suspect_s:
             return _ALIVE
         if silent_s < timing.evict_s:
-            return Verdict(Health.SUSPECT, f"no beat for {silent_s:.1f} s")
+            return HealthVerdict(Health.SUSPECT, f"no beat for {silent_s:.1f} s")
         if pulse.state in STOPPED:
-            return Verdict(Health.FROZEN, f"no beat for {silent_s:.1f} s, stopped by a signal (state {pulse.state})")
+            return HealthVerdict(
+                Health.FROZEN, f"no beat for {silent_s:.1f} s, stopped by a signal (state {pulse.state})"
+            )
         if not pulse.moved:
-            return Verdict(Health.FROZEN, f"no beat for {silent_s:.1f} s and no CPU used meanwhile")
+            return HealthVerdict(Health.FROZEN, f"no beat for {silent_s:.1f} s and no CPU used meanwhile")
         if silent_s < timing.progress_s:
-            return Verdict(Health.SUSPECT, f"no beat for {silent_s:.1f} s, but it uses CPU")
-        return Verdict(Health.FROZEN, f"no beat for {silent_s:.1f} s although it uses CPU: over progress_s")
+            return HealthVerdict(Health.SUSPECT, f"no beat for {silent_s:.1f} s, but it uses CPU")
+        return HealthVerdict(Health.FROZEN, f"no beat for {silent_s:.1f} s although it uses CPU: over progress_s")
 
 
 STEADY = 1.25

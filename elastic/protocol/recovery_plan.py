@@ -174,7 +174,7 @@ def _plan(
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptState:
     """What a job goes on from. holders: who can read it. memory: a snapshot on their machines; else a checkpoint."""
 
     entry: str
@@ -182,7 +182,7 @@ class Kept:
     memory: bool
 
 
-def newest_kept(snapshots: Mapping[str, str], checkpoint: str, began: str) -> Kept | None:
+def newest_kept(snapshots: Mapping[str, str], checkpoint: str, began: str) -> KeptState | None:
     """The newest snapshot or checkpoint, if it is of a later step than where the job began the last time.
 
     snapshots: worker -> the newest in the memory of its machine, or "". checkpoint: the newest on the storage, which
@@ -195,7 +195,7 @@ def newest_kept(snapshots: Mapping[str, str], checkpoint: str, began: str) -> Ke
     if chosen is None or chosen.step <= (before.step if before is not None else 0):
         return None
     holders = [worker for worker in snapshots if not memory or held.get(worker) == chosen]
-    return Kept(str(chosen), tuple(sorted(holders)), memory)
+    return KeptState(str(chosen), tuple(sorted(holders)), memory)
 
 
 def default_units_of(worker_id: str, record: Generation, units: int) -> tuple[int, ...]:

@@ -114,7 +114,7 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SamplePlan:
     """What an epoch of a dataset looks like, whatever the world.
 
     length: samples of the dataset. batch_size: samples of one step, split over the shards; if it does not divide,
@@ -208,7 +208,7 @@ def hash_of(indices: list[int]) -> str:
 
 
 @lru_cache(maxsize=4)
-def _batch(plan: Plan, epoch: int, step: int) -> Indices:
+def _batch(plan: SamplePlan, epoch: int, step: int) -> Indices:
     """All samples of a step. Kept for the next shard, because a network pass costs per call, not per sample."""
     first = step * plan.batch_size
     places = np.arange(first, first + plan.batch_size, dtype=np.int64)

@@ -37,7 +37,7 @@ _FRAME = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
 _LIBRARY = re.compile(r"^<|/(site|dist)-packages/|/lib(64)?/python3[^/]*/")
 
 
-class Phase(StrEnum):
+class SlotPhase(StrEnum):
     WAITING = "waiting"
     STARTING = "starting"
     RUNNING = "running"
@@ -69,7 +69,7 @@ class SpawnFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class WorkerJoined:
     """The worker announced itself."""
 
 
@@ -93,7 +93,7 @@ class MayLeave:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class WorkerReleased:
     """The job goes on without this worker, because its node wanted to leave: an exit is its right now."""
 
 
@@ -131,7 +131,7 @@ class JobOver:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopSlot:
     """The agent has to go."""
 
 
@@ -166,18 +166,18 @@ Event: TypeAlias = (
     Due
     | Spawned
     | SpawnFailed
-    | Joined
+    | WorkerJoined
     | Served
     | Raised
     | MayLeave
-    | Released
+    | WorkerReleased
     | NodeLeaves
     | NodeStays
     | FoundFrozen
     | FoundAlive
     | KillOrdered
     | JobOver
-    | Stop
+    | StopSlot
     | Dying
     | Exited
 )
@@ -200,14 +200,14 @@ class Signal:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class SayTo:
     """To the leader; WorkerDead and SlotGivenUp stay true, so every later leader hears them too."""
 
     word: Word
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class TellLeader:
     """To whoever runs the job: the script has ended this worker, and its slot gets another one, unless the job was
     complete before. words: a traceback, or the end of its log."""
 
@@ -217,7 +217,7 @@ class Tell:
     replaced: bool = True
 
 
-Action: TypeAlias = Spawn | Signal | Say | Tell
+Action: TypeAlias = Spawn | Signal | SayTo | TellLeader
 
 
 # -------------------------------------------------------------------------------------------------------- state
@@ -234,7 +234,7 @@ class Slot:
     number: int
     spec: JobSpec
     incarnation: int
-    phase: Phase = Phase.WAITING
+    phase: SlotPhase = SlotPhase.WAITING
     deadline_s: float = -math.inf
     pid: int = 0
     joined: bool = False
@@ -270,14 +270,14 @@ def step(slot: Slot, event: Event, now_s: float) -> tuple[Slot, tuple[Action, ..
     match event:
         case Due():
             return _due(slot, now_s)
-        case Spawned(pid) if slot.phase is Phase.STARTING:
-            return replace(slot, phase=Phase.RUNNING, pid=pid, deadline_s=math.inf), ()
+        case Spawned(pid) if slot.phase is SlotPhase.STARTING:
+            return replace(slot, phase=SlotPhase.RUNNING, pid=pid, deadline_s=math.inf), ()
         case Spawned(pid):
             # Nobody wants it any more: the job ended while it was being started.
-            return replace(slot, phase=Phase.STOPPING, pid=pid), (Signal(signal.SIGKILL),)
-        case SpawnFailed(because) if slot.phase is Phase.STARTING:
+            return replace(slot, phase=SlotPhase.STOPPING, pid=pid), (Signal(signal.SIGKILL),)
+        case SpawnFailed(because) if slot.phase is SlotPhase.STARTING:
             return _give_up(slot, f"the worker cannot be started: {because}", ExitCode.BAD_INPUT)
-        case Joined():
+        case WorkerJoined():
             return replace(slot, joined=True), ()
         case Served():
             return replace(slot, served=True, quick_deaths=0), ()
@@ -285,39 +285,39 @@ def step(slot: Slot, event: Event, now_s: float) -> tuple[Slot, tuple[Action, ..
             return replace(slot, raised=event), ()
         case MayLeave():
             return replace(slot, may_leave=True), ()
-        case Released():
+        case WorkerReleased():
             return replace(slot, may_leave=True, released=True), ()
         case NodeLeaves():
-            phase = Phase.AWAY if slot.phase is Phase.WAITING else slot.phase
-            deadline_s = math.inf if phase is Phase.AWAY else slot.deadline_s
+            phase = SlotPhase.AWAY if slot.phase is SlotPhase.WAITING else slot.phase
+            deadline_s = math.inf if phase is SlotPhase.AWAY else slot.deadline_s
             return replace(slot, node_leaves=True, phase=phase, deadline_s=deadline_s), ()
-        case NodeStays() if slot.phase is Phase.AWAY:
+        case NodeStays() if slot.phase is SlotPhase.AWAY:
             return _replaced(slot, 0.0, now_s)
         case NodeStays():
             return replace(slot, node_leaves=False), ()
-        case FoundFrozen() if slot.phase is Phase.LEAVING:
+        case FoundFrozen() if slot.phase is SlotPhase.LEAVING:
             return _ask_to_stop(replace(slot, frozen=True), now_s)
-        case FoundFrozen() if slot.phase is Phase.RUNNING:
+        case FoundFrozen() if slot.phase is SlotPhase.RUNNING:
             # A member waits for its leader's verdict; a newcomer is waited for by nobody.
             patience_s = math.inf if slot.served else timing.fence_grace_s
             return replace(slot, frozen=True, deadline_s=now_s + patience_s), ()
-        case FoundAlive() if slot.phase is Phase.RUNNING:
+        case FoundAlive() if slot.phase is SlotPhase.RUNNING:
             return replace(slot, frozen=False, deadline_s=math.inf), ()
         case KillOrdered() if slot.lives:
             return slot, (Signal(signal.SIGKILL),)
-        case JobOver(complete) if slot.phase is Phase.RUNNING:
+        case JobOver(complete) if slot.phase is SlotPhase.RUNNING:
             own_time = complete and slot.served and not slot.frozen
             patience_s = math.inf if own_time else timing.stop_grace_s
-            return replace(slot, phase=Phase.LEAVING, deadline_s=now_s + patience_s), ()
+            return replace(slot, phase=SlotPhase.LEAVING, deadline_s=now_s + patience_s), ()
         case JobOver() if not slot.lives:
-            return replace(slot, phase=Phase.OVER, deadline_s=math.inf), ()
-        case Stop() if slot.phase in (Phase.RUNNING, Phase.LEAVING):
+            return replace(slot, phase=SlotPhase.OVER, deadline_s=math.inf), ()
+        case StopSlot() if slot.phase in (SlotPhase.RUNNING, SlotPhase.LEAVING):
             return _ask_to_stop(slot, now_s)
-        case Stop() if not slot.lives:
-            return replace(slot, phase=Phase.OVER, deadline_s=math.inf), ()
-        case Dying() if slot.phase is Phase.RUNNING and event.status and not slot.may_leave and not slot.told_dead:
+        case StopSlot() if not slot.lives:
+            return replace(slot, phase=SlotPhase.OVER, deadline_s=math.inf), ()
+        case Dying() if slot.phase is SlotPhase.RUNNING and event.status and not slot.may_leave and not slot.told_dead:
             # The signal makes true what is said, should the main thread alone have ended.
-            dead = Say(WorkerDead(slot.worker_id, event.because))
+            dead = SayTo(WorkerDead(slot.worker_id, event.because))
             return replace(slot, told_dead=True), (dead, Signal(signal.SIGKILL))
         case Exited():
             return _exited(slot, event, now_s)
@@ -328,37 +328,41 @@ def _due(slot: Slot, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
     if now_s < slot.deadline_s:
         return slot, ()
     match slot.phase:
-        case Phase.WAITING:
-            started = replace(slot, phase=Phase.STARTING, deadline_s=math.inf)
+        case SlotPhase.WAITING:
+            started = replace(slot, phase=SlotPhase.STARTING, deadline_s=math.inf)
             return started, (Spawn(slot.worker_id, restarted=slot.incarnation > 0),)
-        case Phase.RUNNING:
+        case SlotPhase.RUNNING:
             return replace(slot, deadline_s=math.inf), (Signal(signal.SIGKILL),)
-        case Phase.LEAVING:
+        case SlotPhase.LEAVING:
             return _ask_to_stop(slot, now_s)
-        case Phase.STOPPING:
+        case SlotPhase.STOPPING:
             return replace(slot, deadline_s=math.inf), (Signal(signal.SIGKILL),)
     return slot, ()
 
 
 def _ask_to_stop(slot: Slot, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
-    stopping = replace(slot, phase=Phase.STOPPING, deadline_s=now_s + slot.spec.timing.stop_grace_s)
+    stopping = replace(slot, phase=SlotPhase.STOPPING, deadline_s=now_s + slot.spec.timing.stop_grace_s)
     return stopping, (Signal(signal.SIGTERM),)
 
 
 def _exited(slot: Slot, exit_: Exited, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
     because = exit_.because
-    dead = () if slot.told_dead else (Say(WorkerDead(slot.worker_id, because)),)
+    dead = () if slot.told_dead else (SayTo(WorkerDead(slot.worker_id, because)),)
     gone = replace(slot, pid=0, told_dead=False)
-    if slot.phase in (Phase.LEAVING, Phase.STOPPING):
-        late = slot.phase is Phase.LEAVING and slot.may_leave and exit_.status and not is_from_outside(exit_.status)
-        told = (Tell(slot.worker_id, _at(because, exit_.last_words), exit_.last_words, replaced=False),) if late else ()
-        return replace(gone, phase=Phase.OVER, deadline_s=math.inf), (*dead, *told)
+    if slot.phase in (SlotPhase.LEAVING, SlotPhase.STOPPING):
+        late = slot.phase is SlotPhase.LEAVING and slot.may_leave and exit_.status and not is_from_outside(exit_.status)
+        told = (
+            (TellLeader(slot.worker_id, _at(because, exit_.last_words), exit_.last_words, replaced=False),)
+            if late
+            else ()
+        )
+        return replace(gone, phase=SlotPhase.OVER, deadline_s=math.inf), (*dead, *told)
     if slot.node_leaves:
-        return replace(gone, phase=Phase.AWAY, deadline_s=math.inf), dead
+        return replace(gone, phase=SlotPhase.AWAY, deadline_s=math.inf), dead
     if exit_.status == 0 and slot.released:
         return _replaced(gone, 0.0, now_s)[0], dead
     if exit_.status == 0 and slot.may_leave:
-        return replace(gone, phase=Phase.OVER, deadline_s=math.inf), dead
+        return replace(gone, phase=SlotPhase.OVER, deadline_s=math.inf), dead
     if exit_.status == 0 and not slot.joined:
         ended, said = _give_up(gone, "the script never called elastic.join(); call it first", ExitCode.BAD_INPUT)
     elif is_from_outside(exit_.status):
@@ -372,7 +376,7 @@ def _after_outside_end(slot: Slot, because: str, now_s: float) -> tuple[Slot, tu
     if not slot.spec.replace:
         return _give_up(slot, f"{slot.worker_id} {because}, and replacing is off", ExitCode.BELOW_QUORUM)
     raised = slot.raised
-    told = (Tell(slot.worker_id, f"{because} at {raised.place}", raised.message),) if raised is not None else ()
+    told = (TellLeader(slot.worker_id, f"{because} at {raised.place}", raised.message),) if raised is not None else ()
     quick = 0 if slot.served else slot.quick_deaths + 1
     return _replaced(replace(slot, quick_deaths=quick), _back_off_s(slot.spec, quick - 1), now_s)[0], told
 
@@ -394,7 +398,7 @@ def _after_script_exit(slot: Slot, exit_: Exited, because: str, now_s: float) ->
     if last:
         return _give_up(slot, f"{slot.worker_id} {because}; {last}" + (f"\n{words}" if words else ""), code)
     quick = 0 if slot.served else slot.quick_deaths + 1
-    told = Tell(slot.worker_id, because, words)
+    told = TellLeader(slot.worker_id, because, words)
     slot = replace(slot, script_exits=exits, quick_deaths=quick, place=place)
     return _replaced(slot, _back_off_s(slot.spec, max(exits, quick)), now_s)[0], (told,)
 
@@ -433,7 +437,7 @@ def _replaced(slot: Slot, wait_s: float, now_s: float) -> tuple[Slot, tuple[Acti
 
 def _give_up(slot: Slot, because: str, exit_code: int) -> tuple[Slot, tuple[Action, ...]]:
     given_up = SlotGivenUp(slot.node, slot.number, because, int(exit_code))
-    return replace(slot, phase=Phase.OVER, pid=0, deadline_s=math.inf), (Say(given_up),)
+    return replace(slot, phase=SlotPhase.OVER, pid=0, deadline_s=math.inf), (SayTo(given_up),)
 
 
 def is_from_outside(status: int) -> bool:

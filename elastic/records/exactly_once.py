@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from elastic.protocol.sampling import Indices, Plan, hash_of
+from elastic.protocol.sampling import Indices, SamplePlan, hash_of
 from elastic.records.ledger import Line
 
 NAMED_MAX = 20
@@ -141,7 +141,7 @@ class _Samples:
 
     def __init__(self, epoch: Epoch, first: int, data: dict[str, Any]) -> None:
         self._epoch, self._first = epoch, first
-        self._plan = Plan(
+        self._plan = SamplePlan(
             length=data["samples"],
             batch_size=data["batch_size"],
             shards=data["shards"],
@@ -196,7 +196,7 @@ def _deviation(shard: int, had: list[int] | dict[str, Any], planned: list[int]) 
     return f"shard {shard} had {_named(foreign)} instead of {_named(missing)}"
 
 
-def _count(epoch: Epoch, first: int, plan: Plan, places: Indices) -> None:
+def _count(epoch: Epoch, first: int, plan: SamplePlan, places: Indices) -> None:
     """places: all samples of the epoch in the order of their places, shape (K,)."""
     planned, padding = places[: plan.length], places[plan.length :]
     samples, counts = np.unique(planned, return_counts=True)

@@ -29,11 +29,11 @@ from elastic.protocol.membership import (
     Committed,
     Elected,
     End,
+    GroupTick,
     Note,
     Point,
     PointerAt,
     Tell,
-    Tick,
 )
 from elastic.protocol.messages import Generation, Order, Pointed
 from elastic.protocol.worker_id import node_of
@@ -169,7 +169,7 @@ class JobLeader:
         # Due ticks come first: a mailbox that never empties must not hold up a deadline.
         if time.monotonic() >= due_s or not self._letter.done():
             self._last_tick_s = time.monotonic()
-            return [Tick()]
+            return [GroupTick()]
         letters: list[membership.Event] = [self._letter.result()]
         self._letter = None
         while len(letters) < letters_at_once(len(self.group.workers)) and not self._mailbox.empty():

@@ -39,7 +39,7 @@ from elastic.store.etcd_watch import EtcdWatch
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class EtcdHealth:
     """Of one member. size: of its data, in bytes. alarms: such as NOSPACE, of the whole cluster."""
 
     version: str
@@ -91,13 +91,13 @@ class EtcdStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def health(self, *, timeout_s: float) -> Health:
+    def health(self, *, timeout_s: float) -> EtcdHealth:
         """What the member that answers says of itself."""
         stub = rpc.MaintenanceStub(self._client.channel)
         status = self._call(stub.Status, rpc.StatusRequest(), timeout_s, writes=False)
         alarms = self._call(stub.Alarm, rpc.AlarmRequest(), timeout_s, writes=False).alarms
         names = sorted({rpc.AlarmType.Name(alarm.alarm) for alarm in alarms})
-        return Health(str(status.version), int(status.dbSize), tuple(names))
+        return EtcdHealth(str(status.version), int(status.dbSize), tuple(names))
 
     def get(self, key: str, *, timeout_s: float) -> Item | None:
         check_txn((), (), (key,))

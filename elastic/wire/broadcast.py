@@ -15,7 +15,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from elastic.wire import codec, generation_delta
-from elastic.wire.generation_delta import Delta, Kept, WrongBase
+from elastic.wire.generation_delta import Delta, KeptGenerations, WrongBase
 from elastic.protocol.messages import Generation, Laggard, Order, Publish, Share
 from elastic.wire import elastic_pb2 as pb
 
@@ -91,7 +91,7 @@ class Reader:
     """An agent's side. Outlives the streams."""
 
     def __init__(self) -> None:
-        self._kept = Kept()
+        self._kept = KeptGenerations()
 
     @property
     def known(self) -> dict[int, str]:

@@ -86,7 +86,7 @@ def applied(
     return replace(record, plan=replace(record.plan, shares=tuple(shares), laggards=tuple(laggards)))
 
 
-class Kept:
+class KeptGenerations:
     """The generations that an agent has been told of, the KEPT highest of them."""
 
     def __init__(self) -> None:

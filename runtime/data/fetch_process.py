@@ -37,7 +37,7 @@ Key = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FetchOutcome:
     """Of a fetch: a value, or what it raised."""
 
     value: Any = None
@@ -87,7 +87,7 @@ class Fetcher:
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))
 
-    def take(self) -> tuple[Any, Outcome]:
+    def take(self) -> tuple[Any, FetchOutcome]:
         """The first of `asked`, with its outcome, as soon as it is there. Raises FetcherEnded, and OSError if this
         process can open no more files."""
         label = self.asked.popleft()
@@ -135,15 +135,15 @@ def _answer_all(fetch: Callable[[int, int, int], Any], requests: socket.socket, 
 def _answer(fetch: Callable[[int, int, int], Any], asker: socket.socket, epoch: int, step: int, shard: int) -> None:
     """Send the outcome of that fetch, which may be that its batch cannot be sent. Raises ConnectionError."""
     try:
-        outcome = Outcome(fetch(epoch, step, shard))
+        outcome = FetchOutcome(fetch(epoch, step, shard))
     except Exception as error:
-        outcome = Outcome(error=_sendable(error))
+        outcome = FetchOutcome(error=_sendable(error))
     try:
         send(asker, outcome)
     except ConnectionError:
         raise
     except Exception as error:
-        send(asker, Outcome(error=_sendable(error)))
+        send(asker, FetchOutcome(error=_sendable(error)))
 
 
 def _sendable(error: Exception) -> Exception:

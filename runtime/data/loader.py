@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from elastic.errors import ConfigError
-from elastic.protocol.sampling import Plan, Tail, Weights, hash_of
+from elastic.protocol.sampling import SamplePlan, Tail, Weights, hash_of
 from runtime.data.prefetcher import Habit, Prefetcher, Wanted
 
 _STREAM = (
@@ -55,7 +55,7 @@ class Loader:
         if workers != 0:
             check_count("workers", workers)
         drawn = None if weights is None else Weights(_on_the_host(weights))
-        self.plan = Plan(len(dataset), batch_size, shards, seed, shuffle, tail, drawn)
+        self.plan = SamplePlan(len(dataset), batch_size, shards, seed, shuffle, tail, drawn)
         self._dataset = dataset
         self._collate = collate or default_collate
         self._transform = transform

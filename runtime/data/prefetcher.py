@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic.errors import DataWorkerDied
-from runtime.data.fetch_process import Fetcher, FetcherEnded, Outcome
+from runtime.data.fetch_process import Fetcher, FetcherEnded, FetchOutcome
 
 AHEAD = 2
 """Batches that each process may be ahead."""
@@ -59,7 +59,7 @@ class Prefetcher:
         self._fetch = fetch
         self._processes = processes
         self._fetchers: list[Fetcher] = []
-        self._received: dict[Wanted, Outcome] = {}
+        self._received: dict[Wanted, FetchOutcome] = {}
         self._guesses: Iterator[Wanted] = iter(())
         self._doubtful: set[Wanted] = set()
         """Of what is under way: guessed before the guesses changed."""
@@ -99,7 +99,9 @@ class Prefetcher:
         self._ask()
         while holder is not None and wanted not in self._received:
             self._receive(holder)
-        outcome = self._received[wanted] if guessed else Outcome(self._fetch(wanted.epoch, wanted.step, wanted.shard))
+        outcome = (
+            self._received[wanted] if guessed else FetchOutcome(self._fetch(wanted.epoch, wanted.step, wanted.shard))
+        )
         self._received = {key: value for key, value in self._received.items() if key > wanted}
         return outcome.get()
 

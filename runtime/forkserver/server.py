@@ -106,7 +106,7 @@ def unfit() -> str:
     return ""
 
 
-class Order:
+class ForkOrder:
     """A worker to be forked. settings: environment variables that are its own. reins: closed by an agent that does not
     want it any more; out, log: its stdout and stderr."""
 
@@ -121,13 +121,13 @@ class Order:
         os.close(self.log)
 
 
-def _serve(agent: socket.socket) -> Order:
+def _serve(agent: socket.socket) -> ForkOrder:
     """Fork a worker for each order of the agent, until it is gone. Returns in the workers."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(agent, MESSAGE_BYTES, DESCRIPTORS)
         if not message:
             os._exit(0)
-        order = Order(message, descriptors)
+        order = ForkOrder(message, descriptors)
         if because := unfit():
             _leave(agent, because)
         if clone_parent.fork() == 0:
@@ -135,7 +135,7 @@ def _serve(agent: socket.socket) -> Order:
         order.close()
 
 
-def _become(order: Order, command: Sequence[str]) -> None:
+def _become(order: ForkOrder, command: Sequence[str]) -> None:
     """Everything in which a new process would differ from the nursery."""
     os.setsid()
     os.dup2(order.out, 1)

@@ -21,7 +21,7 @@ from runtime.job.step_cache import Cached
 from runtime.job.training import Training
 from runtime.reduction.partial_sum import Json, Partial, Scalars
 from runtime.session import Op, OpKind, StepRecord
-from runtime.state.training_state import Snapshot
+from runtime.state.training_state import StateMarks
 
 Gradients: TypeAlias = Literal["mean", "sum"]
 Nonfinite: TypeAlias = Literal["pass", "skip", "stop"]
@@ -131,8 +131,8 @@ class Pass(Iterator[Any]):
         self._phase: Literal["new", "rehearsing", "collecting", "done"] = "new"
         self._rehearsals: list[int] = []
         self._rehearsed = False
-        self._snapshot: Snapshot | None = None
-        self._checksums: Snapshot | None = None
+        self._snapshot: StateMarks | None = None
+        self._checksums: StateMarks | None = None
 
     @property
     def _where(self) -> str:

@@ -20,7 +20,7 @@ from elastic.errors import NotCarried
 from runtime.data.random_state import ShardRandom, own_random, seed_all
 from runtime.reduction.buffers import Buffer, Modes
 from runtime.reduction.flat_pool import CPU, Flats
-from runtime.reduction.layout import Group
+from runtime.reduction.layout import FlatGroup
 from runtime.reduction.partial_sum import Json, Partial, Scalars
 from runtime.reduction.unpacked_leaf import Loose
 
@@ -57,7 +57,7 @@ class Harvest:
         self._floats = list(float_buffers)
         self._integers = list(int_buffers)
         self._modes = modes or Modes()
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, FlatGroup] = {}
         for i, (name, parameter) in enumerate(parameters):
             self._group(name, parameter.dtype).parameters.append((i, parameter))
         for buffer in sorted(self._floats, key=lambda buffer: buffer.merge == "first"):
@@ -71,13 +71,13 @@ class Harvest:
         }
         self._at = (0, 0, 0)
 
-    def _group(self, name: str, dtype: torch.dtype) -> Group:
+    def _group(self, name: str, dtype: torch.dtype) -> FlatGroup:
         wide = _GROUP_DTYPES.get(str(dtype).removeprefix("torch."))
         if wide is None:
             raise NotCarried(
                 f"{name} has dtype {dtype}, which is not summed; use float32, float64, bfloat16 or float16"
             )
-        return self._groups.setdefault(str(wide).removeprefix("torch."), Group(wide))
+        return self._groups.setdefault(str(wide).removeprefix("torch."), FlatGroup(wide))
 
     def groups(self) -> dict[str, int]:
         """Elements of a leaf's flat tensor by dtype group: "float32" (also bfloat16, float16) and "float64"."""
@@ -161,7 +161,7 @@ class Harvest:
         self._clear_gradients()
         self._end()
 
-    def _loosen(self, name: str, group: Group, shard: int, weight: float) -> Loose:
+    def _loosen(self, name: str, group: FlatGroup, shard: int, weight: float) -> Loose:
         gradients = [parameter.grad for _, parameter in group.parameters if parameter.grad is not None]
         if weight != 1:
             torch._foreach_mul_(gradients, weight)
@@ -169,7 +169,7 @@ class Harvest:
         self._fill_buffers(group, rest, shard, weight)
         return Loose([*gradients, rest], self._flats[name])
 
-    def _fill(self, group: Group, flat: torch.Tensor, shard: int, weight: float) -> int:
+    def _fill(self, group: FlatGroup, flat: torch.Tensor, shard: int, weight: float) -> int:
         """Returns which parameters have a gradient, as in Partial.has_grad."""
         if weight == 0:
             flat.zero_()
@@ -200,7 +200,7 @@ class Harvest:
                 for gpu in {source.device for source in sources if source.is_cuda}:
                     torch.cuda.current_stream(gpu).synchronize()  # the copies are on their way
 
-    def _fill_buffers(self, group: Group, rest: torch.Tensor, shard: int, weight: float) -> None:
+    def _fill_buffers(self, group: FlatGroup, rest: torch.Tensor, shard: int, weight: float) -> None:
         """rest: what lies behind the gradients of a flat tensor."""
         if not group.buffers:
             return

@@ -12,7 +12,7 @@ from runtime.reduction.unpacked_leaf import owns_its_gradient
 
 
 @dataclass(slots=True)
-class Group:
+class FlatGroup:
     """The layout of one flat tensor. parameters: with their number among all; buffers: "mean" before "first"."""
 
     dtype: torch.dtype

@@ -25,7 +25,7 @@ from runtime.reduction.partial_sum import Json, Partial
 from runtime.reduction.schedule import (
     DTYPES,
     Fold,
-    Piece,
+    ScheduledPiece,
     Term,
     add,
     add_metas,
@@ -35,7 +35,7 @@ from runtime.reduction.schedule import (
     parse_term,
     pieces,
 )
-from runtime.ring.frames import Frame, Kind, LinkError, Payload
+from runtime.ring.frames import Frame, FrameKind, LinkError, Payload
 from runtime.ring.ring import Ring
 
 Headers: TypeAlias = dict[str, dict[str, Json]]
@@ -205,7 +205,7 @@ class _Reduction:
         # All members must fold the same values, so this one reads its own header as the others do.
         self.headers[ring.me] = json.loads(encoded)
         for peer, link in ring.links.items():
-            link.send(Frame(Kind.HEADER, ring.generation, self._op, len(encoded)), encoded)
+            link.send(Frame(FrameKind.HEADER, ring.generation, self._op, len(encoded)), encoded)
             if not self._again:  # else its header says from where on
                 link.send_bulk(self._scatter(peer, 0))
 
@@ -214,7 +214,7 @@ class _Reduction:
         flats = [{group: _bytes(flat) for group, flat in own.items()} for own in self._own]
         for number, piece in enumerate(self._pieces_of(peer)[first:], first):
             for term, flat in enumerate(flats):
-                frame = Frame(Kind.SCATTER, generation, self._op, piece.size, term, number)
+                frame = Frame(FrameKind.SCATTER, generation, self._op, piece.size, term, number)
                 yield frame, _part(flat, piece)
 
     # ------------------------------------------------------------------------------------ ring.Operation
@@ -232,7 +232,7 @@ class _Reduction:
 
     def accept(self, peer: str, frame: Frame) -> memoryview | None:
         source = self._peers[peer]
-        if frame.kind is Kind.HEADER:
+        if frame.kind is FrameKind.HEADER:
             if peer in self.headers or frame.length > MAX_HEADER_BYTES:
                 raise LinkError(f"{peer} sent a header of {frame.length} bytes that was not expected")
             return memoryview(bytearray(frame.length))
@@ -240,7 +240,7 @@ class _Reduction:
             raise LinkError(f"{peer} sent {frame.kind.name} before its header")
         if not (self._ready or source.like_us):
             return None
-        if frame.kind is Kind.SCATTER:
+        if frame.kind is FrameKind.SCATTER:
             return self._accept_scatter(peer, source, frame)
         if frame.piece != source.gathered or frame.piece >= len(self._pieces_of(peer)):
             raise LinkError(f"{peer} sent sum {frame.piece}, expected {source.gathered}")
@@ -264,9 +264,9 @@ class _Reduction:
 
     def complete(self, peer: str, frame: Frame, payload: memoryview) -> None:
         source = self._peers[peer]
-        if frame.kind is Kind.HEADER:
+        if frame.kind is FrameKind.HEADER:
             self._take_header(peer, source, payload)
-        elif frame.kind is Kind.GATHER:
+        elif frame.kind is FrameKind.GATHER:
             source.gathered += 1
             self._held[peer] = source.gathered
         else:
@@ -363,13 +363,13 @@ class _Reduction:
     def _tell(self, number: int) -> None:
         """Send the sum of a piece of this worker's slice to all who lack it."""
         piece = self._mine[number]
-        frame = Frame(Kind.GATHER, self._ring.generation, self._op, piece.size, 0, number)
+        frame = Frame(FrameKind.GATHER, self._ring.generation, self._op, piece.size, 0, number)
         payload = _part(self._out_bytes, piece)
         for peer, link in self._ring.links.items():
             if number >= self._peers[peer].held[self._ring.rank]:
                 link.send(frame, payload)
 
-    def _value(self, worker: str, index: int, number: int, piece: Piece) -> Tensor:
+    def _value(self, worker: str, index: int, number: int, piece: ScheduledPiece) -> Tensor:
         if worker == self._ring.me:
             return self._own[index][piece.group][piece.lo : piece.hi]
         slot = self._peers[worker].slot(number, index)[1]
@@ -380,7 +380,7 @@ class _Reduction:
         total = add_metas(self._terms, self._folds)
         return Partial(0, self._units, self._out, total.has_grad, total.weight, total.scalars, total.note)
 
-    def _pieces_of(self, peer: str) -> list[Piece]:
+    def _pieces_of(self, peer: str) -> list[ScheduledPiece]:
         return self._pieces[self._ring.members.index(peer)]
 
 
@@ -401,6 +401,6 @@ def _bytes(flat: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def _part(flats: dict[str, memoryview], piece: Piece) -> memoryview:
+def _part(flats: dict[str, memoryview], piece: ScheduledPiece) -> memoryview:
     itemsize = DTYPES[piece.group].itemsize
     return flats[piece.group][piece.lo * itemsize : piece.hi * itemsize]

@@ -18,7 +18,18 @@ from torch import Tensor
 from elastic.errors import Disagree
 from runtime.reduction.over_mesh import Headers, exchange, exchange_native
 from runtime.reduction.partial_sum import Json, Partial
-from runtime.reduction.schedule import DTYPES, Fold, Piece, Term, add, along_tree, as_list, by_rank, parse_term, pieces
+from runtime.reduction.schedule import (
+    DTYPES,
+    Fold,
+    ScheduledPiece,
+    Term,
+    add,
+    along_tree,
+    as_list,
+    by_rank,
+    parse_term,
+    pieces,
+)
 from runtime.ring.ring import Ring
 from runtime.ring.transport import Transport
 
@@ -157,7 +168,9 @@ def _move(
 class _Scratch:
     """Room for one piece of every term of every other member, used again by each round."""
 
-    def __init__(self, ring: Ring, mine: Sequence[Piece], counts: dict[int, int], out: dict[str, Tensor]) -> None:
+    def __init__(
+        self, ring: Ring, mine: Sequence[ScheduledPiece], counts: dict[int, int], out: dict[str, Tensor]
+    ) -> None:
         self._largest = -(-max((piece.size for piece in mine), default=0) // 64) * 64
         terms = sum(counts.values())
         device = next((flat.device for flat in out.values()), torch.device("cpu"))
@@ -169,12 +182,12 @@ class _Scratch:
             self._memory = torch.empty(terms * self._largest, dtype=torch.uint8, device=device)
         self._first = dict(zip(counts, accumulate(counts.values(), initial=0), strict=False))
 
-    def of(self, rank: int, index: int, piece: Piece) -> Tensor:
+    def of(self, rank: int, index: int, piece: ScheduledPiece) -> Tensor:
         at = (self._first[rank] + index) * self._largest
         return self._memory[at : at + piece.size].view(DTYPES[piece.group])
 
 
-def _part(flats: dict[str, Tensor], piece: Piece) -> Tensor:
+def _part(flats: dict[str, Tensor], piece: ScheduledPiece) -> Tensor:
     return flats[piece.group][piece.lo : piece.hi]
 
 

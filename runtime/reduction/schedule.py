@@ -26,7 +26,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ScheduledPiece:
     """A part of one member's slice of one group: elements lo..hi-1."""
 
     group: str
@@ -45,7 +45,7 @@ class Term:
     leaves: tuple[int, ...]
 
 
-def pieces(groups: dict[str, int], world_size: int, rank: int, piece_bytes: int) -> list[Piece]:
+def pieces(groups: dict[str, int], world_size: int, rank: int, piece_bytes: int) -> list[ScheduledPiece]:
     """The slice of this rank in pieces of at most piece_bytes. groups: name -> elements."""
     found = []
     for group, length in sorted(groups.items()):
@@ -56,7 +56,7 @@ def pieces(groups: dict[str, int], world_size: int, rank: int, piece_bytes: int)
         step = piece_bytes // itemsize
         for lo in range(rank * share, end, step):
             hi = min(lo + step, end)
-            found.append(Piece(group, lo, hi, (hi - lo) * itemsize))
+            found.append(ScheduledPiece(group, lo, hi, (hi - lo) * itemsize))
     return found
 
 

@@ -17,7 +17,7 @@ from runtime.ring.handshake import (
     encode_hello,
     proven_hello,
 )
-from runtime.ring.tls import PLAIN, Seal, SealedSocket
+from runtime.ring.tls import PLAIN, SealedSocket, TlsContexts
 from runtime.ring.unix_socket import connect_local, tune
 
 _RETRY_MIN_S = 0.01
@@ -28,7 +28,9 @@ class Dial:
     """Driven by `advance` until it returns a connection. hello: without a proof, which `token` makes. local: try the
     unix socket of this host first, which needs no seal."""
 
-    def __init__(self, host: str, port: int, hello: Hello, token: str, *, local: bool, seal: Seal = PLAIN) -> None:
+    def __init__(
+        self, host: str, port: int, hello: Hello, token: str, *, local: bool, seal: TlsContexts = PLAIN
+    ) -> None:
         self._host, self._port, self._hello, self._local = host, port, hello, local
         self._token, self._seal = token, seal
         self._challenged = False

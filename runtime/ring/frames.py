@@ -23,7 +23,7 @@ _BATCH_FRAMES = 8
 Payload = bytes | memoryview
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame carries."""
 
     HEADER = 1
@@ -36,11 +36,11 @@ class Kind(IntEnum):
     """No payload: the sender holds the result of the operation."""
 
 
-_KINDS = frozenset(int(kind) for kind in Kind)
+_KINDS = frozenset(int(kind) for kind in FrameKind)
 
 
 class Frame(NamedTuple):
-    kind: Kind
+    kind: FrameKind
     generation: int
     op: int
     length: int = 0
@@ -52,7 +52,7 @@ class LinkError(Exception):
     """The peer does not speak the protocol; the message is for people."""
 
 
-class Sink(Protocol):
+class FrameSink(Protocol):
     """Takes the frames of a link."""
 
     def accept(self, peer: str, frame: Frame) -> memoryview | None:
@@ -67,7 +67,7 @@ class Sink(Protocol):
         ...
 
 
-class Link:
+class PeerLink:
     """Used by one thread at a time. sock: connected, owned by the link from now on."""
 
     def __init__(self, peer: str, sock: socket.socket, generation: int) -> None:
@@ -197,7 +197,7 @@ class Link:
         if sent:
             self._sending[0] = self._sending[0][sent:]
 
-    def receive(self, sink: Sink) -> bool:
+    def receive(self, sink: FrameSink) -> bool:
         """Receive until one frame is complete (True), or the stream is empty, stops or has ended (False).
 
         Raises LinkError.
@@ -261,4 +261,4 @@ class Link:
             raise LinkError(f"{self.peer} sent no frame of this protocol")
         if generation != self._generation:
             raise LinkError(f"{self.peer} sent a frame of generation {generation} in {self._generation}")
-        return Frame(Kind(kind), generation, op, length, term, piece)
+        return Frame(FrameKind(kind), generation, op, length, term, piece)

@@ -30,7 +30,7 @@ from runtime.ring.handshake import (
     new_challenge,
     proven_welcome,
 )
-from runtime.ring.tls import PLAIN, Seal, SealedSocket
+from runtime.ring.tls import PLAIN, SealedSocket, TlsContexts
 from runtime.ring.unix_socket import is_same_user, local_door, tune
 
 HELLO_S = 5.0
@@ -98,7 +98,7 @@ class Listener:
         me: str,
         token_of: TokenOf,
         serve_copy: ServeCopy,
-        seal: Seal = PLAIN,
+        seal: TlsContexts = PLAIN,
         on_refused: Refused = lambda because, caller: None,
     ) -> None:
         self._host, self._job, self._me = host, job, me
@@ -165,7 +165,7 @@ class Listener:
         os.close(self._wake)
 
     def _run(self) -> None:
-        pending: dict[socket.socket, Caller] = {}
+        pending: dict[socket.socket, IncomingPeer] = {}
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake, selectors.EVENT_READ, _WAKE)
             for door in self._doors:
@@ -185,13 +185,13 @@ class Listener:
         for entry in parked:
             entry.sock.close()
 
-    def _next_expiry(self, pending: dict[socket.socket, Caller]) -> float | None:
+    def _next_expiry(self, pending: dict[socket.socket, IncomingPeer]) -> float | None:
         with self._lock:
             times = [parked.expires_s for parked in self._parked]
         times += [entry.expires_s for entry in pending.values()]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def _expire(self, pending: dict[socket.socket, Caller], selector: selectors.BaseSelector) -> None:
+    def _expire(self, pending: dict[socket.socket, IncomingPeer], selector: selectors.BaseSelector) -> None:
         now_s = time.monotonic()
         for sock in [sock for sock, entry in pending.items() if entry.expires_s <= now_s]:
             del pending[sock]
@@ -205,7 +205,7 @@ class Listener:
             parked.sock.close()
 
     def _accept(
-        self, door: socket.socket, pending: dict[socket.socket, Caller], selector: selectors.BaseSelector
+        self, door: socket.socket, pending: dict[socket.socket, IncomingPeer], selector: selectors.BaseSelector
     ) -> None:
         try:
             sock, _ = door.accept()
@@ -224,12 +224,12 @@ class Listener:
             self._on_refused(f"the caller's TLS: {getattr(error, 'reason', None) or error}", host)
             sock.close()
             return
-        pending[sock] = Caller(host, time.monotonic() + HELLO_S)
+        pending[sock] = IncomingPeer(host, time.monotonic() + HELLO_S)
         selector.register(sock, selectors.EVENT_READ, None)
         self._read(sock, pending, selector)
 
     def _read(
-        self, sock: socket.socket, pending: dict[socket.socket, Caller], selector: selectors.BaseSelector
+        self, sock: socket.socket, pending: dict[socket.socket, IncomingPeer], selector: selectors.BaseSelector
     ) -> None:
         try:
             hello = pending[sock].hear(sock)
@@ -343,7 +343,7 @@ class Listener:
 
 
 @dataclass(slots=True)
-class Caller:
+class IncomingPeer:
     """host: its address; empty on this host."""
 
     host: str

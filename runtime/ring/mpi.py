@@ -39,7 +39,7 @@ _ENDED_MAX = 64
 """Of so many generations what came too late is looked for. It comes within a few: who sent it is in the next ones."""
 
 
-class World:
+class MpiWorld:
     """The ranks of mpirun, as one worker knows them."""
 
     def __init__(self, ranks: Ranks, worker_id: str, journal: Journal) -> None:
@@ -90,9 +90,9 @@ class World:
         self._ranks.joined(self._workers.index(self._me)).touch()
 
     @contextlib.contextmanager
-    def meet(self, generation: int, members: Sequence[str], rank: int) -> Iterator[Meeting]:
+    def meet(self, generation: int, members: Sequence[str], rank: int) -> Iterator[MpiMeeting]:
         """See transport.Meet."""
-        yield Meeting(self, generation, members)
+        yield MpiMeeting(self, generation, members)
 
     def objection(self, generation: int, members: Sequence[str]) -> str:
         """Why these members cannot be connected by MPI, or empty."""
@@ -117,12 +117,12 @@ class World:
         return MpiTransport(self._wire, generation, ranks)
 
 
-class Meeting:
+class MpiMeeting:
     """See transport.Meeting. There is nothing to offer: whoever has a rank is known by it."""
 
     offer = ""
 
-    def __init__(self, world: World, generation: int, members: Sequence[str]) -> None:
+    def __init__(self, world: MpiWorld, generation: int, members: Sequence[str]) -> None:
         self._world, self._generation, self._members = world, generation, members
         self.because = ""
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from elastic.errors import ConfigError
-from runtime.ring.process_group import Group
+from runtime.ring.process_group import TransportGroup
 
 _OURS = {
     # torch's own reaction to a failed collective would be to end the process; here the generation ends.
@@ -35,7 +35,7 @@ def check_device(device: torch.device) -> None:
         raise ConfigError(f"--ring nccl: torch {torch.__version__} was built without NCCL; use --ring tcp")
 
 
-def make_group(store: Store, rank: int, world_size: int, generation: int, device: torch.device) -> Group:
+def make_group(store: Store, rank: int, world_size: int, generation: int, device: torch.device) -> TransportGroup:
     """process_group.MakeGroup."""
     os.environ.update(_OURS)
     nccl: Any = dist.ProcessGroupNCCL
@@ -44,5 +44,5 @@ def make_group(store: Store, rank: int, world_size: int, generation: int, device
     options._timeout = _NEVER
     group = nccl(store, rank, world_size, options)
     group.eager_connect_single_device(device)
-    made: Group = group
+    made: TransportGroup = group
     return made

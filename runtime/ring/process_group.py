@@ -32,17 +32,17 @@ _PAUSE_MIN_S = 20e-6
 _PAUSE_MAX_S = 1e-3
 
 
-class Work(Protocol):
+class PendingWork(Protocol):
     """As torch.distributed.Work."""
 
     def is_completed(self) -> bool: ...
     def wait(self) -> bool: ...
 
 
-class Group(Protocol):
+class TransportGroup(Protocol):
     """What is used of a torch.distributed.ProcessGroup's backend."""
 
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], /) -> Work:
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], /) -> PendingWork:
         """Tensor r of the inputs to rank r, tensor r of the outputs from rank r. All are bytes; empty ones do not
         travel."""
         ...
@@ -52,7 +52,7 @@ class Group(Protocol):
         ...
 
 
-MakeGroup = Callable[[Store, int, int, int, torch.device], Group]
+MakeGroup = Callable[[Store, int, int, int, torch.device], TransportGroup]
 """The group of (store, rank, world size, generation, device); all members make theirs at the same time. Raises
 RuntimeError."""
 
@@ -132,8 +132,10 @@ class _Place:
 class ProcessGroupTransport:
     """Transport (see transport.py). device: where its tensors are."""
 
-    def __init__(self, group: Group, generation: int, rank: int, world_size: int, device: torch.device) -> None:
-        self._group: Group | None = group
+    def __init__(
+        self, group: TransportGroup, generation: int, rank: int, world_size: int, device: torch.device
+    ) -> None:
+        self._group: TransportGroup | None = group
         self._generation = generation
         self._rank = rank
         self._world_size = world_size
@@ -143,7 +145,7 @@ class ProcessGroupTransport:
         self._ending = threading.Lock()
         self._aborted = threading.Event()
         self._aborting: threading.Thread | None = None
-        self._last: Work | None = None
+        self._last: PendingWork | None = None
         self._queued = 0
 
     @contextmanager

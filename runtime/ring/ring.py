@@ -18,7 +18,7 @@ from typing import Protocol
 
 from elastic.errors import BuildFailed, GenerationEnded, LinkSilent, RingBroken
 from runtime.ring.dialer import Dial
-from runtime.ring.frames import Frame, Kind, Link, LinkError, Sink
+from runtime.ring.frames import Frame, FrameKind, FrameSink, LinkError, PeerLink
 from runtime.ring.handshake import (
     Hello,
     HelloRefused,
@@ -29,7 +29,7 @@ from runtime.ring.handshake import (
     proven_welcome,
 )
 from runtime.ring.listener import Arrivals, Listener
-from runtime.ring.tcp_liveness import LOOK_S, Lookout
+from runtime.ring.tcp_liveness import LOOK_S, PeerWatch
 from runtime.ring.transport import Transport
 from runtime.ring.unix_socket import tune
 
@@ -48,7 +48,7 @@ class Peer:
     port: int
 
 
-class Operation(Sink, Protocol):
+class Operation(FrameSink, Protocol):
     """One collective operation, driven by Ring.run."""
 
     @property
@@ -72,7 +72,7 @@ class Ring:
         self.generation = generation
         self.members = tuple(members)
         self.rank = self.members.index(me)
-        self.links = {peer: Link(peer, sock, generation) for peer, sock in connections.items()}
+        self.links = {peer: PeerLink(peer, sock, generation) for peer, sock in connections.items()}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._using = threading.Lock()
         self._ending = threading.Lock()
@@ -163,13 +163,13 @@ class Ring:
             if self._broken:
                 raise RingBroken(f"the ring of generation {self.generation} failed in an earlier operation")
             try:
-                with Lookout(self.links) as lookout:
+                with PeerWatch(self.links) as lookout:
                     self._pump(operation, lookout)
             except BaseException:
                 self._broken = True
                 raise
 
-    def _pump(self, operation: Operation, lookout: Lookout) -> None:
+    def _pump(self, operation: Operation, lookout: PeerWatch) -> None:
         gate = _Gate(operation, self._acknowledged)
         poller = select.poll()
         poller.register(self._wake, select.POLLIN)
@@ -204,7 +204,7 @@ class Ring:
                 if event & ~select.POLLOUT:
                     self._receive(by_fd[fd], gate)
 
-    def _receive(self, link: Link, gate: Sink) -> bool:
+    def _receive(self, link: PeerLink, gate: FrameSink) -> bool:
         """Whether a frame became complete."""
         try:
             return link.receive(gate)
@@ -218,7 +218,7 @@ class Ring:
         """Whether all of them left; the rest is queued. Holds _using."""
         links = [self.links[peer] for peer in peers]
         for link in links:
-            link.send(Frame(Kind.ACKNOWLEDGE, self.generation, op))
+            link.send(Frame(FrameKind.ACKNOWLEDGE, self.generation, op))
             link.flush()
         return not any(link.unsent for link in links)
 
@@ -264,7 +264,7 @@ class _Gate:
 
     def accept(self, peer: str, frame: Frame) -> memoryview | None:
         current = self._operation.op
-        if frame.kind is Kind.ACKNOWLEDGE:
+        if frame.kind is FrameKind.ACKNOWLEDGE:
             if frame.length:
                 raise LinkError(f"{peer} sent an acknowledgement of {frame.length} bytes")
             return _NOTHING
@@ -275,13 +275,13 @@ class _Gate:
         return None
 
     def complete(self, peer: str, frame: Frame, payload: memoryview) -> None:
-        if frame.kind is Kind.ACKNOWLEDGE:
+        if frame.kind is FrameKind.ACKNOWLEDGE:
             self._acknowledged[peer] = max(self._acknowledged[peer], frame.op)
         else:
             self._operation.complete(peer, frame, payload)
 
 
-def _interest(link: Link) -> int:
+def _interest(link: PeerLink) -> int:
     if link.ended:
         return 0
     return (0 if link.stalled else select.POLLIN) | (select.POLLOUT if link.unsent else 0)

@@ -68,7 +68,7 @@ class Counters(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CountersSeen:
     """A connection at one look. host: of the peer; "": this one. waited: somebody waits for the peer."""
 
     peer: str
@@ -92,7 +92,7 @@ class Judge:
         """It answers a question."""
         self._answered_s[host] = max(now_s, self._answered_s.get(host, now_s))
 
-    def look(self, seen: Iterable[Seen], now_s: float) -> str:
+    def look(self, seen: Iterable[CountersSeen], now_s: float) -> str:
         """The peer that cannot be reached any more, or ""."""
         silent = set()
         connections = [one for one in seen if one.host]
@@ -109,12 +109,12 @@ class Judge:
     def silent_s(self, host: str, now_s: float) -> float:
         return now_s - self._answered_s.get(host, now_s)
 
-    def to_ask(self, seen: Iterable[Seen], now_s: float) -> set[str]:
+    def to_ask(self, seen: Iterable[CountersSeen], now_s: float) -> set[str]:
         """The hosts that have to show that they can be reached."""
         asking = {one.host for one in seen if one.host and one.waited and one.counters.asks}
         return {host for host in asking if self.silent_s(host, now_s) >= SILENT_S / 4}
 
-    def told(self, one: Seen, now_s: float) -> str:
+    def told(self, one: CountersSeen, now_s: float) -> str:
         """What is known of that connection, for people."""
         sent = one.counters.acknowledged - self._first.get(one.peer, 0)
         for_s = max(1e-3, now_s - self.began_s)
@@ -137,7 +137,7 @@ class Connection(Protocol):
     def counters(self) -> Counters: ...
 
 
-class Lookout:
+class PeerWatch:
     """Of one thread that waits for peers: looks every LOOK_S. connections: all of them, by peer."""
 
     def __init__(self, connections: Mapping[str, Connection]) -> None:
@@ -164,7 +164,8 @@ class Lookout:
         waited = {one.peer for one in waits_for}
         at: dict[str, tuple[str, int]] = {peer: one.address for peer, one in self._connections.items()}
         seen = {
-            peer: Seen(peer, at[peer][0], peer in waited, one.counters()) for peer, one in self._connections.items()
+            peer: CountersSeen(peer, at[peer][0], peer in waited, one.counters())
+            for peer, one in self._connections.items()
         }
         self._hear(now_s)
         if lost := self._judge.look(seen.values(), now_s):

@@ -100,7 +100,7 @@ class SealedSocket(ssl.SSLSocket):
         socket.socket.shutdown(self, how)
 
 
-class Seal:
+class TlsContexts:
     """directory: of this node's certificates; None: nothing is sealed. New certificates are used from the next
     connection on. From any thread. Raises ConfigError if they cannot be used."""
 
@@ -138,7 +138,7 @@ class Seal:
             return contexts[called]
 
 
-PLAIN = Seal()
+PLAIN = TlsContexts()
 
 
 def _first(buffers: list[memoryview]) -> memoryview | bytes:

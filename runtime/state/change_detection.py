@@ -14,7 +14,7 @@ _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: tor
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StateMarks:
     """What registered state looked like. marks: name -> something that compares equal while nothing changed."""
 
     marks: dict[str, object]
@@ -34,7 +34,7 @@ def value_sum(tensor: torch.Tensor) -> int:
     return int(flat.view(_WORDS[flat.element_size()]).sum(dtype=torch.int64).item())
 
 
-def differences(before: Snapshot, now: Snapshot) -> list[str]:
+def differences(before: StateMarks, now: StateMarks) -> list[str]:
     """Names whose marks differ, appeared or went, in the order they were watched."""
     names = dict.fromkeys((*before.marks, *now.marks))
     return [name for name in names if before.marks.get(name) != now.marks.get(name)]

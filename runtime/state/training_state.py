@@ -22,7 +22,7 @@ from elastic.errors import ConfigError, NotCarried, Unregistered
 from runtime.reduction.buffers import Buffer, Kind, Merge, Modes, described
 from runtime.reduction.flat_pool import CPU
 from runtime.reduction.partial_sum import Json
-from runtime.state.change_detection import Snapshot, differences, tensor_mark
+from runtime.state.change_detection import StateMarks, differences, tensor_mark
 from runtime.state.encoding import (
     NamedTensor,
     decode,
@@ -451,7 +451,7 @@ class Carrier:
         _hash_some(hashed, [tensor for tensor in live if tensor is not None], step, rows=True)
         return hashed.hexdigest()
 
-    def watch(self, *, full: bool = False) -> Snapshot:
+    def watch(self, *, full: bool = False) -> StateMarks:
         """What must not change inside a pass, as it is now. full: also a checksum of the values (reads all)."""
         merged = {buffer.name for buffer in (*self._floats, *self._integers)}
         marks: dict[str, object] = {
@@ -471,9 +471,9 @@ class Carrier:
             tensors: list[NamedTensor] = []
             plain = encode_value(key, value, tensors)
             marks[f"job.state.{key}"] = (json.dumps(plain), [tensor_mark(tensor, full) for _, tensor in tensors])
-        return Snapshot(marks, full)
+        return StateMarks(marks, full)
 
-    def changed(self, before: Snapshot) -> list[str]:
+    def changed(self, before: StateMarks) -> list[str]:
         """What differs from the snapshot, in words: "parameter model.fc.weight", "buffer model.queue",
         "learning rate of optimizer, group 0", "scheduler scheduler", "job.state.best"."""
         return differences(before, self.watch(full=before.full))

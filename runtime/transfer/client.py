@@ -13,7 +13,7 @@ from elastic.protocol.messages import Generation, Member
 from runtime.reduction.partial_sum import Json, Partial
 from runtime.reduction.schedule import parse_term
 from runtime.ring.ring import Peer
-from runtime.ring.tls import PLAIN, Seal
+from runtime.ring.tls import PLAIN, TlsContexts
 from runtime.session import Copy, JoinMeta, Op, OpKind
 from runtime.state.training_state import Carrier
 from runtime.transfer.connection import CopyConnection, CopyFailed, open_copy
@@ -31,7 +31,7 @@ class CopyClient:
     also while generations end that this donor survives.
     """
 
-    def __init__(self, job: str, worker_id: str, seal: Seal = PLAIN) -> None:
+    def __init__(self, job: str, worker_id: str, seal: TlsContexts = PLAIN) -> None:
         self.job = job
         self._seal = seal
         self.worker_id = worker_id

@@ -26,7 +26,7 @@ from runtime.reduction.partial_sum import Json
 from runtime.ring.dialer import Dial
 from runtime.ring.handshake import Hello, HelloRefused
 from runtime.ring.ring import Peer
-from runtime.ring.tls import PLAIN, Seal
+from runtime.ring.tls import PLAIN, TlsContexts
 from runtime.transfer.checksum import checksum
 
 MAX_HEAD_BYTES = 16 << 20
@@ -51,7 +51,15 @@ class CopyFailed(ElasticError):
 
 
 def open_copy(
-    peer: Peer, *, job: str, generation: int, me: str, plan: str, token: str, deadline_s: float, seal: Seal = PLAIN
+    peer: Peer,
+    *,
+    job: str,
+    generation: int,
+    me: str,
+    plan: str,
+    token: str,
+    deadline_s: float,
+    seal: TlsContexts = PLAIN,
 ) -> CopyConnection:
     """Call a member's listener. deadline_s: from now, in seconds; until then a connection that fails is tried again.
 

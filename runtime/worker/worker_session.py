@@ -50,7 +50,7 @@ from runtime.ring.handshake import Hello
 from runtime.ring.listener import Listener
 from runtime.ring.process_group import meeting
 from runtime.ring.ring_set import Rings
-from runtime.ring.tls import Seal
+from runtime.ring.tls import TlsContexts
 from runtime.script_end import raised_at
 from runtime.session import Copy, DrainNotice, JoinMeta, LoopPlace, Op, StepRecord
 from runtime.state.training_state import Carrier
@@ -92,7 +92,7 @@ class WorkerSession:
             worker_id=self.worker_id,
         )
         certs, refusals = environment.get(VARIABLE), RejectionLog(self._journal)
-        seal = Seal(Path(certs) if certs else None)
+        seal = TlsContexts(Path(certs) if certs else None)
         self._listener = Listener(
             environment.get("ELASTIC_HOST", "127.0.0.1"),
             job=self.job,
@@ -105,7 +105,7 @@ class WorkerSession:
         host, port = self._listener.address
         meet = meeting(nccl.make_group, host, device) if kind is RingKind.NCCL else None
         if kind is RingKind.MPI:
-            meet = mpi.World(Ranks.from_environment(environment), self.worker_id, self._journal).meet
+            meet = mpi.MpiWorld(Ranks.from_environment(environment), self.worker_id, self._journal).meet
         self._rings = rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, kind, meet)
         self._standing = SharedWorkerState(self.worker_id, rings, self._send, self._journal, self.sums_on)
         self._standing.position = replace(self._standing.position, phase=Phase.FRESH)

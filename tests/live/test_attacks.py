@@ -23,7 +23,7 @@ from elastic.security.roles import SERVER_NAME, Role
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import FleetStub
 from runtime.ring.ring import Peer
-from runtime.ring.tls import Seal
+from runtime.ring.tls import TlsContexts
 from runtime.transfer.connection import CopyFailed, open_copy
 from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet
@@ -130,7 +130,7 @@ def test_whoever_is_no_member_of_the_fleet_is_refused_with_a_reason(
             next(FleetStub(channel).Attend(iter([hello]), timeout=CALL_S))
 
     # a token of another generation, at each worker
-    seal = Seal(certs(fleet, "a"))
+    seal = TlsContexts(certs(fleet, "a"))
     pids = {member["worker_id"]: member["pid"] for member in before["members"]}
     ports = {worker: listens_at(pid) for worker, pid in pids.items()}
     assert all(ports.values())

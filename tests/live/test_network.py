@@ -18,7 +18,7 @@ import pytest
 from chaos_tests.cluster import OUTSIDE, Network, Roughness, why_not
 from chaos_tests.cluster.hosts import PREFIX
 from runtime.ring import tcp_liveness
-from runtime.ring.frames import Link
+from runtime.ring.frames import PeerLink
 from tests.live.jobs import ROOT
 
 pytestmark = pytest.mark.skipif(bool(why := why_not()), reason=why)
@@ -225,9 +225,9 @@ def test_a_host_that_is_cut_off_is_told_from_one_whose_process_reads_nothing(
                 sock.send(bytes(1 << 16))
     cut = connections["b"]
     network.cut([OUTSIDE], ["b"])
-    busy, gone = (Link(name, sock, 1) for name, sock in connections.items())
+    busy, gone = (PeerLink(name, sock, 1) for name, sock in connections.items())
     deadline_s = time.monotonic() + PATIENCE_S
-    with tcp_liveness.Lookout({"b": gone}) as lookout, tcp_liveness.Lookout({"a": busy}) as other:
+    with tcp_liveness.PeerWatch({"b": gone}) as lookout, tcp_liveness.PeerWatch({"a": busy}) as other:
         while not lookout.lost([gone])[0]:
             assert time.monotonic() < deadline_s, tcp_liveness.counters(cut)
             time.sleep(0.05)
@@ -274,8 +274,8 @@ def test_a_host_behind_a_full_cable_that_loses_packets_is_not_taken_for_one_that
         sock.setblocking(False)
         network.narrow("a", 2000)
         network.roughen("a", Roughness(lost=0.3))
-        link, doubts, deadline_s = Link("a", sock, 1), 0, time.monotonic() + PATIENCE_S
-        with tcp_liveness.Lookout({"a": link}) as lookout:
+        link, doubts, deadline_s = PeerLink("a", sock, 1), 0, time.monotonic() + PATIENCE_S
+        with tcp_liveness.PeerWatch({"a": link}) as lookout:
             while doubts < DOUBTS:
                 assert time.monotonic() < deadline_s, tcp_liveness.counters(sock)
                 with contextlib.suppress(BlockingIOError):

@@ -162,7 +162,7 @@ class Agent:
         self.world.stepped("supervision", before.phase, event, self.places[number].phase)
         for action in actions:
             match action:
-                case worker_slot.Say(word):
+                case worker_slot.SayTo(word):
                     self.hear(word)
                 case worker_slot.Signal(sent):
                     worker = self.workers.get(self.places[number].worker_id)
@@ -225,7 +225,7 @@ class Agent:
 
     def stop(self) -> None:
         """It was asked to go, and has no time."""
-        self.for_all_places(worker_slot.Stop())
+        self.for_all_places(worker_slot.StopSlot())
 
     def on_end(self) -> None:
         self.ended = True
@@ -313,7 +313,7 @@ class Agent:
         match word:
             case Announce():
                 self._detector.watch(word.worker_id, self.clock.now_s)
-                self.supervise_worker(word.worker_id, worker_slot.Joined())
+                self.supervise_worker(word.worker_id, worker_slot.WorkerJoined())
             case RingUp() | Progress() if word.generation:
                 self._served(word.worker_id)
             case Failed():
@@ -345,7 +345,7 @@ class Agent:
                     self.supervise_worker(name, worker_slot.KillOrdered())
                     continue
                 case Release():
-                    self.supervise_worker(name, worker_slot.Released())
+                    self.supervise_worker(name, worker_slot.WorkerReleased())
                 case Invite():
                     self._standing.invited(name)
                 case Close():

@@ -20,13 +20,13 @@ from elastic.protocol.membership import (
     Elected,
     End,
     Event,
+    GroupTick,
     Note,
     Point,
     PointerAt,
     Resized,
     Stopped,
     Tell,
-    Tick,
 )
 from elastic.protocol.membership.partitions import silence
 from elastic.protocol.messages import Generation, Kind, Order, Pointed
@@ -257,7 +257,7 @@ class Leader:
             self._asleep.append(lambda: self._tick(deadline_s))
             return
         self._next_tick_s = math.inf
-        self._apply([Tick()])
+        self._apply([GroupTick()])
         json.dumps(membership.status(self.group))
         self.world.ticked(self.group, self.clock.now_s)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
-from runtime.ring.process_group import Work
+from runtime.ring.process_group import PendingWork
 
 TIMEOUT = timedelta(seconds=8)
 """What begins after a connection has gone may end by this alone, so it must be well below process_group.DRAIN_S."""
@@ -32,7 +32,7 @@ class GlooGroup:
         options._devices = [gloo.create_device(hostname=self._address)]
         self._gloo = gloo(store, rank, world_size, options)
 
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], /) -> Work:
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], /) -> PendingWork:
         into = torch.cat([torch.empty_like(output) for output in outputs])
         work = self._gloo.alltoall_base(
             into, torch.cat(inputs), [len(output) for output in outputs], [len(each) for each in inputs]
@@ -57,7 +57,7 @@ class GlooGroup:
 
 
 class _Unpacked:
-    def __init__(self, work: Work, into: Tensor, outputs: list[Tensor]) -> None:
+    def __init__(self, work: PendingWork, into: Tensor, outputs: list[Tensor]) -> None:
         self._work, self._into, self._outputs = work, into, outputs
 
     def is_completed(self) -> bool:

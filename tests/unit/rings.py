@@ -14,7 +14,7 @@ from typing import TypeVar
 from runtime.ring.handshake import Hello, decode_challenge, encode_hello, proven_hello
 from runtime.ring.listener import Refused, ServeCopy
 from runtime.ring.ring import Listener, Peer, Ring, build
-from runtime.ring.tls import PLAIN, Seal
+from runtime.ring.tls import PLAIN, TlsContexts
 
 T = TypeVar("T")
 JOB = "job"
@@ -29,7 +29,7 @@ def ignore_copies(sock: socket.socket, hello: Hello) -> None:
 def listener(
     me: str,
     host: str = "127.0.0.1",
-    seal: Seal = PLAIN,
+    seal: TlsContexts = PLAIN,
     on_refused: Refused = lambda because, caller: None,
     serve_copy: ServeCopy = ignore_copies,
 ) -> Listener:
@@ -67,7 +67,7 @@ def called(sock: socket.socket, hello: Hello, token: str = TOKEN) -> None:
 
 @contextmanager
 def listeners(
-    names: Sequence[str], hosts: Sequence[str] | None = None, seals: Sequence[Seal] = ()
+    names: Sequence[str], hosts: Sequence[str] | None = None, seals: Sequence[TlsContexts] = ()
 ) -> Iterator[dict[str, Listener]]:
     with ExitStack() as stack:
         opened = {}
@@ -123,7 +123,9 @@ def build_all(opened: dict[str, Listener], generation: int = 1) -> list[Ring]:
 
 
 @contextmanager
-def rings(world_size: int, hosts: Sequence[str] | None = None, seals: Sequence[Seal] = ()) -> Iterator[list[Ring]]:
+def rings(
+    world_size: int, hosts: Sequence[str] | None = None, seals: Sequence[TlsContexts] = ()
+) -> Iterator[list[Ring]]:
     """One built ring, as each of its members sees it; all are aborted first, so a failed test cannot hang."""
     with listeners([f"w{rank}" for rank in range(world_size)], hosts, seals) as opened:
         built = build_all(opened)

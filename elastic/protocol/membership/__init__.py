@@ -38,15 +38,15 @@ from elastic.protocol.membership.events import (
     Elected,
     End,
     Event,
+    GroupTick,
     Note,
     Point,
     PointerAt,
     Resized,
     Stopped,
     Tell,
-    Tick,
 )
-from elastic.protocol.membership.group import Group, Seen, State, new
+from elastic.protocol.membership.group import Group, State, WorkerView, new
 from elastic.protocol.membership.state_machine import advance, deadline_s, step
 from elastic.protocol.membership.status import status
 
@@ -65,11 +65,11 @@ __all__ = [
     "Point",
     "PointerAt",
     "Resized",
-    "Seen",
+    "WorkerView",
     "State",
     "Stopped",
     "Tell",
-    "Tick",
+    "GroupTick",
     "advance",
     "deadline_s",
     "new",

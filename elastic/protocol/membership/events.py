@@ -48,7 +48,7 @@ class CommitRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class GroupTick:
     """The group's deadline is over."""
 
 
@@ -76,7 +76,7 @@ class PointerAt:
 
 
 Event: TypeAlias = (
-    Word | PointerAt | Resized | Stopped | Elected | AgentUp | AgentDown | Committed | CommitRefused | Tick
+    Word | PointerAt | Resized | Stopped | Elected | AgentUp | AgentDown | Committed | CommitRefused | GroupTick
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic.protocol.membership.events import Action, Elected, Note, Tell
-from elastic.protocol.membership.group import Group, Seen, State
+from elastic.protocol.membership.group import Group, State, WorkerView
 from elastic.protocol.membership.partitions import not_found_yet
 from elastic.protocol.membership.planned_changes import plan_change, settle, take_effect
 from elastic.protocol.membership.restore import founders, is_spare, revive, turn_out, waits_for_starting
@@ -33,7 +33,7 @@ def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
     for record in g.chain:
         for member in record.members:
             g.youngest = max(g.youngest, member.seniority)
-            g.workers[member.worker_id] = Seen(member, slot=-1, pid=0, numerics="")
+            g.workers[member.worker_id] = WorkerView(member, slot=-1, pid=0, numerics="")
             g.silent_nodes[member.node] = absent
     g.planned_s = now_s
     settle(g, f"adopted generation {g.top.number}", now_s, do)
@@ -44,7 +44,7 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
     seniority = known.member.seniority if known else g.take_seniority()
     listed = next((r.member(word.worker_id) for r in g.chain if r.member(word.worker_id)), None)
     member = listed or Member(word.worker_id, word.node, word.host, word.port, seniority)
-    seen = Seen(
+    seen = WorkerView(
         member, word.slot, word.pid, word.numerics, word.entered, word.ring, word.reduced, ready=word.ready,
         invited=word.invited, finished=bool(known and known.finished), left=bool(known and known.left), moved_s=now_s,
         snapshot=word.snapshot, shard_us=known.shard_us if known else 0, exchange_us=known.exchange_us if known else 0,
@@ -91,7 +91,7 @@ def _is_stranded(g: Group, word: Announce) -> bool:
     return not (g.state is State.REBUILDING and g.base is not None and word.entered < g.base.number)
 
 
-def _strange_numerics(g: Group, seen: Seen) -> str | None:
+def _strange_numerics(g: Group, seen: WorkerView) -> str | None:
     """Why this worker would compute other bits than the members, or None."""
     if g.spec.reduction != "exact":
         return None

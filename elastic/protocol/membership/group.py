@@ -13,7 +13,7 @@ from elastic.protocol.messages import Doing, Failed, Generation, Member, Report,
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class WorkerView:
     """A worker as its latest words describe it."""
 
     member: Member
@@ -52,7 +52,7 @@ class Seen:
     """And for the reduction of a pass, once all are there."""
 
 
-class Roster(dict[str, Seen]):
+class Roster(dict[str, WorkerView]):
     """By worker. With nearly every word it is asked who has entered no generation yet, and whether anybody has entered
     a certain one; of thousands nobody can be looked at for that. Changed by item, and by `discard`."""
 
@@ -62,7 +62,7 @@ class Roster(dict[str, Seen]):
         """Who has entered none."""
         self._inside: Counter[int] = Counter(workers._inside) if workers is not None else Counter()
 
-    def __setitem__(self, worker: str, seen: Seen) -> None:
+    def __setitem__(self, worker: str, seen: WorkerView) -> None:
         before = self.get(worker)
         if before is None or before.entered != seen.entered:
             self._leave(worker, before)
@@ -85,7 +85,7 @@ class Roster(dict[str, Seen]):
         """Whether that is the last one that somebody here has entered."""
         return self._inside[generation] > 0
 
-    def _leave(self, worker: str, before: Seen | None) -> None:
+    def _leave(self, worker: str, before: WorkerView | None) -> None:
         if before is not None and before.entered:
             self._inside[before.entered] -= 1
         self.outside.discard(worker)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 from elastic.protocol.membership.events import Action, Note, Tell
-from elastic.protocol.membership.group import Group, Seen, State
+from elastic.protocol.membership.group import Group, State, WorkerView
 from elastic.protocol.membership.loss import lost
 from elastic.protocol.membership.partitions import silence
 from elastic.protocol.membership.transitions import become_closed
@@ -114,18 +114,18 @@ def _end_all(g: Group, still: dict[str, str], now_s: float, do: list[Action]) ->
     do += [Tell((worker,), Kill(g.term, worker)) for worker in still]
 
 
-def _where(one: Seen) -> str:
+def _where(one: WorkerView) -> str:
     return f"{one.for_s:.1f} s {'' if one.phase.startswith('after ') else 'in '}{one.phase}"
 
 
-def _ring(g: Group) -> dict[str, Seen]:
+def _ring(g: Group) -> dict[str, WorkerView]:
     """The members of the running ring; nobody, unless it runs and all of them are in it."""
     seen = {w: g.workers[w] for w in (g.running.ids if g.running else ()) if w in g.workers}
     whole = g.state is State.RUNNING and all(one.entered for one in seen.values())
     return seen if whole else {}
 
 
-def _limit_s(g: Group, one: Seen) -> float:
+def _limit_s(g: Group, one: WorkerView) -> float:
     timing = g.spec.timing
     if one.doing in (Doing.DECLARED, Doing.WAITING):
         return math.inf
@@ -134,7 +134,7 @@ def _limit_s(g: Group, one: Seen) -> float:
     return max(timing.progress_s if may_wait else timing.hang_s, USUAL * usual_s)
 
 
-def _limit_alone_s(g: Group, one: Seen, usual_s: float) -> float:
+def _limit_alone_s(g: Group, one: WorkerView, usual_s: float) -> float:
     if one.doing in (Doing.DECLARED, Doing.WAITING):
         return math.inf
     return max(g.spec.timing.hang_s * (COMPUTES if one.computes else 1), USUAL * usual_s)

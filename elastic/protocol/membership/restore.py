@@ -27,10 +27,10 @@ from elastic.checkpoints.naming import EntryName, is_series
 from elastic.checkpoints.pointer import Pointer
 from elastic.errors import ExitCode
 from elastic.protocol.membership.events import Action, Note, Point, Tell
-from elastic.protocol.membership.group import Group, Seen
+from elastic.protocol.membership.group import Group, WorkerView
 from elastic.protocol.membership.transitions import become_closed, become_forming, commit
 from elastic.protocol.messages import ANEW, CheckpointComplete, Fence, Kind, Member, Plan, Unreadable
-from elastic.protocol.recovery_plan import Kept, newest_kept
+from elastic.protocol.recovery_plan import KeptState, newest_kept
 
 
 def can_go_back(g: Group) -> bool:
@@ -107,7 +107,7 @@ def revive(g: Group, now_s: float, do: list[Action]) -> None:
     began = "" if damaged else g.began
     newest = newest_kept({worker: seen.snapshot for worker, seen in present.items()}, g.checkpoint, began)
     if newest is None and g.begins_anew and not damaged and g.top is not None:
-        newest = Kept(f"{ANEW}{g.top.number + 1}", tuple(sorted(present)), memory=False)
+        newest = KeptState(f"{ANEW}{g.top.number + 1}", tuple(sorted(present)), memory=False)
     if newest is None or not newest.holders:
         kept = f"nothing newer than {began}" if began else "nothing else" if damaged else "nothing"
         kept += " is kept on the nodes that are here"
@@ -156,7 +156,7 @@ def waits_for_starting(g: Group, has: str, now_s: float, do: list[Action]) -> bo
     return True
 
 
-def founders(g: Group, present: Iterable[Seen]) -> tuple[Member, ...]:
+def founders(g: Group, present: Iterable[WorkerView]) -> tuple[Member, ...]:
     """Of these the members of a form generation, in rank order; devices go by slot, so spares come last."""
     chosen = sorted(present, key=lambda seen: (is_spare(g, seen), seen.member.node, seen.slot))[: g.wanted_workers]
     ordered = sorted(chosen, key=lambda seen: (seen.member.node, seen.slot))
@@ -166,7 +166,7 @@ def founders(g: Group, present: Iterable[Seen]) -> tuple[Member, ...]:
     return members
 
 
-def is_spare(g: Group, seen: Seen) -> bool:
+def is_spare(g: Group, seen: WorkerView) -> bool:
     return seen.slot >= g.slots.get(seen.member.node, math.inf)
 
 

@@ -20,11 +20,11 @@ from elastic.protocol.membership.events import (
     Committed,
     Elected,
     Event,
+    GroupTick,
     Note,
     PointerAt,
     Resized,
     Stopped,
-    Tick,
 )
 from elastic.protocol.membership.formation import announced, elected, form
 from elastic.protocol.membership.group import Group, Roster, State
@@ -188,7 +188,7 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
             become_closed(g, int(ExitCode.TERMINATED), because, now_s, do)
         case Stopped():
             stop_in_order(g, now_s, do)
-        case Tick():
+        case GroupTick():
             ticked(g, now_s, do)
 
 

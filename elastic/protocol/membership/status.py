@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastic.protocol.membership.group import Group, Seen
+from elastic.protocol.membership.group import Group, WorkerView
 from elastic.protocol.membership.hangs import holding_up, standing_still
 from elastic.protocol.recovery_plan import default_sizes
 
@@ -44,7 +44,7 @@ def status(group: Group) -> dict[str, object]:
     }
 
 
-def _ring(group: Group, members: Sequence[Seen | None]) -> dict[str, str]:
+def _ring(group: Group, members: Sequence[WorkerView | None]) -> dict[str, str]:
     """What carries the gradients, as the eldest member says that has a ring; empty: none has."""
     over, because = next(((one.over, one.over_because) for one in members if one and one.over), ("", ""))
     return {"asked": str(group.spec.ring), "over": over, "because": because}

@@ -20,7 +20,7 @@ from elastic.records.journal import Journal
 from runtime.reduction.over_mesh import exchange
 from runtime.reduction.over_transport import exchange_over
 from runtime.reduction.partial_sum import Partial
-from runtime.ring.mpi import MpiTransport, World
+from runtime.ring.mpi import MpiTransport, MpiWorld
 from runtime.ring.ring import Peer, Ring
 from tests.unit.rings import build_one, listener
 from tests.unit.runtime.reduction.test_over_mesh import sum_of
@@ -76,7 +76,7 @@ def unreceived(ring: Ring) -> None:
 def main(home: Path, me: str) -> None:
     members = (home / "members").read_text().split()
     torch.set_num_threads(1)
-    world = World(Ranks.from_environment(os.environ), me, Journal(home / f"{me}.jsonl", job="job", who=me, node="n"))
+    world = MpiWorld(Ranks.from_environment(os.environ), me, Journal(home / f"{me}.jsonl", job="job", who=me, node="n"))
     door = listener(me)
     write(home / f"port.{me}", str(door.address[1]))
 

@@ -10,7 +10,7 @@ import os
 import torch
 
 import elastic
-from runtime.ring.frames import Frame, Kind, Link, Payload
+from runtime.ring.frames import Frame, FrameKind, Payload, PeerLink
 from tests.live.scripts import gates
 
 MISSED, STEPS = 5, 10
@@ -18,13 +18,13 @@ SLOT = os.environ.get("ELASTIC_SLOT")
 
 
 def withhold() -> None:
-    send = Link.send
+    send = PeerLink.send
 
-    def send_to_some(link: Link, frame: Frame, payload: Payload = b"") -> None:
-        if frame.kind is not Kind.GATHER or link.peer.split(".")[-2] != "1":
+    def send_to_some(link: PeerLink, frame: Frame, payload: Payload = b"") -> None:
+        if frame.kind is not FrameKind.GATHER or link.peer.split(".")[-2] != "1":
             send(link, frame, payload)
 
-    setattr(Link, "send", send_to_some)  # noqa: B010 (mypy refuses the assignment)
+    setattr(PeerLink, "send", send_to_some)  # noqa: B010 (mypy refuses the assignment)
 
 
 job = elastic.join(seed=3)

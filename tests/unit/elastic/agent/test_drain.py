@@ -10,7 +10,7 @@ import pytest
 
 from elastic.agent.drain import NodeDrain
 from elastic.config import JobSpec
-from elastic.preemption.notice import Kind, Notice
+from elastic.preemption.notice import Notice, NoticeKind
 from elastic.protocol import worker_slot
 from elastic.protocol.messages import Drain, DrainOver, DrainWish, Order, Word
 from elastic.protocol.worker_slot import Slot
@@ -32,7 +32,7 @@ class Host:
         self.signals: list[str] = []
         for number in range(2):
             slot = worker_slot.new("a", number, SPEC, 0)
-            for event in (worker_slot.Due(), worker_slot.Spawned(100 + number), worker_slot.Joined()):
+            for event in (worker_slot.Due(), worker_slot.Spawned(100 + number), worker_slot.WorkerJoined()):
                 slot, _ = worker_slot.step(slot, event, 0.0)
             self.slots.append(worker_slot.step(slot, worker_slot.Served(), 0.0)[0])
 
@@ -75,7 +75,7 @@ Play = Callable[[Callable[[Host, NodeDrain], None]], None]
 
 
 def notice(left_s: float) -> Notice:
-    return Notice(Kind.RECLAIM, left_s, "spot")
+    return Notice(NoticeKind.RECLAIM, left_s, "spot")
 
 
 def test_leader_and_workers_hear_it_and_a_later_leader_hears_it_with_what_is_left(play: Play) -> None:
@@ -140,7 +140,7 @@ def test_the_node_is_done_when_its_last_worker_has_gone(play: Play) -> None:
         departure.asked(100.0, "maintenance")
         for number in range(2):
             assert not departure.is_done
-            host.tell(number, worker_slot.Released())
+            host.tell(number, worker_slot.WorkerReleased())
             host.tell(number, worker_slot.Exited(0))
         assert departure.is_done
 

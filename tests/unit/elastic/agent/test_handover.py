@@ -54,7 +54,7 @@ from elastic.wire import elastic_pb2 as pb
 from elastic.wire.codec import job_to_json, to_json
 
 SPEC = JobSpec(name="job", command=("train",), workers=2)
-RUNNING = replace(worker_slot.new("a", 0, SPEC, 3), phase=worker_slot.Phase.RUNNING, pid=7, joined=True)
+RUNNING = replace(worker_slot.new("a", 0, SPEC, 3), phase=worker_slot.SlotPhase.RUNNING, pid=7, joined=True)
 WAITING = replace(worker_slot.new("a", 1, SPEC, 0), deadline_s=12.5)
 EMPLOYED = AdoptedWorker(0, "a.0.3", 7, out=11, begun="half a l\xfcne", lifeline=12, announced=8)
 REQUEST = UpgradeRequest("/bin/python", "/site", "token")

@@ -17,7 +17,7 @@ from elastic.agent.process import mpirun
 from elastic.agent.worker.mpi_ranks import Ranks
 from elastic.errors import ConfigError
 from elastic.records.journal import Journal, journal_path, read_all
-from runtime.ring.mpi import World
+from runtime.ring.mpi import MpiWorld
 
 
 @pytest.fixture
@@ -161,4 +161,4 @@ def test_who_waits_for_the_others_hears_that_one_has_ended(came: bool, tmp_path:
         Journal(tmp_path / "n.0.0.jsonl", "job", "n.0.0", "n") as journal,
         pytest.raises(ConfigError, match=r"n\.1\.0 ended before all had come to elastic\.join\(\)"),
     ):
-        World(ranks, "n.0.0", journal)
+        MpiWorld(ranks, "n.0.0", journal)

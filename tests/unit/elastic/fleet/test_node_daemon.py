@@ -25,8 +25,8 @@ from elastic.fleet.leader_session import Offer
 from elastic.fleet.node_daemon import Daemon
 from elastic.fleet.notice_board import NoticeBoard
 from elastic.preemption import relay
-from elastic.preemption.notice import Kind, Notice
-from elastic.preemption.provider import Source, Unanswered
+from elastic.preemption.notice import Notice, NoticeKind
+from elastic.preemption.provider import NoticeSource, Unanswered
 from elastic.records import host_memory
 from elastic.records.files import read_job
 from elastic.records.journal import Journal
@@ -298,7 +298,7 @@ def test_the_memory_of_a_job_outlives_its_agents_and_goes_with_the_job(tmp_path:
     play(tmp_path, story)
 
 
-class Provider(Source):
+class Provider(NoticeSource):
     """Says what it is told to say, and hears when the node is empty."""
 
     name = "provider"
@@ -326,11 +326,11 @@ def test_a_notice_reaches_the_agents_of_all_jobs_and_the_provider_hears_when_the
         agents = [relay.NoticeRelay(directory) for directory in dirs]
         await node.until(lambda: all((directory / "notices.json").exists() for directory in dirs))
         assert [agent.look() for agent in agents] == [None, None]
-        provider.says = Notice(Kind.RECLAIM, 90.0, "taken back")
+        provider.says = Notice(NoticeKind.RECLAIM, 90.0, "taken back")
         await node.until(lambda: all([agent.look() for agent in agents]))
         for agent in agents:
             notice = agent.look()
-            assert notice is not None and (notice.kind, notice.because) == (Kind.RECLAIM, "taken back")
+            assert notice is not None and (notice.kind, notice.because) == (NoticeKind.RECLAIM, "taken back")
             assert 0 < notice.seconds_left <= 90.0
         node.told(*jobs, node.duty("late-3"))
         assert "begins nothing new: taken back" in node.troubles()["late-3"]
@@ -342,7 +342,7 @@ def test_a_notice_reaches_the_agents_of_all_jobs_and_the_provider_hears_when_the
         assert await asyncio.to_thread(provider.empty.wait, PATIENCE_S)
         provider.says = None
         await node.until(lambda: not any([agent.look() for agent in agents]))
-        provider.says = Notice(Kind.RECLAIM, 90.0, "taken back")
+        provider.says = Notice(NoticeKind.RECLAIM, 90.0, "taken back")
         await node.until(lambda: all([agent.look() for agent in agents]))
         node.told(*jobs)
         assert not node.daemon._board._told, "they had left because of an earlier notice, and came back"
@@ -383,10 +383,10 @@ def test_of_several_notices_agents_hear_the_most_urgent_and_the_leader_that_the_
             board.show(tmp_path)
             return relay.NoticeRelay(tmp_path).look()
 
-        board.heard("advice", Notice(Kind.ADVICE, math.inf, "maybe"))
-        assert heard() == Notice(Kind.ADVICE, math.inf, "maybe") and board.because == ""
-        board.heard("slow", Notice(Kind.MAINTENANCE, 900.0, "tonight"))
-        board.heard("fast", Notice(Kind.RECLAIM, 30.0, "now"))
+        board.heard("advice", Notice(NoticeKind.ADVICE, math.inf, "maybe"))
+        assert heard() == Notice(NoticeKind.ADVICE, math.inf, "maybe") and board.because == ""
+        board.heard("slow", Notice(NoticeKind.MAINTENANCE, 900.0, "tonight"))
+        board.heard("fast", Notice(NoticeKind.RECLAIM, 30.0, "now"))
         assert (urgent := heard()) is not None and urgent.because == "now"
         board.heard("fast", None)
         board.heard("slow", None)
@@ -419,7 +419,7 @@ def test_a_leader_that_comes_later_hears_why_the_node_goes(tmp_path: Path) -> No
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         node = Node(tmp_path, f"127.0.0.1:{port}")
-        node.daemon._board.heard("cloud", Notice(Kind.RECLAIM, 30.0, "taken back"))
+        node.daemon._board.heard("cloud", Notice(NoticeKind.RECLAIM, 30.0, "taken back"))
         node.daemon._signalled(signal.SIGTERM)
         attending = asyncio.create_task(node.daemon._attendance.always())
         try:

@@ -5,8 +5,19 @@ from __future__ import annotations
 import math
 
 from elastic.preemption import policy
-from elastic.preemption.notice import Kind, Notice
-from elastic.preemption.policy import Action, Advise, BreakRing, EndWorkers, Heard, Leave, Phase, Return, Stay, Tick
+from elastic.preemption.notice import Notice, NoticeKind
+from elastic.preemption.policy import (
+    Action,
+    Advise,
+    BreakRing,
+    EndWorkers,
+    Heard,
+    LeaveNode,
+    Return,
+    Stay,
+    StayPhase,
+    StayTick,
+)
 
 ENDED = Return("the notice was taken back")
 UNTRUE = Return("the notice did not come true")
@@ -19,7 +30,9 @@ class Node:
         self.stay = Stay()
         self.now_s = 0.0
 
-    def hears(self, source: str, left_s: float | None, because: str = "", kind: Kind = Kind.RECLAIM) -> list[Action]:
+    def hears(
+        self, source: str, left_s: float | None, because: str = "", kind: NoticeKind = NoticeKind.RECLAIM
+    ) -> list[Action]:
         notice = None if left_s is None else Notice(kind, left_s, because or source)
         return self._step(Heard(source, notice))
 
@@ -29,7 +42,7 @@ class Node:
         while (due_s := self.stay.deadline_s) <= now_s:
             self.now_s = max(self.now_s, due_s)
             before = self.stay
-            actions = self._step(Tick())
+            actions = self._step(StayTick())
             assert self.stay != before, "a tick that is due does something"
             told += [(self.now_s, action) for action in actions]
         self.now_s = now_s
@@ -42,7 +55,7 @@ class Node:
 
 def test_a_notice_runs_its_course_and_a_machine_that_is_not_taken_comes_back() -> None:
     node = Node()
-    assert node.hears("EC2", 120) == [Leave(120.0, "EC2")]
+    assert node.hears("EC2", 120) == [LeaveNode(120.0, "EC2")]
     assert node.until(300) == [(115.0, BreakRing("EC2")), (120.0, EndWorkers("EC2")), (180.0, UNTRUE)]
     assert node.stay == Stay()
     assert node.stay.deadline_s == math.inf
@@ -56,7 +69,7 @@ def test_of_a_small_budget_half_is_for_leaving_in_order() -> None:
 
 def test_no_time_at_all_is_a_budget_too() -> None:
     node = Node()
-    assert node.hears("EC2", 0) == [Leave(0.0, "EC2")]
+    assert node.hears("EC2", 0) == [LeaveNode(0.0, "EC2")]
     assert node.until(0) == [(0.0, BreakRing("EC2")), (0.0, EndWorkers("EC2"))]
 
 
@@ -71,7 +84,7 @@ def test_a_notice_that_is_taken_back_brings_the_node_back_at_once() -> None:
 
 def test_what_was_asked_for_lasts_until_it_is_taken_back() -> None:
     node = Node()
-    node.hears("operator", 30, kind=Kind.ASKED)
+    node.hears("operator", 30, kind=NoticeKind.ASKED)
     assert [action for _, action in node.until(10_000)] == [BreakRing("operator"), EndWorkers("operator")]
     assert node.hears("operator", None) == [ENDED]
 
@@ -79,10 +92,10 @@ def test_what_was_asked_for_lasts_until_it_is_taken_back() -> None:
 def test_of_two_notices_the_earlier_end_counts_and_both_must_go_before_the_node_returns() -> None:
     node = Node()
     node.hears("slow", 100)
-    assert node.hears("fast", 20) == [Leave(20.0, "fast")]
+    assert node.hears("fast", 20) == [LeaveNode(20.0, "fast")]
     assert node.hears("later", 200) == []
-    assert node.hears("fast", None) == [Leave(100.0, "slow")]
-    assert node.hears("slow", None) == [Leave(200.0, "later")]
+    assert node.hears("fast", None) == [LeaveNode(100.0, "slow")]
+    assert node.hears("slow", None) == [LeaveNode(200.0, "later")]
     assert node.hears("later", None) == [ENDED]
 
 
@@ -90,7 +103,7 @@ def test_an_end_that_comes_nearer_is_said_again() -> None:
     node = Node()
     node.hears("EC2", 100)
     node.until(10)
-    assert node.hears("EC2", 20) == [Leave(30.0, "EC2")]
+    assert node.hears("EC2", 20) == [LeaveNode(30.0, "EC2")]
     assert node.until(40) == [(25.0, BreakRing("EC2")), (30.0, EndWorkers("EC2"))]
 
 
@@ -98,15 +111,15 @@ def test_a_second_notice_after_the_end_of_the_first_keeps_the_node_away() -> Non
     node = Node()
     node.hears("EC2", 10)
     node.until(50)
-    assert node.stay.phase is Phase.OUT
-    assert node.hears("operator", 120, kind=Kind.ASKED) == []
+    assert node.stay.phase is StayPhase.OUT
+    assert node.hears("operator", 120, kind=NoticeKind.ASKED) == []
     assert node.until(1000) == []
     assert node.hears("operator", None) == [ENDED]
 
 
 def test_advice_moves_nobody() -> None:
     node = Node()
-    assert node.hears("EC2", math.inf, "rebalance", Kind.ADVICE) == [Advise("rebalance")]
+    assert node.hears("EC2", math.inf, "rebalance", NoticeKind.ADVICE) == [Advise("rebalance")]
     assert node.stay == Stay()
     assert node.hears("EC2", None) == []
 

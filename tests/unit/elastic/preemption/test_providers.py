@@ -17,8 +17,8 @@ from elastic.preemption.aws import Aws
 from elastic.preemption.azure import Azure
 from elastic.preemption.file import File, notice_in
 from elastic.preemption.gcp import Gcp
-from elastic.preemption.notice import Kind, Notice
-from elastic.preemption.provider import Source, Unanswered
+from elastic.preemption.notice import Notice, NoticeKind
+from elastic.preemption.provider import NoticeSource, Unanswered
 from elastic.preemption.slurm import Slurm, time_limit
 
 ACTION = "spot/instance-action"
@@ -63,14 +63,14 @@ def of_azure(service: MetadataService) -> Azure:
     [(Ec2, Aws), (Gce, lambda it: Gcp(it, gcp.PREEMPTED)), (AzureHost, Azure)],
 )
 def test_a_machine_is_reclaimed_and_given_back(
-    cloud: type[MetadataService], made: Callable[[Mapping[str, str]], Source]
+    cloud: type[MetadataService], made: Callable[[Mapping[str, str]], NoticeSource]
 ) -> None:
     with cloud() as service:
         source = made(service.environment)
         assert source.look() is None
         service.reclaim(20.0)
         notice = source.look()
-        assert notice and notice.kind is Kind.RECLAIM and 10 <= notice.seconds_left <= 30
+        assert notice and notice.kind is NoticeKind.RECLAIM and 10 <= notice.seconds_left <= 30
         service.withdraw()
         assert source.look() is None
 
@@ -87,13 +87,13 @@ def test_ec2_says_nothing_until_there_is_an_action_and_one_token_serves_all_ques
 def test_ec2_counts_the_time_left_by_the_services_own_clock(ec2: Ec2) -> None:
     ec2.documents[ACTION] = '{"action": "terminate", "time": "2026-01-31T08:22:00Z"}'
     because = "EC2 will terminate this spot instance at 2026-01-31T08:22:00Z"
-    assert of_ec2(ec2).look() == Notice(Kind.RECLAIM, 90.0, because)
+    assert of_ec2(ec2).look() == Notice(NoticeKind.RECLAIM, 90.0, because)
 
 
 def test_an_action_of_ec2_that_nobody_has_heard_of_ends_the_instance_too(ec2: Ec2) -> None:
     ec2.documents[ACTION] = '{"action": "melt", "time": "2026-01-31T08:22:00Z"}'
     notice = of_ec2(ec2).look()
-    assert notice and (notice.kind, notice.seconds_left) == (Kind.RECLAIM, 90.0)
+    assert notice and (notice.kind, notice.seconds_left) == (NoticeKind.RECLAIM, 90.0)
 
 
 def test_ec2_hibernates_at_once(ec2: Ec2) -> None:
@@ -143,7 +143,7 @@ def test_compute_engine_is_asked_once_and_then_waited_for_until_the_value_change
     assert source.look() is None
     gce.set("preempted", "TRUE")
     notice = source.look()
-    assert notice == Notice(Kind.RECLAIM, 30.0, "Compute Engine preempts this machine")
+    assert notice == Notice(NoticeKind.RECLAIM, 30.0, "Compute Engine preempts this machine")
     first, second = gce.asked
     assert (first.query, second.query["wait_for_change"]) == ({}, "true")
 
@@ -178,15 +178,15 @@ def test_azure_events_of_other_machines_are_theirs(host: AzureHost) -> None:
 @pytest.mark.parametrize(
     ("kind", "not_before", "expected"),
     [
-        ("Preempt", "Sat, 31 Jan 2026 08:20:55 GMT", (Kind.RECLAIM, 25.0)),
-        ("Reboot", "Sat, 31 Jan 2026 08:30:30 GMT", (Kind.MAINTENANCE, 600.0)),
-        ("Redeploy", "Sat, 31 Jan 2026 08:19:00 GMT", (Kind.MAINTENANCE, 0.0)),
-        ("Terminate", "", (Kind.MAINTENANCE, 0.0)),
-        ("Freeze", "Sat, 31 Jan 2026 08:21:00 GMT", (Kind.ADVICE, math.inf)),
-        ("Repaint", "", (Kind.ADVICE, math.inf)),
+        ("Preempt", "Sat, 31 Jan 2026 08:20:55 GMT", (NoticeKind.RECLAIM, 25.0)),
+        ("Reboot", "Sat, 31 Jan 2026 08:30:30 GMT", (NoticeKind.MAINTENANCE, 600.0)),
+        ("Redeploy", "Sat, 31 Jan 2026 08:19:00 GMT", (NoticeKind.MAINTENANCE, 0.0)),
+        ("Terminate", "", (NoticeKind.MAINTENANCE, 0.0)),
+        ("Freeze", "Sat, 31 Jan 2026 08:21:00 GMT", (NoticeKind.ADVICE, math.inf)),
+        ("Repaint", "", (NoticeKind.ADVICE, math.inf)),
     ],
 )
-def test_azure_event_types(host: AzureHost, kind: str, not_before: str, expected: tuple[Kind, float]) -> None:
+def test_azure_event_types(host: AzureHost, kind: str, not_before: str, expected: tuple[NoticeKind, float]) -> None:
     host.schedule("1", kind, not_before, "train_3")
     notice = of_azure(host).look()
     assert notice and (notice.kind, notice.seconds_left) == expected
@@ -244,7 +244,7 @@ TROUBLES: list[Callable[[MetadataService], Reply | Callable[[], Reply]]] = [
 @pytest.mark.parametrize(("kind", "of"), [(Ec2, of_ec2), (Gce, of_gce), (AzureHost, of_azure)])
 def test_a_service_in_trouble_is_said_to_be_and_works_again_afterwards(
     kind: type[MetadataService],
-    of: Callable[[MetadataService], Source],
+    of: Callable[[MetadataService], NoticeSource],
     trouble: Callable[[MetadataService], Reply | Callable[[], Reply]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -265,7 +265,7 @@ def test_a_service_in_trouble_is_said_to_be_and_works_again_afterwards(
 
 
 @pytest.mark.parametrize("of", [of_ec2, of_gce, of_azure])
-def test_nobody_at_the_address_is_trouble_too(of: Callable[[MetadataService], Source]) -> None:
+def test_nobody_at_the_address_is_trouble_too(of: Callable[[MetadataService], NoticeSource]) -> None:
     with Ec2() as gone:
         source = of(gone)
     with pytest.raises(Unanswered, match="refused"):
@@ -280,7 +280,7 @@ def test_nobody_at_the_address_is_trouble_too(of: Callable[[MetadataService], So
 )
 def test_slurms_end_of_the_job_counts_where_it_fits_to_the_signal(end: str, left_s: float) -> None:
     notice = time_limit({"SLURM_JOB_END_TIME": end, "SLURM_JOB_ID": "77"}, 1000.0)
-    assert notice == Notice(Kind.TIME_LIMIT, left_s, "Slurm job 77 reaches its time limit")
+    assert notice == Notice(NoticeKind.TIME_LIMIT, left_s, "Slurm job 77 reaches its time limit")
 
 
 def fake_scontrol(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -301,7 +301,7 @@ def test_slurm_speaks_by_a_signal_and_takes_the_job_back_only_when_asked_to(
         assert not (tmp_path / "said").exists(), "nobody had to leave"
         source.signalled()
         notice = source.look()
-        assert notice and notice.kind is Kind.TIME_LIMIT
+        assert notice and notice.kind is NoticeKind.TIME_LIMIT
         source.left()
     assert (tmp_path / "said").read_text() == "requeue 77\n"
 
@@ -323,7 +323,7 @@ def test_a_refused_requeue_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_three_forms_of_a_notice_file(text: str, left_s: float, because: str) -> None:
-    assert notice_in(text, "/n") == Notice(Kind.RECLAIM, left_s, because)
+    assert notice_in(text, "/n") == Notice(NoticeKind.RECLAIM, left_s, because)
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "[3]", "true", '{"seconds_left": "3"}', '{"because": 3}', "NaN"])

@@ -13,15 +13,15 @@ import pytest
 
 from elastic.errors import ConfigError
 from elastic.preemption import watcher
-from elastic.preemption.notice import Kind, Notice
-from elastic.preemption.provider import Source, Unanswered
+from elastic.preemption.notice import Notice, NoticeKind
+from elastic.preemption.provider import NoticeSource, Unanswered
 from elastic.preemption.selection import check, guess, maker, sources
-from elastic.preemption.watcher import Watcher
+from elastic.preemption.watcher import NoticeWatcher
 
 PATIENCE_S = 30.0
 
 
-class Scripted(Source):
+class Scripted(NoticeSource):
     """Answers with what it is given; a callable is called."""
 
     name = "scripted"
@@ -54,7 +54,7 @@ class Watched:
     def __init__(self) -> None:
         self.source = Scripted()
         self.said: queue.Queue[object] = queue.Queue()
-        self.watcher = Watcher(
+        self.watcher = NoticeWatcher(
             self.source, lambda name, notice: self.said.put(notice), lambda name, because: self.said.put(because)
         )
 
@@ -78,7 +78,7 @@ def watched() -> Iterator[Watched]:
 
 
 def reclaim(left_s: float, because: str = "so") -> Notice:
-    return Notice(Kind.RECLAIM, left_s, because)
+    return Notice(NoticeKind.RECLAIM, left_s, because)
 
 
 def unanswered() -> Notice | None:

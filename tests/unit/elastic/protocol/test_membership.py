@@ -20,6 +20,7 @@ from elastic.protocol.membership import (
     End,
     Event,
     Group,
+    GroupTick,
     Note,
     Point,
     PointerAt,
@@ -27,7 +28,6 @@ from elastic.protocol.membership import (
     State,
     Stopped,
     Tell,
-    Tick,
 )
 from elastic.protocol.messages import (
     Announce,
@@ -125,7 +125,7 @@ class Job:
                 assert self.group.committing is not None
                 return CommitRefused(self.group.committing.number, "another leader wrote")
             case "tick":
-                return Tick()
+                return GroupTick()
             case "stop":
                 return Stopped("stopped: enough", at_once="at_once" in words)
             case "announce":
@@ -382,7 +382,7 @@ def formed(*slots: int, window_over: bool = False) -> tuple[str, ...]:
     for event in events:
         group, _ = membership.step(group, event, 0.0)
     if window_over:
-        group, _ = membership.step(group, Tick(), group.spec.timing.join_window_s)
+        group, _ = membership.step(group, GroupTick(), group.spec.timing.join_window_s)
     return group.committing.ids if group.committing else ()
 
 
@@ -446,9 +446,9 @@ def lost(actions: tuple[Action, ...]) -> list[Action]:
 def test_many_agents_are_given_longer_to_find_another_leader(workers: int, given_up_s: float) -> None:
     group = adopted(workers)
     assert membership.deadline_s(group) == given_up_s
-    group, actions = membership.step(group, Tick(), given_up_s - 0.1)
+    group, actions = membership.step(group, GroupTick(), given_up_s - 0.1)
     assert not lost(actions)
-    assert len(lost(membership.step(group, Tick(), given_up_s)[1])) == workers
+    assert len(lost(membership.step(group, GroupTick(), given_up_s)[1])) == workers
 
 
 def test_a_member_is_not_stuck_because_thousands_are_heard_before_it() -> None:
@@ -457,9 +457,9 @@ def test_a_member_is_not_stuck_because_thousands_are_heard_before_it() -> None:
     come_s = patience_s + 5.0
     for node in ("n00000", "n00001"):
         group, _ = membership.step(group, AgentUp(node, 1), come_s)
-    group, actions = membership.step(group, Tick(), come_s + patience_s - 0.1)
+    group, actions = membership.step(group, GroupTick(), come_s + patience_s - 0.1)
     assert not actions
-    _, actions = membership.step(group, Tick(), come_s + patience_s)
+    _, actions = membership.step(group, GroupTick(), come_s + patience_s)
     assert {action.order for action in actions if isinstance(action, Tell)} == {
         Kill(1, worker) for worker in ("n00000.0.0", "n00001.0.0")
     }

@@ -12,7 +12,7 @@ from hypothesis import given
 from elastic.protocol.messages import Generation, Kind, Laggard, Member, Plan, Report
 from elastic.protocol.recovery_plan import (
     AllLost,
-    Kept,
+    KeptState,
     LossPlan,
     NotYet,
     decide_loss,
@@ -298,14 +298,14 @@ def entry(step: int, generation: int = 1) -> str:
 
 def test_a_job_goes_on_from_the_newest_that_a_machine_holds_and_with_those_who_hold_it() -> None:
     kept = newest_kept({"a": entry(10), "b": entry(20), "c": "", "d": entry(20)}, checkpoint="", began="")
-    assert kept == Kept(entry(20), ("b", "d"), memory=True)
-    assert newest_kept({"a": entry(20, 2), "b": entry(20, 3)}, "", "") == Kept(entry(20, 3), ("b",), memory=True)
+    assert kept == KeptState(entry(20), ("b", "d"), memory=True)
+    assert newest_kept({"a": entry(20, 2), "b": entry(20, 3)}, "", "") == KeptState(entry(20, 3), ("b",), memory=True)
 
 
 def test_a_newer_checkpoint_is_everybodys_and_of_the_same_step_a_snapshot_is_nearer() -> None:
     snapshots = {"a": entry(10), "b": ""}
-    assert newest_kept(snapshots, entry(11), "") == Kept(entry(11), ("a", "b"), memory=False)
-    assert newest_kept(snapshots, entry(10), "") == Kept(entry(10), ("a",), memory=True)
+    assert newest_kept(snapshots, entry(11), "") == KeptState(entry(11), ("a", "b"), memory=False)
+    assert newest_kept(snapshots, entry(10), "") == KeptState(entry(10), ("a",), memory=True)
 
 
 @pytest.mark.parametrize(

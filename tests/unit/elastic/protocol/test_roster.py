@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 
-from elastic.protocol.membership.group import Roster, Seen
+from elastic.protocol.membership.group import Roster, WorkerView
 from elastic.protocol.messages import Member
 
 GENERATIONS = range(4)
 
 
-def seen(worker: str, entered: int) -> Seen:
-    return Seen(Member(worker, "a", "host", 1, 0), slot=0, pid=1, numerics="", entered=entered)
+def seen(worker: str, entered: int) -> WorkerView:
+    return WorkerView(Member(worker, "a", "host", 1, 0), slot=0, pid=1, numerics="", entered=entered)
 
 
 def agrees(roster: Roster) -> bool:

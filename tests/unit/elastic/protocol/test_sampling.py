@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elastic.errors import ConfigError
-from elastic.protocol.sampling import Plan, Weights, permute
+from elastic.protocol.sampling import SamplePlan, Weights, permute
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -72,7 +72,7 @@ def test_neighbours_do_not_stay_together() -> None:
 
 
 def test_a_dataset_of_any_size_takes_the_memory_of_the_batch() -> None:
-    plan = Plan(10**12, 1024, 8, seed=3, shuffle=True)
+    plan = SamplePlan(10**12, 1024, 8, seed=3, shuffle=True)
     plan.indices(0, 0, 0)
     tracemalloc.start()
     samples = [sample for shard in range(8) for sample in plan.indices(0, plan.steps - 1, shard)]
@@ -98,7 +98,7 @@ def test_places_of_an_order_too_long_to_hold_have_samples_of_their_own(n: int) -
 
 
 plans = st.builds(
-    lambda length, shards, more, seed, shuffle, tail: Plan(
+    lambda length, shards, more, seed, shuffle, tail: SamplePlan(
         max(length, shards + more) if tail == "drop" else length, shards + more, shards, seed, shuffle, tail
     ),
     st.integers(1, 200),
@@ -112,7 +112,7 @@ plans = st.builds(
 
 @patient
 @given(plans, st.integers(0, 3))
-def test_an_epochs_plan_hands_out_each_sample_exactly_once(plan: Plan, epoch: int) -> None:
+def test_an_epochs_plan_hands_out_each_sample_exactly_once(plan: SamplePlan, epoch: int) -> None:
     handed = Counter(
         sample
         for step in range(plan.steps)
@@ -129,20 +129,20 @@ def test_an_epochs_plan_hands_out_each_sample_exactly_once(plan: Plan, epoch: in
 
 
 def test_the_padding_is_the_start_of_the_same_order() -> None:
-    plan = Plan(10, 4, 2, seed=1, shuffle=True, tail="pad")
+    plan = SamplePlan(10, 4, 2, seed=1, shuffle=True, tail="pad")
     assert plan.steps == 3
     assert plan.indices(0, 2, 1) == plan.indices(0, 0, 0)
 
 
 def test_without_shuffling_the_order_is_the_datasets() -> None:
-    plan = Plan(10, 5, 2)
+    plan = SamplePlan(10, 5, 2)
     assert [plan.indices(epoch, 1, shard) for epoch in (0, 1) for shard in (0, 1)] == [[5, 6, 7], [8, 9]] * 2
 
 
 @patient
 @given(st.integers(1, 40), st.integers(0, 300))
 def test_the_first_shards_get_one_more(shards: int, more: int) -> None:
-    plan = Plan(10**6, shards + more, shards)
+    plan = SamplePlan(10**6, shards + more, shards)
     sizes = [len(plan.indices(0, 0, shard)) for shard in range(shards)]
     assert sum(sizes) == shards + more
     assert sizes == sorted(sizes, reverse=True)
@@ -150,7 +150,7 @@ def test_the_first_shards_get_one_more(shards: int, more: int) -> None:
 
 
 def test_what_is_handed_out_belongs_to_the_caller() -> None:
-    plan = Plan(100, 10, 2, shuffle=True)
+    plan = SamplePlan(100, 10, 2, shuffle=True)
     mine = plan.indices(0, 0, 0)
     before = list(mine)
     mine.clear()
@@ -171,11 +171,11 @@ def test_what_is_handed_out_belongs_to_the_caller() -> None:
 )
 def test_what_cannot_be_planned_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        replace(Plan(100, 8, 4), **change)
+        replace(SamplePlan(100, 8, 4), **change)
 
 
 def test_a_small_dataset_can_be_padded() -> None:
-    plan = Plan(3, 8, 2, tail="pad")
+    plan = SamplePlan(3, 8, 2, tail="pad")
     assert plan.steps == 1
     assert plan.indices(0, 0, 0) + plan.indices(0, 0, 1) == [0, 1, 2, 0, 1, 2, 0, 1]
 
@@ -183,7 +183,7 @@ def test_a_small_dataset_can_be_padded() -> None:
 @pytest.mark.parametrize(("step", "shard"), [(-1, 0), (12, 0), (0, -1), (0, 4)])
 def test_places_outside_the_plan_are_refused(step: int, shard: int) -> None:
     with pytest.raises(IndexError):
-        Plan(100, 8, 4).indices(0, step, shard)
+        SamplePlan(100, 8, 4).indices(0, step, shard)
 
 
 # Weights
@@ -191,7 +191,7 @@ def test_places_outside_the_plan_are_refused(step: int, shard: int) -> None:
 
 def drawn(weights: Any, epochs: int = 1, seed: int = 0) -> Counter[int]:
     """How often each sample was drawn."""
-    plan = Plan(len(weights), len(weights), 1, seed, weights=Weights(weights))
+    plan = SamplePlan(len(weights), len(weights), 1, seed, weights=Weights(weights))
     return Counter(sample for epoch in range(epochs) for sample in plan.indices(epoch, 0, 0))
 
 
@@ -212,12 +212,15 @@ def test_a_sample_without_weight_is_never_drawn() -> None:
 
 def test_weights_in_another_unit_draw_the_same_samples() -> None:
     weights = np.random.default_rng(0).random(300)
-    one, other = Plan(300, 300, 1, weights=Weights(weights)), Plan(300, 300, 1, weights=Weights(weights * 4))
+    one, other = (
+        SamplePlan(300, 300, 1, weights=Weights(weights)),
+        SamplePlan(300, 300, 1, weights=Weights(weights * 4)),
+    )
     assert one.indices(3, 0, 0) == other.indices(3, 0, 0)
 
 
 def test_draws_are_part_of_the_format() -> None:
-    plan = Plan(6, 6, 2, seed=7, weights=Weights([1, 2, 3, 4, 5, 6]))
+    plan = SamplePlan(6, 6, 2, seed=7, weights=Weights([1, 2, 3, 4, 5, 6]))
     assert [plan.indices(epoch, 0, shard) for epoch in (0, 9) for shard in (0, 1)] == [
         [5, 5, 4],
         [5, 5, 5],
@@ -230,8 +233,8 @@ def test_draws_are_part_of_the_format() -> None:
 @given(st.integers(1, 9), st.integers(0, 20), st.integers(0, 3), st.sampled_from(["drop", "pad"]))
 def test_a_place_draws_the_same_sample_however_the_batch_is_cut(shards: int, more: int, epoch: int, tail: Any) -> None:
     weights = Weights(np.arange(1, 101))
-    plan = Plan(100, shards + more, shards, 5, False, tail, weights)
-    one = Plan(100, 100, 1, 5, weights=weights)
+    plan = SamplePlan(100, shards + more, shards, 5, False, tail, weights)
+    one = SamplePlan(100, 100, 1, 5, weights=weights)
     cut = [s for step in range(plan.steps) for shard in range(shards) for s in plan.indices(epoch, step, shard)]
     assert cut[:100] == one.indices(epoch, 0, 0)[: len(cut)]
 
@@ -240,7 +243,7 @@ def test_two_sources_are_mixed_by_rate() -> None:
     """As docs/api.md says it: 3 of 10 samples from the first source, whatever its length."""
     lengths, rates = [50, 2000], [0.3, 0.7]
     weights = np.concatenate([np.full(n, rate / n) for n, rate in zip(lengths, rates, strict=True)])
-    plan = Plan(2050, 1000, 4, weights=Weights(weights))
+    plan = SamplePlan(2050, 1000, 4, weights=Weights(weights))
     steps = [(epoch, step) for epoch in range(20) for step in range(plan.steps)]
     first = sum(s < 50 for at in steps for shard in range(4) for s in plan.indices(*at, shard))
     draws = 1000 * len(steps)
@@ -248,7 +251,7 @@ def test_two_sources_are_mixed_by_rate() -> None:
 
 
 def test_drawing_takes_the_memory_of_the_batch_beside_that_of_the_weights() -> None:
-    plan = Plan(10**6, 1024, 8, weights=Weights(np.ones(10**6)))
+    plan = SamplePlan(10**6, 1024, 8, weights=Weights(np.ones(10**6)))
     plan.indices(0, 0, 0)
     tracemalloc.start()
     samples = [sample for shard in range(8) for sample in plan.indices(0, plan.steps - 1, shard)]
@@ -274,23 +277,23 @@ def test_drawing_takes_the_memory_of_the_batch_beside_that_of_the_weights() -> N
 )
 def test_bad_weights_are_refused_by_name(weights: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Plan(3, 3, 1, weights=Weights(weights))
+        SamplePlan(3, 3, 1, weights=Weights(weights))
 
 
 def test_what_is_drawn_cannot_be_shuffled_besides() -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
-        Plan(3, 3, 1, shuffle=True, weights=Weights([1, 2, 3]))
+        SamplePlan(3, 3, 1, shuffle=True, weights=Weights([1, 2, 3]))
 
 
 def test_what_a_plan_is_about_says_all_that_decides_the_samples() -> None:
     weights = Weights([1, 2, 3])
-    assert Plan(3, 3, 1, seed=5).about() == {
+    assert SamplePlan(3, 3, 1, seed=5).about() == {
         "order": "in order",
         "samples": 3,
         "batch_size": 3,
         "shards": 1,
         "tail": "drop",
     }
-    about = Plan(3, 3, 1, seed=5, weights=weights).about()
+    about = SamplePlan(3, 3, 1, seed=5, weights=weights).about()
     assert (about["order"], about["seed"], about["weights"]) == ("weighted", 5, weights.digest)
     assert weights.digest != Weights([1, 2, 4]).digest

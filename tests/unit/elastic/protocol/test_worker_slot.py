@@ -26,12 +26,12 @@ class Life:
     def __init__(self, job: JobSpec | None = None) -> None:
         self.slot = sv.new("a", 0, job or spec(), 0)
         self.said: list[SlotGivenUp | WorkerDead] = []
-        self.told: list[sv.Tell] = []
+        self.told: list[sv.TellLeader] = []
 
     def tell(self, now_s: float, event: sv.Event) -> list[str]:
         self.slot, actions = sv.step(self.slot, event, now_s)
-        self.told += [action for action in actions if isinstance(action, sv.Tell)]
-        return [self._word(action) for action in actions if not isinstance(action, sv.Tell)]
+        self.told += [action for action in actions if isinstance(action, sv.TellLeader)]
+        return [self._word(action) for action in actions if not isinstance(action, sv.TellLeader)]
 
     def _word(self, action: sv.Action) -> str:
         match action:
@@ -39,7 +39,7 @@ class Life:
                 return f"spawn {worker_id}{' again' if restarted else ''}"
             case sv.Signal(number):
                 return number.name
-            case sv.Say(word):
+            case sv.SayTo(word):
                 assert isinstance(word, SlotGivenUp | WorkerDead)
                 self.said.append(word)
                 return type(word).__name__
@@ -51,7 +51,7 @@ class Life:
         assert self.tell(now_s, sv.Due()), "no worker was due"
         self.tell(now_s, sv.Spawned(100 + self.slot.incarnation))
         if joined:
-            self.tell(now_s, sv.Joined())
+            self.tell(now_s, sv.WorkerJoined())
         if served:
             self.tell(now_s, sv.Served())
 
@@ -85,7 +85,7 @@ def test_a_death_is_said_when_it_begins_once_and_the_replacement_waits_for_its_e
     assert life.tell(2.0, sv.Exited(KILLED)) == ["WorkerDead"], "the next one has a death of its own"
 
 
-@pytest.mark.parametrize("leaving", [sv.MayLeave(), sv.JobOver(complete=True), sv.Stop()])
+@pytest.mark.parametrize("leaving", [sv.MayLeave(), sv.JobOver(complete=True), sv.StopSlot()])
 def test_a_worker_that_may_go_dies_when_it_is_gone(leaving: sv.Event) -> None:
     life = Life()
     life.live(0.0)
@@ -135,7 +135,7 @@ def test_exits_by_the_script_are_forgiven_max_restarts_times() -> None:
         assert life.tell(100.0 * incarnation + 1, sv.Exited(1)) == ["WorkerDead"]
     life.live(400.0)
     assert life.tell(401.0, sv.Exited(1)) == ["WorkerDead", "SlotGivenUp"]
-    assert (life.given_up.exit_code, life.slot.phase) == (1, sv.Phase.OVER)
+    assert (life.given_up.exit_code, life.slot.phase) == (1, sv.SlotPhase.OVER)
     assert "max_restarts=3" in life.given_up.because
 
 
@@ -179,8 +179,8 @@ def test_of_each_worker_that_its_script_ends_and_that_is_replaced_it_is_told_whe
     )
     life.tell(11.0, sv.Exited(1, log))
     assert life.told == [
-        sv.Tell("a.0.0", "exited with 1 at ValueError train.py:7 step 3", "Traceback: boom"),
-        sv.Tell("a.0.1", "exited with 1 at /home/a/train.py:5", log),
+        sv.TellLeader("a.0.0", "exited with 1 at ValueError train.py:7 step 3", "Traceback: boom"),
+        sv.TellLeader("a.0.1", "exited with 1 at /home/a/train.py:5", log),
     ]
     life.live(20.0)
     life.tell(21.0, sv.Exited(KILLED))
@@ -193,21 +193,21 @@ def test_of_each_worker_that_its_script_ends_and_that_is_replaced_it_is_told_whe
     life.tell(1.0, sv.Raised("KeyboardInterrupt train.py:7 step 3", "Traceback: stopped"))
     life.tell(2.0, sv.Exited(-signal.SIGINT))
     assert life.told == [
-        sv.Tell("a.0.0", "killed by SIGINT at KeyboardInterrupt train.py:7 step 3", "Traceback: stopped")
+        sv.TellLeader("a.0.0", "killed by SIGINT at KeyboardInterrupt train.py:7 step 3", "Traceback: stopped")
     ], "it has raised, whatever ended it then"
     life = Life(spec())
     life.live(0.0)
     life.tell(1.0, sv.Exited(-signal.SIGABRT, "Fatal Python error"))
-    assert life.told == [sv.Tell("a.0.0", "killed by SIGABRT", "Fatal Python error")]
+    assert life.told == [sv.TellLeader("a.0.0", "killed by SIGABRT", "Fatal Python error")]
 
 
 def test_what_a_script_raises_behind_a_complete_job_is_told() -> None:
     log = 'Traceback (most recent call last):\n  File "/home/a/train.py", line 9, in <module>\nValueError: late\n'
-    late = sv.Tell("a.0.0", "exited with 1 at /home/a/train.py:9", log, replaced=False)
-    cases: list[tuple[list[sv.Event], list[sv.Tell]]] = [
+    late = sv.TellLeader("a.0.0", "exited with 1 at /home/a/train.py:9", log, replaced=False)
+    cases: list[tuple[list[sv.Event], list[sv.TellLeader]]] = [
         ([sv.MayLeave(), sv.JobOver(complete=True)], [late]),
         ([sv.JobOver(complete=False)], []),
-        ([sv.MayLeave(), sv.JobOver(complete=True), sv.Stop()], []),
+        ([sv.MayLeave(), sv.JobOver(complete=True), sv.StopSlot()], []),
     ]
     for ends, told in cases:
         life = Life()
@@ -215,7 +215,7 @@ def test_what_a_script_raises_behind_a_complete_job_is_told() -> None:
         for event in ends:
             life.tell(1.0, event)
         life.tell(2.0, sv.Exited(1, log))
-        assert (life.told, life.slot.phase) == (told, sv.Phase.OVER)
+        assert (life.told, life.slot.phase) == (told, sv.SlotPhase.OVER)
 
 
 def test_a_kill_between_two_equal_exceptions_does_not_hide_them() -> None:
@@ -264,7 +264,7 @@ def test_a_finished_or_released_worker_leaves_for_good() -> None:
     life.live(0.0)
     life.tell(1.0, sv.MayLeave())
     assert life.tell(2.0, sv.Exited(0)) == ["WorkerDead"]
-    assert life.slot.phase is sv.Phase.OVER
+    assert life.slot.phase is sv.SlotPhase.OVER
     assert life.slot.deadline_s == math.inf
 
 
@@ -323,18 +323,18 @@ def test_a_thawed_newcomer_and_a_frozen_member_are_left_alone() -> None:
 def test_stop_asks_first_and_kills_after_the_grace() -> None:
     life = Life()
     life.live(0.0)
-    assert life.tell(10.0, sv.Stop()) == ["SIGTERM"]
+    assert life.tell(10.0, sv.StopSlot()) == ["SIGTERM"]
     assert life.tell(12.9, sv.Due()) == []
     assert life.tell(13.0, sv.Due()) == ["SIGKILL"]
     assert life.tell(13.1, sv.Exited(KILLED)) == ["WorkerDead"]
-    assert life.slot.phase is sv.Phase.OVER
+    assert life.slot.phase is sv.SlotPhase.OVER
 
 
 def test_stop_and_job_over_end_a_slot_that_waits() -> None:
-    for event in (sv.Stop(), sv.JobOver(complete=True)):
+    for event in (sv.StopSlot(), sv.JobOver(complete=True)):
         life = Life()
         assert life.tell(0.0, event) == []
-        assert life.slot.phase is sv.Phase.OVER
+        assert life.slot.phase is sv.SlotPhase.OVER
         assert life.tell(60.0, sv.Due()) == []
 
 
@@ -376,16 +376,16 @@ def test_an_interrupt_reaches_a_finished_worker_that_takes_its_time() -> None:
     life.live(0.0)
     life.tell(1.0, sv.MayLeave())
     life.tell(2.0, sv.JobOver(complete=True))
-    assert life.tell(9.0, sv.Stop()) == ["SIGTERM"]
+    assert life.tell(9.0, sv.StopSlot()) == ["SIGTERM"]
 
 
 def test_a_worker_of_a_node_that_leaves_is_not_replaced_until_the_node_stays() -> None:
     life = Life(spec(max_restarts=0))
     life.live(0.0)
     assert life.tell(1.0, sv.NodeLeaves()) == []
-    life.tell(2.0, sv.Released())
+    life.tell(2.0, sv.WorkerReleased())
     assert life.tell(3.0, sv.Exited(0)) == ["WorkerDead"]
-    assert life.slot.phase is sv.Phase.AWAY and life.tell(100.0, sv.Due()) == []
+    assert life.slot.phase is sv.SlotPhase.AWAY and life.tell(100.0, sv.Due()) == []
     life.tell(200.0, sv.NodeStays())
     assert life.tell(200.0, sv.Due()) == ["spawn a.0.1 again"]
 
@@ -396,13 +396,13 @@ def test_whatever_ends_a_worker_of_a_node_that_leaves_costs_no_restart(status: i
     life.live(0.0)
     life.tell(1.0, sv.NodeLeaves())
     assert life.tell(2.0, sv.Exited(status)) == ["WorkerDead"]
-    assert (life.slot.phase, life.slot.script_exits) == (sv.Phase.AWAY, 0)
+    assert (life.slot.phase, life.slot.script_exits) == (sv.SlotPhase.AWAY, 0)
 
 
 def test_a_worker_that_was_released_for_nothing_is_replaced() -> None:
     life = Life(spec(replace=False))
     life.live(0.0)
-    for event in (sv.NodeLeaves(), sv.Released(), sv.NodeStays()):
+    for event in (sv.NodeLeaves(), sv.WorkerReleased(), sv.NodeStays()):
         life.tell(1.0, event)
     assert life.tell(2.0, sv.Exited(0)) == ["WorkerDead"]
     assert life.tell(2.0, sv.Due()) == ["spawn a.0.1 again"]
@@ -413,9 +413,9 @@ def test_a_slot_that_waits_when_its_node_leaves_starts_nothing() -> None:
     life.tell(0.0, sv.NodeLeaves())
     assert life.tell(0.0, sv.Due()) == [] and life.slot.deadline_s == math.inf
     life.tell(5.0, sv.JobOver(complete=True))
-    assert life.slot.phase is sv.Phase.OVER
+    assert life.slot.phase is sv.SlotPhase.OVER
     life.tell(6.0, sv.NodeStays())
-    assert life.slot.phase is sv.Phase.OVER
+    assert life.slot.phase is sv.SlotPhase.OVER
 
 
 def test_a_slot_that_was_given_up_does_not_come_back_with_its_node() -> None:
@@ -424,10 +424,10 @@ def test_a_slot_that_was_given_up_does_not_come_back_with_its_node() -> None:
     assert life.tell(1.0, sv.Exited(1, "boom")) == ["WorkerDead", "SlotGivenUp"]
     life.tell(2.0, sv.NodeLeaves())
     life.tell(3.0, sv.NodeStays())
-    assert life.slot.phase is sv.Phase.OVER
+    assert life.slot.phase is sv.SlotPhase.OVER
 
 
-@pytest.mark.parametrize("end", [sv.Stop(), sv.JobOver(complete=True)])
+@pytest.mark.parametrize("end", [sv.StopSlot(), sv.JobOver(complete=True)])
 def test_a_worker_that_comes_when_its_job_has_ended_is_killed(end: sv.Event) -> None:
     """A fork is asked for and answered later."""
     life = Life()
@@ -435,11 +435,11 @@ def test_a_worker_that_comes_when_its_job_has_ended_is_killed(end: sv.Event) -> 
     assert life.tell(1, end) == []
     assert life.tell(2, sv.Spawned(100)) == ["SIGKILL"]
     assert life.tell(3, sv.Exited(KILLED)) == ["WorkerDead"]
-    assert life.slot.phase is sv.Phase.OVER
+    assert life.slot.phase is sv.SlotPhase.OVER
 
 
 def test_a_start_that_fails_when_its_job_has_ended_is_no_news() -> None:
     life = Life()
     life.tell(0, sv.Due())
-    life.tell(1, sv.Stop())
+    life.tell(1, sv.StopSlot())
     assert life.tell(2, sv.SpawnFailed("no program")) == []

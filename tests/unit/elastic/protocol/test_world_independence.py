@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from elastic.protocol.reduction_tree import Node, covers_exactly, next_fold
-from elastic.protocol.sampling import Plan
+from elastic.protocol.sampling import SamplePlan
 from runtime.reduction.gradient_harvest import Harvest
 from runtime.reduction.partial_sum import Partial, fold
 from runtime.state.training_state import Carrier, Values
@@ -59,7 +59,7 @@ class Worker:
         self.carrier.freeze()
         self.harvest = Harvest(self.carrier.parameters(), self.carrier.float_buffers(), self.carrier.int_buffers())
 
-    def roots(self, plan: Plan, step: int, shards: Sequence[int]) -> list[Partial]:
+    def roots(self, plan: SamplePlan, step: int, shards: Sequence[int]) -> list[Partial]:
         """Compute these shards in this order, folding as soon as siblings are there."""
         self.harvest.begin_pass(5, step, 0)
         held: dict[Node, Partial] = {}
@@ -114,7 +114,7 @@ Ownership = Sequence[Sequence[int]]
 
 def train(ownership_of: Sequence[Ownership], workers: list[Worker]) -> str:
     """Train, check that all workers are identical after every step, and return digest and losses."""
-    plan = Plan(SAMPLES, BATCH, SHARDS, seed=3, shuffle=True)
+    plan = SamplePlan(SAMPLES, BATCH, SHARDS, seed=3, shuffle=True)
     losses = []
     for step, ownership in enumerate(ownership_of):
         roots = [root for worker, own in zip(workers, ownership, strict=True) for root in worker.roots(plan, step, own)]
@@ -144,7 +144,7 @@ def test_a_worker_without_shards_holds_the_same_bits() -> None:
 
 def test_other_sums_than_the_trees_would_show() -> None:
     """Otherwise the tests above could not fail: the same gradients added from left to right train other bits."""
-    plan = Plan(SAMPLES, BATCH, SHARDS, seed=3, shuffle=True)
+    plan = SamplePlan(SAMPLES, BATCH, SHARDS, seed=3, shuffle=True)
     worker = Worker()
     for step in range(STEPS):
         total, *others = [worker.roots(plan, step, [shard])[0] for shard in range(SHARDS)]
@@ -173,7 +173,7 @@ def test_it_does_not_matter_who_computes_which_shard_when(ownership_of: list[Own
 
 def test_a_newcomer_with_a_copy_of_the_state_is_a_member_like_any_other() -> None:
     """4 workers, then 3, 1, 2 and 4: each newcomer starts from other weights and copies a survivor's state."""
-    plan = Plan(SAMPLES, BATCH, SHARDS, seed=3, shuffle=True)
+    plan = SamplePlan(SAMPLES, BATCH, SHARDS, seed=3, shuffle=True)
     workers: list[Worker] = []
     for step, world_size in enumerate((4, 3, 1, 2, 4, 4)):
         workers = workers[:world_size]
@@ -198,7 +198,7 @@ def test_a_newcomer_with_a_copy_of_the_state_is_a_member_like_any_other() -> Non
 
 def test_a_shard_computed_again_after_an_interruption_changes_nothing() -> None:
     """The orphans of a lost worker are run by the others, on top of what they already folded."""
-    plan = Plan(SAMPLES, BATCH, SHARDS, seed=3, shuffle=True)
+    plan = SamplePlan(SAMPLES, BATCH, SHARDS, seed=3, shuffle=True)
     survivors = [Worker(), Worker()]
     for step in range(STEPS):
         lost = Worker()

@@ -23,7 +23,7 @@ from elastic.errors import Disagree, NoMemory, RingBroken
 from runtime.reduction.over_mesh import exchange, exchange_native
 from runtime.reduction.partial_sum import Partial
 from runtime.reduction.schedule import ALIGN
-from runtime.ring.frames import _HEAD, _MAGIC, Frame, Kind, Link, LinkError
+from runtime.ring.frames import _HEAD, _MAGIC, Frame, FrameKind, LinkError, PeerLink
 from runtime.ring.handshake import (
     Hello,
     HelloRefused,
@@ -167,7 +167,7 @@ def frame(kind: int, payload: bytes = b"", *, term: int = 0, piece: int = 0, op:
 @given(mutated(st.just(frame(1, b"header") + frame(2, b"abcd") + frame(4))) | st.binary(max_size=80))
 def test_frames_are_read_or_the_peer_is_named(data: bytes) -> None:
     left, right = socket.socketpair()
-    with left, closing(Link("b", right, 1)) as link:
+    with left, closing(PeerLink("b", right, 1)) as link:
         left.sendall(data)
         left.close()
         taker = Taker()
@@ -215,17 +215,17 @@ def reduce(ring: Ring, native: bool = False) -> None:
 def headers(whole: dict[str, Any]) -> st.SearchStrategy[bytes]:
     """Damaged headers in whole frames."""
     return (mutated(st.just(json.dumps(whole).encode())) | json_bytes() | documents(whole)).map(
-        lambda encoded: frame(Kind.HEADER, encoded)
+        lambda encoded: frame(FrameKind.HEADER, encoded)
     )
 
 
 def odd(**fields: object) -> bytes:
-    return frame(Kind.HEADER, json.dumps({**HEADER, **fields}).encode())
+    return frame(FrameKind.HEADER, json.dumps({**HEADER, **fields}).encode())
 
 
 @few
 @given(headers(HEADER), st.booleans())
-@example(frame(Kind.HEADER, DEEP), False)
+@example(frame(FrameKind.HEADER, DEEP), False)
 @example(odd(units=float("inf")), False)
 @example(odd(groups={"float32": float("inf")}), False)
 @example(odd(groups={"float32": float("nan")}), False)
@@ -240,16 +240,16 @@ def test_a_header_of_a_reduction_is_read_or_breaks_the_ring(data: bytes, native:
 
 @few
 @given(headers(NATIVE))
-@example(frame(Kind.HEADER, json.dumps({**NATIVE, "terms": {}}).encode()))
+@example(frame(FrameKind.HEADER, json.dumps({**NATIVE, "terms": {}}).encode()))
 def test_a_header_of_a_native_reduction_is_read_or_breaks_the_ring(data: bytes) -> None:
     with against(data) as ring, pytest.raises((RingBroken, Disagree)):
         reduce(ring, native=True)
 
 
 WHOLE = (
-    frame(Kind.HEADER, ENCODED)
-    + frame(Kind.SCATTER, struct.pack("<f", 2.0) * ALIGN)
-    + frame(Kind.GATHER, struct.pack("<f", 3.0) * ALIGN)
+    frame(FrameKind.HEADER, ENCODED)
+    + frame(FrameKind.SCATTER, struct.pack("<f", 2.0) * ALIGN)
+    + frame(FrameKind.GATHER, struct.pack("<f", 3.0) * ALIGN)
 )
 
 
@@ -260,7 +260,7 @@ def test_what_is_damaged_below_is_whole() -> None:
 
 @few
 @given(mutated(st.just(WHOLE)))
-@example(WHOLE[: len(frame(Kind.HEADER, ENCODED)) + 60])
+@example(WHOLE[: len(frame(FrameKind.HEADER, ENCODED)) + 60])
 @example(WHOLE[:-7])
 def test_frames_of_a_reduction_are_taken_or_break_the_ring(data: bytes) -> None:
     with against(data) as ring, suppress(RingBroken, Disagree):

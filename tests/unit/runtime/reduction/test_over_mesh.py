@@ -21,7 +21,7 @@ from runtime.reduction import over_mesh
 from runtime.reduction.over_mesh import Headers, Sums, exchange, exchange_native
 from runtime.reduction.partial_sum import Json, Partial, fold
 from runtime.reduction.schedule import DTYPES, pieces
-from runtime.ring.frames import Frame, Kind, Link, Payload
+from runtime.ring.frames import Frame, FrameKind, Payload, PeerLink
 from runtime.ring.ring import Ring
 from tests.unit.rings import GENEROUS_S, build_all, everyone, listeners, rings, wait_until
 
@@ -247,8 +247,8 @@ def test_a_peer_lost_in_the_middle_of_the_data_is_named() -> None:
         header = json.dumps(
             {"worker_id": "w1", "generation": 1, "op": 0, "units": 2, "groups": {"float32": 100_000}, "terms": terms}
         ).encode()
-        link.send(Frame(Kind.HEADER, 1, 0, len(header)), header)
-        link.send(Frame(Kind.SCATTER, 1, 0, 512), bytes(512))
+        link.send(Frame(FrameKind.HEADER, 1, 0, len(header)), header)
+        link.send(Frame(FrameKind.SCATTER, 1, 0, 512), bytes(512))
         link.flush()
         wait_until(lambda: not link.unsent)
         built[1].close()
@@ -260,13 +260,13 @@ def test_a_peer_lost_in_the_middle_of_the_data_is_named() -> None:
 @pytest.mark.parametrize(
     ("frame", "payload"),
     [
-        (Frame(Kind.SCATTER, 1, 0, 4), b"data"),
-        (Frame(Kind.GATHER, 1, 0, 4), b"data"),
-        (Frame(Kind.HEADER, 1, 0, 2), b"{}"),
-        (Frame(Kind.HEADER, 1, 0, 3), b"[1]"),
-        (Frame(Kind.HEADER, 1, 0, 1 << 40), b""),
-        (Frame(Kind.HEADER, 2, 0, 2), b"{}"),
-        (Frame(Kind.HEADER, 1, 5, 2), b"{}"),
+        (Frame(FrameKind.SCATTER, 1, 0, 4), b"data"),
+        (Frame(FrameKind.GATHER, 1, 0, 4), b"data"),
+        (Frame(FrameKind.HEADER, 1, 0, 2), b"{}"),
+        (Frame(FrameKind.HEADER, 1, 0, 3), b"[1]"),
+        (Frame(FrameKind.HEADER, 1, 0, 1 << 40), b""),
+        (Frame(FrameKind.HEADER, 2, 0, 2), b"{}"),
+        (Frame(FrameKind.HEADER, 1, 5, 2), b"{}"),
     ],
     ids=["data first", "sum first", "empty header", "a list", "huge", "other generation", "later operation"],
 )
@@ -299,7 +299,7 @@ def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data:
     """In several attempts, in each of which others may hold the leaves; nothing moves that is there already."""
     world_size = data.draw(st.integers(2, 4), "members")
     sums: list[Sums] = []
-    moved: list[tuple[str, str, Kind, int]] = []
+    moved: list[tuple[str, str, FrameKind, int]] = []
 
     def attempt(ring: Ring, owners: Sequence[int], again: bool) -> Partial | None:
         leaves = [(unit, unit + 1) for unit, owner in enumerate(owners) if owner == ring.rank]
@@ -321,14 +321,14 @@ def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data:
             return None
         return result
 
-    def noted(link: Link, make: Callable[[Link], tuple[Frame, Payload] | None] = Link._next) -> Any:
+    def noted(link: PeerLink, make: Callable[[PeerLink], tuple[Frame, Payload] | None] = PeerLink._next) -> Any:
         item = make(link)
         if item is not None:
             moved.append((names[link], link.peer, item[0].kind, item[0].piece))
         return item
 
     with listeners([f"w{rank}" for rank in range(world_size)]) as opened, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Link, "_next", noted)
+        patch.setattr(PeerLink, "_next", noted)
         for number in range(1, 4):
             first, last = number == 1, number == 3
             # All of it before there are rings: where too much was drawn, the example ends in the middle of a draw.
@@ -349,8 +349,8 @@ def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data:
             results = everyone([partial(attempt, ring, owners, not first) for ring in built])
             for sender, to, kind, piece in moved:
                 rank = int(to[1:])
-                assert kind is not Kind.GATHER or piece >= before[rank].get(sender, 0)
-                assert kind is not Kind.SCATTER or piece >= before[rank].get(to, 0)
+                assert kind is not FrameKind.GATHER or piece >= before[rank].get(sender, 0)
+                assert kind is not FrameKind.SCATTER or piece >= before[rank].get(to, 0)
             for ring in built:
                 ring.close()
     for result in results:
@@ -408,7 +408,7 @@ def test_a_member_that_holds_what_cannot_be_breaks_the_ring(held: Json) -> None:
         said = {"worker_id": "w1", "generation": 1, "op": 0, "units": 2, "groups": {"float32": 10}, "terms": []}
         body = json.dumps({**said, "held": held}).encode()
         link = other.links["w0"]
-        link.send(Frame(Kind.HEADER, 1, 0, len(body)), body)
+        link.send(Frame(FrameKind.HEADER, 1, 0, len(body)), body)
         link.flush()
         honest()
 

@@ -18,7 +18,7 @@ from elastic.protocol.messages import Generation, Kind, Member, Plan
 from elastic.protocol.worker_state import Event, RingBuilt, RingFailed
 from runtime.ring import process_group
 from runtime.ring.nccl import check_device
-from runtime.ring.process_group import Group, Work, meeting
+from runtime.ring.process_group import PendingWork, TransportGroup, meeting
 from runtime.ring.ring_set import FAILURES_MAX, Rings
 from runtime.ring.transport import Meet, Meeting, Transport
 from tests.unit.gloo import GlooGroup
@@ -77,7 +77,7 @@ def test_the_store_listens_on_its_own_address_only() -> None:
 def test_a_member_that_does_not_come_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_group, "CONNECT_S", 0.3)
 
-    def make(store: Store, rank: int, world_size: int, generation: int, device: torch.device) -> Group:
+    def make(store: Store, rank: int, world_size: int, generation: int, device: torch.device) -> TransportGroup:
         store.get("of rank 1")
         raise AssertionError
 
@@ -201,7 +201,7 @@ def test_nobody_waits_at_the_store_when_the_generation_is_over(monkeypatch: pyte
     monkeypatch.setattr(process_group, "CONNECT_S", 10 * GENEROUS_S)
     waits = threading.Semaphore(0)
 
-    def make(store: Store, rank: int, world_size: int, generation: int, device: torch.device) -> Group:
+    def make(store: Store, rank: int, world_size: int, generation: int, device: torch.device) -> TransportGroup:
         waits.release()
         store.get("of nobody")
         raise AssertionError
@@ -230,7 +230,7 @@ def test_a_greeting_that_nobody_answers_ends_with_its_generation(monkeypatch: py
     class Silent:
         """A group whose exchange never ends."""
 
-        def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], /) -> Work:
+        def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], /) -> PendingWork:
             greets.set()
             return self
 

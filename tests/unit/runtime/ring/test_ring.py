@@ -17,7 +17,7 @@ from elastic.errors import BuildFailed, GenerationEnded, RingBroken
 from runtime.reduction.over_mesh import exchange
 from runtime.reduction.partial_sum import Partial
 from runtime.ring import listener as listener_module
-from runtime.ring.frames import Frame, Kind, Link, LinkError
+from runtime.ring.frames import Frame, FrameKind, LinkError, PeerLink
 from runtime.ring.handshake import Hello
 from runtime.ring.listener import MAX_UNCHECKED_OF_A_HOST
 from runtime.ring.ring import Peer, Ring
@@ -281,7 +281,7 @@ class Late:
 
     op = 0
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: PeerLink) -> None:
         self._link = link
 
     def needs(self, peer: str) -> bool:
@@ -289,7 +289,7 @@ class Late:
 
     def advance(self) -> bool:
         if self._link.ended:
-            self._link.send(Frame(Kind.GATHER, 1, 0, 4), b"data")
+            self._link.send(Frame(FrameKind.GATHER, 1, 0, 4), b"data")
         return bool(self._link.ended)
 
     def accept(self, peer: str, frame: Frame) -> memoryview | None:
@@ -305,7 +305,7 @@ def test_an_operation_ends_although_a_peer_that_it_needs_no_more_left_before_all
         alone, other = built
         link = alone.links["w1"]
         if unsent:
-            link.send(Frame(Kind.GATHER, 1, 0, unsent), bytes(unsent))
+            link.send(Frame(FrameKind.GATHER, 1, 0, unsent), bytes(unsent))
             link.flush()
         other.abort()
         in_thread(lambda: alone.run(Late(link))).result(GENEROUS_S)

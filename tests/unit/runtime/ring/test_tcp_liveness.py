@@ -9,18 +9,18 @@ import time
 import pytest
 
 from runtime.ring import tcp_liveness
-from runtime.ring.tcp_liveness import LOOK_S, SILENT_S, STUCK_S, Counters, Judge, Lookout, Seen
+from runtime.ring.tcp_liveness import LOOK_S, SILENT_S, STUCK_S, Counters, CountersSeen, Judge, PeerWatch
 
 HOST, OTHER = "10.0.0.2", "10.0.0.3"
 
 
 def seen(
     answered_s: float, repeats: int = 2, peer: str = "w1", host: str = HOST, *, waited: bool = True, probes: int = 0
-) -> Seen:
-    return Seen(peer, host, waited, Counters(repeats, probes, round(1000 * answered_s)))
+) -> CountersSeen:
+    return CountersSeen(peer, host, waited, Counters(repeats, probes, round(1000 * answered_s)))
 
 
-def verdicts(*looks: list[Seen], answers: tuple[int, ...] = ()) -> list[str]:
+def verdicts(*looks: list[CountersSeen], answers: tuple[int, ...] = ()) -> list[str]:
     """What each look says; answers: before which of them the host answers a question."""
     judge, said = Judge(0.0), []
     for number, connections in enumerate(looks):
@@ -31,7 +31,7 @@ def verdicts(*looks: list[Seen], answers: tuple[int, ...] = ()) -> list[str]:
     return said
 
 
-def falling_silent(looks: int, repeats: int = 2, probes: int = 0) -> list[list[Seen]]:
+def falling_silent(looks: int, repeats: int = 2, probes: int = 0) -> list[list[CountersSeen]]:
     return [[seen(number * LOOK_S, repeats, probes=probes)] for number in range(looks)]
 
 
@@ -84,8 +84,8 @@ def test_a_host_is_asked_when_something_was_sent_again_and_nothing_has_come_back
 
 def test_what_is_known_of_a_link_is_told_with_its_rate() -> None:
     judge, now_s = Judge(90.0), 100.0
-    judge.look([Seen("w1", HOST, True, Counters(0, 0, 0, 1_000_000))], 91.0)
-    told = judge.told(Seen("w1", HOST, True, Counters(3, 0, 4200, 3_500_000)), now_s)
+    judge.look([CountersSeen("w1", HOST, True, Counters(0, 0, 0, 1_000_000))], 91.0)
+    told = judge.told(CountersSeen("w1", HOST, True, Counters(3, 0, 4200, 3_500_000)), now_s)
     assert told == f"{HOST} has acknowledged nothing for 4.2 s; 2.5 MB in 10.0 s, 2.00 Mbit/s"
 
 
@@ -108,7 +108,7 @@ def test_a_host_whose_kernel_accepts_or_refuses_connections_can_be_reached(
         link = Repeating(door.getsockname())
         if not listens:
             door.close()
-        with Lookout({"w1": link}) as lookout:
+        with PeerWatch({"w1": link}) as lookout:
             said = [lookout.lost([link])[0] for _ in range(20)]
             assert lookout._judge.silent_s("127.0.0.1", time.monotonic()) < SILENT_S
     assert said == [""] * 20
@@ -119,6 +119,6 @@ def test_a_host_to_which_there_is_no_way_is_lost(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tcp_liveness, "LOOK_S", 0.0)
     monkeypatch.setattr(socket.socket, "connect_ex", lambda sock, address: errno.ENETUNREACH)
     link = Repeating(("127.0.0.1", 9))
-    with Lookout({"w1": link}) as lookout:
+    with PeerWatch({"w1": link}) as lookout:
         said = [lookout.lost([link]) for _ in range(3)]
     assert said[0] == ("", "") and said[1][0] == "w1" and "127.0.0.1 has acknowledged nothing for 3.0 s" in said[1][1]

@@ -23,7 +23,7 @@ from runtime.reduction import over_mesh
 from runtime.ring import listener
 from runtime.ring.handshake import Hello, decode_challenge, encode_hello, proven_hello
 from runtime.ring.ring import Listener, Peer
-from runtime.ring.tls import PLAIN, Seal, SealedSocket
+from runtime.ring.tls import PLAIN, SealedSocket, TlsContexts
 from runtime.transfer.connection import CopyConnection, CopyFailed, open_copy
 from tests.unit import rings as doors
 from tests.unit.rings import (
@@ -59,13 +59,13 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def seals(certs: Path) -> list[Seal]:
-    return [Seal(certs / name) for name in ("w0", "w1", "w2")]
+def seals(certs: Path) -> list[TlsContexts]:
+    return [TlsContexts(certs / name) for name in ("w0", "w1", "w2")]
 
 
 @pytest.mark.parametrize("piece_bytes", [512, 512 * 1024])
 def test_sealed_members_get_the_bits_of_one(
-    seals: list[Seal], piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+    seals: list[TlsContexts], piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(over_mesh, "PIECE_BYTES", piece_bytes)
     groups = {**LENGTHS, "float32": 200_003 if piece_bytes > 512 else 1000}
@@ -76,12 +76,12 @@ def test_sealed_members_get_the_bits_of_one(
                 assert_same(result, sum_of((0, 3), groups, op))
 
 
-def test_members_of_one_host_need_no_seal(seals: list[Seal]) -> None:
+def test_members_of_one_host_need_no_seal(seals: list[TlsContexts]) -> None:
     with rings(2, None, [seals[0], seals[0]]) as built:
         assert {link._sock.family for ring in built for link in ring.links.values()} == {socket.AF_UNIX}
 
 
-def test_a_sealed_member_that_is_blocked_is_freed(seals: list[Seal]) -> None:
+def test_a_sealed_member_that_is_blocked_is_freed(seals: list[TlsContexts]) -> None:
     with rings(2, HOSTS[:2], seals[:2]) as (ring, other):
         future = ThreadPoolExecutor(1).submit(run, [ring], [0, 1], {"float32": 100_000})
         wait_until(ring._using.locked)
@@ -90,7 +90,7 @@ def test_a_sealed_member_that_is_blocked_is_freed(seals: list[Seal]) -> None:
             future.result(GENEROUS_S)
 
 
-def test_what_comes_in_pieces_of_any_size_is_received_whole(certs: Path, seals: list[Seal]) -> None:
+def test_what_comes_in_pieces_of_any_size_is_received_whole(certs: Path, seals: list[TlsContexts]) -> None:
     """Also what lies below the seal already, which poll does not report, and more than a socket takes at once."""
     near, far = shaken(seals[0], seals[1])
     with near, far:
@@ -119,7 +119,7 @@ def test_what_comes_in_pieces_of_any_size_is_received_whole(certs: Path, seals: 
         assert far.recv(1) == b""
 
 
-def shaken(one: Seal, other: Seal) -> tuple[SealedSocket, SealedSocket]:
+def shaken(one: TlsContexts, other: TlsContexts) -> tuple[SealedSocket, SealedSocket]:
     with socket.create_server(("127.0.0.1", 0)) as door:
         near = socket.create_connection(door.getsockname())
         far, _ = door.accept()
@@ -143,7 +143,7 @@ def shaken(one: Seal, other: Seal) -> tuple[SealedSocket, SealedSocket]:
 
 
 @contextmanager
-def donor(seal: Seal, refused: list[str]) -> Iterator[Listener]:
+def donor(seal: TlsContexts, refused: list[str]) -> Iterator[Listener]:
     """That sends ten megabytes to whoever may ask."""
 
     def serve(sock: socket.socket, hello: Hello) -> None:
@@ -157,7 +157,7 @@ def donor(seal: Seal, refused: list[str]) -> Iterator[Listener]:
         opened.close()
 
 
-def ask(opened: Listener, seal: Seal, *, generation: int = 1, token: str = TOKEN, within_s: float = 20.0) -> int:
+def ask(opened: Listener, seal: TlsContexts, *, generation: int = 1, token: str = TOKEN, within_s: float = 20.0) -> int:
     """Bytes of the answer."""
     peer = Peer("w0", *opened.address)
     asking = {"job": JOB, "generation": generation, "me": "w1", "plan": "plan", "token": token}
@@ -170,7 +170,7 @@ def ask(opened: Listener, seal: Seal, *, generation: int = 1, token: str = TOKEN
         connection.close()
 
 
-def test_state_is_copied_over_a_sealed_connection_and_to_nobody_else(seals: list[Seal], certs: Path) -> None:
+def test_state_is_copied_over_a_sealed_connection_and_to_nobody_else(seals: list[TlsContexts], certs: Path) -> None:
     refused: list[str] = []
     with donor(seals[0], refused) as opened:
         assert ask(opened, seals[1]) > 10_000_000
@@ -182,7 +182,7 @@ def test_state_is_copied_over_a_sealed_connection_and_to_nobody_else(seals: list
         unknown = "the caller's TLS: CERTIFICATE_VERIFY_FAILED"
         while unknown not in refused:  # who gives up so soon may not have come to show it
             with pytest.raises(CopyFailed):
-                ask(opened, Seal(certs / "eve"), within_s=0.2)
+                ask(opened, TlsContexts(certs / "eve"), within_s=0.2)
         wait_until(lambda: {"the caller's TLS: WRONG_VERSION_NUMBER", unknown} < set(refused))
         assert ask(opened, seals[1]) > 10_000_000
 
@@ -268,8 +268,8 @@ def test_silent_callers_keep_nobody_out_and_are_dropped(monkeypatch: pytest.Monk
             sock.close()
 
 
-def test_members_whose_certificates_are_not_believed_do_not_meet(seals: list[Seal], certs: Path) -> None:
-    with listeners(["w0", "w1"], HOSTS[:2], [seals[0], Seal(certs / "eve")]) as opened:
+def test_members_whose_certificates_are_not_believed_do_not_meet(seals: list[TlsContexts], certs: Path) -> None:
+    with listeners(["w0", "w1"], HOSTS[:2], [seals[0], TlsContexts(certs / "eve")]) as opened:
         peers = peers_of(opened)
         cancelled = threading.Event()
         with ThreadPoolExecutor(1) as pool:
@@ -284,11 +284,11 @@ def test_members_whose_certificates_are_not_believed_do_not_meet(seals: list[Sea
 
 def test_a_new_certificate_is_used_from_the_next_connection_on(certs: Path, tmp_path: Path) -> None:
     shutil.copytree(certs / "w0", tmp_path / "w0")
-    seal = Seal(tmp_path / "w0")
-    near, far = shaken(seal, Seal(certs / "w1"))
+    seal = TlsContexts(tmp_path / "w0")
+    near, far = shaken(seal, TlsContexts(certs / "w1"))
     before = far.getpeercert(binary_form=True)
     Authority(certs / "ca").issue("w0", ["agent"], tmp_path / "w0")
-    near_again, far_again = shaken(seal, Seal(certs / "w1"))
+    near_again, far_again = shaken(seal, TlsContexts(certs / "w1"))
     assert far_again.getpeercert(binary_form=True) not in (before, None)
     for sock in (near, far, near_again, far_again):
         sock.close()
@@ -297,15 +297,15 @@ def test_a_new_certificate_is_used_from_the_next_connection_on(certs: Path, tmp_
 def test_a_new_certificate_that_cannot_be_used_stops_no_connection(certs: Path, tmp_path: Path) -> None:
     """Also where none was made with the one before."""
     shutil.copytree(certs / "w0", tmp_path / "w0")
-    seal = Seal(tmp_path / "w0")
+    seal = TlsContexts(tmp_path / "w0")
     (tmp_path / "w0" / "worker.pem").write_bytes(b"half a")
-    for one, other in ((seal, Seal(certs / "w1")), (Seal(certs / "w1"), seal)):
+    for one, other in ((seal, TlsContexts(certs / "w1")), (TlsContexts(certs / "w1"), seal)):
         for sock in shaken(one, other):
             sock.close()
 
 
 def test_callers_that_speak_and_hang_up_at_once_keep_nobody_out(
-    seals: list[Seal], monkeypatch: pytest.MonkeyPatch
+    seals: list[TlsContexts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are gone when the listener takes their connections, which lie there with what they said."""
     refused: list[str] = []
@@ -330,4 +330,4 @@ def test_callers_that_speak_and_hang_up_at_once_keep_nobody_out(
 
 def test_a_worker_without_a_certificate_does_not_begin(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no worker\.pem"):
-        Seal(tmp_path)
+        TlsContexts(tmp_path)
