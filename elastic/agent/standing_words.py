@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from elastic.protocol.messages import (
     Announce,
-    BuildFailed,
+    BuildFailedReport,
     DrainOver,
     DrainWish,
     Failed,
@@ -28,7 +28,7 @@ from elastic.protocol.messages import (
     Progress,
     Ready,
     Report,
-    RingBroken,
+    RingBrokenReport,
     RingState,
     RingUp,
     SlotGivenUp,
@@ -159,7 +159,9 @@ class StandingWords:
                 known = replace(known, entered=max(known.entered, generation), reduced=max(known.reduced, reduced))
             case RingUp(_, generation) if not self._is_pending(generation, known):
                 known = replace(known, entered=max(known.entered, generation), ring=RingState.LIVE, ready=False)
-            case RingBroken(_, generation) | BuildFailed(_, generation) if not self._is_pending(generation, known):
+            case RingBrokenReport(_, generation) | BuildFailedReport(_, generation) if not self._is_pending(
+                generation, known
+            ):
                 known = replace(known, ring=RingState.ABORTED)
             case Report():
                 ring = RingState.ABORTED if word.entered else known.ring

@@ -221,7 +221,7 @@ class RingUp:
 
 
 @dataclass(frozen=True, slots=True)
-class RingBroken:
+class RingBrokenReport:
     """Accuses nobody: it only starts a quiesce."""
 
     worker_id: str
@@ -230,7 +230,7 @@ class RingBroken:
 
 
 @dataclass(frozen=True, slots=True)
-class BuildFailed:
+class BuildFailedReport:
     worker_id: str
     generation: int
     unreachable: tuple[str, ...]
@@ -389,8 +389,8 @@ Word: TypeAlias = (
     Announce
     | Report
     | RingUp
-    | RingBroken
-    | BuildFailed
+    | RingBrokenReport
+    | BuildFailedReport
     | Progress
     | Ready
     | DrainWish

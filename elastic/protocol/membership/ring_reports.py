@@ -9,10 +9,12 @@ from elastic.protocol.membership.events import Action, Note
 from elastic.protocol.membership.group import Group, State
 from elastic.protocol.membership.planned_changes import commit_planned, plan_change, settle
 from elastic.protocol.membership.transitions import become_quiescing
-from elastic.protocol.messages import BuildFailed, Generation, RingBroken, RingState, RingUp
+from elastic.protocol.messages import BuildFailedReport, Generation, RingBrokenReport, RingState, RingUp
 
 
-def heard_of_ring(g: Group, word: RingUp | RingBroken | BuildFailed, now_s: float, do: list[Action]) -> None:
+def heard_of_ring(
+    g: Group, word: RingUp | RingBrokenReport | BuildFailedReport, now_s: float, do: list[Action]
+) -> None:
     seen = g.workers.get(word.worker_id)
     record = next((r for r in g.chain if r.number == word.generation), None)
     if seen is None or record is None:
@@ -22,13 +24,13 @@ def heard_of_ring(g: Group, word: RingUp | RingBroken | BuildFailed, now_s: floa
             if record is g.base or seen.entered == record.number:
                 g.workers[word.worker_id] = replace(seen, ring=RingState.LIVE)
             end_rebuilding(g, now_s, do)
-        case RingBroken(_, number, because):
+        case RingBrokenReport(_, number, because):
             g.workers[word.worker_id] = replace(seen, ring=RingState.ABORTED)
             if g.state is State.CLOSING:
                 close_rest(g, now_s, do)
             elif g.state in (State.RUNNING, State.PAUSED, State.REBUILDING):
                 become_quiescing(g, f"{word.worker_id} says ring {number} is broken: {because}", now_s, do)
-        case BuildFailed(_, number, unreachable):
+        case BuildFailedReport(_, number, unreachable):
             together = g.state in (State.RUNNING, State.PAUSED, State.REBUILDING)
             if record is g.base or record is g.running or seen.entered == number:
                 # Also while all leave: a peer's word that this member's ring has closed may have been here first.

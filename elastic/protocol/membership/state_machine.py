@@ -56,7 +56,7 @@ from elastic.protocol.membership.transitions import (
 )
 from elastic.protocol.messages import (
     Announce,
-    BuildFailed,
+    BuildFailedReport,
     CheckpointComplete,
     DrainOver,
     DrainWish,
@@ -67,7 +67,7 @@ from elastic.protocol.messages import (
     Progress,
     Ready,
     Report,
-    RingBroken,
+    RingBrokenReport,
     RingState,
     RingUp,
     SlotGivenUp,
@@ -140,7 +140,7 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
             announced(g, event, now_s, do)
         case Report():
             reported(g, event, now_s, do)
-        case RingUp() | RingBroken() | BuildFailed():
+        case RingUp() | RingBrokenReport() | BuildFailedReport():
             heard_of_ring(g, event, now_s, do)
         case Progress():
             progressed(g, event, now_s, do)

@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from elastic.protocol.messages import BuildFailed, Kind, Left, Publish, Quiesce, RingBroken, RingState, RingUp
+from elastic.protocol.messages import (
+    BuildFailedReport,
+    Kind,
+    Left,
+    Publish,
+    Quiesce,
+    RingBrokenReport,
+    RingState,
+    RingUp,
+)
 from elastic.protocol.worker_state.events import (
     Acknowledged,
     Begin,
@@ -105,12 +114,12 @@ def ring_changed(p: WorkerState, event: RingBuilt | RingFailed | RingLost) -> Ou
             if any(g.number == generation for g in p.pending):
                 return replace(p, built=(*p.built, generation)), (Say(RingUp(p.me, generation)),)
         case RingFailed(generation, unreachable):
-            failed = Say(BuildFailed(p.me, generation, unreachable))
+            failed = Say(BuildFailedReport(p.me, generation, unreachable))
             if generation == p.entered and p.ring is RingState.BUILDING:
                 return replace(p, ring=RingState.ABORTED), (failed,)
             if any(g.number == generation for g in p.pending):
                 return p, (failed,)
         case RingLost(generation, because):
             if generation == p.entered and p.ring is not RingState.ABORTED:
-                return replace(p, ring=RingState.ABORTED), (Say(RingBroken(p.me, generation, because)),)
+                return replace(p, ring=RingState.ABORTED), (Say(RingBrokenReport(p.me, generation, because)),)
     return p, ()

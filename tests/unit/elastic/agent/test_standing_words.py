@@ -8,7 +8,7 @@ from dataclasses import replace
 from elastic.agent.standing_words import RECORDS_KEPT, StandingWords
 from elastic.protocol.messages import (
     Announce,
-    BuildFailed,
+    BuildFailedReport,
     DrainOver,
     DrainWish,
     Finished,
@@ -20,7 +20,7 @@ from elastic.protocol.messages import (
     Quiesce,
     Ready,
     Report,
-    RingBroken,
+    RingBrokenReport,
     RingState,
     RingUp,
     SlotGivenUp,
@@ -60,7 +60,11 @@ def test_a_stepping_worker_is_announced_where_it_stands() -> None:
 
 
 def test_a_broken_ring_stays_broken_until_another_is_up() -> None:
-    for broken in (RingBroken("a.0.0", 1), BuildFailed("a.0.0", 1, ("b.0.0",)), Report("a.0.0", 1, 1, 1, True, 0)):
+    for broken in (
+        RingBrokenReport("a.0.0", 1),
+        BuildFailedReport("a.0.0", 1, ("b.0.0",)),
+        Report("a.0.0", 1, 1, 1, True, 0),
+    ):
         said = after(RingUp("a.0.0", 1), broken, Progress("a.0.0", 1, 0))
         assert said == (replace(ANNOUNCE, entered=1, ring=RingState.ABORTED),)
         said = after(RingUp("a.0.0", 1), broken, RingUp("a.0.0", 2))
@@ -124,7 +128,7 @@ def test_a_pending_ring_says_nothing_about_the_ring_that_steps() -> None:
     standing = StandingWords()
     planned = Generation(2, Kind.PLANNED, 1, (Member("a.0.0", "a", "127.0.0.1", 5000, 0),), Plan(), "a join")
     standing.published(planned)
-    for word in (ANNOUNCE, RingUp("a.0.0", 1), RingUp("a.0.0", 2), BuildFailed("a.0.0", 2, ("b.0.0",))):
+    for word in (ANNOUNCE, RingUp("a.0.0", 1), RingUp("a.0.0", 2), BuildFailedReport("a.0.0", 2, ("b.0.0",))):
         standing.heard(word)
     assert standing.words() == (replace(ANNOUNCE, entered=1, ring=RingState.LIVE),)
 

@@ -31,7 +31,7 @@ from elastic.protocol.membership import (
 )
 from elastic.protocol.messages import (
     Announce,
-    BuildFailed,
+    BuildFailedReport,
     CheckpointComplete,
     Close,
     Doing,
@@ -51,7 +51,7 @@ from elastic.protocol.messages import (
     Quiesce,
     Ready,
     Report,
-    RingBroken,
+    RingBrokenReport,
     RingState,
     RingUp,
     SlotGivenUp,
@@ -155,9 +155,9 @@ class Job:
             case "ringup":
                 return RingUp(worker, number)
             case "broken":
-                return RingBroken(worker, number)
+                return RingBrokenReport(worker, number)
             case "unreachable":
-                return BuildFailed(worker, number, tuple(plain[2:]))
+                return BuildFailedReport(worker, number, tuple(plain[2:]))
             case "progress":
                 return Progress(
                     worker, number, int(plain[2]), int(options.get("applied", 0)),

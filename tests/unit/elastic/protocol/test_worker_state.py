@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from elastic.protocol import worker_state
 from elastic.protocol.messages import (
-    BuildFailed,
+    BuildFailedReport,
     Generation,
     Kind,
     Laggard,
@@ -22,7 +22,7 @@ from elastic.protocol.messages import (
     Publish,
     Quiesce,
     Report,
-    RingBroken,
+    RingBrokenReport,
     RingState,
     RingUp,
     Share,
@@ -236,9 +236,9 @@ def say(word: Word) -> str:
             copied = f" copied={word.copied}" if word.copied >= 0 else ""
             begun = f" units={word.units} roots={roots}{running}" if word.units else ""
             return f"report promise={word.promise} entered={word.entered} reduced={word.reduced}{begun}{copied}"
-        case RingUp() | RingBroken() | Left():
+        case RingUp() | RingBrokenReport() | Left():
             return f"{type(word).__name__} {word.generation}"
-        case BuildFailed():
+        case BuildFailedReport():
             return f"BuildFailed {word.generation} {','.join(word.unreachable)}"
         case _:
             return str(word)
