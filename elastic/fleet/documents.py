@@ -54,7 +54,7 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class NodeShare:
     """So many slots of a node."""
 
     node: str
@@ -63,7 +63,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    shares: tuple[Share, ...]
+    shares: tuple[NodeShare, ...]
 
     @property
     def slots(self) -> dict[str, int]:
@@ -141,7 +141,7 @@ class FleetJob:
         return self.submission.spec
 
     @property
-    def shares(self) -> tuple[Share, ...]:
+    def shares(self) -> tuple[NodeShare, ...]:
         return self.placement.shares if self.placement is not None else ()
 
     @property

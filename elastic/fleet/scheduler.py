@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic.fleet.documents import FleetJob, Placement, Share
+from elastic.fleet.documents import FleetJob, NodeShare, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +102,14 @@ def schedule(
     return Schedule(placements, waiting, lacking, frozenset(larger))
 
 
-def _kept(job: FleetJob, nodes: Mapping[str, OfferedNode], gone: Collection[str]) -> tuple[Share, ...]:
+def _kept(job: FleetJob, nodes: Mapping[str, OfferedNode], gone: Collection[str]) -> tuple[NodeShare, ...]:
     """Of a job's shares those that it keeps."""
     staying = [share for share in job.shares if not (share.node in nodes and nodes[share.node].leaves)]
     there = tuple(share for share in staying if share.node not in gone)
     return there or tuple(staying)
 
 
-def _fewer(shares: tuple[Share, ...], wanted: int) -> tuple[Share, ...]:
+def _fewer(shares: tuple[NodeShare, ...], wanted: int) -> tuple[NodeShare, ...]:
     """Of them no more than are wanted, as far as that can be: whole nodes, the smallest first and of equals the newest,
     then a part of one where another node stays as it is."""
     over = sum(share.slots for share in shares) - wanted
@@ -120,7 +120,7 @@ def _fewer(shares: tuple[Share, ...], wanted: int) -> tuple[Share, ...]:
             over -= share.slots
     fewer = {share.node: share for share in kept}
     if over > 0 and len(kept) > 1:
-        fewer[kept[0].node] = Share(kept[0].node, kept[0].slots - over)
+        fewer[kept[0].node] = NodeShare(kept[0].node, kept[0].slots - over)
     return tuple(fewer[share.node] for share in shares if share.node in fewer)
 
 
@@ -134,11 +134,11 @@ def _why_not(placement: Placement, wanted: int, first: str) -> str:
     return f"is to have {wanted} workers, and has {placement.total}: {why}"
 
 
-def _take(wanted: int, free: Mapping[str, int], but: Collection[str]) -> Iterator[Share]:
+def _take(wanted: int, free: Mapping[str, int], but: Collection[str]) -> Iterator[NodeShare]:
     """From as few nodes as possible."""
     for node in sorted(free, key=lambda name: (-free[name], name)):
         if wanted > 0 and node not in but:
-            yield Share(node, min(wanted, free[node]))
+            yield NodeShare(node, min(wanted, free[node]))
             wanted -= free[node]
 
 

@@ -22,7 +22,7 @@ from elastic.errors import NotAdmitted
 from elastic.fleet import admission, documents
 from elastic.fleet import leader as office_module
 from elastic.fleet.admission import Admission
-from elastic.fleet.documents import FleetJob, FleetState, Grant, Placement, Result, Share, Submission
+from elastic.fleet.documents import FleetJob, FleetState, Grant, NodeShare, Placement, Result, Submission
 from elastic.fleet.job_runner import JobRunner, NodeSettings
 from elastic.fleet.notice_board import NoticeBoard
 from elastic.fleet.upgrade_state import JobUpgradeState
@@ -50,7 +50,7 @@ def spec(name: str = "train-1") -> JobSpec:
 
 
 def job(*placed: str, name: str = "train-1", **fields: Any) -> FleetJob:
-    placement = Placement(tuple(Share(node, 1) for node in placed)) if placed else None
+    placement = Placement(tuple(NodeShare(node, 1) for node in placed)) if placed else None
     return FleetJob(Submission(spec(name), 1, name, "0123"), placement, **fields)
 
 

@@ -9,7 +9,7 @@ import pytest
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, StoreRefused, StoreUnavailable
 from elastic.fleet import registry
-from elastic.fleet.documents import FleetJob, Grant, Placement, Result, Share, Size, Wish
+from elastic.fleet.documents import FleetJob, Grant, NodeShare, Placement, Result, Size, Wish
 from elastic.fleet.registry import Registry
 from elastic.store.base import Compare, Delete, Listing, MemoryStore, Put, TxnResult
 from elastic.store.election import Candidate, LeadershipLost, Won
@@ -50,7 +50,7 @@ def test_everything_that_is_written_is_read(store: MemoryStore) -> None:
     first = to.submit(SPEC)
     before = registry.read(store)[0].jobs[0].submission
     name = to.submit(SPEC, before, "step-7")
-    placement = Placement((Share("a", 1), Share("b", 1)))
+    placement = Placement((NodeShare("a", 1), NodeShare("b", 1)))
     grants = (Grant("a", "secret"), Grant("b", ""))
     to.place(name, placement, grants)
     to.stop(name, "enough")

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.config import JobSpec
-from elastic.fleet.documents import FleetJob, Placement, Result, Share, Size, Submission, Wish
+from elastic.fleet.documents import FleetJob, NodeShare, Placement, Result, Size, Submission, Wish
 from elastic.fleet.scheduler import OfferedNode, schedule
 
 
 def job(number: int, workers: int = 2, least: int = 1, placed: dict[str, int] | None = None, **fields: Any) -> FleetJob:
     labels = fields.pop("labels", ())
     spec = JobSpec(name=f"j-{number}", command=("train",), workers=workers, min_workers=least, labels=labels)
-    placement = None if placed is None else Placement(tuple(Share(node, slots) for node, slots in placed.items()))
+    placement = None if placed is None else Placement(tuple(NodeShare(node, slots) for node, slots in placed.items()))
     return FleetJob(Submission(spec, number, "series", "id"), placement, **fields)
 
 

@@ -16,7 +16,7 @@ from elastic.config import JobSpec
 from elastic.errors import ConfigError, StoreRefused
 from elastic.fleet import probes, registry
 from elastic.fleet import server as server_module
-from elastic.fleet.documents import FleetJob, FleetState, Grant, Placement, Result, Share, Submission, Wish
+from elastic.fleet.documents import FleetJob, FleetState, Grant, NodeShare, Placement, Result, Submission, Wish
 from elastic.fleet.leader import FleetLeader
 from elastic.fleet.server import Server
 from elastic.fleet.service import FleetService
@@ -34,7 +34,7 @@ from elastic.store.election import Candidate
 PATIENCE_S = 30.0
 
 SPEC = JobSpec(name="train-1", command=("train",), workers=1, checkpoint_dir="/shared")
-STOPPED = FleetJob(Submission(SPEC, 1, "train-1", "0123"), Placement((Share("a", 1),)), Wish("enough"))
+STOPPED = FleetJob(Submission(SPEC, 1, "train-1", "0123"), Placement((NodeShare("a", 1),)), Wish("enough"))
 
 
 class Full(MemoryStore):
@@ -153,7 +153,7 @@ def test_a_replica_admits_by_the_store_and_ends_the_streams_of_those_whose_place
         server._service.leads[job] = JobEntry(None, Reigning())  # type: ignore[arg-type]
         following = asyncio.create_task(server._follow())
         try:
-            to.place(job, Placement((Share("a", 1),)), (Grant("a", "t"), Grant("b", "t")))
+            to.place(job, Placement((NodeShare("a", 1),)), (Grant("a", "t"), Grant("b", "t")))
             assert await server._admission.objection(job, "a", "t", "") == ""
             assert kept == [("a", True), ("b", True)]
             to.grant(job, (Grant("a", "t"),))
@@ -233,7 +233,9 @@ def test_a_replica_keeps_nothing_of_the_environment_of_workers(tmp_path: Path, m
 
     async def story(server: Server, path: Path) -> None:
         spec = replace(SPEC, env=("KEY=correct-horse",), env_from="/etc/secrets.env")
-        server._apply(FleetState((FleetJob(Submission(spec, 1, "train-1", "0123"), Placement((Share("a", 1),))),)), 1)
+        server._apply(
+            FleetState((FleetJob(Submission(spec, 1, "train-1", "0123"), Placement((NodeShare("a", 1),))),)), 1
+        )
         await server._parts["train-1"]
         assert read_job(tmp_path / "jobs" / "train-1").env_from == "/etc/secrets.env"
         for left in filter(Path.is_file, tmp_path.rglob("*")):
