@@ -18,7 +18,7 @@ from chaos_tests.checkers import durability, generations, ledgers, recovery
 from chaos_tests.checkers.history import History
 from chaos_tests.checkers.verdict import CheckerVerdict, Truth, unknown
 
-__all__ = ["INVARIANTS", "Truth", "Judgement", "Invariant", "CheckerVerdict", "judge"]
+__all__ = ["INVARIANTS", "CheckerVerdict", "Invariant", "Judgement", "Truth", "judge"]
 
 
 @dataclass(frozen=True, slots=True)

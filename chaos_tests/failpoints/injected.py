@@ -137,7 +137,7 @@ def _before(owner: Any, name: str, look: Look, *at: str) -> None:
 
 
 def _in_walk(module: Any, look: Look) -> None:
-    next_unit, unit_done = module.Walk.next_unit, module.Walk.unit_done
+    next_unit, unit_done = module.OperationLoop.next_unit, module.OperationLoop.unit_done
 
     def ambushed_next(self: Any) -> Any:
         unit = next_unit(self)
@@ -151,11 +151,11 @@ def _in_walk(module: Any, look: Look) -> None:
         if self._task.op.kind is module.OpKind.EVALUATE:
             look(failpoints.IN_EVALUATION)
 
-    module.Walk.next_unit, module.Walk.unit_done = ambushed_next, ambushed_done
+    module.OperationLoop.next_unit, module.OperationLoop.unit_done = ambushed_next, ambushed_done
 
 
 def _in_turn(module: Any, look: Look) -> None:
-    exchange = module.Turn.exchange
+    exchange = module.RingExchange.exchange
 
     def ambushed(self: Any, task: Any, *rest: Any) -> Any:
         _Place.step, _Place.in_pass = task.op.step, task.op.kind is module.OpKind.PASS
@@ -166,11 +166,16 @@ def _in_turn(module: Any, look: Look) -> None:
             look(failpoints.RESULT_HELD)
         return result
 
-    module.Turn.exchange = ambushed
+    module.RingExchange.exchange = ambushed
 
 
 def _in_gauge(module: Any, look: Look) -> None:
-    _before(module.Gauge, "gathered", lambda point: look(point) if _Place.in_pass else None, failpoints.IN_REDUCTION)
+    _before(
+        module.ProgressReporter,
+        "gathered",
+        lambda point: look(point) if _Place.in_pass else None,
+        failpoints.IN_REDUCTION,
+    )
 
 
 def _in_reduce(module: Any, look: Look) -> None:

@@ -310,7 +310,7 @@ class WorkerManager:
         self._switchboard.order_all(order)
 
     def show_stacks(self, worker_id: str, then: Callable[[], None] = lambda: None) -> None:
-        """Of one that is given up. A frozen one has shown them already. then: as of Crew.show_stacks."""
+        """Of one that is given up. A frozen one has shown them already. then: as of WorkerProcesses.show_stacks."""
         if worker_id in self._frozen:
             then()
         else:

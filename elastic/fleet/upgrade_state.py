@@ -137,7 +137,7 @@ def read(state: Mapping[str, Any]) -> DaemonUpgradeState:
 
 
 def keeper_of(keeper: JobKeeper) -> tuple[int, int]:
-    """For a Holding: inherited from here on."""
+    """For a JobUpgradeState: inherited from here on."""
     os.set_inheritable(keeper.stdin.fileno(), True)
     return keeper.pid, keeper.stdin.fileno()
 

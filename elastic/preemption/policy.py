@@ -55,7 +55,7 @@ class Stay:
 
     @property
     def deadline_s(self) -> float:
-        """When to post the next Tick."""
+        """When to post the next StayTick."""
         untrue = [held.ends_s + UNTRUE_S for held in self.notices.values() if not held.lasting]
         match self.phase, self.urgent:
             case StayPhase.LEAVING, HeldNotice(late_s=next_s):

@@ -95,8 +95,8 @@ def watch_all(
     troubled: Callable[[str, str], None],
     journal: Journal,
 ) -> list[NoticeWatcher]:
-    """A watcher for each, whose words, as those of Watcher, are called on the event loop that runs now; its signals are
-    caught there too."""
+    """A watcher for each, whose words, as those of NoticeWatcher, are called on the event loop that runs now; its
+    signals are caught there too."""
     loop = asyncio.get_running_loop()
 
     def from_thread(act: object, *words: object) -> None:

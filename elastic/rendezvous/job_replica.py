@@ -49,7 +49,7 @@ class JobReplica:
 
     service: gets the job's entry, which stays when the job is over. resumed: the checkpoint from which this run of
     the job goes on, or "". ended: awaited with the result as soon as that is durable, while agents still take leave.
-    revives: as in Reign.
+    revives: as in JobLeader.
     """
 
     def __init__(

@@ -194,4 +194,4 @@ class EtcdStore:
             raise typed(error, writes) from error
 
 
-__all__ = ["EtcdStore", "Health", "Tls"]
+__all__ = ["EtcdHealth", "EtcdStore", "Tls"]

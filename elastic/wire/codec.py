@@ -174,12 +174,17 @@ def _oneof(union: Any, wire_name: str) -> dict[type, tuple[str, _Translator]]:
     """Dataclass -> its field in the oneof `content` and its translator, for each member of the union."""
     wire_type: Any = getattr(pb, wire_name)
     by_message = {field.message_type.name: field.name for field in wire_type.DESCRIPTOR.fields}
-    return {member: (by_message[member.__name__], _translators(member)) for member in get_args(union)}
+    return {member: (by_message[_wire_name(member)], _translators(member)) for member in get_args(union)}
+
+
+def _wire_name(kind: type) -> str:
+    """Of the message of these values. Two have another one here, where an exception bears the name."""
+    return {"RingBrokenReport": "RingBroken", "BuildFailedReport": "BuildFailed"}.get(kind.__name__, kind.__name__)
 
 
 @cache
 def _translators(kind: type) -> _Translator:
-    wire_type = getattr(pb, kind.__name__)
+    wire_type = getattr(pb, _wire_name(kind))
     hints = get_type_hints(kind)
     here, there = {field.name for field in fields(kind)}, {field.name for field in wire_type.DESCRIPTOR.fields}
     if here != there:

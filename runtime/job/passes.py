@@ -21,7 +21,7 @@ from runtime.job.step_cache import Cached
 from runtime.job.training import Training
 from runtime.reduction.partial_sum import Json, Partial, Scalars
 from runtime.session import Op, OpKind, StepRecord
-from runtime.state.training_state import StateMarks
+from runtime.state.change_detection import StateMarks
 
 Gradients: TypeAlias = Literal["mean", "sum"]
 Nonfinite: TypeAlias = Literal["pass", "skip", "stop"]

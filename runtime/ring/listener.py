@@ -57,7 +57,7 @@ Refused = Callable[[str, str], None]
 
 @dataclass(slots=True)
 class _Parked:
-    """checked: it knows the token of its generation. host: as of Caller."""
+    """checked: it knows the token of its generation. host: as of IncomingPeer."""
 
     sock: socket.socket
     hello: Hello

@@ -18,7 +18,7 @@ FAILURES_MAX = 3
 
 
 class Rings:
-    """Called under the lock of Standing, except `get` and `check`. Building happens in a thread of its own per
+    """Called under the lock of SharedWorkerState, except `get` and `check`. Building happens in a thread of its own per
     generation. kind: what was asked for. meet: how such transports are connected; None: the mesh does all."""
 
     def __init__(

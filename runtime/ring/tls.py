@@ -21,7 +21,7 @@ RECORD_BYTES = 1 << 14
 
 
 class SealedSocket(ssl.SSLSocket):
-    """Made by a Seal, not yet shaken hands. Used by one thread at a time; `shutdown` may come from others."""
+    """Made by TlsContexts, not yet shaken hands. Used by one thread at a time; `shutdown` may come from others."""
 
     node = ""
     """That the other side's certificate names, once hands are shaken."""

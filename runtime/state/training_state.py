@@ -38,7 +38,7 @@ from runtime.state.encoding import (
 from runtime.state.registrable import check_registrable, sharded, unwrapped
 from runtime.state.script_state import Values, encode_value
 
-__all__ = ["Carrier", "Snapshot", "Values"]
+__all__ = ["Carrier", "Values"]
 
 INT_BUFFER_ELEMENTS_MAX = 4096
 FINGERPRINT_PARAMETERS = 4

@@ -37,7 +37,7 @@ def _first_redone(standing: Any, leaf: Any) -> bool:
 
 def dropped_shard(module: Any) -> None:
     """A shard that is computed again after a loss counts for nothing."""
-    sound = module.Standing.unit_done
+    sound = module.SharedWorkerState.unit_done
 
     def unit_done(self: Any, leaf: Any) -> None:
         if _first_redone(self, leaf):
@@ -46,12 +46,12 @@ def dropped_shard(module: Any) -> None:
             leaf.weight, leaf.scalars = 0.0, {}
         sound(self, leaf)
 
-    module.Standing.unit_done = unit_done
+    module.SharedWorkerState.unit_done = unit_done
 
 
 def shard_twice(module: Any) -> None:
     """A shard that is computed again after a loss counts twice."""
-    sound = module.Standing.unit_done
+    sound = module.SharedWorkerState.unit_done
 
     def unit_done(self: Any, leaf: Any) -> None:
         if _first_redone(self, leaf):
@@ -61,7 +61,7 @@ def shard_twice(module: Any) -> None:
             leaf.scalars = {name: (kind, 2 * total, 2 * w) for name, (kind, total, w) in leaf.scalars.items()}
         sound(self, leaf)
 
-    module.Standing.unit_done = unit_done
+    module.SharedWorkerState.unit_done = unit_done
 
 
 def unordered_sum(module: Any) -> None:
@@ -106,29 +106,29 @@ def late_copy(module: Any) -> None:
         connection.send({"op": number, **about, "state": header})
         module.send_parts(connection, blobs)
 
-    module.Donor._serve_state = serve_state
+    module.CopyServer._serve_state = serve_state
 
 
 def no_fencing(module: Any) -> None:
     """A worker that a later generation has left out stays."""
-    sound = module.Orders.leave_if_over
+    sound = module.LeaderOrders.leave_if_over
 
     def leave_if_over(self: Any) -> None:
         if isinstance(self._over, module.Close | module.Release):
             sound(self)
 
-    module.Orders.leave_if_over = leave_if_over
+    module.LeaderOrders.leave_if_over = leave_if_over
 
 
 def stale_generation(module: Any) -> None:
     """A worker goes on in the name of the first generation it was in, and is believed."""
-    sound = module.Walk.generation
+    sound = module.OperationLoop.generation
 
     def generation(self: Any) -> int:
         self.mutated = getattr(self, "mutated", 0) or int(sound.fget(self))
         return int(self.mutated)
 
-    module.Walk.generation = property(generation)
+    module.OperationLoop.generation = property(generation)
 
 
 def double_commit(module: Any) -> None:
@@ -145,7 +145,7 @@ def double_commit(module: Any) -> None:
 
 def restart_everybody(module: Any) -> None:
     """After a loss all but the oldest survivor start anew."""
-    sound = module.Orders._published
+    sound = module.LeaderOrders._published
 
     def published(self: Any, order: Any, generation: Any, *rest: Any) -> None:
         p = self._standing.position
@@ -153,7 +153,7 @@ def restart_everybody(module: Any) -> None:
             os._exit(75)
         sound(self, order, generation, *rest)
 
-    module.Orders._published = published
+    module.LeaderOrders._published = published
 
 
 def torn_checkpoint(module: Any) -> None:

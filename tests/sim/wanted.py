@@ -142,16 +142,16 @@ _OVERTAKEN = Excluded(
 EXCLUDED = {
     "protocol/worker_state/state_machine.py step: if overtaken(p, generation)": _OVERTAKEN,
     "protocol/worker_state/generation_change.py give_way": _OVERTAKEN,
-    "protocol/worker_state/state.py Position.known": Excluded(
+    "protocol/worker_state/state.py WorkerState.known": Excluded(
         "where sockets find an address; decides nothing",
         "elastic/protocol/test_ignored.py::test_a_newcomer_finds_the_address_of_any_member_it_knows_of",
     ),
-    "agent/standing_words.py Standing.has_others": Excluded(
+    "agent/standing_words.py StandingWords.has_others": Excluded(
         "asked by an agent that is signalled; decides nothing about words",
         "elastic/agent/test_standing_words.py::test_a_node_knows_whether_its_generation_has_members_elsewhere",
     ),
-    "agent/standing_words.py Standing.to_state": _SUCCESSOR,
-    "agent/standing_words.py Standing.from_state": _SUCCESSOR,
+    "agent/standing_words.py StandingWords.to_state": _SUCCESSOR,
+    "agent/standing_words.py StandingWords.from_state": _SUCCESSOR,
     "protocol/recovery_plan.py smallest_cover: while links": Excluded(
         "five members of whom each pair is cut off",
         "elastic/protocol/test_recovery_plan.py::test_a_cover_touches_every_accused_link",

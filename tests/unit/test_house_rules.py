@@ -315,6 +315,15 @@ def test_a_small_module_has_a_reason() -> None:
     assert small == SMALL.keys()
 
 
+def test_a_public_class_name_means_one_class() -> None:
+    places: dict[str, list[str]] = {}
+    for module, path in PRODUCT.items():
+        for node in parsed(path).body if module not in GENERATED else ():
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
 # ------------------------------------------------------------------------------------------------ of this test itself
 
 

@@ -67,14 +67,14 @@ class UpgradeRequestFiles:
     # ---------------------------------------------------------------------------------------- whoever asks
 
     def running(self) -> RunningProgram | None:
-        """None: there is no such process, or none that can be asked yet. Raises Refused if it is not ours to know."""
+        """None: there is no such process, or none that can be asked yet. Raises UpgradeRefused if it is not ours."""
         found = self._read("process")
         if found is None or worker_process.started(int(found["pid"])) != found["started"]:
             return None
         return RunningProgram(int(found["pid"]), str(found["version"]))
 
     def ask(self, running: RunningProgram, request: UpgradeRequest) -> None:
-        """Raises Refused for a process that is another user's, and could not read what is asked, or has ended."""
+        """Raises UpgradeRefused for a process that is another user's, and could not read the request, or has ended."""
         try:
             owner = os.stat(f"/proc/{running.pid}").st_uid
             if owner != (self._user.uid if self._user is not None else os.geteuid()):
@@ -103,7 +103,7 @@ class UpgradeRequestFiles:
                 self._path(what).unlink()
 
     def request(self) -> UpgradeRequest:
-        """Raises Refused if it cannot be read."""
+        """Raises UpgradeRefused if it cannot be read."""
         found = self._read("upgrade")
         try:
             return UpgradeRequest(**(found or {}))

@@ -29,7 +29,7 @@ class Trial:
 
 
 async def check(request: UpgradeRequest, trial: Trial, state: Mapping[str, Any]) -> None:
-    """Run the new program beside this one, on the words and the state. Raises Refused."""
+    """Run the new program beside this one, on the words and the state. Raises UpgradeRefused."""
     command = [request.python, "-P", "-m", "elastic.agent.handover", trial.function]
     given = {"words": without_option(trial.words), "state": state}
     try:

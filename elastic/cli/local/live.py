@@ -266,7 +266,7 @@ def _number(value: object) -> str:
 
 
 class JobWatcher:
-    """Gathers a Snapshot every interval_s on a thread and calls `ready` with its facts, until `close`."""
+    """Gathers a LiveView every interval_s on a thread and calls `ready` with its facts, until `close`."""
 
     def __init__(self, snapshot: LiveView, interval_s: float, ready: Callable[[dict[str, Any]], None]) -> None:
         self._snapshot = snapshot

@@ -193,7 +193,7 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
 
 
 def deadline_s(g: Group) -> float:
-    """When to post the next Tick."""
+    """When to post the next GroupTick."""
     timing = g.spec.timing
     deadlines = [math.inf, mute_until_s(g)]
     if g.state is State.FORMING and g.committing is None:

@@ -72,10 +72,10 @@ def test_what_is_no_order_disturbs_nobody(orders: FailpointOrders, tmp_path: Pat
 HANGS = """
 import faulthandler, signal, sys
 from chaos_tests.failpoints import injected
-from chaos_tests.scenario.failpoints import Act, Order
+from chaos_tests.scenario.failpoints import Act, FailpointOrder
 faulthandler.register(signal.SIGUSR1, file=sys.stderr)
 print("begins", flush=True)
-injected._act(Order(1, "", Act.HANG_GIL))
+injected._act(FailpointOrder(1, "", Act.HANG_GIL))
 print("goes on", flush=True)
 """
 
@@ -172,7 +172,8 @@ from runtime.reduction import over_mesh
 from runtime.ring import ring_set
 from runtime.transfer import connection
 from runtime.worker import donor, exchange, operations, progress_report
-patched = [operations.Walk.next_unit, operations.Walk.unit_done, exchange.Turn.exchange, progress_report.Gauge.gathered,
+patched = [operations.OperationLoop.next_unit, operations.OperationLoop.unit_done,
+    exchange.RingExchange.exchange, progress_report.ProgressReporter.gathered,
     over_mesh._Reduction._sum, ring_set.Rings._mesh, donor.send_parts, connection.CopyConnection._receive_blob,
     saver.put, saver.Saver._publish, storage.LocalStorage._sync]
 print(json.dumps([os.environ.get("HIDDEN"), [one.__module__ for one in patched]]))

@@ -14,7 +14,13 @@ from elastic.agent.process import worker_process
 from elastic.agent.worker.death_watch import DeathWatch, hold
 
 DEADLINE_S = 30.0
-HOLDER = "import sys; from elastic.agent.worker import death_watch; death_watch.hold(sys.argv[1]); print('held', flush=True); {then}"
+HOLDER = """
+import sys
+from elastic.agent.worker import death_watch
+death_watch.hold(sys.argv[1])
+print('held', flush=True)
+{then}
+"""
 
 
 @pytest.fixture

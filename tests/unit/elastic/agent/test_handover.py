@@ -153,8 +153,8 @@ hear()
 
 GO = """
 import sys
-from elastic.agent.handover import Request, go
-go(Request(sys.argv[1], sys.argv[2], ""), ["probe", "a", "--handover", "9"], {"of": "it"}, [15])
+from elastic.agent.handover import UpgradeRequest, go
+go(UpgradeRequest(sys.argv[1], sys.argv[2], ""), ["probe", "a", "--handover", "9"], {"of": "it"}, [15])
 """
 
 

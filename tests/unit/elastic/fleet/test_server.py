@@ -198,7 +198,7 @@ def test_a_stop_reaches_the_part_that_begins_again_after_one_that_failed(
             self.service.leads["train-1"].reign = None
             await self.ended({"exit_code": 143, "because": "stopped", "digest": "", "generation": 0})
 
-    monkeypatch.setattr(server_module, "Part", Part)
+    monkeypatch.setattr(server_module, "JobReplica", Part)
     monkeypatch.setattr(server_module, "LOOK_S", 0.01)
 
     async def story(server: Server, path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_replica_keeps_nothing_of_the_environment_of_workers(tmp_path: Path, m
 
         async def run(self) -> None: ...
 
-    monkeypatch.setattr(server_module, "Part", Part)
+    monkeypatch.setattr(server_module, "JobReplica", Part)
 
     async def story(server: Server, path: Path) -> None:
         spec = replace(SPEC, env=("KEY=correct-horse",), env_from="/etc/secrets.env")
@@ -258,7 +258,7 @@ def test_the_slots_of_a_job_are_free_while_its_agents_still_take_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(server: Server, path: Path) -> None:
-        class Reign:
+        class Leads:
             """Ends at once, and is rid of its agents when the fleet knows that."""
 
             generation = term = 1
@@ -276,7 +276,7 @@ def test_the_slots_of_a_job_are_free_while_its_agents_still_take_leave(
         def known() -> bool:
             return server._etcd.get(f"{registry.ROOT}results/train-1", timeout_s=1) is not None
 
-        monkeypatch.setattr(job_replica, "Reign", Reign)
+        monkeypatch.setattr(job_replica, "JobLeader", Leads)
         server._apply(FleetState((STOPPED,)), 1)
         await server._parts["train-1"]
         assert known()

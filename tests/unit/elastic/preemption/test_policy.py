@@ -24,7 +24,7 @@ UNTRUE = Return("the notice did not come true")
 
 
 class Node:
-    """Steps a Stay through time; a Tick is posted when it is due."""
+    """Steps a Stay through time; a StayTick is posted when it is due."""
 
     def __init__(self) -> None:
         self.stay = Stay()

@@ -236,10 +236,12 @@ def say(word: Word) -> str:
             copied = f" copied={word.copied}" if word.copied >= 0 else ""
             begun = f" units={word.units} roots={roots}{running}" if word.units else ""
             return f"report promise={word.promise} entered={word.entered} reduced={word.reduced}{begun}{copied}"
-        case RingUp() | RingBrokenReport() | Left():
+        case RingUp() | Left():
             return f"{type(word).__name__} {word.generation}"
+        case RingBrokenReport():
+            return f"RingBrokenReport {word.generation}"
         case BuildFailedReport():
-            return f"BuildFailed {word.generation} {','.join(word.unreachable)}"
+            return f"BuildFailedReport {word.generation} {','.join(word.unreachable)}"
         case _:
             return str(word)
 

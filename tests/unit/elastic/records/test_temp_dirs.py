@@ -13,8 +13,8 @@ from elastic.records.temp_dirs import TempDirectory
 PROGRAM = """
 import sys
 from pathlib import Path
-from elastic.records.temp_dirs import Scratch
-print(Scratch(Path(sys.argv[1]), sys.argv[2]).path, flush=True)
+from elastic.records.temp_dirs import TempDirectory
+print(TempDirectory(Path(sys.argv[1]), sys.argv[2]).path, flush=True)
 sys.stdin.read()
 """
 

@@ -394,9 +394,9 @@ def test_a_process_whose_stderr_nobody_reads_any_more_goes_on(tmp_path: Path) ->
 import os, sys
 from pathlib import Path
 from elastic.security import rejection_log
-from elastic.security.rejection_log import Refusals
+from elastic.security.rejection_log import RejectionLog
 from elastic.records.journal import Journal
-with Journal(Path(sys.argv[1]), "", "r", "here") as journal, rejection_log.told(Refusals(journal)):
+with Journal(Path(sys.argv[1]), "", "r", "here") as journal, rejection_log.told(RejectionLog(journal)):
     for _ in range(100):
         os.write(2, b"words" * 999 + b"\\n")
 print("done")

@@ -21,7 +21,7 @@ MEMBERS = ("a.0.0", "b.0.0")
 
 
 class Buffers:
-    """Of a Standing, its result buffers only."""
+    """Of a SharedWorkerState, its result buffers only."""
 
     def __init__(self) -> None:
         self.given_back: list[dict[str, torch.Tensor]] = []
