@@ -1,7 +1,7 @@
 """fork(), except that the child's parent is our parent.
 
 An agent wants its workers as its own children: it reaps them by itself, sees exactly how they ended, and the kernel
-ends them with it and not with the nursery. Linux can do that (CLONE_PARENT), but no function of the C library offers
+ends them with it and not with the fork server. Linux can do that (CLONE_PARENT); no function of the C library offers
 it. So the system call is made here, and what glibc's fork() does around it is done here too:
 
 - the child's thread id is stored where glibc keeps that of its main thread (CLONE_CHILD_SETTID), which glibc told the

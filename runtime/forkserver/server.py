@@ -1,5 +1,5 @@
-"""The nursery's side of its channel to the agent. elastic/agent/process/forkserver_client.py has the agent's side, and
-the protocol.
+"""The fork server's side of its channel to the agent. elastic/agent/process/forkserver_client.py has the agent's side,
+and the protocol.
 
 It imports what the script will import, sees that the process can still be forked, and then only waits: it runs no
 thread and touches no accelerator, so a fork of it is as good as a new interpreter that has just done these imports.
@@ -136,7 +136,7 @@ def _serve(agent: socket.socket) -> ForkOrder:
 
 
 def _become(order: ForkOrder, command: Sequence[str]) -> None:
-    """Everything in which a new process would differ from the nursery."""
+    """Everything in which a new process would differ from the fork server."""
     os.setsid()
     os.dup2(order.out, 1)
     os.dup2(order.log, 2)

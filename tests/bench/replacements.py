@@ -1,4 +1,4 @@
-"""How soon a killed worker's replacement is a member that steps: forked by the nursery against cold, in turns.
+"""How soon a killed worker's replacement is a member that steps: forked by the fork server against cold, in turns.
 
 The same job of three workers twice, in short steps, so that what is measured is the start and not the steps it waits
 for: see kills.py.

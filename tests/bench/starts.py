@@ -1,10 +1,10 @@
-"""Measures what it takes to start workers: forked by the nursery against cold, in turns in one run.
+"""Measures what it takes to start workers: forked by the fork server against cold, in turns in one run.
 
     python -m tests.bench.starts [--rounds 12]
 
 A start is timed from the decision to start to the return of `elastic.join()`, and to the end of the first step of an
-optimizer; a first world from the decision to start the node's first worker until all have done that step, the nursery's
-own imports included. CPU time is that of the worker alone.
+optimizer; a first world from the decision to start the node's first worker until all have done that step, the fork
+server's own imports included. CPU time is that of the worker alone.
 """
 
 from __future__ import annotations

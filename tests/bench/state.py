@@ -194,7 +194,7 @@ def replacement_rows(found: Replacements) -> list[Row]:
     sooner = median_interval(ratios(found.cold_s, found.forked_s))
     shown, spread = shown_ratio(sooner)
     return [
-        seconds_row("kill -> replacement steps, forked by the nursery", found.forked_s),
+        seconds_row("kill -> replacement steps, forked by the fork server", found.forked_s),
         seconds_row("kill -> replacement steps, cold", found.cold_s),
         Row(
             "kill -> replacement steps, cold / forked", shown, spread, target(sooner.median >= SOONER, f">= {SOONER:g}")

@@ -69,7 +69,7 @@ EXCLUSIVE = (
 """Of each set a script has one at most: together they are not what a script would do."""
 
 ACTS = ("kill", "kill", "kill", "kill", "freeze", "terminate", "segfault")
-VICTIMS = ("oldest", "youngest", "middle", "two", "all_but_one", "newest_process", "nursery")
+VICTIMS = ("oldest", "youngest", "middle", "two", "all_but_one", "newest_process", "fork_server")
 WHOLE = (
     "kill_all",
     "kill_agent",
@@ -193,7 +193,7 @@ def _options(rng: random.Random) -> tuple[str, ...]:
 
 def _strike(rng: random.Random, total: int, workers: int, first: bool) -> Strike:
     whens = ("start", "step", "step", "step") if first else ("after", "after", "step", "event", "event")
-    victims = VICTIMS if workers > 1 else ("oldest", "newest_process", "nursery")
+    victims = VICTIMS if workers > 1 else ("oldest", "newest_process", "fork_server")
     act, victim = (rng.choice(WHOLE), "") if rng.random() < 0.3 else (rng.choice(ACTS), rng.choice(victims))
     return Strike(
         when=(when := rng.choice(whens)),

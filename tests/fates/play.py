@@ -243,7 +243,7 @@ class _Watch:
         alive = [worker for worker in world.members if worker not in world.ended | world.lost | hit]
         if strike.act == "kill_all":
             chosen = alive
-        elif strike.victim == "nursery":
+        elif strike.victim == "fork_server":
             ready = [line for line in self._journals.all() if line["event"] == "nursery_ready"]
             if not ready or ready[-1]["pid"] not in living(self.job.command.mark):
                 raise signals.Impossible("no fork server runs")

@@ -1,12 +1,12 @@
-"""The agent's side of the nursery, a child process that has imported torch and is forked for each worker.
+"""The agent's side of the fork server, a child process that has imported torch and is forked for each worker.
 
-    agent    --channel: settings of a worker, and descriptors: reins, stdout, log-->  nursery
-    worker   --reins: its pid-->  agent         it is the agent's child, not the nursery's (clone_parent.py)
+    agent    --channel: settings of a worker, and descriptors: reins, stdout, log-->  fork server
+    worker   --reins: its pid-->  agent         it is the agent's child, not the fork server's (clone_parent.py)
     agent    --reins: one byte, "run"-->  worker
 
-The nursery says events for the journal: `nursery_without` a module that cannot be imported beforehand, and then either
-`nursery_ready` or `nursery_over`, why it is of no use. For the rest the worker answers for itself: if reins are closed
-without a pid there is no worker, whatever became of the nursery, and a worker whose reins are closed by the agent ends.
+The fork server says events for the journal: `nursery_without` a module that cannot be imported beforehand, and then
+either `nursery_ready` or `nursery_over`, why it is of no use. For the rest the worker answers for itself: if reins are closed
+without a pid there is no worker, whatever became of the fork server; a worker whose reins the agent closes ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from elastic.protocol.worker_slot import describe
 from elastic.records.journal import Journal
 
 FORK_S = 2.0
-"""A fork takes milliseconds. A nursery that has not forked by then is frozen, and killed."""
+"""A fork takes milliseconds. A fork server that has not forked by then is frozen, and killed."""
 
 # -c puts the working directory in front of the path, where it could replace modules of ours.
 _OWN_PATH = "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
@@ -54,7 +54,7 @@ class ForkServer:
         self.because = ""
         """Why it is of no use, or nothing."""
         self.from_outside = False
-        """Whether that is no fault of the script or of this machine: another nursery may do."""
+        """Whether that is no fault of the script or of this machine: another fork server may do."""
         self._journal = journal
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
@@ -138,7 +138,7 @@ class ForkServer:
         if not self.because:
             self.from_outside = status < 0
             words = self._process.last_words() if status > 0 else ""
-            self._give_up(f"the nursery {describe(status)}" + (f": {words}" if words else ""))
+            self._give_up(f"the fork server {describe(status)}" + (f": {words}" if words else ""))
 
     def _give_up(self, because: str) -> None:
         self.ready, self.because = False, because

@@ -1,7 +1,7 @@
-"""How workers are started: forked by the nursery, or cold, with an interpreter of their own, where that cannot be.
+"""How workers are started: forked by the fork server, or cold, with an interpreter of their own, where that cannot be.
 
-The first workers wait for the nursery: on one machine it imports torch once instead of once for each of them. Later
-ones wait for nothing. A nursery that somebody killed is made anew a few times.
+The first workers wait for the fork server: on one machine it imports torch once instead of once for each of them. Later
+ones wait for nothing. A fork server that somebody killed is made anew a few times.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from elastic.config import JobSpec
 from elastic.errors import ColdStart, ConfigError
 from elastic.records.journal import Journal
 
-NURSERIES = 4
+FORK_SERVERS = 4
 """In one agent's life, at most."""
 
 FIRST_S = 60.0
-"""How long the first workers wait for the nursery. If it takes longer something holds it, and they start cold."""
+"""How long the first workers wait for the fork server. If it takes longer something holds it, and they start cold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,39 +50,39 @@ class Launcher:
         """first: no worker has been started yet."""
         self._command = spec.command
         self._environment = worker_environment({**os.environ, **spec.environment}, {})
-        self._log = logs / f"nursery-{node}.log"
+        self._log = logs / f"fork-server-{node}.log"
         self._journal = journal
         self._waiting: list[Start] = []
-        self._nursery: ForkServer | None = None
+        self._fork_server: ForkServer | None = None
         self._made = 0
         self._may_wait = first
         self._cold = "" if spec.fork else "forking is off"
         if not self._cold:
-            self._make_nursery()
+            self._make_fork_server()
             asyncio.get_running_loop().call_later(FIRST_S, self._wait_no_longer)
 
     def start(self, start: Start) -> None:
-        nursery = self._nursery
-        if nursery is None:
+        fork_server = self._fork_server
+        if fork_server is None:
             self._start_cold(start, self._cold)
-        elif nursery.loading and self._may_wait:
+        elif fork_server.loading and self._may_wait:
             self._waiting.append(start)
-        elif nursery.ready:
-            self._fork(nursery, start)
+        elif fork_server.ready:
+            self._fork(fork_server, start)
         else:
-            self._start_cold(start, nursery.because or "the nursery is not ready yet")
+            self._start_cold(start, fork_server.because or "the fork server is not ready yet")
 
     def close(self) -> None:
         """No worker is started any more."""
         self._waiting.clear()
-        self._made = NURSERIES
-        if self._nursery is not None:
-            self._nursery.end()
+        self._made = FORK_SERVERS
+        if self._fork_server is not None:
+            self._fork_server.end()
 
     async def ended(self) -> None:
         """After `close`: no process of it is left but workers."""
-        if self._nursery is not None:
-            await self._nursery.ended()
+        if self._fork_server is not None:
+            await self._fork_server.ended()
 
     def _cold_command(self) -> Sequence[str]:
         """What cannot be run by ours is started as it is."""
@@ -96,20 +96,20 @@ class Launcher:
     def _is_ours(self) -> bool:
         return _is_this_interpreter(shutil.which(self._command[0], path=self._environment.get("PATH")))
 
-    def _make_nursery(self) -> None:
+    def _make_fork_server(self) -> None:
         try:
             import_scan.program_of(self._command)
             if not self._is_ours():
                 raise ColdStart(f"{self._command[0]} is another interpreter than the agent's")
             self._made += 1
-            self._nursery = ForkServer(self._command, self._environment, self._log, self._journal, self._changed)
+            self._fork_server = ForkServer(self._command, self._environment, self._log, self._journal, self._changed)
         except (ColdStart, ConfigError, OSError) as error:
-            self._nursery, self._cold = None, str(error)
+            self._fork_server, self._cold = None, str(error)
             self._journal.write("nursery_over", from_outside=False, because=self._cold)
 
     def _changed(self) -> None:
-        if self._nursery is not None and self._nursery.from_outside and self._made < NURSERIES:
-            self._make_nursery()
+        if self._fork_server is not None and self._fork_server.from_outside and self._made < FORK_SERVERS:
+            self._make_fork_server()
         self._wait_no_longer()
 
     def _wait_no_longer(self) -> None:
@@ -118,7 +118,7 @@ class Launcher:
         for start in waiting:
             self.start(start)
 
-    def _fork(self, nursery: ForkServer, start: Start) -> None:
+    def _fork(self, fork_server: ForkServer, start: Start) -> None:
         try:
             outlets = Outlets(start.log)
         except OSError as error:
@@ -127,13 +127,13 @@ class Launcher:
         def done(pid: int, reins: socket.socket | None) -> None:
             if reins is None:
                 outlets.close()
-                return self._start_cold(start, nursery.because or "the nursery did not fork")
+                return self._start_cold(start, fork_server.because or "the fork server did not fork")
             with reins:
                 start.started(WorkerProcess(pid, outlets, start.on_line, start.on_exit), "")
                 with contextlib.suppress(BrokenPipeError):  # it is dead already; its pidfd says so in a moment
                     reins.send(b"!")
 
-        nursery.fork(start.settings, outlets, done)
+        fork_server.fork(start.settings, outlets, done)
 
     def _start_cold(self, start: Start, because: str) -> None:
         try:

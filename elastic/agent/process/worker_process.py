@@ -1,6 +1,6 @@
 """One worker process: started so that it cannot outlive its agent, watched through a pidfd, read without blocking.
 
-A worker is a child of the agent, with an interpreter of its own (`start_cold`) or forked by the nursery.
+A worker is a child of the agent, with an interpreter of its own (`start_cold`) or forked by the fork server.
 The kernel kills it when the thread that started it ends (setpriv --pdeathsig), so only the main thread, which lives
 as long as the agent, may start one. It leads a session and process group of its own; what it starts stays in that
 group, and the group is killed when the worker has ended, while its zombie still reserves the group's number.

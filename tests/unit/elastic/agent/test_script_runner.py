@@ -1,4 +1,4 @@
-"""A script's files and what is around them, as the nursery sees them before anything of it is run."""
+"""A script's files and what is around them, as the fork server sees them before anything of it is run."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_a_node_is_named_after_its_host() -> None:
 
 
 def test_logs_of_workers_are_told_from_others(here: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    names = ["a.0.0", "gpu-7.1.12", "agent", "nursery-a", "stdout", "a.0", "a.b.c", "journal/a.0.0"]
+    names = ["a.0.0", "gpu-7.1.12", "agent", "fork-server-a", "stdout", "a.0", "a.b.c", "journal/a.0.0"]
     assert [is_worker(name) for name in names] == [True, True, *[False] * 6]
     (here / "logs").mkdir()
     (here / "job.json").write_text("{}")

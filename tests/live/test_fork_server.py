@@ -1,4 +1,4 @@
-"""Workers forked by the nursery, beside cold ones: nobody could tell them apart, and nothing depends on the nursery."""
+"""Workers forked by the fork server, beside cold ones: nobody could tell them apart, and nothing depends on it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_what_two_forked_workers_draw_by_chance_differs_as_in_cold_ones(node: No
     assert all(mine != its for mine, its in zip(one, other, strict=True))
 
 
-def test_a_killed_nursery_takes_no_worker_along_and_is_made_anew(node: Node, do: Do[Any]) -> None:
+def test_a_killed_fork_server_takes_no_worker_along_and_is_made_anew(node: Node, do: Do[Any]) -> None:
     async def scenario() -> None:
         before = len(node.events("nursery_ready"))
         old = node.start(MIRROR="wait")
@@ -118,7 +118,7 @@ def test_a_killed_nursery_takes_no_worker_along_and_is_made_anew(node: Node, do:
         while len(node.events("nursery_over")) < 1:
             await asyncio.sleep(0.01)
         meanwhile = await node.ended(MIRROR="exit")
-        assert meanwhile.cold == "the nursery is not ready yet"
+        assert meanwhile.cold == "the fork server is not ready yet"
         assert meanwhile.status.result() == 7
         await node.await_nurseries(before + 1)
         after = await node.ended(MIRROR="exit")
@@ -130,12 +130,12 @@ def test_a_killed_nursery_takes_no_worker_along_and_is_made_anew(node: Node, do:
     do(scenario())
 
 
-def test_a_frozen_nursery_delays_a_worker_but_does_not_lose_it(node: Node, do: Do[Any]) -> None:
+def test_a_frozen_fork_server_delays_a_worker_but_does_not_lose_it(node: Node, do: Do[Any]) -> None:
     async def scenario() -> None:
         before = len(node.events("nursery_ready"))
         os.kill(await node.await_nurseries(before), signal.SIGSTOP)
         worker = await node.ended(MIRROR="exit")
-        assert "nursery" in worker.cold
+        assert "fork server" in worker.cold
         assert worker.status.result() == 7
         await node.await_nurseries(before + 1)
 

@@ -16,7 +16,7 @@ from tests.live.jobs import TRAINER, Job
 PACE_S = 0.05
 
 
-def nursery(job: Job) -> int:
+def fork_server(job: Job) -> int:
     """The pid of the first one, once it can fork. Workers do not wait for it for ever, if the machine is busy."""
     return int(job.await_event("nursery_ready")["pid"])
 
@@ -42,13 +42,13 @@ def test_cold_workers_and_their_replacements_compute_the_bits_of_forked_ones(qui
         assert job.left_behind() == {}
 
 
-def test_a_job_whose_nursery_is_killed_goes_on_with_the_same_bits(quiet: Quiet, tmp_path: Path) -> None:
+def test_a_job_whose_fork_server_is_killed_goes_on_with_the_same_bits(quiet: Quiet, tmp_path: Path) -> None:
     """A replacement is forked, the next one comes cold, and the members never notice."""
     with Job(tmp_path, "--workers", "2", "--quiet", str(TRAINER)) as job:
         job.pace(PACE_S)
         job.shut("end")
         job.await_world(2)
-        pid = nursery(job)
+        pid = fork_server(job)
         job.send("local.1.0")
         job.await_event("joined", worker_id="local.1.1")
         os.kill(pid, signal.SIGKILL)
@@ -63,11 +63,13 @@ def test_a_job_whose_nursery_is_killed_goes_on_with_the_same_bits(quiet: Quiet, 
         assert job.left_behind() == {}
 
 
-def test_the_death_of_the_only_agent_loses_every_copy_and_leaves_nothing_also_not_its_nursery(tmp_path: Path) -> None:
+def test_the_death_of_the_only_agent_loses_every_copy_and_leaves_no_fork_server(
+    tmp_path: Path,
+) -> None:
     with Job(tmp_path, "--workers", "2", "--quiet", "--snapshot-every", "off", str(TRAINER)) as job:
         job.pace(PACE_S)
         job.await_world(2)
-        pid = nursery(job)
+        pid = fork_server(job)
         assert lives(pid)
         os.kill(job.pid_of("elastic.agent"), signal.SIGKILL)
         assert job.wait() == ExitCode.STATE_LOST
