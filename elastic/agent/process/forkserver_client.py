@@ -5,8 +5,8 @@
     agent    --reins: one byte, "run"-->  worker
 
 The fork server says events for the journal: `nursery_without` a module that cannot be imported beforehand, and then
-either `nursery_ready` or `nursery_over`, why it is of no use. For the rest the worker answers for itself: if reins are closed
-without a pid there is no worker, whatever became of the fork server; a worker whose reins the agent closes ends.
+either `nursery_ready` or `nursery_over`, why it is of no use. For the rest the worker answers for itself: if reins are
+closed without a pid there is no worker, whatever became of the fork server; a worker whose reins the agent closes ends.
 """
 
 from __future__ import annotations
