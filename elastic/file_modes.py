@@ -11,19 +11,21 @@ from pathlib import Path
 
 from elastic.errors import ConfigError
 
-VARIABLE = "ELASTIC_UMASK"
+UMASK_VARIABLE = "ELASTIC_UMASK"
 SETTINGS = 0o600
 
 
 def mask() -> int:
     """What others may not. Raises ConfigError for a value that is no mask."""
-    text = os.environ.get(VARIABLE, "077")
+    text = os.environ.get(UMASK_VARIABLE, "077")
     try:
         value = int(text, 8)
         if not 0 <= value <= 0o777 or not text.isdigit():
             raise ValueError
     except ValueError:
-        raise ConfigError(f"{VARIABLE}={text!r:.40} must be an octal mask, such as 027; the default is 077") from None
+        raise ConfigError(
+            f"{UMASK_VARIABLE}={text!r:.40} must be an octal mask, such as 027; the default is 077"
+        ) from None
     return value
 
 

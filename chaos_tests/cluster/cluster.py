@@ -27,7 +27,7 @@ from elastic.fleet.client import FleetClient
 from elastic.security import certificate_authority
 from elastic.security.channels import ChannelFactory
 from elastic.security.keyring import of_role
-from elastic.security.roles import ETCD_SERVER_NAME, VARIABLE, Role
+from elastic.security.roles import CERTS_VARIABLE, ETCD_SERVER_NAME, Role
 from elastic.store.embedded import find_binary
 from elastic.store.etcd import Tls
 
@@ -36,7 +36,7 @@ START_S = 60.0
 VERB_S = 120.0
 CLOSE_S = 20.0
 """For the keepers of jobs to end what is below them, once their daemon is gone."""
-POLL_S = 0.02
+CLUSTER_POLL_S = 0.02
 
 
 class Cluster:
@@ -68,7 +68,7 @@ class Cluster:
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.clouds = clouds
         self.mark = new_mark()
-        self._environment = {**os.environ, VARIABLE: "", **(environment or {}), MARK: self.mark}
+        self._environment = {**os.environ, CERTS_VARIABLE: "", **(environment or {}), MARK: self.mark}
         self._insecure = () if certs or isinstance(self.hosts, Loopback) else ("--insecure",)
         self._data = Path(tempfile.mkdtemp(prefix="elastic-cluster-"))
         names = [f"r{number}" for number in range(replicas)]
@@ -120,7 +120,7 @@ class Cluster:
         while not (self.home / name / "rendezvous.json").exists():
             if process.poll() is not None or time.monotonic() > deadline_s:
                 raise ElasticError(f"{name} does not listen: {(self.home / f'{name}.log').read_text()[-2000:]}")
-            time.sleep(POLL_S)  # a file of another process: there is nothing to wait on
+            time.sleep(CLUSTER_POLL_S)  # a file of another process: there is nothing to wait on
 
     def node(self, name: str, *options: str) -> None:
         """Start the daemon of a node, with options of `elastic agent`."""
@@ -189,7 +189,7 @@ class Cluster:
         while missing := set(names) - {node["node"] for node in self.client.overview()["nodes"] if node["up"]}:
             if time.monotonic() > deadline_s:
                 raise ElasticError(f"nodes that are not there after {within_s:g} s: {', '.join(sorted(missing))}")
-            time.sleep(POLL_S)
+            time.sleep(CLUSTER_POLL_S)
 
     def leader_of(self, job: str) -> str:
         """The replica that leads it."""

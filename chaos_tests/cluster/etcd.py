@@ -18,7 +18,7 @@ from elastic.errors import ElasticError, StoreUnavailable
 from elastic.store.etcd import EtcdStore, Tls
 
 CALL_S = 5.0
-POLL_S = 0.05
+ETCD_POLL_S = 0.05
 
 
 def sturdy_binary() -> str | None:
@@ -139,7 +139,7 @@ class EtcdMembers:
                     return number
             if time.monotonic() > deadline_s:
                 raise StoreUnavailable(f"no member of {', '.join(self.endpoints)} leads")
-            time.sleep(POLL_S)  # an election among other processes: there is nothing to wait on
+            time.sleep(ETCD_POLL_S)  # an election among other processes: there is nothing to wait on
 
     def compact(self) -> int:
         """Throw away everything but the present values, and give the room back. Returns the revision."""

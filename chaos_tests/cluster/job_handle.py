@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from elastic.errors import ElasticError
 
-POLL_S = 0.02
+JOB_POLL_S = 0.02
 OUTPUT_TAIL = 4000
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Followed(ABC):
                 raise JobFailed(f"the job ended with {status} before {what}\n{self.last_words()}")
             if time.monotonic() > until_s:
                 raise JobFailed(f"not within {deadline_s:.0f} s: {what}\n{self.last_words()}")
-            time.sleep(POLL_S)  # files and a remote process: there is nothing to wait on
+            time.sleep(JOB_POLL_S)  # files and a remote process: there is nothing to wait on
 
     def ended(self, deadline_s: float) -> int | None:
         """Its exit code; None if it is still running at the deadline."""
@@ -71,7 +71,7 @@ class Followed(ABC):
             if time.monotonic() > until_s:
                 return None
             self.polled()
-            time.sleep(POLL_S)
+            time.sleep(JOB_POLL_S)
         self.polled()
         return status
 

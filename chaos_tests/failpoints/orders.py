@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from chaos_tests.scenario.failpoints import ANYBODY, DONE, VARIABLE, FailpointOrder
+from chaos_tests.scenario.failpoints import ANYBODY, DONE, FAILPOINTS_VARIABLE, FailpointOrder
 from chaos_tests.support.json_lines import Tail
 from elastic.records.files import write_atomically
 
@@ -27,7 +27,10 @@ class FailpointOrders:
 
     def environment(self, python_path: str) -> dict[str, str]:
         """Of the processes that shall look for orders. python_path: as they have it otherwise."""
-        return {VARIABLE: str(self._directory), "PYTHONPATH": os.pathsep.join(filter(None, (SITE, ROOT, python_path)))}
+        return {
+            FAILPOINTS_VARIABLE: str(self._directory),
+            "PYTHONPATH": os.pathsep.join(filter(None, (SITE, ROOT, python_path))),
+        }
 
     def give(self, order: FailpointOrder, worker: str = ANYBODY) -> None:
         """For this worker, or for whoever comes to the point first."""

@@ -104,7 +104,7 @@ def _until_killed(pid: int) -> int:
             return alive_ns
         if time.monotonic() > until_s:
             raise Impossible(f"process {pid} asked for no memory for {WAIT_S:.0f} s")
-        time.sleep(signals.LOOK_S)  # the kernel tells nobody but the parent
+        time.sleep(signals.PROCESS_STATE_POLL_S)  # the kernel tells nobody but the parent
 
 
 def _remove(cell: Path) -> None:
@@ -119,4 +119,4 @@ def _remove(cell: Path) -> None:
         except OSError:
             if time.monotonic() > until_s:
                 raise
-            time.sleep(signals.LOOK_S)  # the kernel tells nobody
+            time.sleep(signals.PROCESS_STATE_POLL_S)  # the kernel tells nobody

@@ -24,7 +24,7 @@ End: TypeAlias = Callable[[], None]
 
 SEEN_S = 5.0
 """A process that was sent SIGSTOP or SIGKILL stands still or is gone after this long."""
-LOOK_S = 0.002
+PROCESS_STATE_POLL_S = 0.002
 SMALL_DISK_BYTES = 256 << 20
 """A larger file system is not filled: it is somebody's machine."""
 
@@ -70,7 +70,7 @@ def thaw_later(pids: Iterable[int]) -> End:
         if time.monotonic() > until_s:
             thaw()
             raise Impossible(f"processes {pids} do not stop")
-        time.sleep(LOOK_S)  # the kernel tells nobody but the parent
+        time.sleep(PROCESS_STATE_POLL_S)  # the kernel tells nobody but the parent
     return thaw
 
 
@@ -93,7 +93,7 @@ def hog(count: int) -> End:
         while not all(_has_computed(process.pid) for process in hogs):
             if time.monotonic() > until_s:
                 raise Impossible(f"{count} busy processes got no processor in {SEEN_S:.0f} s")
-            time.sleep(LOOK_S)  # the kernel tells nobody
+            time.sleep(PROCESS_STATE_POLL_S)  # the kernel tells nobody
 
     def stop() -> None:
         for process in hogs:
@@ -119,7 +119,7 @@ def slow(pids: Sequence[int]) -> End:
         while state(pid) not in ("T", "t"):
             if time.monotonic() > until_s or helper.poll() is not None:
                 raise Impossible(f"process {pid} does not stop")
-            time.sleep(LOOK_S)  # the kernel tells nobody but the parent
+            time.sleep(PROCESS_STATE_POLL_S)  # the kernel tells nobody but the parent
 
     def stop() -> None:
         helper.kill()

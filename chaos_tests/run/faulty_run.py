@@ -26,7 +26,7 @@ from chaos_tests.support import processes, resources
 from elastic.cli.local.job_run import NODE
 from elastic.store.etcd import EtcdStore
 
-LOOK_S = 1.0
+STALL_CHECK_S = 1.0
 STALLED_S = 90.0
 """A run with faults in which no step was applied for so long is stopped; the checkers say what that means."""
 
@@ -130,7 +130,7 @@ class _Faulty:
         breaker.prepare(workers)
         job.until("a first step was applied", job.steps, START_S)
         breaker.begin()
-        while job.ended(LOOK_S) is None:
+        while job.ended(STALL_CHECK_S) is None:
             if time.monotonic() - self._stepped_s > STALLED_S:
                 self._narrator.say(f"no step was applied for {STALLED_S:.0f} s, so the job is stopped")
                 job.stop()

@@ -30,7 +30,7 @@ BEFORE_MANIFEST = "before-manifest"
 IN_WRITE = "checkpoint-is-written"
 """Something of a checkpoint is about to be made durable on its disk."""
 
-VARIABLE = "CHAOS_AMBUSH"
+FAILPOINTS_VARIABLE = "CHAOS_AMBUSH"
 """Environment variable: the directory of the orders."""
 ANYBODY = "any"
 """In place of a worker: whoever comes to the point first."""

@@ -117,7 +117,7 @@ GONE_S = 10.0
 ENDS_S = 60.0
 """The same where daemons tell that a job has ended while its processes are still on their way out: an interpreter with
 torch in it, on a busy machine."""
-LOOK_S = 0.1
+LEFTOVERS_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def left(
         found = tuple(_left(still, doors, temporary, before))
         if not found or not daemons or time.monotonic() > deadline_s:
             return found
-        time.sleep(LOOK_S)  # those that stay clear away what the job has left: there is nothing to wait on
+        time.sleep(LEFTOVERS_POLL_S)  # those that stay clear away what the job has left: there is nothing to wait on
 
 
 def _left(still: set[int], doors: set[OpenPort], temporary: Path, before: Before) -> Iterator[str]:

@@ -16,7 +16,7 @@ from elastic.protocol.messages import WorkerDead
 from elastic.protocol.worker_slot import Slot
 from elastic.wire import codec
 
-FORMAT = 1
+AGENT_STATE_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def first(spec: JobSpec, node: str, slots: int, slot_file: SlotFile, snapshot: s
 def write(heirloom: AgentUpgradeState) -> dict[str, Any]:
     """As JSON."""
     return {
-        "format": FORMAT,
+        "format": AGENT_STATE_FORMAT,
         "slots": [json.loads(codec.to_json(slot)) for slot in heirloom.slots],
         "workers": [asdict(worker) for worker in heirloom.workers],
         "orders": {worker_id: list(kept) for worker_id, kept in heirloom.orders.items()},
@@ -61,8 +61,10 @@ def write(heirloom: AgentUpgradeState) -> dict[str, Any]:
 
 def read(state: Mapping[str, Any]) -> AgentUpgradeState:
     """Raises WireError, ConfigError, KeyError, TypeError and ValueError for what `write` has not made."""
-    if state["format"] != FORMAT:
-        raise ValueError(f"the agent's state is of format {state['format']}, and this program reads {FORMAT}")
+    if state["format"] != AGENT_STATE_FORMAT:
+        raise ValueError(
+            f"the agent's state is of format {state['format']}, and this program reads {AGENT_STATE_FORMAT}"
+        )
     return AgentUpgradeState(
         tuple(codec.from_json(Slot, json.dumps(slot).encode()) for slot in state["slots"]),
         tuple(AdoptedWorker(**worker) for worker in state["workers"]),

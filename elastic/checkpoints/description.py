@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-FORMAT = 1
+STATE_FORMAT = 1
 STATE = "job.state"
 """What the names of tensors in "state" begin with."""
 PACKED = "__packed__"
@@ -57,8 +57,8 @@ class Described:
 def described_tensors(header: Any) -> list[Described]:
     """The tensors of a description, in its order. Raises ValueError for what is none, saying what is wrong."""
     header = _object(header, "it", {"format", "tensors", "objects", "state"})
-    if type(header["format"]) is not int or header["format"] != FORMAT:
-        raise ValueError(f"format {str(header['format'])[:40]!r} instead of {FORMAT}")
+    if type(header["format"]) is not int or header["format"] != STATE_FORMAT:
+        raise ValueError(f"format {str(header['format'])[:40]!r} instead of {STATE_FORMAT}")
     tensors = [_tensor(entry) for entry in _list(header["tensors"], "tensors")]
     if sum(tensor.nbytes for tensor in tensors) > BYTES_MAX:
         raise ValueError("its tensors are larger than any memory")

@@ -16,7 +16,7 @@ from elastic.checkpoints.description import BYTES_MAX, check_values, described_t
 from elastic.checkpoints.naming import EntryName, is_inside, is_series
 from elastic.errors import CheckpointCorrupt
 
-FORMAT = 1
+MANIFEST_FORMAT = 1
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -87,7 +87,7 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """In the order in which its dicts are: that of those in job.state comes back."""
-        body = {"format": FORMAT, **asdict(self)}
+        body = {"format": MANIFEST_FORMAT, **asdict(self)}
         return json.dumps({"sha256": _digest(body), **body}, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
@@ -98,8 +98,8 @@ class Manifest:
             said = body.pop("sha256")
             if _digest(body) != said:
                 raise CheckpointCorrupt("its manifest is damaged: its digest is not the one it names")
-            if (version := body.pop("format")) != FORMAT:
-                raise CheckpointCorrupt(f"its format is {version}, and this version reads {FORMAT}")
+            if (version := body.pop("format")) != MANIFEST_FORMAT:
+                raise CheckpointCorrupt(f"its format is {version}, and this version reads {MANIFEST_FORMAT}")
             moment = Moment(**body.pop("moment"))
             files = tuple(FileEntry(**file) for file in body.pop("files"))
             manifest = cls(moment=moment, files=files, **body)

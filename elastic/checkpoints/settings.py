@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Self
 
-VARIABLE = "ELASTIC_CHECKPOINTS"
+CHECKPOINTS_VARIABLE = "ELASTIC_CHECKPOINTS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +38,11 @@ class Settings:
     """Since when, in seconds before this run."""
 
     def to_environment(self) -> dict[str, str]:
-        return {VARIABLE: json.dumps(asdict(self))}
+        return {CHECKPOINTS_VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        return cls.from_json(environment.get(VARIABLE, "{}"))
+        return cls.from_json(environment.get(CHECKPOINTS_VARIABLE, "{}"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:

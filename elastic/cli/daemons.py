@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic import file_modes
-from elastic.agent.handover import POLL_S, UpgradeRefused, UpgradeRequestFiles, of_this_program
+from elastic.agent.handover import CALM_POLL_S, UpgradeRefused, UpgradeRequestFiles, of_this_program
 from elastic.cli.options import add_certs, add_replicas, certs_of, keyring_of
 from elastic.config import check_name, check_pairs, check_text
 from elastic.errors import ConfigError, ElasticError, ExitCode
@@ -341,7 +341,7 @@ def _upgrade(place: UpgradeRequestFiles, jobs_dir: Path, node: str, *, as_json: 
                 f"the agent of node {node}, process {running.pid}, has not answered within {PATIENCE_S:g} s; its "
                 f"journal says how far it is: {jobs_dir}/journal"
             )
-        time.sleep(POLL_S)  # another process and its files: there is nothing to wait on
+        time.sleep(CALM_POLL_S)  # another process and its files: there is nothing to wait on
     if answer["refused"]:
         raise ConfigError(f"nothing was lost, and node {node} goes on with {running.version}: {answer['refused']}")
     told = {"node": node, "pid": running.pid, "from": running.version, "to": answer["version"], "jobs": answer["jobs"]}

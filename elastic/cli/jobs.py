@@ -15,7 +15,7 @@ from elastic.protocol.worker_id import node_of
 if TYPE_CHECKING:
     from elastic.fleet.client import FleetClient
 
-LOOK_S = 0.2
+END_POLL_S = 0.2
 
 
 STOP_WAIT_S = 90.0
@@ -126,7 +126,7 @@ def await_end(client: FleetClient, job: str, within_s: float | None) -> dict[str
             return entry
         if deadline_s is not None and time.monotonic() >= deadline_s:
             raise ElasticError(f"{job} is not over after {within_s:g} s; `elastic status` shows what it does")
-        time.sleep(LOOK_S)  # a remote process: there is nothing to wait on
+        time.sleep(END_POLL_S)  # a remote process: there is nothing to wait on
 
 
 def ended_text(entry: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic.errors import ConfigError, ExitCode
 from elastic.rendezvous.endpoint import INSECURE, check_plain, parse
-from elastic.security.roles import VARIABLE, Role
+from elastic.security.roles import CERTS_VARIABLE, Role
 
 if TYPE_CHECKING:
     from elastic.fleet.client import FleetClient
@@ -63,7 +63,7 @@ def add_certs(verb: argparse.ArgumentParser) -> None:
         "--certs",
         type=Path,
         metavar="DIR",
-        help=f"certificates to show and to believe, see `elastic certs --help` (default: ${VARIABLE})",
+        help=f"certificates to show and to believe, see `elastic certs --help` (default: ${CERTS_VARIABLE})",
     )
     verb.add_argument(INSECURE, action="store_true", help="without certificates: plain text with other machines")
 
@@ -103,7 +103,7 @@ def job_dirs_here() -> tuple[list[Path], int]:
 
 def certs_of(options: argparse.Namespace) -> Path | None:
     """As given, or by the environment; an empty variable is none."""
-    given = options.certs or os.environ.get(VARIABLE)
+    given = options.certs or os.environ.get(CERTS_VARIABLE)
     return Path(given).absolute() if given else None
 
 

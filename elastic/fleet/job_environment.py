@@ -73,12 +73,12 @@ def _read(path: str) -> bytes:
     return content
 
 
-VARIABLE = "CUDA_VISIBLE_DEVICES"
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def of_node(environment: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
     """What the daemon may use, as CUDA_VISIBLE_DEVICES names it; without that, every device of NVIDIA's driver."""
-    if (given := environment.get(VARIABLE)) is not None:
+    if (given := environment.get(DEVICES_VARIABLE)) is not None:
         return tuple(name.strip() for name in given.split(",") if name.strip())
     found = (re.fullmatch(r"nvidia(\d+)", path.name) for path in devices.glob("nvidia*"))
     return tuple(str(number) for number in sorted(int(match[1]) for match in found if match is not None))

@@ -28,7 +28,7 @@ from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError
 from elastic.fleet.documents import Submission
-from elastic.fleet.job_environment import VARIABLE, with_environment
+from elastic.fleet.job_environment import DEVICES_VARIABLE, with_environment
 from elastic.fleet.notice_board import NoticeBoard
 from elastic.fleet.upgrade_state import JobKeeper, JobUpgradeState, keeper_of, replace_agent
 from elastic.preemption.selection import RELAYED
@@ -391,7 +391,7 @@ class JobRunner:
         if self._site.job_user is not None:
             environment |= self._site.job_user.environment()
         if self.devices is not None:
-            environment[VARIABLE] = ",".join(self.devices)
+            environment[DEVICES_VARIABLE] = ",".join(self.devices)
         return environment
 
     def _last_words(self) -> str:

@@ -39,7 +39,7 @@ say that it has left."""
 LEAVE_LIMIT_S = 3600.0
 """The longest that a daemon may ask for, for an agent that leaves."""
 
-LOOK_S = 1.0
+ABSENT_NODES_CHECK_S = 1.0
 """How often it looks at absent nodes, where nothing else happens."""
 
 ANSWER_S = 5.0
@@ -236,7 +236,9 @@ class FleetLeader:
             for node, session in self.sessions.items():
                 self._tell(node, session)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):  # wait_for of Python 3.11 loses a cancel that comes with the event
+                async with asyncio.timeout(
+                    ABSENT_NODES_CHECK_S
+                ):  # wait_for of Python 3.11 loses a cancel that comes with the event
                     await self._changed.wait()
 
     async def _surpass(self) -> None:

@@ -29,7 +29,7 @@ from elastic.version import __version__
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
 
-LOOK_S = 0.5
+DEPARTURE_POLL_S = 0.5
 """How often it looks whether its jobs have left a node that has to go: their agents say it in files."""
 
 
@@ -96,7 +96,7 @@ class Daemon:
     async def _next_change(self, attending: asyncio.Task[None]) -> None:
         waiting: list[asyncio.Task[Any]] = [asyncio.create_task(self._changed.wait())]
         waiting += [asyncio.create_task(charge.ended()) for charge in self._charges.values()]
-        within_s = LOOK_S if self._board.because else None
+        within_s = DEPARTURE_POLL_S if self._board.because else None
         await asyncio.wait([*waiting, attending], timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()

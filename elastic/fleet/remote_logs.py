@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from elastic.fleet.client import FleetClient, Log
 
 
-LOOK_S = 0.5
+FOLLOW_POLL_S = 0.5
 
 
 class LogSource(Protocol):
@@ -99,7 +99,7 @@ def show(source: LogSource, worker: str | None, *, follow: bool, as_json: bool) 
                 raise
         if not follow:
             return
-        time.sleep(LOOK_S)  # files of other processes: there is nothing to wait on
+        time.sleep(FOLLOW_POLL_S)  # files of other processes: there is nothing to wait on
 
 
 def _put(name: str, text: bytes, *, as_json: bool, headed: bool) -> None:

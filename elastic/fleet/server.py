@@ -47,7 +47,7 @@ SILENCE_S = 2.0
 STOP_S = 60.0
 """How long the nodes of a job that somebody has stopped may take to leave it in order."""
 
-LOOK_S = 0.2
+STOP_POLL_S = 0.2
 
 REST_S = 1.0
 """Before a replica stands again after its lead has ended: what ended it may do so again at once."""
@@ -313,7 +313,7 @@ class Server:
                 elif reign.term != told:
                     told = reign.term
                     await reign.post(Stopped(because, at_once=False))
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(STOP_POLL_S)
 
 
 def _wake(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:

@@ -20,7 +20,7 @@ from elastic.fleet.documents import Submission
 from elastic.records.temp_dirs import TempDirectory
 from elastic.wire import codec
 
-FORMAT = 1
+DAEMON_STATE_FORMAT = 1
 
 ASK_S = 15.0
 """Until an agent that has just been started can be asked."""
@@ -116,7 +116,7 @@ class DaemonUpgradeState:
 
 def write(estate: DaemonUpgradeState) -> dict[str, Any]:
     return {
-        "format": FORMAT,
+        "format": DAEMON_STATE_FORMAT,
         "term": estate.term,
         "duties": [duty.hex() for duty in estate.duties],
         "over": dict(estate.over),
@@ -126,8 +126,10 @@ def write(estate: DaemonUpgradeState) -> dict[str, Any]:
 
 def read(state: Mapping[str, Any]) -> DaemonUpgradeState:
     """Raises WireError, ConfigError, KeyError, TypeError and ValueError for what `write` has not made."""
-    if state["format"] != FORMAT:
-        raise ValueError(f"the daemon's state is of format {state['format']}, and this program reads {FORMAT}")
+    if state["format"] != DAEMON_STATE_FORMAT:
+        raise ValueError(
+            f"the daemon's state is of format {state['format']}, and this program reads {DAEMON_STATE_FORMAT}"
+        )
     return DaemonUpgradeState(
         int(state["term"]),
         tuple(bytes.fromhex(duty) for duty in state["duties"]),

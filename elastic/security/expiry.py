@@ -10,7 +10,7 @@ from elastic.records.journal import Journal
 from elastic.security.keyring import Certificate, Keyring
 
 WARN = timedelta(days=14)
-LOOK_S = 3600.0
+EXPIRY_CHECK_S = 3600.0
 
 ADVICE = "issue another one with `elastic certs node` and put it in its place; it is used without a restart"
 
@@ -31,7 +31,7 @@ async def watch(journal: Journal, *keyrings: Keyring) -> None:
             if because not in said:
                 said.add(because)
                 journal.write("certificate_trouble", because=because, advice=ADVICE)
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(EXPIRY_CHECK_S)
 
 
 def _lines(keyring: Keyring) -> list[str]:

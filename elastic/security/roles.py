@@ -28,7 +28,7 @@ SERVER_NAME = "rendezvous.elastic.internal"
 
 ETCD_SERVER_NAME = "etcd.elastic.internal"
 
-VARIABLE = "ELASTIC_CERTS"
+CERTS_VARIABLE = "ELASTIC_CERTS"
 """The directory of certificates: for the command line, and from an agent to its workers."""
 
 _SCHEME = "elastic://"

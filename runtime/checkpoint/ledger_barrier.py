@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from elastic.errors import CheckpointError
 
-POLL_S = 0.02
+LEDGER_POLL_S = 0.02
 _TAIL_BYTES = 1 << 16
 
 
@@ -25,7 +25,7 @@ def await_step(path: Path, steps: int, within_s: float, *, durable: bool) -> Non
             while (there := steps_on(file)) < steps:
                 if time.monotonic() > deadline_s:
                     raise CheckpointError(f"{path} has {there} steps and not {steps} within {within_s:g} s")
-                time.sleep(POLL_S)  # another process's file: there is nothing to wait on
+                time.sleep(LEDGER_POLL_S)  # another process's file: there is nothing to wait on
             if durable:
                 os.fsync(file.fileno())
     except FileNotFoundError as error:

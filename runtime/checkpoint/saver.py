@@ -33,9 +33,9 @@ from runtime.session import LoopPlace
 ATTEMPTS = 5
 """How often a part is tried on a storage that answers with errors, with a growing pause between."""
 PAUSE_S = 0.5
-LOOK_S = 0.2
-"""First pause between two looks whether the others are done; doubles up to LOOK_MAX_S."""
-LOOK_MAX_S = 5.0
+NOTES_POLL_S = 0.2
+"""First pause between two looks whether the others are done; doubles up to NOTES_POLL_MAX_S."""
+NOTES_POLL_MAX_S = 5.0
 OTHERS_S = 60.0
 """How long the end of the script waits for the parts of others in a save that it has asked for."""
 POINTER_S = 2.0
@@ -164,18 +164,18 @@ class Saver:
     # ---------------------------------------------------------------------------------------- the side thread
 
     def _work(self) -> None:
-        look_s = LOOK_S
+        look_s = NOTES_POLL_S
         while True:
             try:
                 task = self._tasks.get(timeout=look_s if self._unfinished else None)
             except queue.Empty:
-                look_s = LOOK_S if self._finishing else min(LOOK_MAX_S, 2 * look_s)
+                look_s = NOTES_POLL_S if self._finishing else min(NOTES_POLL_MAX_S, 2 * look_s)
                 for task in list(self._unfinished.values()):
                     self._guarded(task, self._complete)
                 with self._idle:
                     self._idle.notify_all()
                 continue
-            look_s = LOOK_S
+            look_s = NOTES_POLL_S
             if isinstance(task, Prune):
                 self._prune(task)
             else:

@@ -29,7 +29,7 @@ from runtime.ring.handshake import (
     proven_welcome,
 )
 from runtime.ring.listener import Arrivals, Listener
-from runtime.ring.tcp_liveness import LOOK_S, PeerWatch
+from runtime.ring.tcp_liveness import KERNEL_CHECK_S, PeerWatch
 from runtime.ring.transport import Transport
 from runtime.ring.unix_socket import tune
 
@@ -196,7 +196,7 @@ class Ring:
             if lost:
                 said = f"generation {self.generation}: {lost} cannot be reached any more: {because}"
                 raise LinkSilent(said, peer=lost)
-            for fd, event in poller.poll(1000 * LOOK_S):
+            for fd, event in poller.poll(1000 * KERNEL_CHECK_S):
                 if fd == self._wake:
                     continue
                 if event & select.POLLOUT:

@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol, Self
 SILENT_S = 3.0
 """So long nothing may come back. Longer than a machine pauses, and about as long as an agent may be silent."""
 
-LOOK_S = 1.0
+KERNEL_CHECK_S = 1.0
 """Between two looks. Two in a row have to say so, because an answer may just be under way."""
 
 STUCK_S = 60.0
@@ -138,12 +138,12 @@ class Connection(Protocol):
 
 
 class PeerWatch:
-    """Of one thread that waits for peers: looks every LOOK_S. connections: all of them, by peer."""
+    """Of one thread that waits for peers: looks every KERNEL_CHECK_S. connections: all of them, by peer."""
 
     def __init__(self, connections: Mapping[str, Connection]) -> None:
         now_s = time.monotonic()
         self._connections = connections
-        self._next_s = now_s + LOOK_S
+        self._next_s = now_s + KERNEL_CHECK_S
         self._judge = Judge(now_s)
         self._asked: list[tuple[str, socket.socket]] = []
 
@@ -160,7 +160,7 @@ class PeerWatch:
         now_s = time.monotonic()
         if now_s < self._next_s:
             return "", ""
-        self._next_s = now_s + LOOK_S
+        self._next_s = now_s + KERNEL_CHECK_S
         waited = {one.peer for one in waits_for}
         at: dict[str, tuple[str, int]] = {peer: one.address for peer, one in self._connections.items()}
         seen = {

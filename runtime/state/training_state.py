@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
-from elastic.checkpoints.description import FORMAT, described_tensors
+from elastic.checkpoints.description import STATE_FORMAT, described_tensors
 from elastic.errors import ConfigError, NotCarried, Unregistered
 from runtime.reduction.buffers import Buffer, Kind, Merge, Modes, described
 from runtime.reduction.flat_pool import CPU
@@ -282,7 +282,7 @@ class Carrier:
             key: encode_value(key, value, tensors) for key, value in self.values.as_dict().items()
         }
         entries: list[Json] = [_entry(path, tensor) for path, tensor in tensors]
-        header: dict[str, Json] = {"format": FORMAT, "tensors": entries, "objects": objects, "state": state}
+        header: dict[str, Json] = {"format": STATE_FORMAT, "tensors": entries, "objects": objects, "state": state}
         return header, tensors
 
     def _encode(self, name: str, thing: Any, numbered: list[NamedTensor]) -> Json:

@@ -15,7 +15,7 @@ RECENT = 256
 """So many shards back a long one is remembered: shards that are long by nature, such as those of long sequences,
 come again and again."""
 
-LOOK_S = 2.0
+CPU_CHECK_S = 2.0
 """From when on it is measured whether processors are used: nothing is decided earlier."""
 
 PAUSE_S = 5.0
@@ -66,12 +66,12 @@ class Activity:
         self._seen_s = now_s
         since_s = max(since_s, self._from_s)
         computes = True
-        if now_s - since_s >= LOOK_S:
+        if now_s - since_s >= CPU_CHECK_S:
             used_s = self._used_s()
             if self._looked is None or self._looked[0] != since_s:
                 self._looked = (since_s, now_s, used_s)
             _, looked_s, used_then_s = self._looked
-            if now_s - looked_s >= LOOK_S:
+            if now_s - looked_s >= CPU_CHECK_S:
                 computes = used_s - used_then_s >= COMPUTES * (now_s - looked_s)
         return ActivitySeen(what, doing, now_s - since_s, max(tuple(self._shards), default=0.0), computes)
 

@@ -41,7 +41,7 @@ from elastic.protocol.worker_state import Phase
 from elastic.records import ledger
 from elastic.records.journal import Journal
 from elastic.security.rejection_log import RejectionLog
-from elastic.security.roles import VARIABLE
+from elastic.security.roles import CERTS_VARIABLE
 from runtime.guards import numerics_fingerprint
 from runtime.reduction.flat_pool import CPU
 from runtime.reduction.partial_sum import Json, Partial
@@ -91,7 +91,7 @@ class WorkerSession:
             node=self._node,
             worker_id=self.worker_id,
         )
-        certs, refusals = environment.get(VARIABLE), RejectionLog(self._journal)
+        certs, refusals = environment.get(CERTS_VARIABLE), RejectionLog(self._journal)
         seal = TlsContexts(Path(certs) if certs else None)
         self._listener = Listener(
             environment.get("ELASTIC_HOST", "127.0.0.1"),
@@ -353,7 +353,7 @@ class WorkerSession:
 def connect(threads: int, device: torch.device) -> WorkerSession:
     """The session of this process; the agent has put everything into the environment. Blocks until admitted or known
     to be a newcomer."""
-    if path := os.environ.pop(death_watch.VARIABLE, ""):
+    if path := os.environ.pop(death_watch.DEATH_WATCH_VARIABLE, ""):
         death_watch.hold(path)
     stack_dump.show_when_asked()
     member = WorkerSession(dict(os.environ), threads, device)

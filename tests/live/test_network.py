@@ -210,7 +210,7 @@ def test_a_host_that_is_cut_off_is_told_from_one_whose_process_reads_nothing(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are silent to whoever waits; only for the first the kernel over there gives no answer either."""
-    monkeypatch.setattr(tcp_liveness, "LOOK_S", 0.1)
+    monkeypatch.setattr(tcp_liveness, "KERNEL_CHECK_S", 0.1)
     monkeypatch.setattr(tcp_liveness, "SILENT_S", 0.5)
     answerers, connections = [], {}
     for name in ("a", "b"):
@@ -262,7 +262,7 @@ def test_a_host_behind_a_full_cable_that_loses_packets_is_not_taken_for_one_that
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own connection alone looks lost again and again: TCP waits longer with each packet that is lost twice."""
-    monkeypatch.setattr(tcp_liveness, "LOOK_S", 0.1)
+    monkeypatch.setattr(tcp_liveness, "KERNEL_CHECK_S", 0.1)
     monkeypatch.setattr(tcp_liveness, "SILENT_S", 1.0)
     command = [*PREFIX, *network.within("a"), sys.executable, "-c", SWALLOWER, network.address("a")]
     with contextlib.ExitStack() as undone:

@@ -9,7 +9,7 @@ from importlib.machinery import PathFinder
 from chaos_tests.failpoints import injected
 from chaos_tests.scenario import failpoints
 
-if where := os.environ.get(failpoints.VARIABLE):
+if where := os.environ.get(failpoints.FAILPOINTS_VARIABLE):
     injected.install(where)
 _spec = PathFinder.find_spec(
     "sitecustomize", [path for path in sys.path if os.path.realpath(path or ".") != os.path.dirname(__file__)]

@@ -17,7 +17,7 @@ cannot start costs nothing.
 """
 
 from elastic.agent.handover.exec_in_place import OPTION, Handed, begin, go, hear, without_option
-from elastic.agent.handover.prepare import POLL_S, prepared, refuse, until
+from elastic.agent.handover.prepare import CALM_POLL_S, prepared, refuse, until
 from elastic.agent.handover.request_files import (
     SIGNAL,
     RunningProgram,
@@ -29,8 +29,8 @@ from elastic.agent.handover.request_files import (
 from elastic.agent.handover.trial_run import Trial, check
 
 __all__ = [
+    "CALM_POLL_S",
     "OPTION",
-    "POLL_S",
     "SIGNAL",
     "Handed",
     "RunningProgram",

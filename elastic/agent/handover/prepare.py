@@ -16,7 +16,7 @@ from elastic.version import __version__
 CALM_S = 15.0
 """How long a moment is waited for in which another program can take over."""
 
-POLL_S = 0.05
+CALM_POLL_S = 0.05
 
 
 async def prepared(
@@ -65,5 +65,5 @@ async def until(reached: Callable[[], bool], within_s: float) -> bool:
     while not reached():
         if time.monotonic() > deadline_s:
             return False
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(CALM_POLL_S)
     return True

@@ -44,7 +44,7 @@ END_S = 2.0
 JOIN_S = 60.0
 """From when all workers are about to join until all have. Less than a second is usual; who is not there by then is
 frozen or hangs, and all others with it."""
-LOOK_S = 1.0
+RANKS_CHECK_S = 1.0
 
 INSTALL = "pip install 'elastic-ring[mpi]' (mpi4py, and Open MPI 5 with ULFM)"
 SCHEDULERS = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_", "PRTE_", "PRRTE_")
@@ -194,7 +194,7 @@ class Mpirun:
 
     async def _watch_joining(self) -> None:
         while not self._settled:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(RANKS_CHECK_S)
             self.look(time.monotonic())
 
     def settings(self, worker_id: str) -> dict[str, str]:

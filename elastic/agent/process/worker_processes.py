@@ -97,7 +97,7 @@ class WorkerProcesses:
 
         self._starter.start(
             Start(
-                settings={**settings, death_watch.VARIABLE: line.path},
+                settings={**settings, death_watch.DEATH_WATCH_VARIABLE: line.path},
                 log=self._log(worker_id),
                 on_line=lambda text: self._boss.on_line(worker_id, text),
                 on_exit=lambda status: self._exited(number, worker_id, status),

@@ -18,7 +18,7 @@ import os
 import threading
 from collections.abc import Callable
 
-VARIABLE = "ELASTIC_LIFELINE"
+DEATH_WATCH_VARIABLE = "ELASTIC_LIFELINE"
 """In a worker's environment: the file to map."""
 
 SIZE = mmap.PAGESIZE

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Self
 
-VARIABLE = "ELASTIC_EXAMINATION"
+EXAMINATION_VARIABLE = "ELASTIC_EXAMINATION"
 EPOCH_STEPS = 3
 """So short is every epoch of an examination at most, so that few steps have several."""
 MIDDLE = EPOCH_STEPS + 1
@@ -40,10 +40,10 @@ class Examination:
     joins: bool = False
 
     def to_environment(self) -> dict[str, str]:
-        return {VARIABLE: json.dumps(asdict(self))}
+        return {EXAMINATION_VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self | None:
         """None: this is no examination."""
-        text = environment.get(VARIABLE)
+        text = environment.get(EXAMINATION_VARIABLE)
         return cls(**json.loads(text)) if text else None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-VARIABLE = "ELASTIC_MPI"
+MPI_RANKS_VARIABLE = "ELASTIC_MPI"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,11 @@ class Ranks:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Ranks:
-        document = json.loads(environment[VARIABLE])
+        document = json.loads(environment[MPI_RANKS_VARIABLE])
         return cls(tuple(document["workers"]), Path(document["directory"]))
 
     def to_environment(self) -> dict[str, str]:
-        return {VARIABLE: json.dumps({"workers": self.workers, "directory": str(self.directory)})}
+        return {MPI_RANKS_VARIABLE: json.dumps({"workers": self.workers, "directory": str(self.directory)})}
 
     def joining(self) -> set[str]:
         """Workers that are, or may be, inside MPI_Init, where each waits for all others and nothing can interrupt it.

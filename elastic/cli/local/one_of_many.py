@@ -27,7 +27,7 @@ from elastic.records.files import write_atomically
 MEET_S = 30.0
 """Until all are there. A launcher starts them together; imports take a second, on a busy machine some."""
 PART_S = 2.0
-POLL_S = 0.02
+ACTING_POLL_S = 0.02
 
 
 def lead(launch: Launch, act: Callable[[], int]) -> int:
@@ -109,5 +109,5 @@ def _await(reached: Callable[[], bool], limit_s: float) -> bool:
     while not reached():
         if time.monotonic() > deadline_s:
             return False
-        time.sleep(POLL_S)
+        time.sleep(ACTING_POLL_S)
     return True

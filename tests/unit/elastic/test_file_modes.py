@@ -60,7 +60,7 @@ def test_what_a_job_leaves_is_for_its_owners_eyes(tmp_path: Path) -> None:
 def test_others_may_look_where_the_mask_says_so_but_not_at_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(file_modes.VARIABLE, "027")
+    monkeypatch.setenv(file_modes.UMASK_VARIABLE, "027")
     found = left_in(tmp_path)
     assert found.pop("jobs/train-1/job.json") == 0o600
     assert {mode for mode in found.values()} == {0o640, 0o750}
@@ -74,7 +74,7 @@ def test_what_is_there_keeps_its_mode(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["", "x", "9", "1777", "-7", "0o27", " 027"])
 def test_a_mask_that_is_none_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(file_modes.VARIABLE, value)
+    monkeypatch.setenv(file_modes.UMASK_VARIABLE, value)
     with pytest.raises(ConfigError, match="ELASTIC_UMASK"):
         file_modes.mask()
 

@@ -36,7 +36,7 @@ def look(orders: FailpointOrders, point: str, step: int = 7) -> bool:
     """Whether this process was struck there."""
     injected._Place.step = step
     try:
-        injected._look_in(orders.environment("")[failpoints.VARIABLE])(point)
+        injected._look_in(orders.environment("")[failpoints.FAILPOINTS_VARIABLE])(point)
     except injected.FailpointError:
         return True
     return False
@@ -133,7 +133,7 @@ def disk(orders: FailpointOrders, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         """Patched for this test alone."""
 
     injected._in_storage(
-        SimpleNamespace(LocalStorage=Made), injected._look_in(orders.environment("")[failpoints.VARIABLE])
+        SimpleNamespace(LocalStorage=Made), injected._look_in(orders.environment("")[failpoints.FAILPOINTS_VARIABLE])
     )
     return Made(tmp_path)
 

@@ -171,7 +171,7 @@ def test_another_leader_of_the_fleet_tells_the_same_token(tmp_path: Path) -> Non
 def test_a_grant_ends_also_where_nobody_says_that_the_agent_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(office_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(office_module, "ABSENT_NODES_CHECK_S", 0.01)
     monkeypatch.setattr(office_module, "ABSENT_S", 0.05)
     monkeypatch.setattr(office_module, "AWAY_S", 0.05)
 

@@ -138,7 +138,7 @@ def test_a_node_that_leaves_or_is_cordoned_is_told_to_run_nothing(tmp_path: Path
 def test_the_slots_of_an_absent_node_are_given_elsewhere_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(office_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(office_module, "ABSENT_NODES_CHECK_S", 0.01)
     monkeypatch.setattr(office_module, "ABSENT_S", 0.2)
 
     async def story(leading: Leading) -> None:
@@ -156,7 +156,7 @@ def test_the_slots_of_an_absent_node_are_given_elsewhere_after_a_while(
 def test_a_job_larger_than_the_fleet_is_told_so_and_holds_up_others_while_nodes_may_still_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(office_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(office_module, "ABSENT_NODES_CHECK_S", 0.01)
 
     async def story(leading: Leading) -> None:
         office, desk = (
@@ -296,7 +296,7 @@ def test_a_job_gets_another_size_within_what_its_file_allows(tmp_path: Path) -> 
 def test_nodes_are_told_what_to_run_though_what_has_ended_cannot_be_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(office_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(office_module, "ABSENT_NODES_CHECK_S", 0.01)
     monkeypatch.setattr(registry, "ENDED_KEPT", 0)
     tried = asyncio.Event()
 

@@ -199,7 +199,7 @@ def test_a_stop_reaches_the_part_that_begins_again_after_one_that_failed(
             await self.ended({"exit_code": 143, "because": "stopped", "digest": "", "generation": 0})
 
     monkeypatch.setattr(server_module, "JobReplica", Part)
-    monkeypatch.setattr(server_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(server_module, "STOP_POLL_S", 0.01)
 
     async def story(server: Server, path: Path) -> None:
         book = FleetState((STOPPED,))

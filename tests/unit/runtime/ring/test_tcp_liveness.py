@@ -9,7 +9,7 @@ import time
 import pytest
 
 from runtime.ring import tcp_liveness
-from runtime.ring.tcp_liveness import LOOK_S, SILENT_S, STUCK_S, Counters, CountersSeen, Judge, PeerWatch
+from runtime.ring.tcp_liveness import KERNEL_CHECK_S, SILENT_S, STUCK_S, Counters, CountersSeen, Judge, PeerWatch
 
 HOST, OTHER = "10.0.0.2", "10.0.0.3"
 
@@ -24,7 +24,7 @@ def verdicts(*looks: list[CountersSeen], answers: tuple[int, ...] = ()) -> list[
     """What each look says; answers: before which of them the host answers a question."""
     judge, said = Judge(0.0), []
     for number, connections in enumerate(looks):
-        now_s = 100.0 + number * LOOK_S
+        now_s = 100.0 + number * KERNEL_CHECK_S
         if number in answers:
             judge.answered(HOST, now_s)
         said.append(judge.look(connections, now_s))
@@ -32,7 +32,7 @@ def verdicts(*looks: list[CountersSeen], answers: tuple[int, ...] = ()) -> list[
 
 
 def falling_silent(looks: int, repeats: int = 2, probes: int = 0) -> list[list[CountersSeen]]:
-    return [[seen(number * LOOK_S, repeats, probes=probes)] for number in range(looks)]
+    return [[seen(number * KERNEL_CHECK_S, repeats, probes=probes)] for number in range(looks)]
 
 
 def test_a_host_that_answers_nothing_for_long_is_lost_at_the_second_look_that_says_so() -> None:
@@ -103,7 +103,7 @@ class Repeating:
 def test_a_host_whose_kernel_accepts_or_refuses_connections_can_be_reached(
     listens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcp_liveness, "LOOK_S", 0.0)
+    monkeypatch.setattr(tcp_liveness, "KERNEL_CHECK_S", 0.0)
     with socket.create_server(("127.0.0.1", 0), backlog=64) as door:
         link = Repeating(door.getsockname())
         if not listens:
@@ -116,7 +116,7 @@ def test_a_host_whose_kernel_accepts_or_refuses_connections_can_be_reached(
 
 
 def test_a_host_to_which_there_is_no_way_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_liveness, "LOOK_S", 0.0)
+    monkeypatch.setattr(tcp_liveness, "KERNEL_CHECK_S", 0.0)
     monkeypatch.setattr(socket.socket, "connect_ex", lambda sock, address: errno.ENETUNREACH)
     link = Repeating(("127.0.0.1", 9))
     with PeerWatch({"w1": link}) as lookout:

@@ -13,7 +13,7 @@ import pytest
 from elastic.protocol.messages import Doing
 from elastic.protocol.worker_state import Phase, WorkerState
 from runtime.session import Op, OpKind
-from runtime.worker.activity import LOOK_S, PAUSE_S, RECENT, Activity, _below, cpu_s
+from runtime.worker.activity import CPU_CHECK_S, PAUSE_S, RECENT, Activity, _below, cpu_s
 from runtime.worker.progress_report import ProgressReporter
 
 GENEROUS_S = 60.0
@@ -59,12 +59,12 @@ def test_whether_anything_computes_is_measured_from_when_it_takes_long(share: fl
     activity = machine.activity()
     activity.enter("a shard", Doing.SHARD)
     machine.cpu_s += 2.0  # before the first look, so it says nothing
-    for seconds in (LOOK_S, LOOK_S / 2):
+    for seconds in (CPU_CHECK_S, CPU_CHECK_S / 2):
         machine.now_s += seconds
         machine.cpu_s += share * seconds
         assert activity.see().computes, "nobody can say yet"
-    machine.now_s += LOOK_S
-    machine.cpu_s += share * LOOK_S
+    machine.now_s += CPU_CHECK_S
+    machine.cpu_s += share * CPU_CHECK_S
     assert activity.see().computes is computes
     activity.enter("the next", Doing.SHARD)
     assert activity.see().computes
