@@ -22,9 +22,10 @@ from elastic.agent.ledger_writer import LedgerWriter
 from elastic.agent.process.launcher import Launcher
 from elastic.agent.process.mpirun import Mpirun
 from elastic.agent.process.stdout_pump import Stdout
-from elastic.agent.process.worker_processes import AdoptedWorker, WorkerProcesses, own_settings
+from elastic.agent.process.worker_processes import AdoptedWorker, WorkerProcesses
 from elastic.agent.slot_file import SlotFile
 from elastic.agent.upgrade_state import AgentUpgradeState
+from elastic.agent.worker.environment import WorkerEnvironment
 from elastic.agent.worker_socket import WorkerSocket
 from elastic.checkpoints.series import newest_in_memory
 from elastic.config import JobSpec, RingKind
@@ -222,10 +223,18 @@ class WorkerManager:
             )
 
     def _spawn(self, number: int, worker_id: str, restarted: bool) -> None:
+        told = WorkerEnvironment.of_job(
+            self._spec,
+            self._job_dir,
+            worker_id,
+            number,
+            restarted=restarted,
+            agent_socket=self._switchboard.path,
+            address=self._reach.address,
+            certs=self._reach.certs,
+        )
         settings = {
-            **own_settings(self._spec, self._job_dir, worker_id, number, restarted=restarted),
-            "ELASTIC_AGENT_SOCKET": self._switchboard.path,
-            **self._reach.settings(),
+            **told.to_environ(),
             **self._checkpoints.to_environment(),
             **self._mpirun.settings(worker_id),
         }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.security.channels import ChannelFactory
-from elastic.security.roles import CERTS_VARIABLE, Role
+from elastic.security.roles import Role
 
 LOOPBACK = "127.0.0.1"
 
@@ -29,10 +29,6 @@ class Reach:
         from elastic.security.keyring import of_role
 
         return ChannelFactory(of_role(self.certs, Role.AGENT, Role.WORKER))
-
-    def settings(self) -> dict[str, str]:
-        """For the environment of a worker: never what `elastic run` has inherited."""
-        return {"ELASTIC_HOST": self.address, CERTS_VARIABLE: str(self.certs or "")}
 
     def words(self) -> dict[str, str]:
         """As options of an agent."""

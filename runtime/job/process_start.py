@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from elastic.agent.worker.environment import AGENT_SOCKET, SLOT, THREADS
 from elastic.agent.worker.examination import Examination
 from elastic.errors import ConfigError
 from runtime.data.loader import check_count
@@ -15,13 +16,6 @@ from runtime.reduction.flat_pool import CPU
 from runtime.session import Session
 from runtime.worker.isolated_shards import IsolatedSession
 from runtime.worker.single import SingleSession
-
-AGENT_SOCKET = "ELASTIC_AGENT_SOCKET"
-"""Environment variable: the unix socket of the agent that started this process. Unset: a job of one."""
-SLOT = "ELASTIC_SLOT"
-"""Environment variable: which of its node's workers this is, from 0."""
-THREADS = "ELASTIC_THREADS"
-"""Environment variable: what `elastic run --threads` says, for a script that does not say it itself."""
 
 
 def threads(given: int | None) -> int:

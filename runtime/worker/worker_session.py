@@ -7,24 +7,23 @@ own. Nothing here decides anything: elastic/position does.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import socket
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import torch
 
 from elastic.agent.worker import death_watch, stack_dump
 from elastic.agent.worker.client import AgentClient
+from elastic.agent.worker.environment import WorkerEnvironment
 from elastic.agent.worker.mpi_ranks import Ranks
 from elastic.checkpoints.naming import EntryName
 from elastic.checkpoints.series import newest_in_memory
 from elastic.checkpoints.settings import Settings
-from elastic.config import RingKind, Timing
+from elastic.config import RingKind
 from elastic.errors import Disagree, ExitCode, JoinMissed, LeaderOnly, LeftAlone, LinkTooSlow
 from elastic.protocol.messages import (
     Announce,
@@ -41,7 +40,6 @@ from elastic.protocol.worker_state import Phase
 from elastic.records import ledger
 from elastic.records.journal import Journal
 from elastic.security.rejection_log import RejectionLog
-from elastic.security.roles import CERTS_VARIABLE
 from runtime.guards import numerics_fingerprint
 from runtime.reduction.flat_pool import CPU
 from runtime.reduction.partial_sum import Json, Partial
@@ -70,31 +68,25 @@ class WorkerSession:
     local_rank: int
     reduction: str
 
-    def __init__(self, environment: dict[str, str], threads: int, device: torch.device) -> None:
+    def __init__(self, environ: Mapping[str, str], threads: int, device: torch.device) -> None:
         """Raises ConfigError for a broken environment, and for a ring that it cannot have. Blocks for MPI only."""
-        kind = RingKind(environment.get("ELASTIC_RING", "tcp"))
+        told = WorkerEnvironment.from_environ(environ)
+        kind = told.ring
         if kind is RingKind.NCCL:
             nccl.check_device(device)
         self.sums_on = device if kind is RingKind.NCCL else CPU
-        self.worker_id = environment["ELASTIC_WORKER_ID"]
-        self.job = environment["ELASTIC_JOB"]
-        self.local_rank = int(environment["ELASTIC_SLOT"])
-        self.reduction = environment.get("ELASTIC_REDUCTION", "exact")
-        self.restarted = environment.get("ELASTIC_RESTARTED") == "1"
-        self._node = environment["ELASTIC_NODE"]
-        self._job_dir = Path(environment["ELASTIC_JOB_DIR"])
-        self._timing = Timing(**json.loads(environment.get("ELASTIC_TIMING", "{}")))
+        self.worker_id, self.job, self._job_dir, self._timing = told.worker_id, told.job, told.job_dir, told.timing
+        self.local_rank, self.restarted, self.reduction = told.slot, told.restarted, str(told.reduction)
         self._journal = Journal(
             self._job_dir / "journal" / f"{self.worker_id}.jsonl",
             job=self.job,
             who=self.worker_id,
-            node=self._node,
+            node=told.node,
             worker_id=self.worker_id,
         )
-        certs, refusals = environment.get(CERTS_VARIABLE), RejectionLog(self._journal)
-        seal = TlsContexts(Path(certs) if certs else None)
+        seal, refusals = TlsContexts(told.certs), RejectionLog(self._journal)
         self._listener = Listener(
-            environment.get("ELASTIC_HOST", "127.0.0.1"),
+            told.address,
             job=self.job,
             me=self.worker_id,
             token_of=self._token_of,
@@ -105,7 +97,7 @@ class WorkerSession:
         host, port = self._listener.address
         meet = meeting(nccl.make_group, host, device) if kind is RingKind.NCCL else None
         if kind is RingKind.MPI:
-            meet = mpi.MpiWorld(Ranks.from_environment(environment), self.worker_id, self._journal).meet
+            meet = mpi.MpiWorld(Ranks.from_environment(environ), self.worker_id, self._journal).meet
         self._rings = rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, kind, meet)
         self._standing = SharedWorkerState(self.worker_id, rings, self._send, self._journal, self.sums_on)
         self._standing.position = replace(self._standing.position, phase=Phase.FRESH)
@@ -126,17 +118,24 @@ class WorkerSession:
             self._journal,
             self._timing,
             reduction=self.reduction,
-            retains=environment.get("ELASTIC_RETAIN_RESULTS", "1") == "1",
+            retains=told.retain_results,
             say_progress=self._say_progress,
         )
         self.may_part = True
         self._stopping = threading.Event()
         bits = numerics_fingerprint.fingerprint(threads, device)
-        kept = newest_in_memory(Settings.from_environment(environment))
+        kept = newest_in_memory(Settings.from_environment(environ))
         self._announce = Announce(
-            self.worker_id, self._node, self.local_rank, os.getpid(), host, port, bits, snapshot=kept
+            self.worker_id, told.node, self.local_rank, os.getpid(), host, port, bits, snapshot=kept
         )
-        self._client = AgentClient(environment["ELASTIC_AGENT_SOCKET"], self._orders.deliver, self._on_lost)
+        self._client = AgentClient(
+            told.agent_socket,
+            self._orders.deliver,
+            self._on_lost,
+            job=self.job,
+            worker_id=self.worker_id,
+            job_dir=self._job_dir,
+        )
         self._orders.close_client = self._client.close
 
     def enter(self) -> None:
@@ -356,6 +355,6 @@ def connect(threads: int, device: torch.device) -> WorkerSession:
     if path := os.environ.pop(death_watch.DEATH_WATCH_VARIABLE, ""):
         death_watch.hold(path)
     stack_dump.show_when_asked()
-    member = WorkerSession(dict(os.environ), threads, device)
+    member = WorkerSession(os.environ, threads, device)
     member.enter()
     return member

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -19,9 +18,7 @@ from elastic.agent.process.launcher import Launcher, Start
 from elastic.agent.process.worker_process import Outlets, WorkerProcess
 from elastic.agent.worker import death_watch, stack_dump
 from elastic.agent.worker.death_watch import DeathWatch
-from elastic.config import JobSpec
 from elastic.protocol.failure_detector import Facts
-from elastic.protocol.worker_id import node_of
 from elastic.protocol.worker_slot import describe
 from elastic.records.journal import Journal
 
@@ -199,20 +196,3 @@ class WorkerProcesses:
         self._journal.write("worker_exited", worker_id=worker_id, pid=pid, because=because)
         self._exits.set()
         self._boss.on_exit(number, worker_id, status, worker.last_words)
-
-
-def own_settings(spec: JobSpec, job_dir: Path, worker_id: str, number: int, *, restarted: bool) -> dict[str, str]:
-    """What a worker has to know of the job and of itself, as environment variables."""
-    return {
-        "ELASTIC_WORKER_ID": worker_id,
-        "ELASTIC_JOB": spec.name,
-        "ELASTIC_JOB_DIR": str(job_dir),
-        "ELASTIC_NODE": node_of(worker_id),
-        "ELASTIC_SLOT": str(number),
-        "ELASTIC_RESTARTED": "1" if restarted else "0",
-        "ELASTIC_THREADS": str(spec.threads),
-        "ELASTIC_REDUCTION": str(spec.reduction),
-        "ELASTIC_RETAIN_RESULTS": "1" if spec.retain_results else "0",
-        "ELASTIC_RING": str(spec.ring),
-        "ELASTIC_TIMING": json.dumps(asdict(spec.timing)),
-    }

@@ -1,5 +1,6 @@
 """The worker's end of what passes between an agent and its workers. Light: `runtime` and commands import it.
 
+environment.py  what an agent tells a worker, as environment variables
 client.py       the stream to the agent
 death_watch.py  how the agent learns of a worker's death before the kernel has taken the worker apart
 step_spool.py   records of steps, kept until the agent has acknowledged them

@@ -23,7 +23,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 import grpc
 
 from elastic.agent.worker.step_spool import StepSpool, spill_path
-from elastic.errors import ConfigError, ElasticError
+from elastic.errors import ElasticError
 from elastic.protocol.messages import Order, Progress, Word
 from elastic.rendezvous.operator_client import CHANNEL_OPTIONS, said_by
 from elastic.wire import codec
@@ -49,8 +49,7 @@ class AgentClient:
 
     deliver: called on the reader's thread with every order, in order; it must not block.
     on_lost: called once, from the same thread, when the stream ends before close(); nothing arrives after it.
-    job, worker_id, job_dir: from the environment that the agent made, unless given.
-    Raises ConfigError outside of an agent's environment, AgentUnreachable if nobody answers within CONNECT_S.
+    Raises AgentUnreachable if nobody answers within CONNECT_S.
     """
 
     def __init__(
@@ -59,16 +58,14 @@ class AgentClient:
         deliver: Callable[[Order], None],
         on_lost: Callable[[str], None],
         *,
-        job: str | None = None,
-        worker_id: str | None = None,
-        job_dir: Path | None = None,
+        job: str,
+        worker_id: str,
+        job_dir: Path,
     ) -> None:
-        self._worker_id = worker_id or _from_agent("ELASTIC_WORKER_ID")
-        job = job or _from_agent("ELASTIC_JOB")
-        directory = job_dir or Path(_from_agent("ELASTIC_JOB_DIR"))
+        self._worker_id = worker_id
         self._deliver = deliver
         self._on_lost = on_lost
-        self._backlog = StepSpool(spill_path(directory, self._worker_id))
+        self._backlog = StepSpool(spill_path(job_dir, worker_id))
         self._changed = threading.Condition()
         self._words: deque[Word] = deque()
         self._closing = False
@@ -76,7 +73,7 @@ class AgentClient:
         self._moves = 0
         self._ended = threading.Event()
         self._address = f"unix:{socket_path}"
-        self._hello = pb.WorkerHello(job=job, worker_id=self._worker_id, pid=os.getpid())
+        self._hello = pb.WorkerHello(job=job, worker_id=worker_id, pid=os.getpid())
         self._channel = grpc.insecure_channel(self._address, options=CHANNEL_OPTIONS)
         try:
             grpc.channel_ready_future(self._channel).result(CONNECT_S)
@@ -185,10 +182,3 @@ class AgentClient:
         self._backlog.acknowledged(up_to)
         with self._changed:
             self._changed.notify()
-
-
-def _from_agent(name: str) -> str:
-    value = os.environ.get(name)
-    if not value:
-        raise ConfigError(f"{name} is not set; start the script with `elastic run`")
-    return value

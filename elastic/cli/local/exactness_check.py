@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from elastic.agent.worker.environment import AGENT_SOCKET
 from elastic.agent.worker.examination import MIDDLE, Examination
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
@@ -149,7 +150,7 @@ class _Runs:
             settings = Settings(root=self._checkpoints("once"), resume=self._entry())
         own = settings.to_environment()
         environment = {**os.environ, **examination.to_environment(), **own}
-        environment.pop("ELASTIC_AGENT_SOCKET", None)
+        environment.pop(AGENT_SOCKET, None)
         return subprocess.run(
             self.command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
         )

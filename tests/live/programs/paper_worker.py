@@ -40,7 +40,14 @@ class PaperWorker:
         self.me = os.environ["ELASTIC_WORKER_ID"]
         self.job_dir = Path(os.environ["ELASTIC_JOB_DIR"])
         self.orders: queue.Queue[Order | str] = queue.Queue()
-        self.client = AgentClient(os.environ["ELASTIC_AGENT_SOCKET"], self.orders.put, self.orders.put)
+        self.client = AgentClient(
+            os.environ["ELASTIC_AGENT_SOCKET"],
+            self.orders.put,
+            self.orders.put,
+            job=os.environ["ELASTIC_JOB"],
+            worker_id=self.me,
+            job_dir=self.job_dir,
+        )
         self.term = 0
         self.promise = 0
         self.entered = 0

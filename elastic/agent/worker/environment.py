@@ -1,0 +1,124 @@
+"""What an agent tells a worker when it starts one, as environment variables.
+
+Some things have variables and a class of their own: mpi_ranks.py, examination.py, death_watch.py, and the settings of
+checkpoints (elastic/checkpoints/settings.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from elastic.config import JobSpec, Reduction, RingKind, Timing
+from elastic.errors import ConfigError
+from elastic.protocol.worker_id import node_of
+from elastic.security.roles import CERTS_VARIABLE
+
+AGENT_SOCKET = "ELASTIC_AGENT_SOCKET"
+"""The unix socket of the agent that started this process. Unset: a job of one."""
+SLOT = "ELASTIC_SLOT"
+"""Which of its node's workers this is, from 0."""
+THREADS = "ELASTIC_THREADS"
+"""What `elastic run --threads` says, for a script that does not say it itself."""
+WORKER_ID = "ELASTIC_WORKER_ID"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnvironment:
+    """address: of the node, under which other workers reach this one. certs: directory of certificates; None: plain
+    text. restarted: it takes the place of a worker that has ended."""
+
+    worker_id: str
+    job: str
+    job_dir: Path
+    slot: int
+    restarted: bool
+    threads: int
+    reduction: Reduction
+    retain_results: bool
+    ring: RingKind
+    timing: Timing
+    agent_socket: str
+    address: str
+    certs: Path | None
+
+    @classmethod
+    def of_job(
+        cls,
+        spec: JobSpec,
+        job_dir: Path,
+        worker_id: str,
+        slot: int,
+        *,
+        restarted: bool,
+        agent_socket: str,
+        address: str,
+        certs: Path | None,
+    ) -> Self:
+        return cls(
+            worker_id=worker_id,
+            job=spec.name,
+            job_dir=job_dir,
+            slot=slot,
+            restarted=restarted,
+            threads=spec.threads,
+            reduction=spec.reduction,
+            retain_results=spec.retain_results,
+            ring=spec.ring,
+            timing=spec.timing,
+            agent_socket=agent_socket,
+            address=address,
+            certs=certs,
+        )
+
+    @property
+    def node(self) -> str:
+        return node_of(self.worker_id)
+
+    def to_environ(self) -> dict[str, str]:
+        """ELASTIC_NODE is for scripts: it is in the worker's id already. An empty ELASTIC_CERTS hides one that `elastic
+        run` has inherited."""
+        return {
+            WORKER_ID: self.worker_id,
+            "ELASTIC_JOB": self.job,
+            "ELASTIC_JOB_DIR": str(self.job_dir),
+            "ELASTIC_NODE": self.node,
+            SLOT: str(self.slot),
+            "ELASTIC_RESTARTED": "1" if self.restarted else "0",
+            THREADS: str(self.threads),
+            "ELASTIC_REDUCTION": str(self.reduction),
+            "ELASTIC_RETAIN_RESULTS": "1" if self.retain_results else "0",
+            "ELASTIC_RING": str(self.ring),
+            "ELASTIC_TIMING": json.dumps(asdict(self.timing)),
+            AGENT_SOCKET: self.agent_socket,
+            "ELASTIC_HOST": self.address,
+            CERTS_VARIABLE: str(self.certs or ""),
+        }
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Self:
+        """Raises ConfigError naming a variable that is not there, or holds something else."""
+        certs = environ.get(CERTS_VARIABLE)
+        try:
+            return cls(
+                worker_id=environ[WORKER_ID],
+                job=environ["ELASTIC_JOB"],
+                job_dir=Path(environ["ELASTIC_JOB_DIR"]),
+                slot=int(environ[SLOT]),
+                restarted=environ["ELASTIC_RESTARTED"] == "1",
+                threads=int(environ[THREADS]),
+                reduction=Reduction(environ["ELASTIC_REDUCTION"]),
+                retain_results=environ["ELASTIC_RETAIN_RESULTS"] == "1",
+                ring=RingKind(environ["ELASTIC_RING"]),
+                timing=Timing(**json.loads(environ["ELASTIC_TIMING"])),
+                agent_socket=environ[AGENT_SOCKET],
+                address=environ["ELASTIC_HOST"],
+                certs=Path(certs) if certs else None,
+            )
+        except KeyError as missing:
+            raise ConfigError(f"{missing.args[0]} is not set; start the script with `elastic run`") from None
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the environment of this worker is damaged ({error}); leave ELASTIC_* alone") from error

@@ -1,0 +1,58 @@
+"""The contract between an agent and the workers that it starts."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.agent.worker.environment import WorkerEnvironment
+from elastic.config import JobSpec, Reduction, RingKind, Timing
+from elastic.errors import ConfigError
+
+SPEC = JobSpec(
+    name="gpt",
+    command=("python", "train.py"),
+    workers=2,
+    threads=3,
+    reduction=Reduction.EXACT,
+    retain_results=False,
+    ring=RingKind.TCP,
+    timing=Timing(beat_s=0.25),
+)
+
+
+def told(**changes: Any) -> WorkerEnvironment:
+    values = {"restarted": True, "agent_socket": "/run/a.sock", "address": "10.0.0.7", "certs": Path("/etc/certs")}
+    return WorkerEnvironment.of_job(SPEC, Path("/jobs/gpt"), "gpu-7.1.4", 1, **{**values, **changes})
+
+
+@pytest.mark.parametrize("changes", [{}, {"certs": None}, {"restarted": False}])
+def test_a_worker_knows_what_its_agent_has_told(changes: dict[str, Any]) -> None:
+    environ = {**os.environ, "ELASTIC_CERTS": "/of/the/command", **told(**changes).to_environ()}
+    assert WorkerEnvironment.from_environ(environ) == told(**changes)
+    assert (environ["ELASTIC_NODE"], environ["ELASTIC_SLOT"]) == ("gpu-7", "1")
+
+
+def test_every_variable_but_two_must_be_there_and_is_named() -> None:
+    environ = told().to_environ()
+    for name in environ.keys() - {"ELASTIC_NODE", "ELASTIC_CERTS"}:
+        with pytest.raises(ConfigError, match=f"^{name} is not set; start the script with `elastic run`"):
+            WorkerEnvironment.from_environ({other: value for other, value in environ.items() if other != name})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("ELASTIC_SLOT", "one", "'one'"),
+        ("ELASTIC_RING", "pigeons", "'pigeons'"),
+        ("ELASTIC_TIMING", '{"beat": 1}', "beat"),
+        ("ELASTIC_TIMING", "{", "Expecting property name"),
+    ],
+)
+def test_a_damaged_variable_is_refused(name: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        WorkerEnvironment.from_environ({**told().to_environ(), name: value})
