@@ -1,25 +1,16 @@
-"""`elastic chaos`: break a training job on purpose, and judge whether the job noticed.
-
-`elastic chaos list` shows presets, kinds of faults and traces, for people and for programs.
-"""
+"""`elastic chaos`: break a training job on purpose, and judge whether the job noticed."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chaos_tests.cluster import sturdy_binary, why_not
-from chaos_tests.nemesis import out_of_memory
-from chaos_tests.run.request import traces_here
-from chaos_tests.scenario.catalogue import CATALOGUE
-from chaos_tests.scenario.faults import Fault, Ground, Starve, StrikeStore, ground, places
-from chaos_tests.scenario.schedule import PRESETS, ground_of
 from elastic.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -298,8 +289,9 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
+    from chaos_tests.run import listing
 
-    print(json.dumps(document()) if options.json else text())
+    print(json.dumps(listing.document()) if options.json else listing.text())
     return ExitCode.DONE
 
 
@@ -332,66 +324,3 @@ if __name__ == "__main__":
     from elastic.cli import main
 
     sys.exit(main(["chaos", *sys.argv[1:]]))
-
-
-def document() -> dict[str, Any]:
-    """ground: what kind of a job it needs. cannot: why it is skipped on this machine, or ""."""
-    no_network, no_cgroup = why_not(), out_of_memory.why_not()
-    no_etcd = "" if sturdy_binary() else "no etcd here that stays consistent when it is killed; `make etcd`"
-
-    def cannot(fault: Fault) -> str:
-        if ground(fault) is Ground.NETWORK:
-            return no_network
-        if isinstance(fault, Starve):
-            return no_cgroup
-        return no_etcd if isinstance(fault, StrikeStore) and not fault.freeze else ""
-
-    return {
-        "presets": [
-            {
-                "name": name,
-                "about": preset.about,
-                "gap_s": preset.gap_s,
-                "ground": ground_of(preset.weights),
-                "faults": sorted(preset.weights),
-                "cannot": no_network if ground_of(preset.weights) is Ground.NETWORK else "",
-            }
-            for name, preset in PRESETS.items()
-        ],
-        "faults": [
-            {
-                "name": name,
-                "about": kind.about,
-                "ground": ground(kind.fault),
-                "places": list(places(kind.fault)),
-                "cannot": cannot(kind.fault),
-            }
-            for name, kind in CATALOGUE.items()
-        ],
-        "traces": traces_here(),
-    }
-
-
-def text() -> str:
-    return "\n".join(_lines(document()))
-
-
-def _lines(told: dict[str, Any]) -> Iterator[str]:
-    yield "presets, with the mean time between two faults"
-    for preset in told["presets"]:
-        yield f"  {preset['name']:<20}{preset['gap_s']:2.0f} s  {preset['about']}"
-        yield from _cannot(preset)
-    for where in Ground:
-        yield f"\nfaults of {'any job' if where is Ground.ANY else f'a job of {where}'}"
-        for fault in (one for one in told["faults"] if one["ground"] == where):
-            yield f"  {fault['name']:<20}{fault['about']}"
-            if fault["places"]:
-                yield f"  {'':<20}places: {', '.join(fault['places'])}"
-            yield from _cannot(fault)
-    yield "\ntraces"
-    yield from (f"  {name}" for name in told["traces"])
-
-
-def _cannot(one: dict[str, Any]) -> Iterator[str]:
-    if one["cannot"]:
-        yield f"  {'':<20}not here: {one['cannot']}"

@@ -11,7 +11,8 @@ beside it imports when it runs: whoever only asks loads neither torch, etcd, cry
     samples.py      `elastic samples`
     drain.py        `elastic drain`
     doctor.py       `elastic doctor`
-    daemons.py      `elastic rendezvous`, `elastic agent`, `agent --upgrade`
+    daemons.py      `elastic rendezvous`, `elastic agent`
+    upgrade.py      `elastic agent --upgrade`
     submit.py       `elastic submit`
     jobs.py         `elastic jobs`, `elastic stop`
     scale.py        `elastic scale`

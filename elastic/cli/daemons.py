@@ -1,24 +1,18 @@
-"""`elastic rendezvous` and `elastic agent`: the processes that a fleet is made of.
-
-`elastic agent --upgrade`: this program takes the place of a daemon that runs.
-"""
+"""`elastic rendezvous` and `elastic agent`: the processes that a fleet is made of."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic import file_modes
-from elastic.agent.handover import CALM_POLL_S, UpgradeRefused, UpgradeRequestFiles, of_this_program
 from elastic.cli.options import add_certs, add_replicas, certs_of, keyring_of
 from elastic.config import check_name, check_pairs, check_text
-from elastic.errors import ConfigError, ElasticError, ExitCode
+from elastic.errors import ConfigError
 from elastic.preemption import selection
 from elastic.records.job_directory import DEFAULT_PARENT
 from elastic.rendezvous.endpoint import check_plain, check_reachable, own_address, parse
@@ -191,6 +185,8 @@ def _agent(options: argparse.Namespace) -> int:
     from elastic.security.channels import ChannelFactory
 
     if options.upgrade:
+        from elastic.cli.upgrade import upgrade
+
         return upgrade(options.jobs_dir, _node_of(options), as_json=options.json)
     checked = _checked(options)
     site, node, jobs_dir = checked.site, checked.site.node, checked.site.jobs_dir
@@ -309,45 +305,3 @@ def _make(directory: Path, option: str) -> None:
         file_modes.make_directory(directory / "journal")
     except OSError as error:
         raise ConfigError(f"{option} {directory}: {error.strerror}; give a directory that can be written") from error
-
-
-PATIENCE_S = 300.0
-"""The agents of all jobs come first, one after the other."""
-
-
-def upgrade(jobs_dir: Path, node: str, *, as_json: bool) -> int:
-    """Until it is done. Raises ConfigError if there is nothing to upgrade or it was refused, and ElasticError if the
-    daemon does not answer."""
-    try:
-        return _upgrade(UpgradeRequestFiles(jobs_dir.absolute(), node), jobs_dir, node, as_json=as_json)
-    except UpgradeRefused as refused:  # by the files, before anything was asked
-        raise ConfigError(f"the agent of node {node} cannot be asked: {refused}") from refused
-
-
-def _upgrade(place: UpgradeRequestFiles, jobs_dir: Path, node: str, *, as_json: bool) -> int:
-    request, running = of_this_program(), place.running()
-    if running is None:
-        raise ConfigError(
-            f"no `elastic agent` of node {node} runs in {jobs_dir}; give the --jobs-dir and --node with which it was "
-            "started"
-        )
-    place.ask(running, request)
-    deadline_s = time.monotonic() + PATIENCE_S
-    while (answer := place.answer(request)) is None:
-        if place.running() is None:
-            raise ElasticError(f"the agent of node {node}, process {running.pid}, has ended meanwhile")
-        if time.monotonic() > deadline_s:
-            raise ElasticError(
-                f"the agent of node {node}, process {running.pid}, has not answered within {PATIENCE_S:g} s; its "
-                f"journal says how far it is: {jobs_dir}/journal"
-            )
-        time.sleep(CALM_POLL_S)  # another process and its files: there is nothing to wait on
-    if answer["refused"]:
-        raise ConfigError(f"nothing was lost, and node {node} goes on with {running.version}: {answer['refused']}")
-    told = {"node": node, "pid": running.pid, "from": running.version, "to": answer["version"], "jobs": answer["jobs"]}
-    if as_json:
-        print(json.dumps(told))
-    else:
-        jobs = ", ".join(answer["jobs"]) or "no job"
-        print(f"node {node}, process {running.pid}: {running.version} -> {answer['version']}; goes on with {jobs}")
-    return ExitCode.DONE

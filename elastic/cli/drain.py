@@ -16,7 +16,6 @@ from elastic.cli.status import job_status
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.protocol.worker_id import node_of
 from elastic.records.job_directory import read_json
-from elastic.rendezvous.operator_client import ask_to_drain
 
 if TYPE_CHECKING:
     from elastic.fleet.client import FleetClient
@@ -123,6 +122,8 @@ def ask(job_dir: Path, node: str | None, budget_s: float, *, over: bool) -> str:
 
     Raises ConfigError if there is no such job or node, ElasticError if nobody leads the job.
     """
+    from elastic.rendezvous.operator_client import ask_to_drain
+
     status = job_status(job_dir)
     if status["state"] == "closed":
         raise ConfigError(f"the job in {job_dir} is over: {status['because']}")

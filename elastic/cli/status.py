@@ -13,7 +13,6 @@ from elastic.cli.options import EXIT_CODES, add_either, client_of, job_dir_of
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.records import job_directory
 from elastic.records.ledger_tail import StepsTail
-from elastic.rendezvous.operator_client import fetch_status
 
 EXAMPLES = """\
 examples:
@@ -103,6 +102,8 @@ def job_status(job_dir: Path, wait_s: float = STATUS_WAIT_S) -> dict[str, Any]:
     Of an ended job: state "closed", no members. Raises ConfigError if there never was a job, ElasticError if nobody
     answers for it within wait_s.
     """
+    from elastic.rendezvous.operator_client import fetch_status
+
     if not (job_dir / "job.json").exists():
         raise ConfigError(f"{job_dir} holds no job; give the --job-dir of `elastic run`")
     deadline_s, where = time.monotonic() + wait_s, None

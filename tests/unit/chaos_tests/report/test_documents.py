@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests import cli
 from chaos_tests import cli as chaos
 from chaos_tests.checkers import judge
 from chaos_tests.checkers.history import Run
 from chaos_tests.nemesis.membership_view import MembershipView
 from chaos_tests.report import documents, plots
 from chaos_tests.report.story import histogram, tell
-from chaos_tests.run import request
+from chaos_tests.run import listing, request
 from chaos_tests.scenario.catalogue import CATALOGUE
 from chaos_tests.scenario.faults import Aim, Freeze, Ground, Strike, choose, ground, lethal, places
 from chaos_tests.scenario.schedule import PRESETS, UNUSUAL, ground_of, plan, preset_of
@@ -272,8 +271,8 @@ def test_the_list_names_every_preset_and_kind(capsys: pytest.CaptureFixture[str]
 def test_the_list_as_json_says_what_this_machine_cannot_do(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "why_not", lambda: "no network here")
-    monkeypatch.setattr(cli, "sturdy_binary", lambda: None)
+    monkeypatch.setattr(listing, "why_not", lambda: "no network here")
+    monkeypatch.setattr(listing, "sturdy_binary", lambda: None)
     assert main(["chaos", "list", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [preset["name"] for preset in told["presets"]] == list(PRESETS)

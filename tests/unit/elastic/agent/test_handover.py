@@ -31,7 +31,7 @@ from elastic.agent.standing_words import StandingWords
 from elastic.agent.upgrade_state import AgentUpgradeState
 from elastic.agent.worker_socket import WorkerSocket
 from elastic.cli import daemons
-from elastic.cli.daemons import upgrade
+from elastic.cli.upgrade import upgrade
 from elastic.config import JobSpec
 from elastic.errors import ConfigError
 from elastic.fleet import upgrade_state as fleet_upgrade

@@ -448,6 +448,15 @@ def test_a_command_that_only_asks_loads_only_what_asking_needs(words: str, tmp_p
     assert loaded & {*HEAVY, ASKED[words]} == set()
 
 
+def test_help_loads_nothing_that_an_answer_would_need() -> None:
+    """Of all verbs: their modules import what they need when it is needed."""
+    done = subprocess.run([sys.executable, "-c", PROBE, "--help"], capture_output=True, text=True, check=False)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("loaded ")]
+    heavy = {"grpc", "torch", "numpy", "cryptography", "etcd3", "rich", "elastic.wire.elastic_pb2"}
+    ours = {"elastic.protocol.messages", "chaos_tests.cluster", "chaos_tests.run"}
+    assert set(json.loads(line.removeprefix("loaded "))) & (heavy | ours) == set()
+
+
 def test_each_verb_is_found_in_its_module_and_in_the_help_in_that_order() -> None:
     (verbs,) = [action for action in cli.parser()._actions if isinstance(action, argparse._SubParsersAction)]
     assert list(verbs.choices) == list(cli.MODULES)
