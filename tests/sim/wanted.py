@@ -139,7 +139,18 @@ _OVERTAKEN = Excluded(
     "elastic/protocol/test_worker_state.py::test_scenario",
 )
 
+_THOUSANDS = "only a job of so many agents that each speaks less often is followed; those here are small"
+_SHRINKS = "elastic/protocol/test_agent_silence.py::test_a_job_that_shrinks_gives_each_agent_the_time_to_hear_of_it"
+_HARDLY = "elastic/protocol/test_agent_silence.py::test_a_few_agents_more_or_less_change_nothing"
+_FOLLOWED = "protocol/failure_detector.py AgentMonitor.follow"
+_NEAR = "if self.beat_s / STEADY < timing.beat_s < self.beat_s * STEADY"
+
 EXCLUDED = {
+    "protocol/failure_detector.py AgentMonitor.beat_s": Excluded(_THOUSANDS, _SHRINKS),
+    _FOLLOWED: Excluded(_THOUSANDS, _SHRINKS),
+    f"{_FOLLOWED}: for node in self._silent": Excluded(_THOUSANDS, _SHRINKS),
+    f"{_FOLLOWED}: {_NEAR}": Excluded(_THOUSANDS, _HARDLY),
+    f"{_FOLLOWED}: not {_NEAR}": Excluded(_THOUSANDS, _SHRINKS),
     "protocol/worker_state/state_machine.py step: if overtaken(p, generation)": _OVERTAKEN,
     "protocol/worker_state/generation_change.py give_way": _OVERTAKEN,
     "protocol/worker_state/state.py WorkerState.known": Excluded(
@@ -209,7 +220,7 @@ EXCLUDED = {
         "a copy that takes longer than half of pause_limit_s while the ring stands still for it",
         "elastic/protocol/test_membership.py::test_scenario",
     ),
-    "protocol/worker_slot.py step: case Stop() if not slot.lives": Excluded(
+    "protocol/worker_slot.py step: case StopSlot() if not slot.lives": Excluded(
         "an agent that is signalled during a back-off",
         "elastic/protocol/test_worker_slot.py::test_stop_and_job_over_end_a_slot_that_waits",
     ),
