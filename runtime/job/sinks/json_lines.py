@@ -39,7 +39,7 @@ class JsonLines:
     def open(self, job: JobView) -> int:
         """Raises ConfigError if the file holds something else, OSError if it cannot be written."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = self._path.open("ab", buffering=0)
+        file = self._path.open("a+b", buffering=0)
         try:
             self._look(file)
         except BaseException:
@@ -51,19 +51,21 @@ class JsonLines:
     def _look(self, file: IO[bytes]) -> None:
         """Find where the file ends, and cut off what does not belong to it."""
         while True:
-            complete, seen, self._next = self._read()
+            complete, seen, self._next = self._read(file)
             if os.fstat(file.fileno()).st_size == seen:  # else somebody writes, and knows better what belongs to it
                 if seen > complete:
                     file.truncate(complete)
                 self._size = complete
                 return
 
-    def _read(self) -> tuple[int, int, int]:
-        """(bytes of complete lines in order, bytes of the file, step after the last of these lines)."""
+    def _read(self, file: IO[bytes]) -> tuple[int, int, int]:
+        """(bytes of complete lines in order, bytes of the file, step after the last of these lines). It is the open
+        file that is read: another one may be at its path by now."""
         complete, seen, next_step, torn = 0, 0, 0, b""
         in_order = True
-        with self._path.open("rb") as file:
-            for line in file:
+        with open(file.fileno(), "rb", closefd=False) as lines:
+            lines.seek(0)
+            for line in lines:
                 seen += len(line)
                 if not line.endswith(b"\n"):
                     torn = line
@@ -88,7 +90,7 @@ class JsonLines:
         return ConfigError(f"{self._path} holds a line that is of no step ({error}); give job.log_to another file")
 
     def write(self, record: StepRecord) -> None:
-        """A line is handed to the kernel at once. Raises OSError."""
+        """A line is handed to the kernel at once. Raises OSError; ConfigError where something else was written."""
         assert self._file is not None
         if os.fstat(self._file.fileno()).st_size != self._size:
             self._look(self._file)

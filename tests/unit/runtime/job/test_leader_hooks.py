@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
@@ -273,8 +273,8 @@ def test_a_leader_that_was_frozen_while_it_opened_cuts_nothing_off(
     frozen, successor = to_metrics(), to_metrics()
     read = JsonLines._read
 
-    def read_and_freeze(self: JsonLines) -> Any:
-        found = read(self)
+    def read_and_freeze(self: JsonLines, file: IO[bytes]) -> Any:
+        found = read(self, file)
         if self is frozen and steps_in_whole(path) == [0]:
             assert successor.open(make_job()) == 1
             successor.write(record(1))
@@ -287,6 +287,19 @@ def test_a_leader_that_was_frozen_while_it_opened_cuts_nothing_off(
     monkeypatch.setattr(JsonLines, "_read", read_and_freeze)
     assert frozen.open(make_job()) == 3
     assert steps_in(path) == [0, 1, 2]
+
+
+def test_a_file_that_was_moved_aside_is_written_to_its_end(tmp_path: Path, to_metrics: Callable[[], JsonLines]) -> None:
+    """By its leader and by one that was frozen; what is at its path now is neither's."""
+    path, sink, frozen = tmp_path / "metrics.jsonl", to_metrics(), to_metrics()
+    for one in (sink, frozen):
+        one.open(make_job())
+    path.rename(tmp_path / "aside.jsonl")
+    path.write_text("of somebody else\n")
+    sink.write(record(0))
+    frozen.write(record(0))
+    sink.write(record(1))
+    assert steps_in(tmp_path / "aside.jsonl") == [0, 1] and path.read_text() == "of somebody else\n"
 
 
 @pytest.mark.parametrize("then", ["write", "close", "open"])
