@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from elastic.fleet.client import FleetClient
 
 
-FLEET_POLL_S = 0.2
+DRAIN_POLL_S = 0.1
 
 EXAMPLES = """\
 examples:
@@ -81,7 +81,7 @@ def _drain_fleet(options: argparse.Namespace) -> int:
         while left := _still_on(client, options.node):
             if time.monotonic() >= deadline_s:
                 raise ElasticError(f"still on node {options.node} after {options.budget:g} s: {', '.join(left)}")
-            time.sleep(FLEET_POLL_S)  # a remote process: there is nothing to wait on
+            time.sleep(DRAIN_POLL_S)  # a remote process: there is nothing to wait on
     said = f"node {options.node} is empty, and gets no job until `elastic drain --node {options.node} --cancel`"
     print(json.dumps({"node": options.node, "drained": True}) if options.json else said)
     return ExitCode.DONE
@@ -110,7 +110,6 @@ def _still_on(client: FleetClient, node: str) -> list[str]:
 
 
 TIMEOUT_S = 5.0
-DRAIN_POLL_S = 0.1
 SLACK_S = 10.0
 """Beyond the budget, for processes to end."""
 
