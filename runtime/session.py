@@ -11,8 +11,8 @@ An *operation* is everything that all members do together: a pass over the shard
         if (result := session.finish()) is not None:
             break                                     # Partial(0, units): the same bits on every member
 
-`finish` returns None when a member was lost and this worker inherits more units. Two implementations: Alone
-(single.py: a job of one) and Member (worker_session.py: a worker under an agent).
+`finish` returns None when a member was lost and this worker inherits more units. Two implementations:
+SingleSession (single.py: a job of one) and WorkerSession (worker_session.py: a worker under an agent).
 """
 
 from __future__ import annotations

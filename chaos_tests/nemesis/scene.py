@@ -150,7 +150,7 @@ class Victims:
         self.condemned: set[str] = set()
 
     def dice(self, planned: Planned) -> random.Random:
-        """Of this fault alone, so that a replay hits the same ranks, whatever happened to the faults before it."""
+        """Random numbers of this fault alone: a replay hits the same ranks, whatever became of faults before it."""
         return random.Random(f"{self._seed}/{planned.number}")
 
     def healthy(self) -> list[str]:

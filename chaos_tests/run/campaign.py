@@ -198,5 +198,5 @@ def differences(before: Report, after: Report) -> Iterator[str]:
 
 
 def _kinds(report: Report) -> dict[int, str]:
-    """Of the injected faults."""
+    """The kind of each injected fault, by its number."""
     return {int(one["number"]): str(one["fault"]) for one in report["faults"]}

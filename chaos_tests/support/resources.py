@@ -18,7 +18,7 @@ LISTEN = "0A"
 
 @dataclass(frozen=True, slots=True)
 class HeldResources:
-    """Of one process. rss_mb: resident memory in MiB."""
+    """What one process holds. rss_mb: resident memory in MiB."""
 
     fds: int
     threads: int

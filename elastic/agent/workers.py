@@ -319,7 +319,7 @@ class WorkerManager:
         self._switchboard.order_all(order)
 
     def show_stacks(self, worker_id: str, then: Callable[[], None] = lambda: None) -> None:
-        """Of one that is given up. A frozen one has shown them already. then: as of WorkerProcesses.show_stacks."""
+        """Have a worker that is given up show its stacks; a frozen one has done so. then: called afterwards."""
         if worker_id in self._frozen:
             then()
         else:

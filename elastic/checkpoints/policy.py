@@ -117,7 +117,7 @@ class Keep:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Of "last 3", "3" or "last 3, every 10000 steps". Raises ConfigError."""
+        """Read "last 3", "3" or "last 3, every 10000 steps". Raises ConfigError."""
         match = _KEEP.fullmatch(text.strip())
         if match is None or int(match[1]) < 1 or match[2] == "0":
             raise ConfigError(f'keep={text!r}: write "last 2", or "last 2, every 10000 steps"; at least one is kept')

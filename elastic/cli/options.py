@@ -32,7 +32,7 @@ EXIT_CODES = """
 exit codes:
   0 done    2 bad input    3 nobody answers, or it has not come to it in time    130 interrupted
 """
-"""Of the verbs that ask about a job or a fleet, or something of it."""
+"""What the help of each verb that asks about a job or a fleet ends with."""
 
 
 def add_either(verb: argparse.ArgumentParser, *, several: bool = False, by_default: bool = True) -> None:

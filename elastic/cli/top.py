@@ -78,7 +78,7 @@ def look_here(job_dirs: Sequence[Path]) -> Document:
 
 
 def facts(now: Document, now_s: float, before: Document | None, before_s: float, ended: int) -> Document:
-    """Of what `look` has brought now and before, at those times of one clock. ended: how many jobs that are over."""
+    """What two looks show, taken at now_s and before_s of one clock. ended: how many of the jobs that are over."""
     shown = [job for job in now["jobs"] if job["state"] != "ended"]
     shown += [job for job in now["jobs"] if job["state"] == "ended"][::-1][:ended]
     earlier = before["statuses"] if before is not None else {}

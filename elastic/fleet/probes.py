@@ -1,6 +1,6 @@
 """What a fleet finds around its replicas and nodes when somebody asks: the facts that `elastic doctor` judges.
 
-`survey` asks every replica and every node. Documents go over the wire as JSON; findings.py reads them and treats
+`take` asks every replica and every node. Documents go over the wire as JSON; findings.py reads them and treats
 whatever is missing as not known, because the two sides may be of different versions.
 
 Which nodes are reached by which others is tried: workers listen on a port that the kernel chooses, under the address
@@ -44,8 +44,8 @@ NodeAnswers = dict[str, NodeAnswer]
 
 
 class ReachProbes:
-    """One look at a time: who asks meanwhile gets what that one finds, so that no number of questions makes nodes busy.
-    On the event loop."""
+    """Tries which nodes reach which others. There is one look at a time: a question that comes meanwhile gets what that
+    look finds, so that no number of questions makes nodes busy. Runs on the event loop."""
 
     def __init__(self) -> None:
         self._looking: asyncio.Task[NodeAnswers] | None = None

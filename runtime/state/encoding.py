@@ -180,7 +180,7 @@ def _encode(value: Any, path: str, tensors: list[NamedTensor], depth: int) -> Js
 
 
 def _named(value: float) -> str:
-    """Of an infinity or a NaN, whose sign is a bit too."""
+    """The name of an infinity or a NaN; the sign of a NaN is one of its bits, too."""
     return "-nan" if math.isnan(value) and math.copysign(1.0, value) < 0 else repr(value)
 
 

@@ -80,17 +80,17 @@ PURE_MODULES = (
 SMALL = {
     "chaos_tests.failpoints.site.sitecustomize": "Python runs the file of that name at the start of a process",
     "chaos_tests.nemesis.etcd_members": "a module for each thing that faults are done to",
-    "chaos_tests.run.publish": "`elastic chaos judge` needs it and nothing of a run",
+    "chaos_tests.run.publish": "`elastic chaos report` needs it, and nothing that makes a run",
     "chaos_tests.scripts.tiny": "a script that is run",
     "elastic.agent.process.mpi_placeholder": "a program that mpirun starts, from the standard library alone",
-    "elastic.agent.worker.stack_dump": "the agent imports its setting, and nothing of the worker's stream",
+    "elastic.agent.worker.stack_dump": "both ends of one signal: the agent asks, and the worker shows",
     "elastic.checkpoints.partition": "one pure rule, which members apply alike",
     "elastic.preemption.provider": "what each provider implements, and none of them imports another",
     "elastic.protocol.worker_id": "commands that only ask read ids, and load no messages",
     "elastic.version": "agents, replicas and daemons say it without the public package",
-    "runtime.forkserver.process_title": "one system call, and why it is made that way",
-    "runtime.guards.numerics_fingerprint": "agents' workers compare it, and `elastic doctor` shows it",
-    "runtime.transfer.checksum": "copies and rings use it, and neither imports the other",
+    "runtime.forkserver.process_title": "one trick with memory that the kernel shows, of the fork server alone",
+    "runtime.guards.numerics_fingerprint": "a worker says it to its leader; the other guards are of the loop",
+    "runtime.transfer.checksum": "why this sum is good enough is a matter of its own, and so are its tests",
 }
 """Modules of fewer than 40 lines -> why each is a module of its own."""
 

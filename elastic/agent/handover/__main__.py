@@ -1,4 +1,4 @@
-"""`python -m elastic.agent.handover MODULE:FUNCTION`: the new program is tried; older versions call it so, too."""
+"""`python -m elastic.agent.handover MODULE:FUNCTION`: the new program is tried."""
 
 import sys
 

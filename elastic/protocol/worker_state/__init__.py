@@ -1,4 +1,4 @@
-"""A worker's side of operations and generations: ``step(position, event) -> (position, actions)``.
+"""A worker's side of operations and generations: ``step(state, event) -> (state, actions)``.
 
 Everything that decides where a worker stands lives in this package; it knows neither sockets nor tensors. Two threads
 of a worker post events (the user's thread: what it computed; the control thread: orders and rings) under one lock,
