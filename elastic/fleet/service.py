@@ -81,10 +81,10 @@ class FleetService(FleetServicer):
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            office.detach(session)  # before anything is awaited: gRPC may cancel this call in the same moment
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-            office.detach(session)
         for result in results:
             if isinstance(result, codec.WireError):
                 self._journal.write("node_refused", node=session.hello.node, because=str(result))

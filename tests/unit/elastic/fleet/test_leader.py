@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -405,3 +405,29 @@ def test_every_change_is_journaled_with_its_caller_and_a_job_knows_its_owner(tmp
 def test_what_was_submitted_to_an_older_version_has_no_owner() -> None:
     told = {"job": "train-1", "state": "waits", "slots": {}, "workers": 1, "because": ""}
     assert "whom the version of then did not note" in overview_text({"jobs": [told], "nodes": []}, long=True)
+
+
+def test_a_stream_of_which_grpc_tells_the_end_twice_is_over(tmp_path: Path) -> None:
+    """It ends the words, and then it cancels the call, which may just be ending because of the words."""
+
+    async def story(leading: Leading) -> None:
+        desk = FleetService(RendezvousService(), leading.journal, SeenCertificates(), tmp_path, dict)
+        desk.office = leading.office
+
+        async def words() -> AsyncIterator[pb.NodeWord]:
+            yield pb.NodeWord(hello=pb.NodeHello(node="a", slots=1))
+
+        async def write(order: pb.NodeOrder) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:  # nobody speaks any more: the call is ending
+                call.cancel()
+                await asyncio.sleep(0)
+
+        call = asyncio.create_task(desk.Attend(words(), SimpleNamespace(write=write)))
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert leading.office.sessions == {}
+        leading.node("a", address="10.0.0.2")
+
+    play(tmp_path, story)
