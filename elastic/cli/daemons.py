@@ -178,7 +178,7 @@ def _agent(options: argparse.Namespace) -> int:
     from elastic.agent.handover import Handed
     from elastic.fleet.leader_session import Offer
     from elastic.fleet.node_daemon import Daemon
-    from elastic.records.job_directory import JobLock
+    from elastic.records.job_directory import JobLock, lock_identity
     from elastic.records.journal import Journal, journal_path
     from elastic.records.retention import Retention
     from elastic.security import expiry
@@ -201,10 +201,12 @@ def _agent(options: argparse.Namespace) -> int:
             f"elastic: node {node} at {site.reach.address} with {options.slots} slots; jobs in {jobs_dir}", flush=True
         )
 
+        lock = lock_identity(jobs_dir / f"{node}.lock.id")
+
         async def attend() -> int:
             watching = asyncio.create_task(expiry.watch(journal, *checked.keyrings))
             try:
-                offer = Offer(options.slots, tuple(options.label))
+                offer = Offer(options.slots, tuple(options.label), lock)
                 return await Daemon(site, offer, journal, ChannelFactory(checked.keyring), handed).run()
             finally:
                 watching.cancel()

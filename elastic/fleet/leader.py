@@ -148,14 +148,14 @@ class FleetLeader:
     # ------------------------------------------------------------------------------------------------ nodes
 
     def attach(self, hello: pb.NodeHello) -> NodeSession:
-        """A new stream of that node's daemon; an older one is ended. Raises WireError if another daemon of that name
-        attends."""
+        """A new stream of that node's daemon, or of the one that has taken its place: an older stream is ended. Raises
+        WireError if the daemon of another machine or directory attends under that name."""
         if hello.term > self.term:
             self._seen_term = max(self._seen_term, hello.term)
             self._seen.set()
             raise codec.WireError(f"term {self.term} is older than one that node {hello.node} has seen")
         known = self.sessions.get(hello.node)
-        if known is not None and not _same_daemon(known.hello, hello):
+        if known is not None and known.hello.lock != hello.lock:
             raise codec.WireError(
                 f"a node {hello.node} attends from {known.hello.address} already; give this one another --node"
             )
@@ -375,8 +375,3 @@ class FleetLeader:
     async def _watch_tenure(self) -> None:
         """Raises LeadershipLost when it is over, also by this process's own clock."""
         raise LeadershipLost(await self._tenure.end())
-
-
-def _same_daemon(known: pb.NodeHello, hello: pb.NodeHello) -> bool:
-    """Whether it opens a new stream because it has lost the old one."""
-    return (known.address, known.process) == (hello.address, hello.process)

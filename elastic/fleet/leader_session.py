@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elastic.agent.process import worker_process
 from elastic.fleet.job_runner import SLACK_S, STOP_S, NodeSettings
 from elastic.fleet.probes import NodeProbes
 from elastic.records import job_files
@@ -31,10 +29,11 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """slots: how many workers of jobs this node takes. labels: NAME=VALUE each."""
+    """slots: how many workers of jobs this node takes. labels: NAME=VALUE each. lock: see lock_identity."""
 
     slots: int
     labels: tuple[str, ...]
+    lock: str
 
 
 class FleetSessionEvents(Protocol):
@@ -141,7 +140,7 @@ class FleetLeaderSession:
             slots=offer.slots,
             labels=offer.labels,
             address=site.reach.address,
-            process=f"{os.getpid()} {worker_process.started(os.getpid())}",
+            lock=offer.lock,
             leave_ms=round(1000 * min(site.grace_s + SLACK_S + STOP_S, DAY_S)),
             term=self.term,
         )

@@ -197,6 +197,8 @@ class Report:
     units: of operation ``reduced`` if it was begun, else 0. kept: the operation whose result is held, or -1.
     copied: a newcomer's complete state copy is that of this operation, or -1. copied_step: which is part of this step.
     began: of the newest generation that it knows of; operations are counted anew from each that differs.
+    closed: members of its last ring whose end of the connection their own kernel has closed. Those that it closes after
+    this one has left the ring are told in the same report once more, nothing else in which is another thing.
     """
 
     worker_id: str
@@ -212,6 +214,7 @@ class Report:
     copied: int = -1
     copied_step: int = -1
     began: str = ""
+    closed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 
 DEFAULT_PARENT = "elastic-jobs"
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def default_name(program: str) -> str:
@@ -216,6 +219,14 @@ def _make_room(job_dir: Path, name: str, fresh: bool) -> bool:
             "go on with it, another --job-dir, or --fresh to move the old one aside and start anew."
         )
     return True
+
+
+def lock_identity(path: Path) -> str:
+    """For whoever holds a lock: the same text for all processes that hold it one after the other while this machine
+    runs. path: of the file that keeps it, beside the lock. Raises OSError."""
+    with suppress(FileExistsError):
+        create_atomically(path, secrets.token_hex(16).encode(), 0o600)
+    return f"{path.read_text()} {BOOT_ID.read_text().strip()}"
 
 
 class JobLock:

@@ -73,6 +73,7 @@ class AgentSession:
     token: str = field(default="", repr=False)
     outbox: asyncio.Queue[pb.LeaderOrder] = field(default_factory=lambda: asyncio.Queue(OUTBOX_LIMIT))
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """By this side, or with a goodbye."""
 
     def post(self, order: pb.LeaderOrder) -> None:
         """Queue it; an agent that does not read is cut off."""
@@ -352,11 +353,14 @@ class JobLeader:
     def is_current(self, session: AgentSession) -> bool:
         return self._agents.get(session.node) is session
 
-    async def detach(self, session: AgentSession) -> None:
+    def detach(self, session: AgentSession) -> None:
+        """Its stream is over. Where neither side has ended it in order the agent's kernel has closed it."""
+        closed = not session.ended.is_set()
+        session.ended.set()
         if self.is_current(session):
             del self._agents[session.node]
             self._vigil.forget(session.node)
-            await self.post(AgentDown(session.node))
+            self._start(self.post(AgentDown(session.node, ended=closed)))
 
     def beat(self, session: AgentSession) -> None:
         self._vigil.beat(session.node, time.monotonic())

@@ -151,11 +151,10 @@ class RendezvousService(RendezvousServicer):
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            session.ended.set()
+            reign.detach(session)  # before anything is awaited: gRPC may cancel this call in the same moment
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-            await reign.detach(session)
         for result in results:
             if isinstance(result, codec.WireError):
                 lead.journal.write("agent_refused", node=node, because=str(result))
@@ -189,6 +188,7 @@ class RendezvousService(RendezvousServicer):
                 case "word":
                     await reign.post(_own_word(session.node, codec.word_from_wire(word.word)))
                 case "goodbye":
+                    session.ended.set()
                     return
                 case "hello" | None:
                     raise codec.WireError("an agent says hello once and nothing empty")

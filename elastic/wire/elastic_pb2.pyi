@@ -243,22 +243,22 @@ class NodeWord(_message.Message):
     def __init__(self, hello: _Optional[_Union[NodeHello, _Mapping]] = ..., troubles: _Optional[_Union[NodeTroubles, _Mapping]] = ..., piece: _Optional[_Union[LogPiece, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaves: _Optional[_Union[NodeLeaves, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ...) -> None: ...
 
 class NodeHello(_message.Message):
-    __slots__ = ("node", "slots", "labels", "address", "process", "leave_ms", "term")
+    __slots__ = ("node", "slots", "labels", "address", "lock", "leave_ms", "term")
     NODE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    LOCK_FIELD_NUMBER: _ClassVar[int]
     LEAVE_MS_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     node: str
     slots: int
     labels: _containers.RepeatedScalarFieldContainer[str]
     address: str
-    process: str
+    lock: str
     leave_ms: int
     term: int
-    def __init__(self, node: _Optional[str] = ..., slots: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., process: _Optional[str] = ..., leave_ms: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., slots: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., lock: _Optional[str] = ..., leave_ms: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class NodeLeaves(_message.Message):
     __slots__ = ("because", "notice")
@@ -649,7 +649,7 @@ class Announce(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., numerics: _Optional[str] = ..., entered: _Optional[int] = ..., ring: _Optional[_Union[Announce.RingState, str]] = ..., reduced: _Optional[int] = ..., ready: bool = ..., invited: bool = ..., snapshot: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("worker_id", "round", "promise", "entered", "has_state", "reduced", "units", "roots", "running", "kept", "copied", "copied_step", "began")
+    __slots__ = ("worker_id", "round", "promise", "entered", "has_state", "reduced", "units", "roots", "running", "kept", "copied", "copied_step", "began", "closed")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PROMISE_FIELD_NUMBER: _ClassVar[int]
@@ -663,6 +663,7 @@ class Report(_message.Message):
     COPIED_FIELD_NUMBER: _ClassVar[int]
     COPIED_STEP_FIELD_NUMBER: _ClassVar[int]
     BEGAN_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     round: int
     promise: int
@@ -676,7 +677,8 @@ class Report(_message.Message):
     copied: int
     copied_step: int
     began: str
-    def __init__(self, worker_id: _Optional[str] = ..., round: _Optional[int] = ..., promise: _Optional[int] = ..., entered: _Optional[int] = ..., has_state: bool = ..., reduced: _Optional[int] = ..., units: _Optional[int] = ..., roots: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., running: _Optional[int] = ..., kept: _Optional[int] = ..., copied: _Optional[int] = ..., copied_step: _Optional[int] = ..., began: _Optional[str] = ...) -> None: ...
+    closed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., round: _Optional[int] = ..., promise: _Optional[int] = ..., entered: _Optional[int] = ..., has_state: bool = ..., reduced: _Optional[int] = ..., units: _Optional[int] = ..., roots: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., running: _Optional[int] = ..., kept: _Optional[int] = ..., copied: _Optional[int] = ..., copied_step: _Optional[int] = ..., began: _Optional[str] = ..., closed: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RingUp(_message.Message):
     __slots__ = ("worker_id", "generation")

@@ -102,9 +102,15 @@ class PeerLink:
         """Whether the kernel of the peer's host answers: see tcp_liveness.py."""
         return tcp_liveness.counters(self._sock)
 
+    @property
+    def closed_by_peer(self) -> bool:
+        """Whether the kernel of the peer's host has closed its end, whether or not what came before was read."""
+        return tcp_liveness.closed_by_peer(self._sock)
+
     def shutdown(self) -> None:
-        """Make every use of the connection fail at once, on both sides; from any thread."""
-        self._sock.shutdown(socket.SHUT_RDWR)
+        """Say that nothing more will be sent, so that the peer sees the end at once; from any thread. Here can still be
+        seen whether the peer closes its end."""
+        self._sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self._drop_unsent()

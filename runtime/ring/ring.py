@@ -12,7 +12,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,6 +37,8 @@ __all__ = ["Listener", "Operation", "Peer", "Ring", "build"]
 
 _CANCEL_CHECK_S = 0.02
 _NOTHING = memoryview(b"")
+
+ENDS_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,25 @@ class Ring:
                     link.shutdown()
             if self.transport is not None:
                 self.transport.abort()
+
+    def closed_by_peers(self) -> tuple[str, ...]:
+        """The members whose kernels have closed their ends of the connections to this one, as the kernel here knows,
+        whether or not all that they had sent was read. Any thread; at once."""
+        with self._ending:
+            if self._closed:
+                return ()
+            return tuple(sorted(peer for peer, link in self.links.items() if link.closed_by_peer))
+
+    def ends(self, until_s: float) -> Iterator[tuple[str, ...]]:
+        """Of an aborted ring: `closed_by_peers` whenever that has grown, until it has all peers or time.monotonic() has
+        come so far."""
+        known: tuple[str, ...] = ()
+        while True:
+            if len(closed := self.closed_by_peers()) > len(known):
+                yield (known := closed)
+            if len(known) == len(self.links) or time.monotonic() >= until_s:
+                return
+            time.sleep(ENDS_POLL_S)
 
     def close(self) -> None:
         """Abort and free the connections; returns when no operation uses them any more. Any thread."""

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from elastic.config import RingKind
 from elastic.errors import BuildFailed, ConfigError, GenerationEnded, RingBroken
 from elastic.protocol.messages import Generation
-from elastic.protocol.worker_state import Event, RingBuilt, RingFailed
+from elastic.protocol.worker_state import Event, LinksClosed, RingBuilt, RingFailed
 from runtime.ring.abandonable_call import Call
 from runtime.ring.ring import Listener, Peer, Ring, build
 from runtime.ring.transport import Meet, Meeting, Transport
 
 FAILURES_MAX = 3
 """So often in a row the members may be connected by the mesh and not by their transports."""
+
+
+ENDS_S = 1.0
+"""How long a worker that has left its ring looks who else closes the connections: longer than a kernel takes to close
+all that a process had."""
 
 
 class Rings:
@@ -127,8 +133,14 @@ class Rings:
             offer=offer,
         )
 
-    def abort(self) -> bool:
-        """Free whoever is blocked in any ring, at once; closing happens in the background."""
+    def closed(self, generation: int) -> tuple[str, ...]:
+        """See `Ring.closed_by_peers`; empty also where there is no such ring."""
+        ring = self.get(generation)
+        return ring.closed_by_peers() if ring is not None else ()
+
+    def abort(self, post: Callable[[Event], object]) -> bool:
+        """Free whoever is blocked in any ring, at once. The rest happens in the background: for ENDS_S, or until all
+        peers have closed their ends too, LinksClosed is posted whenever another one has; then the rings are closed."""
         with self._lock:
             rings, self._rings, self._retired = list(self._rings.values()), {}, {}
             for cancelled in self._building.values():
@@ -137,7 +149,7 @@ class Rings:
         for ring in rings:
             ring.abort()
         if rings:
-            threading.Thread(target=_close_all, args=(rings,), name="ring-close", daemon=True).start()
+            threading.Thread(target=_leave_all, args=(rings, post), name="ring-close", daemon=True).start()
         return bool(rings)
 
     def retire(self, generation: int, until: int) -> None:
@@ -174,6 +186,14 @@ class Rings:
 def _close(transport: Transport | None) -> None:
     if transport is not None:
         transport.close()
+
+
+def _leave_all(rings: Sequence[Ring], post: Callable[[Event], object]) -> None:
+    until_s = time.monotonic() + ENDS_S
+    for ring in rings:
+        for closed in ring.ends(until_s):
+            post(LinksClosed(ring.generation, closed))
+    _close_all(rings)
 
 
 def _close_all(rings: Sequence[Ring]) -> None:

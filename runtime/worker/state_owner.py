@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from elastic.protocol import worker_state
-from elastic.protocol.messages import Kind, Report, RingUp, Word
+from elastic.protocol.messages import Kind, Quiesce, Report, RingUp, Word
 from elastic.protocol.reduction_tree import Node, parent, split
 from elastic.protocol.worker_state import (
     AbortRings,
@@ -23,6 +23,7 @@ from elastic.protocol.worker_state import (
     DropRoots,
     FreeResult,
     Leave,
+    LinksClosed,
     Phase,
     RetireRing,
     Say,
@@ -66,6 +67,8 @@ class SharedWorkerState:
     def post(self, event: worker_state.Event) -> WorkerState:
         """Step the machine; returns the position after it. Wakes every waiter."""
         with self.changed:
+            if isinstance(event, Quiesce) and (closed := self._rings.closed(self.position.entered)):
+                self.position, _ = worker_state.step(self.position, LinksClosed(self.position.entered, closed))
             before = self.position
             self.position, actions = worker_state.step(before, event)
             self._note(before, self.position)
@@ -77,7 +80,7 @@ class SharedWorkerState:
     def _perform(self, action: worker_state.Action) -> None:
         match action:
             case AbortRings():
-                if self._rings.abort():
+                if self._rings.abort(self.post):
                     self._journal.write("ring_aborted", generation=self.position.entered)
             case BuildRing(generation):
                 self._rings.build(generation, self.post)

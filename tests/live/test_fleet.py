@@ -10,12 +10,19 @@ from pathlib import Path
 import pytest
 
 from elastic.errors import ExitCode
+from elastic.protocol.membership.partitions import end
 from elastic.records import ledger
 from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet, lives, pids
 from tests.live.jobs import SCRIPTS
 
 FOLLOWED = SCRIPTS / "followed.py"
+
+NEVER_SILENT = {
+    "evict_s": 300.0,
+    **dict.fromkeys(("control_silence_s", "progress_s", "fence_grace_s", "orphan_margin_s"), 301.0),
+}
+"""Who is given up in such a job was not given up for silence."""
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +38,13 @@ def test_a_job_goes_on_without_a_node_and_without_the_leader_and_ends_with_the_q
     fleet: Fleet, quiet: Quiet
 ) -> None:
     fleet.pace(0.05)
-    job = fleet.train("train")
+    job = fleet.train("train", timing=NEVER_SILENT)
     before = fleet.await_members(job, "a.0.0", "b.0.0", "c.0.0")
 
     with fleet.agreeing(job) as compared:
         fleet.end("c")
         after = fleet.await_members(job, "a.0.0", "b.0.0")
+        assert [lost["because"] for lost in fleet.events("member_lost", worker_id="c.0.0")] == [end("c")]
         fleet.until("both commands", lambda: compared.get(after["generation"]))
         assert pids(after).items() < pids(before).items()
 

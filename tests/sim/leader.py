@@ -28,7 +28,7 @@ from elastic.protocol.membership import (
     Stopped,
     Tell,
 )
-from elastic.protocol.membership.partitions import silence
+from elastic.protocol.membership.partitions import end, silence
 from elastic.protocol.messages import Generation, Kind, Order, Pointed
 from elastic.protocol.worker_id import node_of
 from elastic.wire.broadcast import Publisher
@@ -143,7 +143,7 @@ class Leader:
         if self.streams.get(node) is stream:
             del self.streams[node]
             self._vigil.forget(node)
-            self.post(AgentDown(node))
+            self.post(AgentDown(node, ended=True))
 
     def hear(self, stream: Stream, event: Event) -> None:
         """Of a stream that was replaced nothing is heard any more."""
@@ -229,7 +229,12 @@ class Leader:
 
     def _given_up(self, event: str, fields: Mapping[str, object]) -> None:
         """Was it before its silence counted by itself?"""
-        if event == "member_lost" and fields["because"] == silence(node := node_of(str(fields["worker_id"]))):
+        if event != "member_lost":
+            return
+        node = node_of(str(fields["worker_id"]))
+        if fields["because"] == end(node):
+            self.world.reach("a node was given up because its kernel had closed everything")
+        if fields["because"] == silence(node):
             since_s = self._named_s.get(node, -math.inf)
             if self.clock.now_s < since_s + self.world.spec.timing.suspect_s:
                 self.world.reach("a silent node was given up because the others waited for it")

@@ -10,6 +10,7 @@ from elastic.protocol.worker_state import (
     Acknowledged,
     AwaitAcknowledgements,
     HeadersHeld,
+    LinksClosed,
     Obtained,
     ReadHeader,
     RingBuilt,
@@ -99,6 +100,9 @@ class Mesh:
             if peer != self.w.me:
                 self.send(number, peer, "eof", True)
 
+    def closed_by_peers(self, number: int) -> tuple[str, ...]:
+        return tuple(sorted(peer for (ring, peer), got in self._frames.items() if ring == number and "eof" in got))
+
     def send(self, number: int, peer: str, key: object, content: object) -> None:
         self.w.world.frame(self.w, peer, number, key, content)
 
@@ -107,6 +111,9 @@ class Mesh:
         if number in self._closed:
             if key == "hello":
                 self.send(number, sender, "eof", True)
+            elif key == "eof" and number == self.w.p.entered:
+                self._frames.setdefault((number, sender), {})[key] = content
+                self.w.after(0, 0.01, lambda: self._post(LinksClosed(number, self.closed_by_peers(number))))
             return
         self._frames.setdefault((number, sender), {})[key] = content
         if key == "hello":
@@ -172,7 +179,7 @@ class Mesh:
         if set(carried[0]).intersection(*carried):
             self.w.world.hook("effect_summed", self.w)
 
-    def _post(self, event: HeadersHeld | RingFailed | RingLost) -> None:
+    def _post(self, event: HeadersHeld | LinksClosed | RingFailed | RingLost) -> None:
         self.w.post(event)
 
     def _lost(self, number: int, because: str) -> None:

@@ -40,6 +40,7 @@ RARE = (
     "a newcomer was too late for its epoch",
     "a newcomer went through a step as no holder, and copies anew",
     "a newcomer whose set-up hung was replaced",
+    "a node was given up because its kernel had closed everything",
     "a planned change was voided by a loss",
     "a silent node was given up because the others waited for it",
     "a spare joined",

@@ -52,6 +52,7 @@ from elastic.protocol.worker_state import (
     HeadersHeld,
     Leave,
     Linger,
+    LinksClosed,
     Obtained,
     Phase,
     ReadHeader,
@@ -245,6 +246,8 @@ class Worker:
             self._order(order)
 
     def post(self, event: Event) -> WorkerState:
+        if isinstance(event, Quiesce) and (closed := self.mesh.closed_by_peers(self.p.entered)):
+            self.p, _ = worker_state.step(self.p, LinksClosed(self.p.entered, closed))
         before = self.p
         self.p, actions = worker_state.step(before, event)
         self.world.stepped("position", before.phase, event, self.p.phase)

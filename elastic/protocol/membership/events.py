@@ -28,10 +28,11 @@ class AgentUp:
 @dataclass(frozen=True, slots=True)
 class AgentDown:
     """The agent's stream ended or went silent: its workers are silent, not dead. silent_s: for how long, at least, it
-    has been silent already."""
+    has been silent already. ended: its connection was closed without a goodbye."""
 
     node: str
     silent_s: float = 0.0
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,10 +115,11 @@ class Leaver:
 @dataclass(frozen=True, slots=True)
 class Silence:
     """Of a node's agent, by this leader's clock. since_s: when it was heard last, or later. counts_s: from when its
-    silence counts where the others do not show that they wait for it."""
+    silence counts where the others do not show that they wait for it. ended_s: when its stream was closed."""
 
     since_s: float
     counts_s: float
+    ended_s: float = math.inf
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ import math
 from elastic.protocol.membership.events import Action, Note, Tell
 from elastic.protocol.membership.group import Group, State, WorkerView
 from elastic.protocol.membership.loss import lost
-from elastic.protocol.membership.partitions import silence
+from elastic.protocol.membership.partitions import is_absence
 from elastic.protocol.membership.transitions import become_closed
 from elastic.protocol.messages import Doing, Kill
 
@@ -84,7 +84,8 @@ def _mute(g: Group) -> dict[str, str]:
     silent = sorted(g.listed - {*g.dead, *g.reports})
     for worker in silent:
         node = g.workers[worker].member.node
-        if node in g.silent_nodes or g.given_up.get(worker) in (None, silence(node)):
+        given_up = g.given_up.get(worker)
+        if node in g.silent_nodes or given_up is None or is_absence(given_up, node):
             return {}
     held = any(report.has_state or report.copied >= 0 for report in g.reports.values())
     return {} if held else {worker: g.given_up[worker] for worker in silent}

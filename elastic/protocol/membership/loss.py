@@ -7,7 +7,7 @@ from collections.abc import Collection
 from elastic.protocol.membership.closing import close_rest
 from elastic.protocol.membership.events import Action, Note
 from elastic.protocol.membership.group import Group, State, slot_of
-from elastic.protocol.membership.partitions import not_found_yet, silence
+from elastic.protocol.membership.partitions import is_absence, not_found_yet
 from elastic.protocol.membership.planned_changes import close_if_all_left, plan_change
 from elastic.protocol.membership.restore import go_back, kept_badly, newer_than_copies
 from elastic.protocol.membership.transitions import become_closed, become_quiescing, commit
@@ -148,7 +148,7 @@ def wait_for_others(g: Group, now_s: float) -> None:
     absent = not_found_yet(g, now_s)
     for worker, why in list(g.given_up.items()):
         node = g.workers[worker].member.node
-        if why == silence(node):
+        if is_absence(why, node):
             del g.given_up[worker]
             g.silent_nodes[node] = absent
 

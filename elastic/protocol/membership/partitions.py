@@ -5,13 +5,20 @@ advances is proof of life of all its members, so there it lasts longer. One that
 heard has anything left to do proves the opposite, and the first evict_s are enough. But not where this leader may be
 the one that is cut off: half of the nodes are silent, or one of those that wait was not heard for a while. Thousands of
 agents speak too rarely for that.
+
+Nothing of this is waited for where the kernel of a node says that its processes are gone: the stream of its agent was
+closed without a goodbye, the agent is not back after RETURN_S, and everybody else has left the ring and found the
+links to all workers of that node closed. A machine that is cut off, or loses its power, closes nothing. An agent that
+lost its leader, or upgrades itself, closes its stream, but its workers keep their links. If one is given up that lives
+after all, it is fenced like any other that comes too late: nobody steps in its ring any more.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from elastic.protocol.membership.events import AgentDown
 from elastic.protocol.membership.group import Group, Silence, State
 from elastic.protocol.messages import Doing
 
@@ -19,13 +26,27 @@ STANDS = 3
 """A ring that has not advanced for so many times what a pass takes stands still."""
 
 
+RETURN_S = 0.15
+"""How long an agent takes, at most, to attend again after its stream was closed; its first try comes after 50 ms."""
+
+
 def silence(node: str) -> str:
     return f"node {node} is silent"
 
 
-def fell_silent(g: Group, node: str, silent_s: float, now_s: float) -> None:
-    """silent_s: for how long, at least, it has been so already."""
-    g.silent_nodes.setdefault(node, Silence(now_s - silent_s, now_s))
+def end(node: str) -> str:
+    return f"node {node} is gone: its agent and its workers have closed their connections"
+
+
+def is_absence(because: str, node: str) -> bool:
+    """Whether that is why workers of this node were given up, which counts no more when its agent comes back."""
+    return because in (silence(node), end(node))
+
+
+def fell_silent(g: Group, down: AgentDown, now_s: float) -> None:
+    known = g.silent_nodes.get(down.node, Silence(now_s - down.silent_s, now_s))
+    ended_s = min(known.ended_s, now_s) if down.ended else known.ended_s
+    g.silent_nodes[down.node] = replace(known, ended_s=ended_s)
 
 
 def not_found_yet(g: Group, now_s: float) -> Silence:
@@ -39,9 +60,11 @@ def next_silence_ends_s(g: Group) -> float:
     return min(_ends_s(g).values(), default=math.inf)
 
 
-def silent_too_long(g: Group, now_s: float) -> set[str]:
-    """Nodes that are given up now."""
-    return {node for node, ends_s in _ends_s(g).items() if now_s >= ends_s}
+def silent_too_long(g: Group, now_s: float) -> dict[str, str]:
+    """Nodes that are given up now -> why."""
+    too_long = [node for node, ends_s in _ends_s(g).items() if now_s >= ends_s]
+    gone = _seen_to_end(g) if too_long else set()
+    return {node: end(node) if node in gone else silence(node) for node in too_long}
 
 
 def _ends_s(g: Group) -> dict[str, float]:
@@ -60,7 +83,32 @@ def _ends_s(g: Group) -> dict[str, float]:
         for node, one in g.silent_nodes.items():
             if others.were_heard(one, timing.suspect_s):
                 ends[node] = min(ends[node], max(one.since_s + timing.evict_s, stands_s))
+    for node in _seen_to_end(g):
+        ends[node] = min(ends[node], g.silent_nodes[node].ended_s + RETURN_S)
     return ends
+
+
+def _seen_to_end(g: Group) -> set[str]:
+    """Nodes whose kernels have closed everything that others had with them: the stream of the agent here, and at all
+    members elsewhere, which have left their ring, the links to its workers."""
+    ended = {node for node, one in g.silent_nodes.items() if one.ended_s < math.inf}
+    if not ended or g.state is not State.QUIESCING or g.committing is not None:
+        return set()
+    there = {worker: seen.member.node for worker in g.listed if (seen := g.workers.get(worker)) is not None}
+    settled = {*g.reports, *g.dead, *g.given_up}
+    if any(node not in ended and worker not in settled for worker, node in there.items()):
+        return set()
+    peers = {record.number: [peer for peer in record.ids if there.get(peer) in ended] for record in g.chain}
+    closed: dict[str, bool] = {}
+    for worker, report in g.reports.items():
+        if there.get(worker) not in ended:
+            for peer in peers.get(report.entered, ()):
+                closed[peer] = closed.get(peer, True) and peer in report.closed
+    linked: dict[str, bool] = {}
+    for worker, is_closed in closed.items():
+        if worker not in g.dead:  # a newcomer there has no link to anybody yet, and goes with the others
+            linked[there[worker]] = linked.get(there[worker], True) and is_closed
+    return {node for node, all_closed in linked.items() if all_closed}
 
 
 @dataclass(frozen=True, slots=True)

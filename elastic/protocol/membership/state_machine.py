@@ -31,7 +31,7 @@ from elastic.protocol.membership.group import Group, Roster, State
 from elastic.protocol.membership.hangs import end_mute, expel_if_stuck, mute_until_s
 from elastic.protocol.membership.loss import decide, lost, reported, wait_for_others
 from elastic.protocol.membership.newcomers import end_hung, stop_in_vain, wait_for_slow
-from elastic.protocol.membership.partitions import fell_silent, next_silence_ends_s, silence, silent_too_long
+from elastic.protocol.membership.partitions import fell_silent, is_absence, next_silence_ends_s, silent_too_long
 from elastic.protocol.membership.planned_changes import (
     drain_is_over,
     invite_spares,
@@ -128,9 +128,9 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
                 given_up = g.slots_given_up.items()
                 g.slots_given_up = {slot: why for slot, why in given_up if slot.rpartition(".")[0] != node}
             # Its workers report now, or it says what became of them; deciding on the first report would expel the rest.
-            g.given_up = {worker: why for worker, why in g.given_up.items() if why != silence(node)}
-        case AgentDown(node, silent_s):
-            fell_silent(g, node, silent_s, now_s)
+            g.given_up = {worker: why for worker, why in g.given_up.items() if not is_absence(why, node)}
+        case AgentDown():
+            fell_silent(g, event, now_s)
         case Committed(number):
             committed(g, number, now_s, do)
         case CommitRefused(number, because):
@@ -231,7 +231,7 @@ def ticked(g: Group, now_s: float, do: list[Action]) -> None:
     there = {worker: seen.member.node for worker, seen in g.workers.items()} if silent else {}
     for worker, node in there.items():
         if node in silent and worker not in g.dead:
-            lost(g, worker, silence(node), now_s, do, dead=False)
+            lost(g, worker, silent[node], now_s, do, dead=False)
     if g.state is State.FORMING and now_s >= g.since_s + timing.join_window_s:
         g.window_over = True
         form(g, now_s, do)

@@ -76,6 +76,15 @@ class RingFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class LinksClosed:
+    """The kernels of these members' hosts have closed their ends of the connections in the ring of ``generation``. Seen
+    when that is left, and for a while afterwards."""
+
+    generation: int
+    peers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RingLost:
     generation: int
     because: str = ""
@@ -149,6 +158,7 @@ Event: TypeAlias = (
     | FetchFailed
     | RingBuilt
     | RingFailed
+    | LinksClosed
     | RingLost
     | HeadersHeld
     | Used

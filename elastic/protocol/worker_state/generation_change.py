@@ -7,7 +7,16 @@ from dataclasses import replace
 from elastic.protocol.messages import Generation, Kind, Quiesce, Report, RingState
 from elastic.protocol.recovery_plan import default_units_of
 from elastic.protocol.reduction_tree import leaves
-from elastic.protocol.worker_state.events import AbortRings, BuildRing, DropRoots, Leave, Outcome, RetireRing, Say
+from elastic.protocol.worker_state.events import (
+    AbortRings,
+    BuildRing,
+    DropRoots,
+    Leave,
+    LinksClosed,
+    Outcome,
+    RetireRing,
+    Say,
+)
 from elastic.protocol.worker_state.state import Phase, WorkerState
 
 
@@ -18,6 +27,7 @@ def quiesce(p: WorkerState, order: Quiesce) -> Outcome:
         p,
         quiesced=True,
         promise=max(p.promise, order.up_to),
+        round=order.round,
         ring=RingState.ABORTED if p.entered else p.ring,
         pending=(),
         built=(),
@@ -26,10 +36,22 @@ def quiesce(p: WorkerState, order: Quiesce) -> Outcome:
         copying=(),
         leaving=0,
     )
+    return p, (AbortRings(), Say(_report(p)))
+
+
+def links_closed(p: WorkerState, event: LinksClosed) -> Outcome:
+    """What is seen after the ring was left is said in the report once more: nothing else in that can change."""
+    if event.generation != p.entered or set(event.peers) <= set(p.closed):
+        return p, ()
+    p = replace(p, closed=event.peers)
+    return p, (Say(_report(p)),) if p.quiesced else ()
+
+
+def _report(p: WorkerState) -> Report:
     collecting = p.phase is Phase.COLLECTING
-    report = Report(
+    return Report(
         worker_id=p.me,
-        round=order.round,
+        round=p.round,
         promise=p.promise,
         entered=p.entered,
         has_state=p.entered > 0,
@@ -41,8 +63,8 @@ def quiesce(p: WorkerState, order: Quiesce) -> Outcome:
         copied=p.copied,
         copied_step=p.copied_step if p.copied >= 0 else -1,
         began=p.record.began if p.record is not None else "",
+        closed=p.closed,
     )
-    return p, (AbortRings(), Say(report))
 
 
 def planned(p: WorkerState, generation: Generation) -> Outcome:
@@ -64,6 +86,7 @@ def enter_planned(p: WorkerState, generation: Generation) -> Outcome:
         ring=RingState.LIVE if generation.number in p.built else RingState.BUILDING,
         pending=tuple(g for g in p.pending if g.number > generation.number),
         built=tuple(number for number in p.built if number > generation.number),
+        closed=(),
     )
     return entered, tuple(RetireRing(number, p.reduced) for number in replaced)
 
@@ -99,6 +122,7 @@ def enter_loss(p: WorkerState, generation: Generation) -> Outcome:
         lingered=False,
         laggard=None,
         leaving=0,
+        closed=(),
     )
     if p.phase is Phase.FRESH:
         p = replace(p, phase=Phase.READY, reduced=max(p.copied, 0), copied=-1)

@@ -44,6 +44,10 @@ class WorkerState:
     pending: tuple[Generation, ...] = ()
     promise: int = 0
     quiesced: bool = False
+    round: int = 0
+    """Of the last quiesce."""
+    closed: tuple[str, ...] = ()
+    """Of the ring of the generation entered: see LinksClosed."""
     carry: tuple[int, ...] | None = None
     """The pending generations in this attempt's header; None until read."""
     laggard: str | None = None

@@ -31,6 +31,7 @@ from elastic.protocol.worker_state.events import (
     GraceOver,
     HeadersHeld,
     Joined,
+    LinksClosed,
     Obtained,
     Outcome,
     ReadHeader,
@@ -41,7 +42,15 @@ from elastic.protocol.worker_state.events import (
     Started,
     Used,
 )
-from elastic.protocol.worker_state.generation_change import enter_loss, give_way, joined, overtaken, planned, quiesce
+from elastic.protocol.worker_state.generation_change import (
+    enter_loss,
+    give_way,
+    joined,
+    links_closed,
+    overtaken,
+    planned,
+    quiesce,
+)
 from elastic.protocol.worker_state.next_move import Exchange, next_move
 from elastic.protocol.worker_state.operation import begin, done, fetch_failed, fetched, headers_held, obtained, used
 from elastic.protocol.worker_state.pending import to_carry
@@ -71,6 +80,8 @@ def step(p: WorkerState, event: Event) -> Outcome:
             return fetch_failed(p, op)
         case RingBuilt() | RingFailed() | RingLost():
             return ring_changed(p, event)
+        case LinksClosed():
+            return links_closed(p, event)
         case HeadersHeld(generation, op):
             return headers_held(p, generation, op)
         case Used(op):

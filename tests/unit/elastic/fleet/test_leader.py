@@ -58,8 +58,8 @@ class Leading:
         self.journal = Journal(directory / "journal.jsonl", "", "rendezvous", "here")
         self.office = FleetLeader(self.tenure, self.store, self.thread, self.journal)
 
-    def node(self, name: str, slots: int = 1, address: str = "10.0.0.1", process: str = "") -> NodeSession:
-        return self.office.attach(pb.NodeHello(node=name, slots=slots, address=address, process=process))
+    def node(self, name: str, slots: int = 1, address: str = "10.0.0.1", lock: str = "") -> NodeSession:
+        return self.office.attach(pb.NodeHello(node=name, slots=slots, address=address, lock=lock))
 
     async def submit(self, name: str, workers: int, least: int) -> str:
         spec = JobSpec(name=name, command=("train",), workers=workers, min_workers=least, checkpoint_dir="/shared")
@@ -202,31 +202,22 @@ def test_a_job_larger_than_the_fleet_is_told_so_and_holds_up_others_while_nodes_
     play(tmp_path, story)
 
 
-def test_of_two_daemons_of_one_name_on_one_machine_the_second_is_refused(tmp_path: Path) -> None:
-    """Else each would end the other's stream, and both would run the node's jobs."""
-
-    async def story(leading: Leading) -> None:
-        first = leading.node("a", process="7 100")
-        with pytest.raises(codec.WireError, match=r"a node a attends from 10.0.0.1 already; give this one another"):
-            leading.node("a", process="8 200")
-        assert leading.office.sessions["a"] is first and not first.ended.is_set()
-        again = leading.node("a", process="7 100")
-        assert first.ended.is_set(), "the same one, on a new stream"
-        leading.office.detach(again)
-        assert leading.node("a", process="8 200") is leading.office.sessions["a"]
-
-    play(tmp_path, story)
-
-
 def test_a_second_daemon_of_one_name_is_refused_and_a_restarted_one_is_not(tmp_path: Path) -> None:
+    """Else each would end the other's stream, and both would run the node's jobs. Who holds the lock of a node is the
+    only one who does, so nobody has to find out first that the one before it is gone."""
+
     async def story(leading: Leading) -> None:
-        first = leading.node("a", address="10.0.0.1")
-        with pytest.raises(codec.WireError, match=r"a node a attends from 10.0.0.1 already; give this one another"):
-            leading.node("a", address="10.0.0.2")
-        again = leading.node("a", address="10.0.0.1")
+        first = leading.node("a", lock="1f boot")
+        for other in ("2e boot", "1f another boot"):
+            with pytest.raises(codec.WireError, match=r"a node a attends from 10.0.0.1 already; give this one another"):
+                leading.node("a", address="10.0.0.2", lock=other)
+        assert leading.office.sessions["a"] is first and not first.ended.is_set()
+        again = leading.node("a", address="10.0.0.2", lock="1f boot")
         assert first.ended.is_set() and not again.ended.is_set()
         leading.office.detach(first)
         assert leading.office.sessions == {"a": again}, "what a stream that was replaced says no longer counts"
+        leading.office.detach(again)
+        assert leading.node("a", lock="2e boot") is leading.office.sessions["a"]
 
     play(tmp_path, story)
 
@@ -428,6 +419,6 @@ def test_a_stream_of_which_grpc_tells_the_end_twice_is_over(tmp_path: Path) -> N
         with pytest.raises(asyncio.CancelledError):
             await call
         assert leading.office.sessions == {}
-        leading.node("a", address="10.0.0.2")
+        leading.node("a", lock="another one")
 
     play(tmp_path, story)

@@ -63,7 +63,7 @@ class Node:
             node="a", reach=Reach(replicas=replicas), jobs_dir=home / "jobs", notices="none", grace_s=PATIENCE_S
         )
         self.journal = Journal(home / "journal.jsonl", "", "daemon", "here")
-        self.daemon = Daemon(self.site, Offer(2, ()), self.journal, PLAIN)
+        self.daemon = Daemon(self.site, Offer(2, (), "a lock"), self.journal, PLAIN)
         self.daemon._attendance._outbox = asyncio.Queue()
 
     def submission(self, name: str, env: tuple[str, ...] = (), env_from: str = "") -> Submission:

@@ -117,7 +117,7 @@ class Job:
             case "up":
                 return AgentUp(worker, int(options.get("slots", 0)))
             case "down":
-                return AgentDown(worker, float(options.get("silent", 0)))
+                return AgentDown(worker, float(options.get("silent", 0)), ended="ended" in words)
             case "committed":
                 assert self.group.committing is not None
                 return Committed(self.group.committing.number)
@@ -151,6 +151,7 @@ class Job:
                     copied=int(options.get("copied", -1)),
                     copied_step=int(options.get("step", -1)),
                     began=options.get("began", ""),
+                    closed=tuple(options["closed"].split(",")) if "closed" in options else (),
                 )
             case "ringup":
                 return RingUp(worker, number)

@@ -58,6 +58,7 @@ from elastic.protocol.worker_state import (
     Joined,
     Leave,
     Linger,
+    LinksClosed,
     Move,
     Obtained,
     Phase,
@@ -138,6 +139,8 @@ class Worker:
                 return Joined(numbers[0], numbers[1])
             case "acknowledged":
                 return Acknowledged()
+            case "closed":
+                return LinksClosed(numbers[0], tuple(words[1].split(",")))
             case "quiesce":
                 return Quiesce(1, 1, numbers[0])
             case "publish":
@@ -235,7 +238,8 @@ def say(word: Word) -> str:
             roots = ",".join(f"{low}-{high}" for low, high in word.roots)
             copied = f" copied={word.copied}" if word.copied >= 0 else ""
             begun = f" units={word.units} roots={roots}{running}" if word.units else ""
-            return f"report promise={word.promise} entered={word.entered} reduced={word.reduced}{begun}{copied}"
+            closed = f" closed={','.join(word.closed)}" if word.closed else ""
+            return f"report promise={word.promise} entered={word.entered} reduced={word.reduced}{begun}{copied}{closed}"
         case RingUp() | Left():
             return f"{type(word).__name__} {word.generation}"
         case RingBrokenReport():

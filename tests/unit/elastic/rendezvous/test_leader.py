@@ -6,8 +6,9 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,8 @@ from elastic.checkpoints.naming import PERIODIC
 from elastic.checkpoints.pointer import Pointer
 from elastic.config import JobSpec
 from elastic.errors import StoreUnavailable
-from elastic.protocol.membership import AgentDown, End
+from elastic.protocol import membership
+from elastic.protocol.membership import AgentDown, AgentUp, End
 from elastic.protocol.messages import (
     CheckpointComplete,
     Generation,
@@ -30,6 +32,7 @@ from elastic.protocol.messages import (
 from elastic.records.journal import Journal
 from elastic.rendezvous import leader as reign_module
 from elastic.rendezvous.leader import JobLeader, SteppedDown, StoreThread
+from elastic.rendezvous.service import JobEntry, RendezvousService
 from elastic.store.base import Compare, Delete, Item, Lease, MemoryStore, Put, TxnResult
 from elastic.store.election import LEASE_S, SAFETY, Candidate, Won
 from elastic.store.lease import LeaseKeeper
@@ -240,3 +243,39 @@ def test_an_agent_that_has_had_more_than_the_store_holds_ends_the_job_with_what_
         thread.close()
 
     asyncio.run(lead())
+
+
+@pytest.mark.parametrize("in_order", [False, True], ids=["closed", "goodbye"])
+def test_a_stream_of_which_grpc_tells_the_end_twice_is_over(journal: Journal, *, in_order: bool) -> None:
+    """It ends the words, and then it cancels the call, which may just be ending because of the words. Whether there was
+    a goodbye is what the group is told."""
+    candidate = Candidate(MemoryStore(), "job", "first", time.monotonic)
+    won = candidate.stand()
+    assert isinstance(won, Won)
+    service = RendezvousService()
+
+    async def words() -> AsyncIterator[pb.AgentWord]:
+        yield pb.AgentWord(hello=pb.AgentHello(job="job", node="a", slots=1))
+        if in_order:
+            yield pb.AgentWord(goodbye=pb.Goodbye())
+
+    async def attend() -> tuple[list[str], list[membership.Event]]:
+        async def write(order: pb.LeaderOrder) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:  # nobody speaks any more: the call is ending
+                call.cancel()
+                await asyncio.sleep(0)
+
+        thread = StoreThread()
+        async with LeaseKeeper(candidate, won.term) as tenure:
+            reign = JobLeader(SPEC, tenure, journal, thread)
+            service.leads["job"] = JobEntry(journal, reign)
+            call = asyncio.create_task(service.Attend(words(), SimpleNamespace(write=write)))
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            told = [await asyncio.wait_for(reign._mailbox.get(), 30) for _ in range(2)]
+            return reign.nodes, told
+
+    nodes, told = asyncio.run(attend())
+    assert (nodes, told) == ([], [AgentUp("a", 1), AgentDown("a", ended=not in_order)])

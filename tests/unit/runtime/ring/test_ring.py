@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -245,6 +246,33 @@ def test_abort_frees_a_blocked_member_whose_peer_does_nothing(hosts: list[str]) 
         assert broken.value.peer is None
         with pytest.raises(RingBroken):
             meet(ring, 1)
+
+
+@pytest.mark.parametrize("hosts", [["127.0.0.1"] * 3, ["127.0.0.1", "127.0.0.2", "127.0.0.3"]], ids=["unix", "tcp"])
+def test_a_member_knows_whose_kernels_have_closed_their_ends(hosts: list[str]) -> None:
+    """Also where something that came before was not read, and after it has left the ring itself; a member that lives,
+    and does nothing, is none of them."""
+    with rings(3, hosts) as (ring, silent, gone):
+        assert ring.closed_by_peers() == ()
+        link = gone.links["w0"]
+        link.send(Frame(FrameKind.GATHER, 1, 0, 4), b"data")
+        link.flush()
+        left = gone.links["w1"]
+        link.close()
+        while not ring.closed_by_peers():
+            time.sleep(0.001)  # the kernel takes its time
+        ring.abort()
+        assert list(ring.ends(time.monotonic())) == [("w2",)]
+        while not (closed := silent.closed_by_peers()):
+            time.sleep(0.001)
+        assert closed == ("w0",), "its connection to w2 is still open"
+        silent.abort()
+        left.close()
+        told = list(silent.ends(time.monotonic() + GENEROUS_S))
+        assert told[-1] == ("w0", "w2")
+        assert list(ring.ends(time.monotonic() + GENEROUS_S))[-1] == ("w1", "w2")
+        ring.close()
+        assert ring.closed_by_peers() == ()
 
 
 def test_close_waits_for_the_member_it_frees() -> None:
