@@ -148,12 +148,18 @@ class Timing:
     """How long members must differ in speed before shards are given out anew or a straggler is named, and the least
     time between two such changes."""
 
+    @property
+    def stopped_s(self) -> float:
+        """Silence after which a worker is lost that a signal has stopped, and that is seen to be: until somebody
+        continues it, it cannot speak. Two lost beats suspect nobody."""
+        return 3 * self.beat_s
+
     def __post_init__(self) -> None:
         for spec in fields(self):
             value = getattr(self, spec.name)
             if not math.isfinite(value) or value <= 0:
                 raise ConfigError(f"timing.{spec.name}={value} must be a positive number of seconds")
-        least_s = 3 * self.beat_s
+        least_s = self.stopped_s
         rounding = 1 - 1e-9  # scaled() multiplies both sides, and products round
         self._require(self.suspect_s >= least_s * rounding, "suspect_s", ">= 3 * beat_s", least_s)
         self._require(self.evict_s > self.suspect_s, "evict_s", "> suspect_s", 2.5 * self.suspect_s)

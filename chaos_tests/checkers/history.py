@@ -108,12 +108,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """faulty: the run to be judged. quiet: the same job, undisturbed. evict_s: a freeze shorter than this expels
-    nobody. keeps: whether the job is to take checkpoints or snapshots."""
+    """faulty: the run to be judged. quiet: the same job, undisturbed. keeps: whether the job is to take checkpoints or
+    snapshots."""
 
     faulty: Run
     quiet: Run
-    evict_s: float = 2.5
     keeps: bool = True
     limits: Limits = Limits()
 

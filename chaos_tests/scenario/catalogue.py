@@ -82,13 +82,13 @@ CATALOGUE: Mapping[str, FaultKind] = {
     "terminate": FaultKind(
         Strike(signal.SIGTERM, grace_s=5.0), "a member is asked to end by SIGTERM, and gets SIGKILL 5 s later"
     ),
-    "freeze-short": FaultKind(Freeze(1.2), "a member stands still for 1.2 s, too short to be expelled"),
+    "freeze-short": FaultKind(Freeze(0.3), "a member stands still for 0.3 s, too short to be expelled"),
     "freeze-long": FaultKind(
         Freeze(6.0), "a member stands still until it is expelled, and thaws into a world without it"
     ),
     "freeze-for-good": FaultKind(Freeze(40.0), "a member stands still until it is expelled and killed"),
     "freeze-rank-0": FaultKind(Freeze(6.0, aim=Aim.LEADER), "the same as freeze-long, of rank 0"),
-    "freeze-all": FaultKind(Freeze(1.2, aim=Aim.ALL), "all workers stand still for 1.2 s"),
+    "freeze-all": FaultKind(Freeze(0.3, aim=Aim.ALL), "all workers stand still for 0.3 s"),
     "kill-in-step": FaultKind(AtFailpoint(Act.KILL, failpoints.STEP), "SIGKILL at a point of a step"),
     "kill-in-first-step": FaultKind(
         AtFailpoint(Act.KILL, failpoints.STEP, step=When.FIRST),

@@ -280,8 +280,8 @@ ENDED_S = 5.0
 RENDEZVOUS, AGENT, ETCD = "elastic.rendezvous", "elastic.agent", "etcd"
 
 
-SURVIVABLE_S = 2.5
-"""A freeze shorter than this expels nobody, so it may hit everybody (timing.evict_s)."""
+SURVIVABLE_S = 0.5
+"""A freeze shorter than this expels nobody, so it may hit everybody (timing.stopped_s, less the beat before it)."""
 
 
 class Ground(StrEnum):

@@ -338,7 +338,7 @@ class WorkerManager:
         now_s = time.monotonic()
         for worker_id in self._detector.suspects(now_s):
             if (seen := self._crew.facts(worker_id)) is not None:
-                self._detector.look(worker_id, seen)
+                self._detector.look(worker_id, seen, now_s)
         for worker_id, verdict in self._detector.judge(now_s).items():
             if verdict.health is Health.FROZEN and worker_id not in self._frozen:
                 self._frozen.add(worker_id)

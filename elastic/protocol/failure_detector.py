@@ -4,7 +4,8 @@ A worker sends beats. While they come, all is well. One that has sent none for a
 beat, the CPU time of its process, read from /proc, decides: where that stands still, the process is stopped or hangs
 (frozen); where it grows, the worker is busy and cannot send, and gets longer, but not for ever. If the observer itself
 was stopped, it has missed beats, and counts anew before it judges. A worker stopped by a signal (state T) is told apart
-from one that computes in C with the interpreter locked: neither beats, and only the second uses CPU.
+from one that computes in C with the interpreter locked: neither beats, and only the second uses CPU. It need not be
+waited for: one that is seen to be stopped at two looks in a row, three beats after its last one, is frozen.
 
 Refused on purpose: learned thresholds (phi accrual, Hayashibara et al. 2004). Pauses of a loaded machine are not
 from one distribution, and a rule that people can recompute by hand explains itself in the journal.
@@ -46,6 +47,7 @@ class HealthVerdict:
 
 
 STOPPED = frozenset("Tt")
+STOPPED_LOOKS = 2
 _ALIVE = HealthVerdict(Health.ALIVE, "beats arrive")
 
 
@@ -54,11 +56,12 @@ class _Pulse:
     """What is known of one watched process.
 
     ticks: CPU time when it became suspect; None before. What it used between its last beat and then says nothing,
-    because it was still allowed to be silent.
+    because it was still allowed to be silent. stopped: at so many looks in a row it was stopped by a signal.
     """
 
     beat_s: float
     state: str = ""
+    stopped: int = 0
     ticks: int | None = None
     moved: bool = False
 
@@ -84,15 +87,19 @@ class Detector:
             self._pulses[name] = _Pulse(now_s)
 
     def suspects(self, now_s: float) -> tuple[str, ...]:
-        """Whose facts are worth reading: those silent for suspect_s."""
-        return tuple(n for n, pulse in self._pulses.items() if now_s - pulse.beat_s >= self._timing.suspect_s)
+        """Whose facts are worth reading: those that have lost a beat."""
+        lost_s = self._timing.stopped_s - self._timing.beat_s
+        return tuple(n for n, pulse in self._pulses.items() if now_s - pulse.beat_s >= lost_s)
 
-    def look(self, name: str, facts: Facts) -> None:
+    def look(self, name: str, facts: Facts, now_s: float) -> None:
         """Facts of a suspect. Ignored for a process which is not watched."""
         pulse = self._pulses.get(name)
         if pulse is None:
             return
         pulse.state = facts.state
+        pulse.stopped = pulse.stopped + 1 if facts.state in STOPPED else 0
+        if now_s - pulse.beat_s < self._timing.suspect_s:
+            return
         if pulse.ticks is None:
             pulse.ticks = facts.cpu_ticks
         elif facts.cpu_ticks != pulse.ticks:
@@ -109,14 +116,14 @@ class Detector:
 
     def _verdict(self, pulse: _Pulse, silent_s: float) -> HealthVerdict:
         timing = self._timing
+        if pulse.stopped >= STOPPED_LOOKS and silent_s >= timing.stopped_s:
+            return HealthVerdict(
+                Health.FROZEN, f"no beat for {silent_s:.1f} s, stopped by a signal (state {pulse.state})"
+            )
         if silent_s < timing.suspect_s:
             return _ALIVE
         if silent_s < timing.evict_s:
             return HealthVerdict(Health.SUSPECT, f"no beat for {silent_s:.1f} s")
-        if pulse.state in STOPPED:
-            return HealthVerdict(
-                Health.FROZEN, f"no beat for {silent_s:.1f} s, stopped by a signal (state {pulse.state})"
-            )
         if not pulse.moved:
             return HealthVerdict(Health.FROZEN, f"no beat for {silent_s:.1f} s and no CPU used meanwhile")
         if silent_s < timing.progress_s:

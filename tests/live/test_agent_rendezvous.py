@@ -195,7 +195,7 @@ def test_a_frozen_worker_is_expelled_while_it_stands_still_and_comes_back_as_a_n
     finally:
         thaw()
     (found,) = job.events("worker_frozen")
-    assert found["worker_id"] == "a.2.0" and "stopped by a signal" in found["because"], "after evict_s, so it says"
+    assert found["worker_id"] == "a.2.0" and "stopped by a signal" in found["because"]
     back = job.running(3, above=after["generation"])
     assert [m["worker_id"] for m in back["members"]] == ["a.0.0", "a.1.0", "a.2.1"]
     assert "fenced" in job.events("worker_exited")[0]["because"]

@@ -275,7 +275,7 @@ class Agent:
                 detector.beat(name, now_s)
         for name in detector.suspects(now_s):
             if (suspect := self.workers.get(name)) is not None:
-                detector.look(name, suspect.facts(now_s))
+                detector.look(name, suspect.facts(now_s), now_s)
         for name, verdict in detector.judge(now_s).items():
             self.world.judged(self, name, verdict.health)
             if verdict.health is Health.FROZEN and name not in self._frozen:

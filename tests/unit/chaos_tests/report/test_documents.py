@@ -80,7 +80,7 @@ def test_aims() -> None:
     assert choose(Strike(aim=Aim.NEWCOMER), HOLDERS, ["new"], dice) == ("new",)
     assert choose(Strike(aim=Aim.NEWCOMER), HOLDERS, [], dice) == ()
     assert len(choose(Strike(aim=Aim.ALL), HOLDERS, [], dice)) == 2
-    assert set(choose(Freeze(1.0, aim=Aim.ALL), HOLDERS, [], dice)) == set(HOLDERS)
+    assert set(choose(Freeze(0.4, aim=Aim.ALL), HOLDERS, [], dice)) == set(HOLDERS)
     assert choose(Strike(count=3), HOLDERS, [], dice) == ()
 
 

@@ -20,7 +20,7 @@ def run_silence(seconds: float, state: str, ticks_per_s: float) -> tuple[Health,
     while now_s < seconds:
         now_s += STEP_S
         for name in detector.suspects(now_s):
-            detector.look(name, Facts(state, int(now_s * ticks_per_s)))
+            detector.look(name, Facts(state, int(now_s * ticks_per_s)), now_s)
         verdict = detector.judge(now_s)["w"]
     return verdict.health, verdict.because
 
@@ -30,10 +30,11 @@ def run_silence(seconds: float, state: str, ticks_per_s: float) -> tuple[Health,
     [
         (0.0, "S", 0, Health.ALIVE, "beats arrive"),
         (0.875, "S", 0, Health.ALIVE, "beats arrive"),
-        (0.875, "T", 0, Health.ALIVE, "beats arrive"),
+        (0.625, "T", 0, Health.ALIVE, "beats arrive"),
+        (0.75, "T", 0, Health.FROZEN, "no beat for 0.8 s, stopped by a signal (state T)"),
+        (0.75, "S", 0, Health.ALIVE, "beats arrive"),
         (1.0, "S", 0, Health.SUSPECT, "no beat for 1.0 s"),
-        (2.375, "T", 0, Health.SUSPECT, "no beat for 2.4 s"),
-        (2.5, "T", 0, Health.FROZEN, "stopped by a signal (state T)"),
+        (2.375, "S", 0, Health.SUSPECT, "no beat for 2.4 s"),
         (2.5, "t", 0, Health.FROZEN, "stopped by a signal (state t)"),
         (2.5, "S", 0, Health.FROZEN, "no CPU used"),
         (2.5, "D", 0, Health.FROZEN, "no CPU used"),
@@ -57,8 +58,8 @@ def test_a_beat_clears_a_suspicion_and_what_proc_had_shown() -> None:
     detector.watch("w", 0.0)
     for now_s in (0.9, 1.8):
         detector.judge(now_s)
-    detector.look("w", Facts("T", 7))
-    assert detector.judge(2.4)["w"].health is Health.SUSPECT
+    detector.look("w", Facts("T", 7), 2.3)
+    assert detector.judge(2.4)["w"].health is Health.SUSPECT, "one look says nothing: the next one is at another moment"
     detector.beat("w", 2.45)
     for now_s in (3.0, 3.9, 4.4, 4.94):
         assert detector.judge(now_s)["w"].health is not Health.FROZEN
@@ -69,10 +70,10 @@ def test_cpu_used_before_the_suspicion_does_not_excuse_a_freeze() -> None:
     """A worker computes for a moment after its last beat and is then frozen by a cgroup: state S, no CPU."""
     detector = Detector(TIMING, 0.0)
     detector.watch("w", 0.0)
-    detector.look("w", Facts("S", 40))
+    detector.look("w", Facts("S", 20), 0.6)
     detector.judge(0.9)
     for now_s in (1.5, 2.0, 2.5):
-        detector.look("w", Facts("S", 40))
+        detector.look("w", Facts("S", 40), now_s)
         verdict = detector.judge(now_s)["w"]
     assert verdict.health is Health.FROZEN
 
@@ -89,10 +90,19 @@ def test_a_watcher_that_slept_starts_all_timers_anew() -> None:
     assert verdicts["v"].health is Health.SUSPECT
 
 
+def test_one_that_was_stopped_for_a_moment_is_not_frozen() -> None:
+    """As by a debugger that looks at it, twice: between the two it ran."""
+    detector = Detector(TIMING, 0.0)
+    detector.watch("w", 0.0)
+    for now_s, state in ((0.5, "t"), (0.75, "S"), (0.9, "t")):
+        detector.look("w", Facts(state, 0), now_s)
+        assert detector.judge(now_s)["w"].health is Health.ALIVE
+
+
 def test_only_watched_processes_are_judged() -> None:
     detector = Detector(TIMING, 0.0)
     detector.beat("stranger", 0.1)
-    detector.look("stranger", Facts("T", 0))
+    detector.look("stranger", Facts("T", 0), 0.1)
     detector.watch("w", 0.1)
     detector.forget("w")
     assert detector.judge(0.5) == {}
