@@ -15,7 +15,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-gpu test-chaos lint model proto demo soak bench bench-state bench-step bench-goodput bench-scale clean
+.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-gpu test-chaos lint model proto demo soak bench bench-state bench-step bench-goodput bench-nodes bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -115,6 +115,9 @@ bench-step: setup ## measure a step without faults against torch DDP: time, memo
 
 bench-goodput: setup ## measure what is left of the work under faults all the time, and torchrun's: 80 minutes
 	$(PY) -m tests.bench.goodput
+
+bench-nodes: setup ## measure what a node costs that dies, falls silent or comes back, beside torchrun: 20 minutes
+	$(PY) -m tests.bench.node_deaths
 
 bench-scale: setup ## measure a leader with 100 to 5000 agents, and the membership machine with 100,000 members
 	$(PY) -m tests.bench.scale

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -138,6 +139,16 @@ class Command:
 def exit_on_sigterm() -> None:
     """Let SIGTERM end this process like an error, so that every `with` block cleans up. Main thread only."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+def descendants(pid: int) -> list[int]:
+    """Of a process, its children before theirs; of one that has ended, none."""
+    found = [pid]
+    for parent in found:
+        for children in Path(f"/proc/{parent}/task").glob("*/children"):
+            with suppress(OSError):  # it has ended
+                found += [int(child) for child in children.read_text().split()]
+    return found[1:]
 
 
 def kill_if_there(pid: int) -> None:

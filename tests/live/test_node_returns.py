@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from chaos_tests.support import resources
-from chaos_tests.support.processes import kill_if_there
+from chaos_tests.support.processes import descendants, kill_if_there
 from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet
 
@@ -22,18 +22,6 @@ NODES = ("a", "b", "c")
 AWAY_S = (0.0, 0.05, 0.5, 1.0, 3.0, 10.0)
 FDS_SPARE = 8
 """Descriptors that a replica may hold more than at the beginning: a stream is opened before the old one is closed."""
-
-
-def descendants(pid: int) -> list[int]:
-    """Of a process, the youngest last."""
-    found = [pid]
-    for parent in found:
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            try:
-                found += [int(child) for child in children.read_text().split()]
-            except OSError:  # it has ended
-                continue
-    return found[1:]
 
 
 class Deaths:

@@ -13,6 +13,7 @@ from tests.bench import checkpoints, nodes, report, stamps, state
 from tests.bench.copying import Copies
 from tests.bench.intervals import median_interval, ratios
 from tests.bench.kills import STEADY_STEPS, first_full, judge
+from tests.bench.node_deaths import judge as judge_node
 from tests.bench.nodes import Change, Nodes
 from tests.bench.replacements import Replacements
 from tests.bench.report import Row
@@ -125,6 +126,46 @@ def test_steps_that_a_restarted_group_does_again_are_lost() -> None:
     kill = judge(found, "rank0-1", {"rank1-2"}, 0, int(16.5 * S), full, step_s=1.0)
     assert (kill.lost_steps, kill.pause_s) == (7, 0.0)
     assert kill.to_step_s == kill.to_full_s == pytest.approx(13.5)
+
+
+def node_death(*, restarts: bool) -> dict[str, list[Stamp]]:
+    """Steps of a second until 10.0 s, in which c dies; a and b go on at 12.0 s, and all at 20.5 s, after a pause of
+    1.5 s. restarts: with new processes, which do two steps again each time, and are not told apart by their group."""
+
+    def of(first_s: float, step: int, count: int, world: int, group: int) -> list[Stamp]:
+        return [stamp(first_s + n, step + n, group, world=world) for n in range(count)]
+
+    if restarts:
+        alone, together = of(12.0, 9, 8, 2, 1), of(20.5, 15, 10, 3, 1)
+        parts = {"first": of(0.0, 0, 11, 3, 1), "second": alone, "third": together}
+        return {f"{name}-{part}": list(told) for name in "ab" for part, told in parts.items()} | {
+            "c-first": list(parts["first"]), "c-third": list(together)
+        }  # fmt: skip
+    whole = [*of(0.0, 0, 11, 3, 1), *of(12.0, 11, 8, 2, 2), *of(20.5, 19, 10, 3, 3)]
+    return {"a": list(whole), "b": list(whole), "c": of(0.0, 0, 11, 3, 1), "c2": of(20.5, 19, 10, 3, 3)}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_death_of_a_node_is_judged_alike_with_and_without_new_processes(restarts: bool) -> None:
+    told = node_death(restarts=restarts)
+    gone = {"c-first"} if restarts else {"c"}
+    found = judge_node(told, gone, int(10.4 * S), int(16.4 * S))
+    assert found is not None
+    assert (found.next_s, found.full_s) == (pytest.approx(1.6), pytest.approx(4.1))
+    assert (found.pause_s, found.step_s) == (pytest.approx(1.5), pytest.approx(1.0))
+
+
+@pytest.mark.parametrize("until_s", [10.2, 19.5, 24.0])
+def test_the_death_of_a_node_is_not_judged_before_all_are_steady_again(until_s: float) -> None:
+    told = {name: [one for one in of if one.t_ns < until_s * S] for name, of in node_death(restarts=False).items()}
+    assert judge_node(told, {"c"}, int(10.4 * S), int(16.4 * S)) is None
+
+
+def test_a_step_that_was_begun_by_all_before_an_agent_died_is_not_the_return_of_all() -> None:
+    told = node_death(restarts=False)
+    told["a"].insert(11, stamp(10.6, 11, 1, world=3))
+    found = judge_node(told, {"c"}, int(10.4 * S), int(10.4 * S))
+    assert found is not None and found.full_s == pytest.approx(10.1)
 
 
 def test_only_the_section_between_the_markers_is_rewritten(tmp_path: Path) -> None:

@@ -1,0 +1,510 @@
+"""Measures what a node costs that dies, falls silent, has a frozen worker, and comes back; and torchrun's beside it.
+
+    python -m tests.bench.node_deaths [--rounds 10] [--minutes 2] [--small] [--no-targets] [--seed 1] [--json FILE]
+
+Three nodes on this machine, one worker each, train without end. A node dies with all its processes at one instant and
+is started again 6 s later; both launchers are judged by the same stamps of their training scripts. Exit code 1 if a
+target is missed. --small only tries whether all of it works, and leaves docs/performance.md as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+from chaos_tests.cluster import Cluster, Network, why_not
+from chaos_tests.support.processes import Command, descendants, exit_on_sigterm, kill_if_there
+from tests.bench import contenders, report, stamps
+from tests.bench.recovery import say
+from tests.bench.report import Row, target
+from tests.bench.stamps import Stamp
+from tests.bench.turnstile import OPEN, Gate
+
+DOCUMENT = contenders.ROOT / "docs" / "performance.md"
+MARKERS = ("<!-- bench-nodes:begin -->", "<!-- bench-nodes:end -->")
+JSON_FILE = contenders.ROOT / "build" / "bench" / "nodes.json"
+
+NODES = ("a", "b", "c")
+MORTAL = ("b", "c")
+"""Torchrun keeps what all nodes agree on in a process of the first one."""
+STEADY_STEPS = 6
+AWAY_S = 6.0
+DEATH_EVERY_S = 15.0
+FROZEN_S = 4.0
+WAIT_S = 180.0
+POLL_S = 0.02
+
+OURS, THEIRS = "elastic", "torchrun"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Seconds. next_s: from the fault to the next step of those that are left. full_s: from the return to the first
+    step of all nodes. pause_s: the longest time between two steps from the return until all nodes are steady. step_s:
+    the median of the steps before the fault."""
+
+    next_s: float
+    full_s: float
+    pause_s: float
+    step_s: float
+
+
+@dataclass(slots=True)
+class Found:
+    """Of one launcher. goodput: steps under deaths, of those without. An empty list: was not measured."""
+
+    deaths: list[Outcome] = field(default_factory=list)
+    warm: list[Outcome] = field(default_factory=list)
+    silent: list[Outcome] = field(default_factory=list)
+    freezes: list[Outcome] = field(default_factory=list)
+    goodput: float = 0.0
+
+
+class Launcher(Protocol):
+    """Three nodes of a job that trains. trees: node -> a process, which dies with all that it has started."""
+
+    name: str
+    gate: Gate
+    directory: Path
+
+    def root(self, node: str) -> int: ...
+
+    def end(self, node: str) -> None:
+        """SIGKILL of that process alone."""
+        ...
+
+    def start(self, node: str) -> None: ...
+
+    def check(self) -> None:
+        """Raises RuntimeError if the job has ended."""
+        ...
+
+
+def judge(
+    told: Mapping[str, Sequence[Stamp]], gone: set[str], fault_ns: int, return_ns: int, nodes: int = len(NODES)
+) -> Outcome | None:
+    """gone: workers that the fault has hit. None: all nodes are not back yet, or not steady."""
+    merged = sorted((stamp for of in told.values() for stamp in of), key=lambda stamp: stamp.t_ns)
+    before = [stamp for stamp in merged if stamp.t_ns <= fault_ns]
+    known = {name for name, of in told.items() if of and of[0].t_ns <= fault_ns}
+    group = max(stamp.group for stamp in before)
+    after = sorted(
+        stamp.t_ns
+        for name, of in told.items()
+        if name not in gone
+        for stamp in of
+        if stamp.t_ns > fault_ns and (name not in known or stamp.group > group)
+    )
+    full = sorted(
+        (
+            stamp
+            for name, of in told.items()
+            for stamp in of
+            if stamp.t_ns > return_ns and stamp.world == nodes and (name not in known or stamp.began > group)
+        ),
+        key=lambda stamp: stamp.t_ns,
+    )
+    steps = _first_times(full)
+    if not after or len(steps) < STEADY_STEPS:
+        return None
+    last_ns = steps[STEADY_STEPS - 1]
+    around = [t_ns for t_ns in _first_times([s for s in merged if s.t_ns > fault_ns]) if t_ns <= last_ns]
+    gaps_s = [(later - earlier) / 1e9 for earlier, later in pairwise(around) if later > return_ns]
+    times = _first_times(before)[-STEADY_STEPS:]
+    step_s = statistics.median((later - earlier) / 1e9 for earlier, later in pairwise(times))
+    return Outcome((after[0] - fault_ns) / 1e9, (full[0].t_ns - return_ns) / 1e9, max(gaps_s), step_s)
+
+
+def _first_times(of: Sequence[Stamp]) -> list[int]:
+    """When each step was applied first, in each size of the world in which it was."""
+    first: dict[tuple[int, int], int] = {}
+    for stamp in of:
+        key = stamp.world, stamp.step
+        first[key] = min(stamp.t_ns, first.get(key, stamp.t_ns))
+    return sorted(first.values())
+
+
+class Driver:
+    """What is done to the nodes of one launcher, and what comes of it."""
+
+    def __init__(self, launcher: Launcher, dice: random.Random) -> None:
+        self._job = launcher
+        self._dice = dice
+
+    def until(self, what: str, reached: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + WAIT_S
+        while not reached():
+            self._job.check()
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{self._job.name}: not within {WAIT_S:g} s: {what}")
+            time.sleep(POLL_S)  # files of other processes: there is nothing to wait on
+
+    def told(self) -> dict[str, list[Stamp]]:
+        return stamps.read(self._job.directory)
+
+    def steady(self) -> None:
+        """Until all nodes have made steps together, from now on."""
+        since_ns = time.monotonic_ns()
+
+        def settled() -> bool:
+            recent = {
+                name: [s for s in of if s.t_ns > since_ns and s.world == len(NODES)] for name, of in self.told().items()
+            }
+            return sum(len(of) >= STEADY_STEPS for of in recent.values()) == len(NODES)
+
+        self.until("all nodes train together", settled)
+
+    def workers_below(self, pid: int) -> dict[str, int]:
+        below = {pid, *descendants(pid)}
+        return {name: worker for name, worker in self._job.gate.workers.items() if worker in below}
+
+    def hit(self, fault: Callable[[str], None], undo: Callable[[str], None], away_s: float) -> Outcome:
+        """A node is steady, is hit, and is given back after that time."""
+        self.steady()
+        node = self._dice.choice(MORTAL)
+        gone = set(self.workers_below(self._job.root(node)))
+        time.sleep(self._dice.uniform(0, 0.5))
+        fault_ns = time.monotonic_ns()
+        fault(node)
+        time.sleep(away_s)
+        return_ns = time.monotonic_ns()
+        undo(node)
+        found: list[Outcome] = []
+
+        def judged() -> bool:
+            if (outcome := judge(self.told(), gone, fault_ns, return_ns)) is not None:
+                found.append(outcome)
+            return bool(found)
+
+        self.until(f"all nodes after {node} was hit", judged)
+        return found[0]
+
+    def kill(self, node: str) -> None:
+        below = descendants(self._job.root(node))
+        self._job.end(node)
+        for pid in below:
+            kill_if_there(pid)
+
+    def kill_agent(self, node: str) -> None:
+        """All that the daemon has started, and not the daemon."""
+        for pid in descendants(self._job.root(node)):
+            kill_if_there(pid)
+
+    def freeze(self, node: str) -> None:
+        for pid in self.workers_below(self._job.root(node)).values():
+            os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self, node: str) -> None:
+        for pid in self.workers_below(self._job.root(node)).values():
+            os.kill(pid, signal.SIGCONT)
+
+    def progress(self, seconds: float, every_s: float) -> int:
+        """Steps that are applied meanwhile, with a death so often; 0: without."""
+        self.steady()
+        first, begun_s = self._latest(), time.monotonic()
+        away: dict[str, float] = {}
+        next_s = begun_s + every_s / 2 if every_s else float("inf")
+        while (now_s := time.monotonic()) < begun_s + seconds:
+            self._job.check()
+            for node, back_s in list(away.items()):
+                if now_s >= back_s:
+                    del away[node]
+                    self._job.start(node)
+            if now_s >= next_s and not away:
+                node = self._dice.choice(MORTAL)
+                self.kill(node)
+                away[node] = now_s + AWAY_S
+                next_s += every_s
+            time.sleep(POLL_S)
+        made = self._latest() - first
+        for node in away:
+            self._job.start(node)
+        return made
+
+    def _latest(self) -> int:
+        return max(of[-1].step for of in self.told().values() if of)
+
+
+# ---------------------------------------------------------------------------------------------- the two launchers
+
+
+class Elastic:
+    """A fleet of this project: etcd, a replica, three daemons."""
+
+    name = OURS
+
+    def __init__(self, home: Path, gate: Gate, cluster: Cluster, job: str) -> None:
+        self.gate, self.directory = gate, home / "stamps"
+        self.cluster, self._job = cluster, job
+
+    def root(self, node: str) -> int:
+        return self.cluster.nodes[node].pid
+
+    def end(self, node: str) -> None:
+        self.cluster.end(node)
+
+    def start(self, node: str) -> None:
+        self.cluster.node(node)
+
+    def check(self) -> None:
+        ended = [line for line in self.cluster.journal() if line["event"] == "job_over"]
+        if ended:
+            raise RuntimeError(f"{self._job} has ended: {ended[0]['because']}")
+
+
+@contextmanager
+def elastic(home: Path, network: Network | None) -> Iterator[Elastic]:
+    directory = home / "stamps"
+    directory.mkdir(parents=True)
+    with ExitStack() as stack:
+        gate = stack.enter_context(closing(Gate(home / "gate")))
+        gate.allow(OPEN)
+        cluster = stack.enter_context(
+            Cluster(home, network, replicas=1, nodes=NODES, environment={"PYTHONPATH": str(contenders.ROOT)})
+        )
+        job = cluster.submit(
+            name="bench",
+            command=["python", str(contenders.SCRIPTS / "train_elastic.py")],
+            workers=len(NODES),
+            checkpoint_dir=str(home / "checkpoints"),
+            checkpoint_every="off",
+            snapshot_every="off",
+            env={"BENCH_GATE": str(gate.path), "BENCH_STAMPS": str(directory), "OMP_NUM_THREADS": "1"},
+        )
+        yield Elastic(home, gate, cluster, job)
+
+
+class Torchrun:
+    """Three agents of torchrun with a worker each. Whatever they may wait for is set short."""
+
+    name = THEIRS
+
+    def __init__(self, home: Path, gate: Gate) -> None:
+        self.gate, self.directory = gate, home / "stamps"
+        self._home = home
+        with closing(socket.socket()) as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self._commands: dict[str, Command] = {}
+
+    def root(self, node: str) -> int:
+        return self._commands[node].process.pid
+
+    def end(self, node: str) -> None:
+        process = self._commands.pop(node).process
+        process.kill()
+        process.wait()
+
+    def start(self, node: str) -> None:
+        waits = "last_call_timeout=1,join_timeout=60,close_timeout=1,heartbeat_timeout=1"
+        options = [
+            f"--nnodes={len(NODES) - 1}:{len(NODES)}",
+            "--nproc-per-node=1",
+            "--max-restarts=1000",
+            "--monitor-interval=0.05",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=127.0.0.1:{self._port}",
+            "--rdzv-id=bench",
+            f"--rdzv-conf={waits},keep_alive_interval=1,keep_alive_max_attempt=3,is_host={node == NODES[0]}",
+        ]
+        script = str(contenders.SCRIPTS / "train_ddp.py")
+        environment = {
+            "BENCH_GATE": str(self.gate.path),
+            "BENCH_STAMPS": str(self.directory),
+            "BENCH_CHECKPOINT": str(self._home / "checkpoint.pt"),
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "PYTHONPATH": str(contenders.ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-m", "torch.distributed.run", *options, script]
+        output = self._home / f"{node}-{time.monotonic_ns()}.out"
+        self._commands[node] = Command(command, output, environment=environment, cwd=self._home)
+
+    def check(self) -> None:
+        for node, command in self._commands.items():
+            if command.process.poll() is not None:
+                raise RuntimeError(f"{node} of torchrun has ended:\n{command.output[-4000:]}")
+
+    def close(self) -> None:
+        for command in self._commands.values():
+            command.stop()
+
+
+@contextmanager
+def torchrun(home: Path) -> Iterator[Torchrun]:
+    (home / "stamps").mkdir(parents=True)
+    with closing(Gate(home / "gate")) as gate:
+        gate.allow(OPEN)
+        with closing(Torchrun(home, gate)) as job:
+            for node in NODES:
+                job.start(node)
+            yield job
+
+
+# ------------------------------------------------------------------------------------------------ the measuring
+
+
+def measure(home: Path, rounds: int, seconds: float, seed: int) -> dict[str, Found]:
+    """Raises RuntimeError if a job ends, TimeoutError if it comes to a stand."""
+    found = {OURS: Found(), THEIRS: Found()}
+    with ExitStack() as stack:
+        network = None if why_not() else stack.enter_context(Network())
+        ours = stack.enter_context(elastic(home / OURS, network))
+        driver, of = Driver(ours, random.Random(seed)), found[OURS]
+        _repeat(rounds, "death", of.deaths, lambda: driver.hit(driver.kill, ours.start, AWAY_S))
+        _repeat(rounds, "agent's death", of.warm, lambda: driver.hit(driver.kill_agent, lambda node: None, 0.0))
+        _repeat(rounds, "freeze", of.freezes, lambda: driver.hit(driver.freeze, driver.thaw, FROZEN_S))
+        if network is not None:
+            links = network
+            _repeat(rounds, "silence", of.silent, lambda: driver.hit(links.isolate, lambda node: links.heal(), AWAY_S))
+        of.goodput = _goodput(driver, seconds)
+    with torchrun(home / THEIRS) as theirs:
+        driver, of = Driver(theirs, random.Random(seed)), found[THEIRS]
+        _repeat(rounds, "torchrun: death", of.deaths, lambda: driver.hit(driver.kill, theirs.start, AWAY_S))
+        of.goodput = _goodput(driver, seconds)
+    return found
+
+
+def _repeat(rounds: int, what: str, into: list[Outcome], act: Callable[[], Outcome]) -> None:
+    for number in range(rounds):
+        into.append(one := act())
+        say(
+            f"{what} {number + 1}/{rounds}: next step after {one.next_s:.2f} s, all nodes after {one.full_s:.1f} s, "
+            f"a pause of {one.pause_s / one.step_s:.1f} steps of {one.step_s:.2f} s"
+        )
+
+
+def _goodput(driver: Driver, seconds: float) -> float:
+    quiet = driver.progress(seconds, 0.0)
+    under = driver.progress(seconds, DEATH_EVERY_S)
+    say(f"{under} steps in {seconds:.0f} s with a death every {DEATH_EVERY_S:g} s, {quiet} without")
+    return under / quiet
+
+
+def rows_of(found: Mapping[str, Found]) -> list[Row]:
+    ours, theirs = found[OURS], found[THEIRS]
+    rows = [
+        _seconds("node killed -> next step of the others", [one.next_s for one in ours.deaths], 0.3, 0.6),
+        _seconds("node silent (cut off) -> next step of the others", [one.next_s for one in ours.silent], 3.0),
+        _seconds("worker stopped -> next step of the others", [one.next_s for one in ours.freezes], 1.2),
+        _seconds("start of a node -> step of all", [one.full_s for one in ours.deaths], 4.5),
+        _seconds("death of a job's agent, daemon lives -> step of all", [one.full_s for one in ours.warm], 1.5),
+        _steps("longest pause at a return", [one.pause_s / one.step_s for one in ours.deaths], 1.5),
+        _share(f"steps with a death every {DEATH_EVERY_S:g} s / without", ours.goodput, 0.93),
+        _seconds("torchrun: node killed -> next step of the others", [one.next_s for one in theirs.deaths]),
+        _seconds("torchrun: start of a node -> step of all", [one.full_s for one in theirs.deaths]),
+        _steps("torchrun: longest pause at a return", [one.pause_s / one.step_s for one in theirs.deaths]),
+        _share(f"torchrun: steps with a death every {DEATH_EVERY_S:g} s / without", theirs.goodput),
+    ]
+    return [row for row in rows if row is not None]
+
+
+def _seconds(what: str, of: Sequence[float], most: float | None = None, worst: float | None = None) -> Row | None:
+    if not of:
+        return None
+    wanted = [target(statistics.median(of) <= most, f"median <= {most:g} s")] if most is not None else []
+    wanted += [target(max(of) <= worst, f"worst <= {worst:g} s")] if worst is not None else []
+    return Row(what, f"{statistics.median(of):.2f} s", f"{min(of):.2f} to {max(of):.2f} s", ", ".join(wanted))
+
+
+def _steps(what: str, of: Sequence[float], most: float | None = None) -> Row:
+    wanted = target(statistics.median(of) <= most, f"median <= {most:g} steps") if most is not None else ""
+    return Row(what, f"{statistics.median(of):.1f} steps", f"{min(of):.1f} to {max(of):.1f}", wanted)
+
+
+def _share(what: str, share: float, least: float | None = None) -> Row:
+    return Row(what, f"{share:.2f}", "", target(share >= least, f">= {least:g}") if least is not None else "")
+
+
+def summary(found: Mapping[str, Found]) -> str:
+    """The last line, for scripts: medians; nan for what was not measured."""
+    ours = found[OURS]
+
+    def median(of: Sequence[float]) -> float:
+        return statistics.median(of) if of else float("nan")
+
+    values = {
+        "death_s": median([one.next_s for one in ours.deaths]),
+        "worst_s": max(one.next_s for one in ours.deaths),
+        "silent_s": median([one.next_s for one in ours.silent]),
+        "freeze_s": median([one.next_s for one in ours.freezes]),
+        "return_cold_s": median([one.full_s for one in ours.deaths]),
+        "return_warm_s": median([one.full_s for one in ours.warm]),
+        "pause_steps": median([one.pause_s / one.step_s for one in ours.deaths]),
+        "goodput": ours.goodput,
+    }
+    return "nodes: " + " ".join(f"{name}={value:.2f}" for name, value in values.items())
+
+
+def notes() -> list[str]:
+    """What a reader has to know to judge the table."""
+    return [
+        "Every job trains the same MLP of 10.0 million float32 parameters on three nodes of this machine with a worker "
+        f"each. A node dies by SIGKILL of all its processes at one instant, and is started again {AWAY_S:g} s later; "
+        "the first node is spared, because torchrun keeps what its nodes agree on there.",
+        "Times are told from the stamps of the training scripts, alike for both. The next step is the first one that a "
+        "group without the node applies; torchrun's may be one that was finished before and is done again.",
+        "This project's nodes are hosts of their own, in network namespaces, where that is possible; a silent one is "
+        "cut off from all others. Torchrun's are not, and it was not measured with a silent node or a stopped worker.",
+        "All of it shares the cores of one machine: a node that starts takes from the others what it computes with.",
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- the command
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    if not options.small:
+        report.around_section(DOCUMENT, MARKERS)  # before the measuring, which takes minutes
+    exit_on_sigterm()
+    begun_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="elastic-bench-", ignore_cleanup_errors=True) as directory:
+        found = measure(Path(directory), options.rounds, options.minutes * 60, options.seed)
+    about, rows = report.machine(), rows_of(found)
+    figures = {
+        "machine": about,
+        "measured": {name: asdict(of) for name, of in found.items()},
+        "table": [asdict(row) for row in rows],
+    }
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if not options.small:
+        command = f"python -m tests.bench.node_deaths --rounds {options.rounds} --minutes {options.minutes:g}"
+        report.write_section(DOCUMENT, report.section(command, about, rows, notes()), MARKERS)
+    say(f"{time.monotonic() - begun_s:.0f} s; all figures in {options.json}")
+    print(report.table(rows))
+    print(summary(found), flush=True)
+    return 1 if report.missed(rows) and not options.no_targets else 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.node_deaths")
+    parser.add_argument("--rounds", type=int, default=10, help="of each fault")
+    parser.add_argument("--minutes", type=float, default=2.0, help="with deaths, and as long without")
+    parser.add_argument("--small", action="store_true", help="little of everything; docs/performance.md stays as it is")
+    parser.add_argument("--no-targets", action="store_true", help="a missed target is no failure")
+    parser.add_argument("--seed", type=int, default=1, help="of the victims and moments")
+    parser.add_argument("--json", type=Path, default=JSON_FILE, help="where all figures go")
+    options = parser.parse_args(arguments)
+    if options.small:
+        options.rounds, options.minutes, options.no_targets = 1, 0.4, True
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())
