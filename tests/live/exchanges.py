@@ -70,7 +70,7 @@ def gated(process_group: Any) -> None:
 
 def gated_start(mpi: Any) -> None:
     """A worker can be held when all others are in MPI_Init, or about to be: at the gate "mpi-init"."""
-    join = mpi.World._join
+    join = mpi.MpiWorld._join
 
     def held(self: Any) -> None:
         from tests.live.scripts import gates  # as above
@@ -78,4 +78,4 @@ def gated_start(mpi: Any) -> None:
         gates.hold("mpi-init")
         join(self)
 
-    mpi.World._join = held
+    mpi.MpiWorld._join = held
