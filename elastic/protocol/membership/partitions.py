@@ -94,6 +94,9 @@ def _seen_to_end(g: Group) -> set[str]:
     ended = {node for node, one in g.silent_nodes.items() if one.ended_s < math.inf}
     if not ended or g.state is not State.QUIESCING or g.committing is not None:
         return set()
+    listed = len(g.chain[-1].ids)
+    if len(g.reports) + len(g.dead) + len(g.given_up) + sum(g.slots.get(node, listed) for node in ended) < listed:
+        return set()  # nearly always, and told without a look at everybody
     there = {worker: seen.member.node for worker in g.listed if (seen := g.workers.get(worker)) is not None}
     settled = {*g.reports, *g.dead, *g.given_up}
     if any(node not in ended and worker not in settled for worker, node in there.items()):
