@@ -98,7 +98,8 @@ class Timing:
     """Silence after which a worker is suspected. At least 3 * beat_s, so that two lost beats suspect nobody."""
 
     evict_s: float = 2.5
-    """Silence after which a worker is lost. Above suspect_s, so that a suspect has time to speak."""
+    """Silence after which a worker is lost; of one that a signal has stopped, 0.3 times as long, and at least
+    3 * beat_s. Above suspect_s, so that a suspect has time to speak."""
 
     control_silence_s: float = 60.0
     """The same for a worker whose ring still steps: the ring is its proof of life. Above evict_s."""
@@ -150,16 +151,16 @@ class Timing:
 
     @property
     def stopped_s(self) -> float:
-        """Silence after which a worker is lost that a signal has stopped, and that is seen to be: until somebody
-        continues it, it cannot speak. Two lost beats suspect nobody."""
-        return 3 * self.beat_s
+        """Silence after which a worker is lost that is seen to be stopped by a signal: until somebody continues it, it
+        cannot speak. Two lost beats suspect nobody."""
+        return max(3 * self.beat_s, 0.3 * self.evict_s)
 
     def __post_init__(self) -> None:
         for spec in fields(self):
             value = getattr(self, spec.name)
             if not math.isfinite(value) or value <= 0:
                 raise ConfigError(f"timing.{spec.name}={value} must be a positive number of seconds")
-        least_s = self.stopped_s
+        least_s = 3 * self.beat_s
         rounding = 1 - 1e-9  # scaled() multiplies both sides, and products round
         self._require(self.suspect_s >= least_s * rounding, "suspect_s", ">= 3 * beat_s", least_s)
         self._require(self.evict_s > self.suspect_s, "evict_s", "> suspect_s", 2.5 * self.suspect_s)

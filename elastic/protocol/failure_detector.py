@@ -56,12 +56,14 @@ class _Pulse:
     """What is known of one watched process.
 
     ticks: CPU time when it became suspect; None before. What it used between its last beat and then says nothing,
-    because it was still allowed to be silent. stopped: at so many looks in a row it was stopped by a signal.
+    because it was still allowed to be silent. stopped: at so many looks in a row it was stopped by a signal, and had
+    used no CPU since the one before. seen: CPU time at the last look.
     """
 
     beat_s: float
     state: str = ""
     stopped: int = 0
+    seen: int = -1
     ticks: int | None = None
     moved: bool = False
 
@@ -97,7 +99,9 @@ class Detector:
         if pulse is None:
             return
         pulse.state = facts.state
-        pulse.stopped = pulse.stopped + 1 if facts.state in STOPPED else 0
+        went_on = facts.cpu_ticks != pulse.seen and pulse.seen >= 0  # stopped for moments only, again and again
+        pulse.stopped = 0 if facts.state not in STOPPED else 1 if went_on else pulse.stopped + 1
+        pulse.seen = facts.cpu_ticks
         if now_s - pulse.beat_s < self._timing.suspect_s:
             return
         if pulse.ticks is None:

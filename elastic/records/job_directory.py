@@ -224,8 +224,9 @@ def _make_room(job_dir: Path, name: str, fresh: bool) -> bool:
 def lock_identity(path: Path) -> str:
     """For whoever holds a lock: the same text for all processes that hold it one after the other while this machine
     runs. path: of the file that keeps it, beside the lock. Raises OSError."""
-    with suppress(FileExistsError):
-        create_atomically(path, secrets.token_hex(16).encode(), 0o600)
+    if not path.exists():
+        with suppress(FileExistsError):
+            create_atomically(path, secrets.token_hex(16).encode(), 0o600)
     return f"{path.read_text()} {BOOT_ID.read_text().strip()}"
 
 

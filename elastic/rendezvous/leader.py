@@ -73,7 +73,7 @@ class AgentSession:
     token: str = field(default="", repr=False)
     outbox: asyncio.Queue[pb.LeaderOrder] = field(default_factory=lambda: asyncio.Queue(OUTBOX_LIMIT))
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    """By this side, or with a goodbye."""
+    """Set when this side ends it, when the agent says goodbye, and when it is over."""
 
     def post(self, order: pb.LeaderOrder) -> None:
         """Queue it; an agent that does not read is cut off."""
@@ -360,7 +360,11 @@ class JobLeader:
         if self.is_current(session):
             del self._agents[session.node]
             self._vigil.forget(session.node)
-            self._start(self.post(AgentDown(session.node, ended=closed)))
+            down = AgentDown(session.node, ended=closed)
+            try:
+                self._mailbox.put_nowait(down)  # before what the agent says on its next stream
+            except asyncio.QueueFull:
+                self._start(self.post(down))
 
     def beat(self, session: AgentSession) -> None:
         self._vigil.beat(session.node, time.monotonic())

@@ -142,13 +142,14 @@ class RendezvousService(RendezvousServicer):
         if older := reign.is_older(node, known):
             await reign.post(Stopped(older, at_once=True))
         session = reign.attach(node, known, hello.token)
-        await reign.post(AgentUp(node, hello.slots))
-        tasks = [
-            asyncio.create_task(self._listen(reign, session, words)),
-            asyncio.create_task(_speak(session, context)),
-            asyncio.create_task(happened(session.ended)),
-        ]
+        tasks: list[asyncio.Task[None]] = []
         try:
+            await reign.post(AgentUp(node, hello.slots))
+            tasks += [
+                asyncio.create_task(self._listen(reign, session, words)),
+                asyncio.create_task(_speak(session, context)),
+                asyncio.create_task(happened(session.ended)),
+            ]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             reign.detach(session)  # before anything is awaited: gRPC may cancel this call in the same moment
@@ -179,6 +180,14 @@ class RendezvousService(RendezvousServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
             raise  # abort has raised already
 
+    def _read(self, session: AgentSession, word: pb.Word) -> Word:
+        """Raises WireError for what its agent must not say; then it is this side that ends the stream."""
+        try:
+            return _own_word(session.node, codec.word_from_wire(word))
+        except codec.WireError:
+            session.ended.set()
+            raise
+
     async def _listen(self, reign: JobLeader, session: AgentSession, words: AsyncIterator[pb.AgentWord]) -> None:
         async for word in words:
             if not reign.is_current(session):
@@ -186,7 +195,7 @@ class RendezvousService(RendezvousServicer):
             reign.beat(session)
             match word.WhichOneof("content"):
                 case "word":
-                    await reign.post(_own_word(session.node, codec.word_from_wire(word.word)))
+                    await reign.post(self._read(session, word.word))
                 case "goodbye":
                     session.ended.set()
                     return

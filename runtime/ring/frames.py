@@ -6,6 +6,7 @@ the bytes go (straight into a tensor), or that it cannot take them yet, which st
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 from collections import deque
@@ -67,6 +68,10 @@ class FrameSink(Protocol):
         ...
 
 
+_CLOSED = frozenset({0, errno.ECONNRESET, errno.EPIPE})
+"""What a connection has for an error after its other end was closed."""
+
+
 class PeerLink:
     """Used by one thread at a time. sock: connected, owned by the link from now on."""
 
@@ -77,6 +82,7 @@ class PeerLink:
         """Why nothing more can come; empty while something can."""
         self.stalled = False
         self._deaf = False
+        self._closed_by_peer: bool | None = None
         self._sock = sock
         self._sealed_bytes: Callable[[], int] = getattr(sock, "pending", int)
         self._generation = generation
@@ -102,15 +108,16 @@ class PeerLink:
         """Whether the kernel of the peer's host answers: see tcp_liveness.py."""
         return tcp_liveness.counters(self._sock)
 
-    @property
-    def closed_by_peer(self) -> bool:
-        """Whether the kernel of the peer's host has closed its end, whether or not what came before was read."""
-        return tcp_liveness.closed_by_peer(self._sock)
+    def is_closed_by_peer(self) -> bool:
+        """Of a connection that has ended, whether or not all that came before was read: whether the peer has closed its
+        end, or its kernel has, and not this kernel has given it up because nothing came back."""
+        if self._closed_by_peer is None:  # to read the error once takes it away
+            self._closed_by_peer = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _CLOSED
+        return self._closed_by_peer
 
     def shutdown(self) -> None:
-        """Say that nothing more will be sent, so that the peer sees the end at once; from any thread. Here can still be
-        seen whether the peer closes its end."""
-        self._sock.shutdown(socket.SHUT_WR)
+        """Make every use of the connection fail at once, on both sides; from any thread."""
+        self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._drop_unsent()
@@ -156,7 +163,8 @@ class PeerLink:
                 sent = self._sock.sendmsg(self._sending)
             except BlockingIOError:
                 return
-            except OSError:
+            except OSError as error:
+                self._failed(error)
                 self._deaf = True
                 self._drop_unsent()
                 return
@@ -247,11 +255,17 @@ class PeerLink:
         except BlockingIOError:
             return 0
         except OSError as error:
+            self._failed(error)
             self._end(f"the connection to {self.peer} failed: {error.strerror}")
             return 0
         if got == 0:
             self._end(f"{self.peer} closed the connection")
         return got
+
+    def _failed(self, error: OSError) -> None:
+        """The first error says how the connection ended."""
+        if self._closed_by_peer is None:
+            self._closed_by_peer = error.errno in _CLOSED
 
     def _end(self, because: str) -> None:
         """A peer closes both directions at once. What is queued for it would never leave: an operation that needs

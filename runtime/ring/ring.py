@@ -38,7 +38,7 @@ __all__ = ["Listener", "Operation", "Peer", "Ring", "build"]
 _CANCEL_CHECK_S = 0.02
 _NOTHING = memoryview(b"")
 
-ENDS_POLL_S = 0.01
+ENDS_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,35 +99,39 @@ class Ring:
         return self.members[self.rank]
 
     def abort(self) -> None:
-        """Make every present and future operation raise RingBroken, here and at the peers. Any thread; at once."""
+        """Make every present and future operation raise RingBroken. Any thread; at once. The connections stay open
+        until `close`, so that a connection that is closed says that its peer is gone, or has closed its ring."""
         with self._ending:
             if self._aborted:
                 return
             self._aborted = True
             os.eventfd_write(self._wake, 1)
-            for link in self.links.values():
-                with contextlib.suppress(OSError):  # the peer was faster
-                    link.shutdown()
             if self.transport is not None:
                 self.transport.abort()
 
     def closed_by_peers(self) -> tuple[str, ...]:
-        """The members whose kernels have closed their ends of the connections to this one, as the kernel here knows,
-        whether or not all that they had sent was read. Any thread; at once."""
+        """The members that have closed their ends of the connections to this one, or whose kernels have, as the kernel
+        here knows, whether or not all that they had sent was read. Any thread; at once."""
         with self._ending:
             if self._closed:
                 return ()
-            return tuple(sorted(peer for peer, link in self.links.items() if link.closed_by_peer))
+            poller = select.poll()
+            by_fd = {link.fileno(): link for link in self.links.values()}
+            for descriptor in by_fd:
+                poller.register(descriptor, select.POLLRDHUP)
+            return tuple(sorted(link.peer for fd, _ in poller.poll(0) if (link := by_fd[fd]).is_closed_by_peer()))
 
-    def ends(self, until_s: float) -> Iterator[tuple[str, ...]]:
-        """Of an aborted ring: `closed_by_peers` whenever that has grown, until it has all peers or time.monotonic() has
-        come so far."""
+    def watch_ends(self) -> Iterator[tuple[str, ...]]:
+        """Of an aborted ring: `closed_by_peers` whenever that has grown, until it has all peers, or the ring is closed.
+        Whatever else the ring has is freed first, when no operation uses it any more."""
+        if self.transport is not None:
+            self.transport.close()
+        with self._using:
+            self._scratch.clear()
         known: tuple[str, ...] = ()
-        while True:
+        while not self._closed and len(known) < len(self.links):
             if len(closed := self.closed_by_peers()) > len(known):
                 yield (known := closed)
-            if len(known) == len(self.links) or time.monotonic() >= until_s:
-                return
             time.sleep(ENDS_POLL_S)
 
     def close(self) -> None:
@@ -140,6 +144,8 @@ class Ring:
                 return
             self._closed = True
             for link in self.links.values():
+                with contextlib.suppress(OSError):  # the peer was faster
+                    link.shutdown()
                 link.close()
             os.close(self._wake)
             self._scratch.clear()

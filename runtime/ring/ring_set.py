@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from elastic.config import RingKind
 from elastic.errors import BuildFailed, ConfigError, GenerationEnded, RingBroken
@@ -16,11 +15,6 @@ from runtime.ring.transport import Meet, Meeting, Transport
 
 FAILURES_MAX = 3
 """So often in a row the members may be connected by the mesh and not by their transports."""
-
-
-ENDS_S = 1.0
-"""How long a worker that has left its ring looks who else closes the connections: longer than a kernel takes to close
-all that a process had."""
 
 
 class Rings:
@@ -48,6 +42,8 @@ class Rings:
         self._rings: dict[int, Ring] = {}
         self._building: dict[int, threading.Event] = {}
         self._retired: dict[int, int] = {}
+        self._left: Ring | None = None
+        """That of the generation entered, once it was left."""
 
     def get(self, generation: int) -> Ring | None:
         with self._lock:
@@ -65,6 +61,8 @@ class Rings:
         cancelled = threading.Event()
         with self._lock:
             self._building[generation.number] = cancelled
+            left, self._left = self._left, None
+        _close_all([left] if left is not None else [])
         name = f"ring-{generation.number}"
         threading.Thread(target=self._build, args=(generation, cancelled, post), name=name, daemon=True).start()
 
@@ -138,19 +136,23 @@ class Rings:
         ring = self.get(generation)
         return ring.closed_by_peers() if ring is not None else ()
 
-    def abort(self, post: Callable[[Event], object]) -> bool:
-        """Free whoever is blocked in any ring, at once. The rest happens in the background: for ENDS_S, or until all
-        peers have closed their ends too, LinksClosed is posted whenever another one has; then the rings are closed."""
+    def abort(self, entered: int, post: Callable[[Event], object]) -> bool:
+        """Free whoever is blocked in any ring, at once. Closing happens in the background, but for the ring of the
+        generation entered, whose connections stay open until the next one is built: LinksClosed is posted whenever
+        another peer has closed its end. So members that leave their ring by order are not taken for gone."""
         with self._lock:
-            rings, self._rings, self._retired = list(self._rings.values()), {}, {}
+            rings, self._rings, self._retired = self._rings, {}, {}
             for cancelled in self._building.values():
                 cancelled.set()
             self._building = {}
-        for ring in rings:
+            if (left := rings.pop(entered, None)) is not None:
+                self._left = left
+        for ring in (*rings.values(), *([left] if left is not None else [])):
             ring.abort()
-        if rings:
-            threading.Thread(target=_leave_all, args=(rings, post), name="ring-close", daemon=True).start()
-        return bool(rings)
+        if left is not None:
+            threading.Thread(target=_watch, args=(left, post), name="ring-ends", daemon=True).start()
+        _close_all(rings.values())
+        return left is not None or bool(rings)
 
     def retire(self, generation: int, until: int) -> None:
         with self._lock:
@@ -163,8 +165,7 @@ class Rings:
             rings = [ring for number in numbers if (ring := self._rings.pop(number, None))]
             for number in numbers:
                 del self._retired[number]
-        if rings:
-            threading.Thread(target=_close_all, args=(rings,), name="ring-close", daemon=True).start()
+        _close_all(rings)
 
     def carries(self, generation: int) -> tuple[str, str]:
         """(what carries the gradients of that ring, as of --ring; why not what was asked for). Empty: there is none."""
@@ -188,14 +189,17 @@ def _close(transport: Transport | None) -> None:
         transport.close()
 
 
-def _leave_all(rings: Sequence[Ring], post: Callable[[Event], object]) -> None:
-    until_s = time.monotonic() + ENDS_S
-    for ring in rings:
-        for closed in ring.ends(until_s):
-            post(LinksClosed(ring.generation, closed))
-    _close_all(rings)
+def _watch(ring: Ring, post: Callable[[Event], object]) -> None:
+    for closed in ring.watch_ends():
+        post(LinksClosed(ring.generation, closed))
 
 
-def _close_all(rings: Sequence[Ring]) -> None:
+def _close_all(rings: Iterable[Ring]) -> None:
+    """In the background: a ring may be in use."""
+    if closing := list(rings):
+        threading.Thread(target=_close_each, args=(closing,), name="ring-close", daemon=True).start()
+
+
+def _close_each(rings: Sequence[Ring]) -> None:
     for ring in rings:
         ring.close()

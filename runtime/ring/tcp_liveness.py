@@ -47,10 +47,6 @@ _ANSWERS = frozenset({0, errno.ECONNREFUSED, errno.ECONNRESET})
 """How a connection ends, or begins, to which the other host has said something."""
 
 
-_CLOSED = frozenset({0, errno.ECONNRESET, errno.EPIPE})
-"""What a connection has for an error after its other end was closed."""
-
-
 class Counters(NamedTuple):
     """repeats: how often in a row the oldest data was sent again. probes: sent and not answered. answered_ms: since
     anything was acknowledged. acknowledged: bytes since the beginning."""
@@ -224,14 +220,6 @@ def counters(sock: socket.socket) -> Counters:
     if sock.family == socket.AF_UNIX:
         return Counters(0, 0, 0)
     return Counters(*_COUNTERS.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTERS.size)))
-
-
-def closed_by_peer(sock: socket.socket) -> bool:
-    """Whether the other end was closed, by its process or by the kernel that ended it; also where data that came before
-    was not read yet. Not where this kernel gave the connection up because nothing came back."""
-    poller = select.poll()
-    poller.register(sock, select.POLLRDHUP)
-    return bool(poller.poll(0)) and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _CLOSED
 
 
 def address(sock: socket.socket) -> tuple[str, int]:

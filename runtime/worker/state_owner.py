@@ -80,7 +80,7 @@ class SharedWorkerState:
     def _perform(self, action: worker_state.Action) -> None:
         match action:
             case AbortRings():
-                if self._rings.abort(self.post):
+                if self._rings.abort(self.position.entered, self.post):
                     self._journal.write("ring_aborted", generation=self.position.entered)
             case BuildRing(generation):
                 self._rings.build(generation, self.post)

@@ -32,18 +32,36 @@ class Mesh:
         self._frames: dict[tuple[int, str], dict[object, object]] = {}
         self._closed: set[int] = set()
         self._rings: dict[int, Generation] = {}
+        self._left: Generation | None = None
         self._retired: dict[int, int] = {}
         self._exchange: tuple[int, int] | None = None
         self._summed = False
 
     def close_all(self) -> None:
+        self._close_left()
         for number in list(self._rings):
             self.close(number)
 
     def abort(self) -> None:
-        self.close_all()
+        """The connections of the ring that was in use stay open until the next one is built."""
+        entered = self.w.p.entered
+        if entered in self._rings:
+            self._left = self._rings.pop(entered)
+            self._closed.add(entered)
+        for number in list(self._rings):
+            self.close(number)
         self._exchange = None
         self.awaited = None
+
+    def _close_left(self) -> None:
+        left, self._left = self._left, None
+        if left is not None:
+            self._hang_up(left)
+
+    def _hang_up(self, ring: Generation) -> None:
+        for peer in ring.ids:
+            if peer != self.w.me:
+                self.send(ring.number, peer, "eof", True)
 
     def retire(self, number: int, until: int) -> None:
         self._retired[number] = until
@@ -56,6 +74,7 @@ class Mesh:
 
     def build(self, generation: Generation) -> None:
         number = generation.number
+        self._close_left()
         self._rings[number] = generation
         peers = [peer for peer in generation.ids if peer != self.w.me]
         troubled = self.w.world.link_trouble()
@@ -96,9 +115,8 @@ class Mesh:
     def close(self, number: int) -> None:
         ring = self._rings.pop(number, None)
         self._closed.add(number)
-        for peer in ring.ids if ring else ():
-            if peer != self.w.me:
-                self.send(number, peer, "eof", True)
+        if ring is not None:
+            self._hang_up(ring)
 
     def closed_by_peers(self, number: int) -> tuple[str, ...]:
         return tuple(sorted(peer for (ring, peer), got in self._frames.items() if ring == number and "eof" in got))

@@ -67,7 +67,7 @@ RARE = (
 
 _STATES = {
     "detector": {
-        "alive": "suspect",
+        "alive": "suspect frozen",
         "suspect": "alive frozen",
         "frozen": "alive suspect",
     },
@@ -94,8 +94,7 @@ _STATES = {
         "over": "stopping",
     },
 }
-"""machine -> state -> those that may follow. From ALIVE nothing is FROZEN at once: a judge that has looked away for so
-long begins anew."""
+"""machine -> state -> those that may follow. From ALIVE a worker is FROZEN at once where it is seen to be stopped."""
 
 CHANGES = tuple(
     (machine, before, after)

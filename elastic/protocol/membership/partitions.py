@@ -6,17 +6,17 @@ heard has anything left to do proves the opposite, and the first evict_s are eno
 the one that is cut off: half of the nodes are silent, or one of those that wait was not heard for a while. Thousands of
 agents speak too rarely for that.
 
-Nothing of this is waited for where the kernel of a node says that its processes are gone: the stream of its agent was
-closed without a goodbye, the agent is not back after RETURN_S, and everybody else has left the ring and found the
-links to all workers of that node closed. A machine that is cut off, or loses its power, closes nothing. An agent that
-lost its leader, or upgrades itself, closes its stream, but its workers keep their links. If one is given up that lives
-after all, it is fenced like any other that comes too late: nobody steps in its ring any more.
+Nothing of this is waited for where a node's processes are seen to be gone: the stream of its agent was closed without
+a goodbye, the agent is not back after RETURN_S, and everybody else has left the ring and found the links to all workers
+of that node closed. A machine that is cut off, or loses its power, closes nothing. An agent that lost its leader, or
+upgrades itself, closes its stream, but its workers keep their links, also when they have left the ring by order. If one
+is given up that lives after all, it is fenced like any other that comes too late: nobody steps in its ring any more.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from elastic.protocol.membership.events import AgentDown
 from elastic.protocol.membership.group import Group, Silence, State
@@ -27,7 +27,8 @@ STANDS = 3
 
 
 RETURN_S = 0.15
-"""How long an agent takes, at most, to attend again after its stream was closed; its first try comes after 50 ms."""
+"""How long an agent that has lost its leader has to attend again; its first try comes after 50 ms. In a job of
+thousands of agents, which take longer for everything, as much more as their beats are rarer."""
 
 
 def silence(node: str) -> str:
@@ -44,9 +45,9 @@ def is_absence(because: str, node: str) -> bool:
 
 
 def fell_silent(g: Group, down: AgentDown, now_s: float) -> None:
-    known = g.silent_nodes.get(down.node, Silence(now_s - down.silent_s, now_s))
-    ended_s = min(known.ended_s, now_s) if down.ended else known.ended_s
-    g.silent_nodes[down.node] = replace(known, ended_s=ended_s)
+    """Of a node that is silent already the end of its stream says nothing: this side may have given it up."""
+    ended_s = now_s if down.ended else math.inf
+    g.silent_nodes.setdefault(down.node, Silence(now_s - down.silent_s, now_s, ended_s))
 
 
 def not_found_yet(g: Group, now_s: float) -> Silence:
@@ -57,18 +58,16 @@ def not_found_yet(g: Group, now_s: float) -> Silence:
 
 def next_silence_ends_s(g: Group) -> float:
     """When the next of the silent nodes is given up, or math.inf."""
-    return min(_ends_s(g).values(), default=math.inf)
+    return min((ends_s for ends_s, _ in _ends(g).values()), default=math.inf)
 
 
 def silent_too_long(g: Group, now_s: float) -> dict[str, str]:
     """Nodes that are given up now -> why."""
-    too_long = [node for node, ends_s in _ends_s(g).items() if now_s >= ends_s]
-    gone = _seen_to_end(g) if too_long else set()
-    return {node: end(node) if node in gone else silence(node) for node in too_long}
+    return {node: because for node, (ends_s, because) in _ends(g).items() if now_s >= ends_s}
 
 
-def _ends_s(g: Group) -> dict[str, float]:
-    """Silent node -> when it is given up."""
+def _ends(g: Group) -> dict[str, tuple[float, str]]:
+    """Silent node -> when it is given up, and why."""
     if not g.silent_nodes:
         return {}
     timing = g.timing
@@ -83,14 +82,14 @@ def _ends_s(g: Group) -> dict[str, float]:
         for node, one in g.silent_nodes.items():
             if others.were_heard(one, timing.suspect_s):
                 ends[node] = min(ends[node], max(one.since_s + timing.evict_s, stands_s))
-    for node in _seen_to_end(g):
-        ends[node] = min(ends[node], g.silent_nodes[node].ended_s + RETURN_S)
-    return ends
+    told = {node: (ends_s, silence(node)) for node, ends_s in ends.items()}
+    return_s = RETURN_S * timing.beat_s / g.spec.timing.beat_s
+    return told | {node: (g.silent_nodes[node].ended_s + return_s, end(node)) for node in _seen_to_end(g)}
 
 
 def _seen_to_end(g: Group) -> set[str]:
-    """Nodes whose kernels have closed everything that others had with them: the stream of the agent here, and at all
-    members elsewhere, which have left their ring, the links to its workers."""
+    """Nodes with which nobody has a connection any more: neither this leader with the agent, nor any member elsewhere,
+    all of which have left their ring, with a worker there."""
     ended = {node for node, one in g.silent_nodes.items() if one.ended_s < math.inf}
     if not ended or g.state is not State.QUIESCING or g.committing is not None:
         return set()
@@ -101,17 +100,15 @@ def _seen_to_end(g: Group) -> set[str]:
     settled = {*g.reports, *g.dead, *g.given_up}
     if any(node not in ended and worker not in settled for worker, node in there.items()):
         return set()
-    peers = {record.number: [peer for peer in record.ids if there.get(peer) in ended] for record in g.chain}
-    closed: dict[str, bool] = {}
+    # A newcomer there has no link to anybody yet, and goes with the others.
+    peers = {record.number: {one for one in record.ids if there.get(one) in ended} for record in g.chain}
+    linked, still_open = set[str](), set[str]()
     for worker, report in g.reports.items():
-        if there.get(worker) not in ended:
-            for peer in peers.get(report.entered, ()):
-                closed[peer] = closed.get(peer, True) and peer in report.closed
-    linked: dict[str, bool] = {}
-    for worker, is_closed in closed.items():
-        if worker not in g.dead:  # a newcomer there has no link to anybody yet, and goes with the others
-            linked[there[worker]] = linked.get(there[worker], True) and is_closed
-    return {node for node, all_closed in linked.items() if all_closed}
+        if there.get(worker) not in ended and (here := peers.get(report.entered)):
+            linked |= here
+            still_open |= here.difference(report.closed)
+    lived = {there[worker] for worker in still_open - g.dead.keys()}
+    return {there[worker] for worker in linked - g.dead.keys()} - lived
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ def quiesce(p: WorkerState, order: Quiesce) -> Outcome:
         p,
         quiesced=True,
         promise=max(p.promise, order.up_to),
-        round=order.round,
         ring=RingState.ABORTED if p.entered else p.ring,
         pending=(),
         built=(),
@@ -36,22 +35,23 @@ def quiesce(p: WorkerState, order: Quiesce) -> Outcome:
         copying=(),
         leaving=0,
     )
-    return p, (AbortRings(), Say(_report(p)))
+    report = _report(p, order.round)
+    return replace(p, report=report), (AbortRings(), Say(report))
 
 
 def links_closed(p: WorkerState, event: LinksClosed) -> Outcome:
-    """What is seen after the ring was left is said in the report once more: nothing else in that can change."""
+    """What is seen after the ring was left is told with the report once more."""
     if event.generation != p.entered or set(event.peers) <= set(p.closed):
         return p, ()
-    p = replace(p, closed=event.peers)
-    return p, (Say(_report(p)),) if p.quiesced else ()
+    report = replace(p.report, closed=event.peers) if p.quiesced and p.report is not None else None
+    return replace(p, closed=event.peers, report=report), (Say(report),) if report is not None else ()
 
 
-def _report(p: WorkerState) -> Report:
+def _report(p: WorkerState, round: int) -> Report:
     collecting = p.phase is Phase.COLLECTING
     return Report(
         worker_id=p.me,
-        round=p.round,
+        round=round,
         promise=p.promise,
         entered=p.entered,
         has_state=p.entered > 0,

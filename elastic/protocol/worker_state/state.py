@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elastic.protocol.messages import Generation, Member, RingState
+from elastic.protocol.messages import Generation, Member, Report, RingState
 from elastic.protocol.reduction_tree import Node
 
 
@@ -44,8 +44,8 @@ class WorkerState:
     pending: tuple[Generation, ...] = ()
     promise: int = 0
     quiesced: bool = False
-    round: int = 0
-    """Of the last quiesce."""
+    report: Report | None = None
+    """The last one; while quiesced nothing in it changes but `closed`."""
     closed: tuple[str, ...] = ()
     """Of the ring of the generation entered: see LinksClosed."""
     carry: tuple[int, ...] | None = None

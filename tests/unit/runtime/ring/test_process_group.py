@@ -156,7 +156,7 @@ def test_transports_that_cannot_be_connected_are_tried_a_few_times(failures: int
         if failures < FAILURES_MAX:
             assert build(rings, door.address[1], 9) == RingBuilt(9)
             rings.check()
-            assert rings.abort(ignored)
+            assert rings.abort(9, ignored)
         else:
             with pytest.raises(ConfigError, match="no way; start the job with --ring tcp"):
                 rings.check()
@@ -191,7 +191,7 @@ def test_connecting_ends_with_its_generation_and_what_comes_later_is_closed() ->
         rings = Rings(opened["a"], JOB, "a", GENEROUS_S, RingKind.NCCL, late.meet)
         rings.build(generation(7, opened["a"].address[1]), posted.append)
         assert late.asked.wait(GENEROUS_S)
-        assert not rings.abort(ignored), "it is not built yet"
+        assert not rings.abort(9, ignored), "it is not built yet"
         wait_until(lambda: "ring-7" not in running())
         assert late.aborted.is_set() and not late.closed.is_set()
         late.told.set()
@@ -222,7 +222,7 @@ def test_nobody_waits_at_the_store_when_the_generation_is_over(monkeypatch: pyte
         for _ in every:
             assert waits.acquire(timeout=GENEROUS_S)
         for rings in every:
-            rings.abort(ignored)
+            rings.abort(9, ignored)
         wait_until(lambda: not {f"ring-{number}", f"transport-{number}"} & running())
         assert posted == []
 
@@ -254,7 +254,7 @@ def test_a_greeting_that_nobody_answers_ends_with_its_generation(monkeypatch: py
         rings = Rings(opened["a"], JOB, "a", GENEROUS_S, RingKind.NCCL, meet)
         rings.build(generation(8, opened["a"].address[1]), lambda event: None)
         assert greets.wait(GENEROUS_S)
-        rings.abort(ignored)
+        rings.abort(9, ignored)
         wait_until(lambda: not {"ring-8", "transport-8"} & running())
 
 
@@ -278,7 +278,7 @@ def test_what_carries_the_gradients_is_known_and_why(asked: RingKind, because: s
         assert rings.carries(9) == ("", "")
         assert build(rings, door.address[1], 9) == RingBuilt(9)
         assert rings.carries(9) == wanted
-        rings.abort(ignored)
+        rings.abort(9, ignored)
         assert rings.carries(9) == ("", "")
 
 

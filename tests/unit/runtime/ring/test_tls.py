@@ -85,7 +85,7 @@ def test_a_sealed_member_that_is_blocked_is_freed(seals: list[TlsContexts]) -> N
     with rings(2, HOSTS[:2], seals[:2]) as (ring, other):
         future = ThreadPoolExecutor(1).submit(run, [ring], [0, 1], {"float32": 100_000})
         wait_until(ring._using.locked)
-        other.abort()
+        other.close()
         with pytest.raises(RingBroken):
             future.result(GENEROUS_S)
 
