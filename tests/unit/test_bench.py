@@ -151,8 +151,7 @@ def test_the_death_of_a_node_is_judged_alike_with_and_without_new_processes(rest
     gone = {"c-first"} if restarts else {"c"}
     found = judge_node(told, gone, int(10.4 * S), int(16.4 * S))
     assert found is not None
-    assert (found.next_s, found.full_s) == (pytest.approx(1.6), pytest.approx(4.1))
-    assert (found.pause_s, found.step_s) == (pytest.approx(1.5), pytest.approx(1.0))
+    assert [found.next_s, found.full_s, found.pause_s, found.step_s] == pytest.approx([1.6, 4.1, 1.5, 1.0])
 
 
 @pytest.mark.parametrize("until_s", [10.2, 19.5, 24.0])
