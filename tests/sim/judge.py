@@ -182,8 +182,13 @@ class Judge:
         if result != worker.script.result(op):
             raise Violation(f"{worker.me} has {result}, not {worker.script.result(op)}")
         require(worker.applied == op, f"{worker.me} has applied {worker.applied} and obtains {op}")
-        require(not world.closed_at(4), f"{worker.me} completes {op} after everything was given up for lost")
-        if before.entered and (base := world.records.base) is not None and base.number > before.entered:
+        base = world.records.base
+        superseded = bool(before.entered) and base is not None and base.number > before.entered
+        # Who was expelled while it was frozen may complete what the others had completed: it has had all of it.
+        require(
+            superseded or not world.closed_at(4), f"{worker.me} completes {op} after everything was given up for lost"
+        )
+        if superseded:
             late = op > self._last_of(before.entered)
             require(not late, f"{worker.me} completes {op} in {before.entered}, which was superseded")
 
