@@ -84,10 +84,10 @@ CATALOGUE: Mapping[str, FaultKind] = {
     ),
     "freeze-short": FaultKind(Freeze(0.3), "a member stands still for 0.3 s, too short to be expelled"),
     "freeze-long": FaultKind(
-        Freeze(6.0), "a member stands still until it is expelled, and thaws into a world without it"
+        Freeze(4.0), "a member stands still until it is expelled, and thaws into a world without it"
     ),
     "freeze-for-good": FaultKind(Freeze(40.0), "a member stands still until it is expelled and killed"),
-    "freeze-rank-0": FaultKind(Freeze(6.0, aim=Aim.LEADER), "the same as freeze-long, of rank 0"),
+    "freeze-rank-0": FaultKind(Freeze(4.0, aim=Aim.LEADER), "the same as freeze-long, of rank 0"),
     "freeze-all": FaultKind(Freeze(0.3, aim=Aim.ALL), "all workers stand still for 0.3 s"),
     "kill-in-step": FaultKind(AtFailpoint(Act.KILL, failpoints.STEP), "SIGKILL at a point of a step"),
     "kill-in-first-step": FaultKind(
