@@ -29,7 +29,8 @@ Source: TypeAlias = Loader | Stream
 
 REHEARSALS = 2
 """Shards run and thrown away at the start, where there are as many: the second one meets what the first left. One is
-where a worker without a shard comes to the n-th pass of a step for the first time: a GradScaler begins with one."""
+where a worker without a shard, or of whose shards the script has skipped all, comes to the n-th pass of a step for the
+first time: a GradScaler begins with one. Skipped ones do not count, so that it may be more."""
 CHECKSUM_STEPS = 256
 """Every so many steps a pass also compares checksums of all weights; change_detection.py says what only they see."""
 ENDS = RESERVED + "epoch ends"
@@ -128,8 +129,11 @@ class Pass(Iterator[Any]):
         self._training = training
         self._running = running
         self._number = running.passes
-        self._phase: Literal["new", "rehearsing", "collecting", "done"] = "new"
+        self._phase: Literal["new", "rehearsing", "collecting", "trying", "done"] = "new"
         self._rehearsals: list[int] = []
+        self._skipped: set[int] = set()
+        self._result: Partial | None = None
+        """Of all, while a shard is tried that is thrown away."""
         self._rehearsed = False
         self._snapshot: StateMarks | None = None
         self._checksums: StateMarks | None = None
@@ -147,16 +151,34 @@ class Pass(Iterator[Any]):
         if self._phase == "rehearsing":
             if self._rehearsals:
                 return self._begin_shard(self._rehearsals.pop(0))
+            if self._rehearsed and (shard := self._untried) is not None:
+                return self._begin_shard(shard)
             self._end_rehearsal()
+        if self._phase == "trying":
+            if (shard := self._untried) is not None:
+                return self._begin_shard(shard)
+            assert self._result is not None
+            self._end(self._result)
         while self._phase == "collecting":
             unit = self._training.session.next_unit()
             if unit is not None:
                 return self._begin_shard(unit)
             self._check_unchanged()
             result = self._training.session.finish()
+            if result is not None and (shard := self._untried) is not None:
+                self._phase, self._result = "trying", result
+                return self._begin_shard(shard)
             if result is not None:
                 self._end(result)
         raise StopIteration
+
+    @property
+    def _untried(self) -> int | None:
+        """A shard to try, where none of this pass was computed here so far: those that were are skipped by the script.
+        None of a stream: it hands out each shard once."""
+        if self._number in self._training.passes_tried or isinstance(self._running.work.loader, Stream):
+            return None
+        return next((shard for shard in range(self._running.work.shards) if shard not in self._skipped), None)
 
     def _open(self) -> None:
         training, place = self._training, self._running.place
@@ -206,7 +228,6 @@ class Pass(Iterator[Any]):
     def _begin_shard(self, shard: int) -> Any:
         training, running = self._training, self._running
         training.running = shard
-        training.passes_tried.add(self._number)
         loader, place = running.work.loader, running.place
         batch = None
         if loader is not None:
@@ -226,7 +247,11 @@ class Pass(Iterator[Any]):
         self._running.shard = None
         if not said.skipped and "NoGradient" not in work.allow and not training.has_gradient():
             raise checks.no_gradient(f"shard {shard.index} in {self._where}")
-        if self._phase == "rehearsing":
+        if said.skipped:
+            self._skipped.add(shard.index)
+        else:
+            training.passes_tried.add(self._number)
+        if self._phase != "collecting":
             self._check_unchanged()
             training.harvest().drop_shard()
             return

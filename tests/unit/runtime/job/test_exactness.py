@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -293,17 +293,36 @@ def lazily_in_the_second_pass(job: Job) -> None:
         optimizer.zero_grad()
 
 
-def test_workers_without_a_shard_have_what_a_shard_makes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newcomer, and all but one of those that go on from a checkpoint."""
+def lazily_where_nothing_is_skipped(job: Job) -> None:
+    """The same in the first pass, of which one worker of two skips the only shard that it has."""
+    model = mlp()
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.05), torch.amp.GradScaler("cpu", init_scale=8.0)
+    job.register(model=model, optimizer=optimizer, scaler=scaler)
+    for step in job.steps(loader(job, shards=2), total=STEPS):
+        for x, y in step:
+            if step.shard.index == step.index % 2:
+                step.skip()
+                continue
+            scaler.scale(cross_entropy(model(x), y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("lazily", [lazily_in_the_second_pass, lazily_where_nothing_is_skipped])
+def test_workers_without_a_shard_have_what_a_shard_makes_first(
+    lazily: Callable[[Job], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newcomer, and all but one of those that go on from a checkpoint; and those that skip what they have."""
     configure(monkeypatch, Settings(root=str(tmp_path), every="4 steps"))
-    quiet = run(lazily_in_the_second_pass, Recorded())
+    quiet = run(lazily, Recorded())
     world = World(2)
-    world.run(partial(run, lazily_in_the_second_pass), newcomers=1, asked_at=2, copy_at=2, admit_at=2)
+    world.run(partial(run, lazily), newcomers=1, asked_at=2, copy_at=2, admit_at=2)
     assert world.errors == {} and world.digests == dict.fromkeys(("w0", "w1", "n0"), quiet)
     entry = Series(storage_at(str(tmp_path))).names()[0]
     configure(monkeypatch, Settings(root=str(tmp_path), resume=str(entry)))
     resumed = World(2)
-    resumed.run(partial(run, lazily_in_the_second_pass))
+    resumed.run(partial(run, lazily))
     assert resumed.errors == {} and resumed.digests == dict.fromkeys(("w0", "w1"), quiet)
 
 
