@@ -317,7 +317,7 @@ def test_the_same_members_go_on_with_what_was_summed_before_the_ring_broke(data:
                 again=again,
             )
         except RingBroken:
-            ring.abort()  # or the others would wait for this one
+            ring.close()  # or the others would wait for this one
             return None
         return result
 
