@@ -460,7 +460,10 @@ def notes() -> list[str]:
         "group without the node applies; torchrun's may be one that was finished before and is done again.",
         "This project's nodes are hosts of their own, in network namespaces, where that is possible; a silent one is "
         "cut off from all others. Torchrun's are not, and it was not measured with a silent node or a stopped worker.",
-        "All of it shares the cores of one machine: a node that starts takes from the others what it computes with.",
+        "All of it shares the cores of one machine: a node that starts takes from the others what it computes with. "
+        "And two cores are as busy with two workers as with three, which get into each other's way more, so steps "
+        "under deaths can be ahead of those without; where each node is a machine, the share of the one that is gone "
+        "is lost.",
     ]
 
 
