@@ -5,7 +5,7 @@ beat, the CPU time of its process, read from /proc, decides: where that stands s
 (frozen); where it grows, the worker is busy and cannot send, and gets longer, but not for ever. If the observer itself
 was stopped, it has missed beats, and counts anew before it judges. A worker stopped by a signal (state T) is told apart
 from one that computes in C with the interpreter locked: neither beats, and only the second uses CPU. It need not be
-waited for: one that is seen to be stopped at two looks in a row, three beats after its last one, is frozen.
+waited for: one that is seen to be stopped at two looks in a row, and was silent for stopped_s, is frozen.
 
 Refused on purpose: learned thresholds (phi accrual, Hayashibara et al. 2004). Pauses of a loaded machine are not
 from one distribution, and a rule that people can recompute by hand explains itself in the journal.
@@ -89,9 +89,9 @@ class Detector:
             self._pulses[name] = _Pulse(now_s)
 
     def suspects(self, now_s: float) -> tuple[str, ...]:
-        """Whose facts are worth reading: those that have lost a beat."""
-        lost_s = self._timing.stopped_s - self._timing.beat_s
-        return tuple(n for n, pulse in self._pulses.items() if now_s - pulse.beat_s >= lost_s)
+        """Whose facts are worth reading: those silent for suspect_s, or nearly long enough to be found stopped."""
+        least_s = min(self._timing.suspect_s, self._timing.stopped_s - self._timing.beat_s)
+        return tuple(n for n, pulse in self._pulses.items() if now_s - pulse.beat_s >= least_s)
 
     def look(self, name: str, facts: Facts, now_s: float) -> None:
         """Facts of a suspect. Ignored for a process which is not watched."""
@@ -99,8 +99,9 @@ class Detector:
         if pulse is None:
             return
         pulse.state = facts.state
-        went_on = facts.cpu_ticks != pulse.seen and pulse.seen >= 0  # stopped for moments only, again and again
-        pulse.stopped = 0 if facts.state not in STOPPED else 1 if went_on else pulse.stopped + 1
+        if facts.state not in STOPPED or facts.cpu_ticks != pulse.seen:  # it runs, or has run since the last look
+            pulse.stopped = 0
+        pulse.stopped += facts.state in STOPPED
         pulse.seen = facts.cpu_ticks
         if now_s - pulse.beat_s < self._timing.suspect_s:
             return

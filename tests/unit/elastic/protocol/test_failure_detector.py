@@ -99,6 +99,15 @@ def test_one_that_was_stopped_for_a_moment_is_not_frozen() -> None:
         assert detector.judge(now_s)["w"].health is Health.ALIVE
 
 
+def test_one_that_has_long_to_speak_is_looked_at_as_soon_as_it_is_suspect() -> None:
+    """Its CPU time counts from then on, however long it may be silent."""
+    patient = Timing(evict_s=20.0, control_silence_s=60.0, progress_s=30.0, fence_grace_s=30.0)
+    detector = Detector(patient, 0.0)
+    detector.watch("w", 0.0)
+    assert patient.stopped_s == 6.0
+    assert detector.suspects(0.9) == () and detector.suspects(1.0) == ("w",)
+
+
 def test_only_watched_processes_are_judged() -> None:
     detector = Detector(TIMING, 0.0)
     detector.beat("stranger", 0.1)
