@@ -116,7 +116,7 @@ bench-step: setup ## measure a step without faults against torch DDP: time, memo
 bench-goodput: setup ## measure what is left of the work under faults all the time, and torchrun's: 80 minutes
 	$(PY) -m tests.bench.goodput
 
-bench-nodes: setup ## measure what a node costs that dies, falls silent or comes back, beside torchrun: 20 minutes
+bench-nodes: setup ## measure what a node costs that dies, falls silent or comes back, beside torchrun
 	$(PY) -m tests.bench.node_deaths
 
 bench-scale: setup ## measure a leader with 100 to 5000 agents, and the membership machine with 100,000 members

@@ -142,7 +142,7 @@ def exit_on_sigterm() -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Of a process, its children before theirs; of one that has ended, none."""
+    """The pids of all processes that a process has started, and those have, parents first; none if it has ended."""
     found = [pid]
     for parent in found:
         for children in Path(f"/proc/{parent}/task").glob("*/children"):

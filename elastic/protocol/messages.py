@@ -197,8 +197,8 @@ class Report:
     units: of operation ``reduced`` if it was begun, else 0. kept: the operation whose result is held, or -1.
     copied: a newcomer's complete state copy is that of this operation, or -1. copied_step: which is part of this step.
     began: of the newest generation that it knows of; operations are counted anew from each that differs.
-    closed: members of its last ring whose end of the connection their own kernel has closed. Those that it closes after
-    this one has left the ring are told in the same report once more, nothing else in which is another thing.
+    closed: members of its last ring that have closed their ends of the connections, or whose kernels have. Whoever does
+    so after this report was said is told with the same report once more, which differs from it in nothing else.
     """
 
     worker_id: str

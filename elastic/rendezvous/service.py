@@ -180,27 +180,23 @@ class RendezvousService(RendezvousServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
             raise  # abort has raised already
 
-    def _read(self, session: AgentSession, word: pb.Word) -> Word:
-        """Raises WireError for what its agent must not say; then it is this side that ends the stream."""
+    async def _listen(self, reign: JobLeader, session: AgentSession, words: AsyncIterator[pb.AgentWord]) -> None:
         try:
-            return _own_word(session.node, codec.word_from_wire(word))
-        except codec.WireError:
+            async for word in words:
+                if not reign.is_current(session):
+                    return
+                reign.beat(session)
+                match word.WhichOneof("content"):
+                    case "word":
+                        await reign.post(_own_word(session.node, codec.word_from_wire(word.word)))
+                    case "goodbye":
+                        session.ended.set()
+                        return
+                    case "hello" | None:
+                        raise codec.WireError("an agent says hello once and nothing empty")
+        except codec.WireError:  # it is this side that ends the stream
             session.ended.set()
             raise
-
-    async def _listen(self, reign: JobLeader, session: AgentSession, words: AsyncIterator[pb.AgentWord]) -> None:
-        async for word in words:
-            if not reign.is_current(session):
-                return
-            reign.beat(session)
-            match word.WhichOneof("content"):
-                case "word":
-                    await reign.post(self._read(session, word.word))
-                case "goodbye":
-                    session.ended.set()
-                    return
-                case "hello" | None:
-                    raise codec.WireError("an agent says hello once and nothing empty")
 
 
 async def _hello(words: AsyncIterator[pb.AgentWord]) -> pb.AgentHello:

@@ -109,8 +109,8 @@ class PeerLink:
         return tcp_liveness.counters(self._sock)
 
     def is_closed_by_peer(self) -> bool:
-        """Of a connection that has ended, whether or not all that came before was read: whether the peer has closed its
-        end, or its kernel has, and not this kernel has given it up because nothing came back."""
+        """Whether the peer, or its kernel, has closed its end, and not this kernel has given the connection up because
+        nothing came back. Asked of a connection that has ended; not all that came before need have been read."""
         if self._closed_by_peer is None:  # to read the error once takes it away
             self._closed_by_peer = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _CLOSED
         return self._closed_by_peer

@@ -122,8 +122,8 @@ class Ring:
             return tuple(sorted(link.peer for fd, _ in poller.poll(0) if (link := by_fd[fd]).is_closed_by_peer()))
 
     def watch_ends(self) -> Iterator[tuple[str, ...]]:
-        """Of an aborted ring: `closed_by_peers` whenever that has grown, until it has all peers, or the ring is closed.
-        Whatever else the ring has is freed first, when no operation uses it any more."""
+        """Yield `closed_by_peers` whenever it has grown, until it names all peers, or the ring is closed. For a ring
+        that was aborted: all but its connections is freed first, as soon as no operation uses it any more."""
         if self.transport is not None:
             self.transport.close()
         with self._using:
@@ -145,7 +145,7 @@ class Ring:
             self._closed = True
             for link in self.links.values():
                 with contextlib.suppress(OSError):  # the peer was faster
-                    link.shutdown()
+                    link.shutdown()  # to close it says nothing while a child has inherited it
                 link.close()
             os.close(self._wake)
             self._scratch.clear()

@@ -62,7 +62,8 @@ class Rings:
         with self._lock:
             self._building[generation.number] = cancelled
             left, self._left = self._left, None
-        _close_all([left] if left is not None else [])
+        if left is not None:
+            _close_all([left])
         name = f"ring-{generation.number}"
         threading.Thread(target=self._build, args=(generation, cancelled, post), name=name, daemon=True).start()
 
@@ -145,14 +146,14 @@ class Rings:
             for cancelled in self._building.values():
                 cancelled.set()
             self._building = {}
-            if (left := rings.pop(entered, None)) is not None:
-                self._left = left
-        for ring in (*rings.values(), *([left] if left is not None else [])):
+            left = rings.get(entered)
+            self._left = left or self._left
+        for ring in rings.values():
             ring.abort()
         if left is not None:
             threading.Thread(target=_watch, args=(left, post), name="ring-ends", daemon=True).start()
-        _close_all(rings.values())
-        return left is not None or bool(rings)
+        _close_all([ring for ring in rings.values() if ring is not left])
+        return bool(rings)
 
     def retire(self, generation: int, until: int) -> None:
         with self._lock:

@@ -67,6 +67,7 @@ class SharedWorkerState:
     def post(self, event: worker_state.Event) -> WorkerState:
         """Step the machine; returns the position after it. Wakes every waiter."""
         with self.changed:
+            # Before the ring is left, so that the first report names whoever is gone already.
             if isinstance(event, Quiesce) and (closed := self._rings.closed(self.position.entered)):
                 self.position, _ = worker_state.step(self.position, LinksClosed(self.position.entered, closed))
             before = self.position

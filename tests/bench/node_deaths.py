@@ -75,13 +75,15 @@ class Found:
 
 
 class Launcher(Protocol):
-    """Three nodes of a job that trains. trees: node -> a process, which dies with all that it has started."""
+    """Three nodes of a job that trains. gate: tells the workers' pids. directory: of their stamps."""
 
     name: str
     gate: Gate
     directory: Path
 
-    def root(self, node: str) -> int: ...
+    def root(self, node: str) -> int:
+        """The pid of the process from which all others of the node descend."""
+        ...
 
     def end(self, node: str) -> None:
         """SIGKILL of that process alone."""

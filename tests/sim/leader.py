@@ -138,12 +138,12 @@ class Leader:
         self.streams[node] = stream
         self._vigil.watch(node, self.clock.now_s)
 
-    def detach(self, stream: Stream, *, closed: bool = True) -> None:
+    def detach(self, stream: Stream) -> None:
         node = stream.agent.node
         if self.streams.get(node) is stream:
             del self.streams[node]
             self._vigil.forget(node)
-            self.post(AgentDown(node, ended=closed))
+            self.post(AgentDown(node, ended=True))
 
     def hear(self, stream: Stream, event: Event) -> None:
         """Of a stream that was replaced nothing is heard any more."""

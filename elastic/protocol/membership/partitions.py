@@ -45,7 +45,7 @@ def is_absence(because: str, node: str) -> bool:
 
 
 def fell_silent(g: Group, down: AgentDown, now_s: float) -> None:
-    """Of a node that is silent already the end of its stream says nothing: this side may have given it up."""
+    """The end of a stream says nothing where the node was silent before: this side may have given the stream up."""
     ended_s = now_s if down.ended else math.inf
     g.silent_nodes.setdefault(down.node, Silence(now_s - down.silent_s, now_s, ended_s))
 

@@ -77,8 +77,8 @@ class RingFailed:
 
 @dataclass(frozen=True, slots=True)
 class LinksClosed:
-    """The kernels of these members' hosts have closed their ends of the connections in the ring of ``generation``. Seen
-    when that is left, and for a while afterwards."""
+    """These members, or their kernels, have closed their ends of the connections in the ring of ``generation``. Seen
+    when that ring is left, and until the next one is built."""
 
     generation: int
     peers: tuple[str, ...]

@@ -47,7 +47,7 @@ class WorkerState:
     report: Report | None = None
     """The last one; while quiesced nothing in it changes but `closed`."""
     closed: tuple[str, ...] = ()
-    """Of the ring of the generation entered: see LinksClosed."""
+    """Members that have closed their ends of the ring of the generation entered: see LinksClosed."""
     carry: tuple[int, ...] | None = None
     """The pending generations in this attempt's header; None until read."""
     laggard: str | None = None
