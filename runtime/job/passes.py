@@ -133,7 +133,7 @@ class Pass(Iterator[Any]):
         self._rehearsals: list[int] = []
         self._skipped: set[int] = set()
         self._result: Partial | None = None
-        """Of all, while a shard is tried that is thrown away."""
+        """The reduced result of the pass, held back while a shard runs that is thrown away."""
         self._rehearsed = False
         self._snapshot: StateMarks | None = None
         self._checksums: StateMarks | None = None
@@ -254,6 +254,7 @@ class Pass(Iterator[Any]):
         if self._phase != "collecting":
             self._check_unchanged()
             training.harvest().drop_shard()
+            training.running = None
             return
         weight = work.weight(shard.index) if said.weight is None else said.weight
         scalars = {} if said.skipped else said.scalars(weight)
