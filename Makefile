@@ -77,7 +77,7 @@ fuzz: setup ## 1500 damaged messages for each reader of bytes from outside, othe
 	FUZZ=1500 $(BOUND) 30m $(PYTEST) $(LONG) tests/unit/runtime/reduction/test_fuzz_data.py tests/unit/elastic/wire/test_fuzz_control.py tests/unit/chaos_tests/scenario/test_fuzz_chaos.py
 
 test-live: setup etcd $(ETCDCTL) ## the long live tests, such as killing everything 30 times; SEED=n repeats what that printed
-	$(BOUND) 90m $(PYTEST) $(LONG) -m long -s tests/live
+	$(BOUND) 150m $(PYTEST) $(LONG) -m long -s tests/live
 
 # Not a part of `test`: without a GPU it skips everything and says so.
 test-gpu: setup ## NCCL on one GPU: kill, freeze, join, and what one rank costs; without a GPU it tries nothing
