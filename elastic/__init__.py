@@ -6,6 +6,7 @@ import this package too, stay light. Below, each package imports only those abov
     errors.py       every error, named by what the caller does next
     version.py      of this program
     file_modes.py   who may read what a job writes
+    stop_signals.py signals that ask processes to stop, and whose are obeyed
     checkpoints/    durable checkpoints, without torch
     config.py       what a job is, and how long things may take
     protocol/       what is said and what is decided, pure: the job's state machine, a worker's, plans, assignments

@@ -135,10 +135,11 @@ class LoopPlace:
 
 @dataclass(frozen=True, slots=True)
 class DrainNotice:
-    """This worker's node has to go by then, of time.monotonic()."""
+    """This worker's node has to go by then, of time.monotonic(). signalled: its agent was told so by SIGTERM."""
 
     until_s: float
     because: str
+    signalled: bool = False
 
 
 class Session(Protocol):

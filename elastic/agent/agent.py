@@ -16,8 +16,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from elastic import stop_signals
 from elastic.agent import handover, options, upgrade_state
-from elastic.agent.drain import OPERATOR, NodeDrain
+from elastic.agent.drain import OPERATOR, SIGTERM, NodeDrain
 from elastic.agent.handover import Handed, Trial, UpgradeRequestFiles
 from elastic.agent.leader_session import Ended, LeaderSession
 from elastic.agent.options import GRACE_S, Assignment
@@ -72,8 +73,8 @@ class Agent:
     async def run(self) -> int:
         """Until the job is over and its workers are gone, or a signal came. Returns the exit code."""
         loop = asyncio.get_running_loop()
-        for sent in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(sent, self._on_signal, sent)
+        for sent, asked in stop_signals.obeyed().items():
+            loop.add_signal_handler(sent, self._on_signal, sent, asked)
         loop.add_signal_handler(handover.SIGNAL, self._asked_to_hand_over)
         await self._workforce.listen()
         self._departure.watch(self._notices)
@@ -106,17 +107,17 @@ class Agent:
             return self._end.exit_code
         return ExitCode.SCRIPT_FAILED if self._late_failure else ExitCode.DONE
 
-    def _on_signal(self, number: signal.Signals) -> None:
+    def _on_signal(self, sent: int, number: signal.Signals) -> None:
         """The first asks the workers to stop, or, of SIGTERM where there is time, to leave in order; another one stops
-        and then kills them."""
+        and then kills them. sent: the signal that asks for `number`."""
         if self._hands_over:
-            self._deferred.append(number)
+            self._deferred.append(sent)
             return
-        self._journal.write("agent_signalled", signal=signal.Signals(number).name)
+        self._journal.write("agent_signalled", signal=number.name)
         in_order = number == signal.SIGTERM and (self.has_others or self._grace_s is not None)
         if in_order and not self._stops_when_empty and self._stop_status is None:
             self._stops_when_empty = True
-            self._departure.asked(self._grace_s or GRACE_S, "it was asked to stop (SIGTERM)", source="SIGTERM")
+            self._departure.asked(self._grace_s or GRACE_S, "it was asked to stop (SIGTERM)", source=SIGTERM)
             return
         if self._stop_status is not None:
             self._workforce.kill_all()

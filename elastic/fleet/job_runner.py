@@ -21,7 +21,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from elastic import file_modes
+from elastic import file_modes, stop_signals
 from elastic.agent.handover import UpgradeRequest, UpgradeRequestFiles
 from elastic.agent.process.worker_process import own_environment
 from elastic.checkpoints.settings import Settings
@@ -267,9 +267,9 @@ class JobRunner:
         self._journal.write("charge_started", job=self.job, slots=self._slots, devices=self.devices, pid=keeper.pid)
         try:
             if not await _first(ended, self._leave):
-                keeper.send_signal(signal.SIGTERM)
+                keeper.send_signal(stop_signals.order_to(keeper.pid, signal.SIGTERM))
                 if not await _first(ended, self._stop, within_s=self._site.grace_s + SLACK_S):
-                    keeper.send_signal(signal.SIGINT)
+                    keeper.send_signal(stop_signals.order_to(keeper.pid, signal.SIGINT))
                     await _first(ended, within_s=STOP_S)
             assert keeper.stdin is not None
             keeper.stdin.close()  # the keeper kills what is left, and ends
@@ -373,6 +373,7 @@ class JobRunner:
             with acting(user):
                 paths = (self._dir / "logs" / name for name in LOGS)
                 out, log = (stack.enter_context(open(path, "ab", opener=file_modes.opener)) for path in paths)
+            stack.enter_context(stop_signals.held_at_start())
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", "elastic.agent.process.subreaper", *words],
                 env=self._environment(),
@@ -385,7 +386,7 @@ class JobRunner:
             )
 
     def _environment(self) -> dict[str, str]:
-        environment = own_environment()
+        environment = stop_signals.environment(own_environment())
         # So that `python` in a job's command is the interpreter of this package.
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
         if self._site.job_user is not None:

@@ -463,12 +463,15 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Of its agent: the worker's node may be gone in left_ms, so a generation without it is wished for."""
+    """Of its agent: the worker's node may be gone in left_ms, so a generation without it is wished for.
+
+    signalled: by SIGTERM, for which the script may have a handler."""
 
     term: int
     worker_id: str
     left_ms: int
     because: str
+    signalled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import gc
 import os
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import grpc.aio
 
+from elastic import stop_signals
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.records.files import read_job
@@ -84,7 +84,7 @@ def settle_down() -> None:
 
 
 def stop_signal() -> asyncio.Future[int]:
-    """128 + the number of the first SIGTERM or SIGINT."""
+    """128 + the number of the first SIGTERM or SIGINT, sent or ordered."""
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[int] = loop.create_future()
 
@@ -92,8 +92,9 @@ def stop_signal() -> asyncio.Future[int]:
         if not stopped.done():
             stopped.set_result(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop, number)
+    for sent, asked in stop_signals.obeyed().items():
+        loop.add_signal_handler(sent, stop, asked)
+    stop_signals.begin()
     return stopped
 
 

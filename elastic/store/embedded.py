@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+from elastic import stop_signals
 from elastic.config import check_text
 from elastic.errors import ConfigError, StoreUnavailable
 from elastic.store.etcd import EtcdStore
@@ -63,13 +64,14 @@ class EmbeddedEtcd:
         setpriv = shutil.which("setpriv")
         if setpriv is None:
             raise ConfigError("setpriv not found: install util-linux, or give the endpoints of a running etcd")
+        self._programs = setpriv, binary
         _sweep(Path(tempfile.gettempdir()))
         self.directory = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._lock = _own(self.directory)
         self.endpoint = f"unix:{self.directory}/localhost:1"
         try:
             self._check_path()
-            self.process = self._spawn(setpriv, binary)
+            self.process = self._spawn(*self._programs)
         except BaseException:
             self._remove()
             raise
@@ -78,6 +80,10 @@ class EmbeddedEtcd:
         except BaseException:
             self.close()
             raise
+
+    def restart(self) -> None:
+        """Go on with the data of a server that has stopped in order. It is healthy some time later."""
+        self.process = self._spawn(*self._programs)
 
     def connect(self) -> EtcdStore:
         """A store on this server; the caller closes it."""
@@ -131,7 +137,8 @@ class EmbeddedEtcd:
         ]
         # Settings of another etcd must not reach this one.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
-        with (self.directory / "log").open("wb") as log:
+        # Of the signals that every process may get, etcd stops in order by SIGTERM and SIGINT, whatever it inherits.
+        with (self.directory / "log").open("ab") as log, stop_signals.held_at_start():
             return subprocess.Popen(
                 command,
                 cwd=self.directory,

@@ -8,7 +8,8 @@ has ended is an end of file on its own socket, whatever it was doing.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import multiprocessing.context
+import multiprocessing.popen_fork
 import pickle
 import select
 import signal
@@ -24,6 +25,8 @@ from typing import Any
 
 import torch
 
+from elastic import stop_signals
+from elastic.agent.worker import held_signals
 from runtime.data.shared_memory import receive, send
 from runtime.script_end import RAISED_AT, raised_at
 
@@ -63,9 +66,7 @@ class Fetcher:
         self.asked: deque[Any] = deque()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         inherited = [other._socket for other in others] + [self._socket]
-        self._process = multiprocessing.get_context("fork").Process(
-            target=_serve, args=(fetch, theirs, inherited, torch.get_num_threads()), daemon=True
-        )
+        self._process = _Process(target=_serve, args=(fetch, theirs, inherited, torch.get_num_threads()), daemon=True)
         with warnings.catch_warnings():
             # Python warns that threads do not survive a fork. What runs in the child is the dataset, as in a
             # DataLoader, and it starts in a thread of its own (see _serve).
@@ -110,6 +111,19 @@ class Fetcher:
         return FetcherEnded(f"process {self._process.pid} ended with exit code {code}")
 
 
+class _Popen(multiprocessing.popen_fork.Popen):
+    """The interpreter asks children to terminate when it ends, and waits for them."""
+
+    def terminate(self) -> None:
+        self.kill()
+
+
+class _Process(multiprocessing.context.ForkProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> _Popen:
+        return _Popen(process_obj)
+
+
 def _serve(
     fetch: Callable[[int, int, int], Any], requests: socket.socket, inherited: list[socket.socket], threads: int
 ) -> None:
@@ -117,8 +131,9 @@ def _serve(
     for other in inherited:
         other.close()
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal it goes to the parent too, who ends this process
+    for number in stop_signals.HELD:
+        signal.signal(number, signal.SIG_DFL)  # a handler of the script is the parent's
+    held_signals.hold()
     # In a new thread: OpenMP's threads did not survive the fork, but the one that forked still counts on them.
     serving = threading.Thread(target=_answer_all, args=(fetch, requests, threads))
     serving.start()

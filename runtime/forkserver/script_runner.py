@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
+from elastic.agent.worker import held_signals
 from elastic.agent.worker.import_scan import Program, program_of
 from elastic.errors import ColdStart
 from runtime.forkserver import process_title
@@ -47,6 +48,7 @@ def is_installed(outermost: str, program: Program) -> bool:
 
 def main(command: Sequence[str]) -> None:
     """A worker with an interpreter of its own, which has imported nothing else. Raises SystemExit."""
+    held_signals.hold()
     process_title.show(command)
     run(program_of(command), command)
 

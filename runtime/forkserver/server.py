@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from elastic import stop_signals
+from elastic.agent.worker import held_signals
 from elastic.agent.worker.import_scan import Import, Program, leading_imports, program_of
 from elastic.errors import ColdStart
 from runtime.forkserver import clone_parent, process_title, script_runner
@@ -44,6 +46,7 @@ def main(channel: str, without: str, *command: str) -> None:
     """channel: descriptor of the socket to the agent. without: modules left to the script, with commas between them.
     Never returns; in a forked worker it ends by SystemExit.
     """
+    held_signals.hold()
     agent = socket.socket(fileno=int(channel))
     inherited = dict(os.environ)
     left_out = without.split(",") if without else []
@@ -54,7 +57,8 @@ def main(channel: str, without: str, *command: str) -> None:
         if len(left_out) < LEFT_OUT_MAX:
             _tell(agent, "nursery_without", module=found.module, because=found.because)
             again = [sys.executable, "-c", sys.orig_argv[2], channel, ",".join([*left_out, found.module]), *command]
-            os.execve(sys.executable, again, inherited)
+            with stop_signals.held_at_start():
+                os.execve(sys.executable, again, inherited)
         _leave(agent, str(found))
     except ColdStart as refused:
         _leave(agent, str(refused))
@@ -130,8 +134,10 @@ def _serve(agent: socket.socket) -> ForkOrder:
         order = ForkOrder(message, descriptors)
         if because := unfit():
             _leave(agent, because)
-        if clone_parent.fork() == 0:
-            return order
+        with stop_signals.held_at_start():
+            if clone_parent.fork() == 0:
+                held_signals.hold()
+                return order
         order.close()
 
 

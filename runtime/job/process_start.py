@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from elastic import stop_signals
+from elastic.agent.worker import held_signals
 from elastic.agent.worker.environment import AGENT_SOCKET, SLOT, THREADS
 from elastic.agent.worker.examination import Examination
 from elastic.errors import ConfigError
@@ -26,6 +28,8 @@ def threads(given: int | None) -> int:
 def session(threads: int, device: torch.device) -> Session:
     """With whom this process trains. Raises NotUnderElastic under a launcher of many processes."""
     if os.environ.get(AGENT_SOCKET):
+        if stop_signals.is_child():
+            held_signals.hold()
         from runtime.worker.worker_session import connect
 
         return connect(threads, device)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from elastic.agent.worker import held_signals
 from elastic.errors import ExitCode
 from elastic.protocol.messages import (
     Close,
@@ -76,8 +77,8 @@ class LeaderOrders:
                     self._standing.changed.notify_all()
                 case Pointed(_, _, series, entry, holds):
                     answer = self.pointed.pop((series, entry), None)
-                case Drain(_, _, left_ms, because):
-                    self.going = DrainNotice(time.monotonic() + left_ms / 1000, because)
+                case Drain(_, _, left_ms, because, signalled):
+                    self.going = DrainNotice(time.monotonic() + left_ms / 1000, because, signalled)
                 case Fence() | Release() | Close():
                     if self._over is None or isinstance(order, Close):
                         self._over = order
@@ -129,11 +130,14 @@ class LeaderOrders:
         return isinstance(self._over, Close) and self._over.exit_code == 0
 
     def leave_if_over(self) -> None:
-        """End this process if it has no part in the job any more; no user code runs after that.
+        """End this process if it has no part in the job any more; no user code runs after that but the script's
+        handler of SIGTERM, if that is why the worker leaves.
 
         Not to be called under the lock: the goodbye needs the client's thread.
         """
         over = self._over
+        if isinstance(over, Close | Release) and self.going is not None and self.going.signalled:
+            held_signals.call_handler()
         if isinstance(over, Close):
             if over.exit_code:
                 print(f"elastic: {self._standing.position.me} stops: {over.because}", file=sys.stderr)

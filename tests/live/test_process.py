@@ -73,6 +73,117 @@ def test_a_signal_is_reported_as_such(tmp_path: Path, number: signal.Signals) ->
     assert watched.status.result() == -number
 
 
+HOLDS = """
+import asyncio, os, signal, subprocess, sys, threading, time
+from multiprocessing import get_context
+from elastic.agent.worker import held_signals
+
+held_signals.hold()
+"""
+
+
+def test_a_worker_that_holds_signals_back_ends_by_its_agents_order_only(tmp_path: Path) -> None:
+    others = "for n in (15, 2, 1) * 3: os.kill(os.getpid(), n)\nprint('up', flush=True)\nwhile True: pass"
+    watched = run(tmp_path / "log", HOLDS + others, signal.SIGTERM)
+    assert watched.status.result() == -signal.SIGTERM
+    assert watched.lines == [b"up\n"]
+
+
+def test_a_handler_of_the_script_is_called_by_the_agents_order_only(tmp_path: Path) -> None:
+    script = """
+def handler(number, frame):
+    print("asked", number)
+    sys.exit(7)
+
+assert signal.signal(signal.SIGTERM, handler) is signal.SIG_DFL
+held_signals.hold()
+assert signal.getsignal(signal.SIGTERM) is handler
+os.kill(os.getpid(), signal.SIGTERM)
+os.kill(os.getpid(), signal.SIGINT)
+print("up")
+while True:
+    time.sleep(10)
+"""
+    watched = run(tmp_path / "log", HOLDS + script, signal.SIGTERM)
+    assert watched.lines == [b"up\n", b"asked 15\n"]
+    assert watched.status.result() == 7
+
+
+def test_a_handler_of_asyncio_is_called_by_the_agents_order_only(tmp_path: Path) -> None:
+    script = """
+async def main():
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(0.2)
+    print("up", asked.is_set())
+    await asked.wait()
+    print("asked")
+
+asyncio.run(main())
+"""
+    watched = run(tmp_path / "log", HOLDS + script, signal.SIGTERM)
+    assert watched.lines == [b"up False\n", b"asked\n"]
+    assert watched.status.result() == 0
+
+
+def test_a_worker_that_ignores_sigterm_ignores_the_order(tmp_path: Path) -> None:
+    script = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up")
+signal.sigtimedwait([signal.SIGUSR1], 1.0)
+print("still here")
+"""
+    watched = run(tmp_path / "log", HOLDS + script, signal.SIGTERM)
+    assert watched.lines == [b"up\n", b"still here\n"]
+    assert watched.status.result() == 0
+
+
+def test_a_worker_that_does_not_hold_signals_back_has_its_time(tmp_path: Path) -> None:
+    """It may be a shell with a trap."""
+    script = """
+import signal, sys, time
+
+def handler(number, frame):
+    time.sleep(0.5)
+    print("asked")
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, handler)
+print("up")
+time.sleep(1000)
+"""
+    watched = run(tmp_path / "log", script, signal.SIGTERM)
+    assert watched.lines == [b"up\n", b"asked\n"]
+    assert watched.status.result() == 0
+
+
+def test_what_a_worker_starts_is_stopped_as_ever(tmp_path: Path) -> None:
+    script = """
+signal.signal(signal.SIGTERM, lambda *_: print("called"))
+programs = [subprocess.Popen(["sleep", "1000"]), get_context("spawn").Process(target=time.sleep, args=(1000,))]
+programs[1].start()
+forked = get_context("fork").Process(target=time.sleep, args=(1000,))
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+forked.start()
+for one in (*programs, forked):
+    one.terminate()
+programs[0].wait()
+programs[1].join()
+forked.join()
+print(programs[0].returncode, programs[1].exitcode, forked.exitcode)
+"""
+    # multiprocessing's children import the main module, which a -c has not
+    file = tmp_path / "script.py"
+    file.write_text(
+        HOLDS.replace("held_signals.hold()", "")
+        + "if __name__ == '__main__':\n    held_signals.hold()\n"
+        + "".join(f"    {line}\n" for line in script.strip().splitlines())
+    )
+    watched = run(tmp_path / "log", f"import runpy; runpy.run_path({str(file)!r}, run_name='__main__')")
+    assert watched.lines == [b"-15 -15 -15\n"], (tmp_path / "log").read_text()
+
+
 def test_a_stopped_worker_can_be_killed(tmp_path: Path) -> None:
     script = "import os, signal; print('up'); os.kill(os.getpid(), signal.SIGSTOP)"
     assert run(tmp_path / "log", script, signal.SIGKILL).status.result() == -signal.SIGKILL

@@ -14,7 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 LAYERS = (
-    *("elastic.errors", "elastic.version", "elastic.file_modes", "elastic.checkpoints", "elastic.config"),
+    *("elastic.errors", "elastic.version", "elastic.file_modes", "elastic.stop_signals"),
+    *("elastic.checkpoints", "elastic.config"),
     *("elastic.protocol", "elastic.wire", "elastic.records", "elastic.store", "elastic.preemption", "elastic.security"),
     *("elastic.rendezvous", "elastic.agent", "elastic.fleet", "elastic.cli"),
     *("runtime.script_end", "runtime.ring", "runtime.data", "runtime.forkserver", "runtime.reduction", "runtime.state"),
@@ -34,6 +35,7 @@ RUNTIME_MAY_USE = (
     "elastic.protocol",
     "elastic.records",
     "elastic.security",
+    "elastic.stop_signals",
     "elastic.agent.worker",
 )
 """Of the control plane. What else there is would take memory and time of each worker."""

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
+from elastic import stop_signals
 from elastic.agent.handover.request_files import SIGNAL, UpgradeRequest, UpgradeRequestFiles
 from elastic.errors import ConfigError
 from elastic.records.journal import Journal
 
 OPTION = "--handover"
-HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, SIGNAL)
+HELD = (*stop_signals.BLOCKED, signal.SIGUSR1, SIGNAL)
 """They wait until the new program can hear them; by default they would end it."""
 
 

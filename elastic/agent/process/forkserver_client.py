@@ -65,7 +65,7 @@ class ForkServer:
         try:
             theirs.set_inheritable(True)
             words = [command[0], "-c", BOOT, str(theirs.fileno()), "", *command]
-            pid = start_cold(words, environment, outlets)
+            pid = start_cold(words, environment, outlets, holds=True)
         except BaseException:
             self._channel.close()
             outlets.close()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic import stop_signals
 from elastic.agent.process.forkserver_client import COLD, ForkServer
 from elastic.agent.process.worker_process import Outlets, WorkerProcess, start_cold, worker_environment
 from elastic.agent.worker import import_scan
@@ -141,7 +142,9 @@ class Launcher:
         except OSError as error:
             return start.failed(str(error))
         try:
-            pid = start_cold(self._cold_command(), {**self._environment, **start.settings}, outlets)
+            command = self._cold_command()
+            environment = stop_signals.environment({**self._environment, **start.settings})
+            pid = start_cold(command, environment, outlets, holds=command is not self._command)
         except (ConfigError, OSError) as error:
             outlets.close()
             return start.failed(str(error))

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from elastic import file_modes
+from elastic import file_modes, stop_signals
 from elastic.agent.process import mpi_placeholder, worker_process
 from elastic.agent.process.worker_process import worker_environment
 from elastic.agent.worker.mpi_ranks import Ranks
@@ -40,7 +40,6 @@ from elastic.records.journal import Journal
 
 START_S = 30.0
 """From starting mpirun until all its ranks have spoken. A tenth of a second is usual."""
-END_S = 2.0
 JOIN_S = 60.0
 """From when all workers are about to join until all have. Less than a second is usual; who is not there by then is
 frozen or hangs, and all others with it."""
@@ -151,7 +150,8 @@ class Mpirun:
         options = ["--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none", "-n", str(len(ranks.workers))]
         if os.geteuid() == 0:
             options.append("--allow-run-as-root")
-        with open(self._log, "ab", opener=file_modes.opener) as log:
+        # mpirun inherits that signals to stop are blocked, and keeps it so; it is killed.
+        with open(self._log, "ab", opener=file_modes.opener) as log, stop_signals.held_at_start():
             started = subprocess.Popen(
                 [
                     *(setpriv, "--pdeathsig", "KILL", "--", program, *options),
@@ -295,12 +295,8 @@ class _Program:
 
     async def end(self) -> None:
         if not self.ended.is_set():
-            self._process.terminate()
-            try:
-                await asyncio.wait_for(self.ended.wait(), END_S)
-            except TimeoutError:
-                self._process.kill()
-                await self.ended.wait()
+            self._process.kill()
+            await self.ended.wait()
 
 
 @dataclass(frozen=True, slots=True)

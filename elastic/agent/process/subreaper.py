@@ -7,7 +7,8 @@ python -m elastic.agent.process.subreaper ARGUMENTS OF elastic.agent
 A worker dies with its agent by the kernel's hand, but what the worker had started would live on. So the kernel gives
 all orphans below here to this process (PR_SET_CHILD_SUBREAPER), which reaps them and, when the agent is gone, ends
 every one. It ends the agent itself when the other end of its standard input is closed, which is what a death of
-`elastic run` does too; then it also removes what the job has left in memory. SIGINT, SIGTERM and SIGUSR1 are passed on.
+`elastic run` does too; then it also removes what the job has left in memory. Its parent's orders and SIGUSR1 are passed
+on; without such a parent SIGINT and SIGTERM are its orders.
 It ends as the agent did: by the same exit code or signal.
 """
 
@@ -23,13 +24,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from elastic import stop_signals
 from elastic.checkpoints.naming import OWN_FILES_PREFIX
 from elastic.errors import ExitCode
 from elastic.records import host_memory, temp_dirs
 
 PR_SET_CHILD_SUBREAPER = 36
 STDIN = 0
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Subreaper:
@@ -42,16 +43,25 @@ class Subreaper:
         self._woken, wake = os.pipe()
         for end in (self._woken, wake):
             os.set_blocking(end, False)
-        for number in (signal.SIGCHLD, *PASSED_ON):
+        self._obeyed = stop_signals.obeyed()
+        for number in (signal.SIGCHLD, signal.SIGUSR1, *self._obeyed):
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(wake)
+        stop_signals.begin()
         self._status: int | None = None
         setpriv = shutil.which("setpriv")
         if setpriv is None:
             raise FileNotFoundError("setpriv not found: install util-linux")
         command = [setpriv, "--pdeathsig", "KILL", sys.executable, "-P", "-m", "elastic.agent", *arguments]
         no_input = [(os.POSIX_SPAWN_OPEN, STDIN, os.devnull, os.O_RDONLY, 0)]
-        self._agent = os.posix_spawn(setpriv, command, os.environ, file_actions=no_input, setpgroup=0)
+        self._agent = os.posix_spawn(
+            setpriv,
+            command,
+            stop_signals.environment(os.environ),
+            file_actions=no_input,
+            setpgroup=0,
+            setsigmask=stop_signals.BLOCKED,
+        )
 
     def run(self) -> int:
         """Until nothing is left below this process. Returns the agent's exit code, or minus the signal."""
@@ -76,7 +86,9 @@ class Subreaper:
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
             self._reap()
-        else:
+        elif (asked := self._obeyed.get(number)) is not None:
+            self._send(stop_signals.order_to(self._agent, asked))
+        elif number == signal.SIGUSR1:
             self._send(number)
 
     def _send(self, number: int) -> None:
@@ -94,7 +106,7 @@ class Subreaper:
             if pid == 0:
                 return True
             if pid == self._agent:
-                self._status = os.waitstatus_to_exitcode(status)
+                self._status = stop_signals.plain(os.waitstatus_to_exitcode(status))
 
 
 def _children() -> Iterator[int]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from elastic import file_modes
+from elastic import file_modes, stop_signals
 from elastic.errors import ConfigError
 from elastic.protocol.failure_detector import Facts
 
@@ -98,8 +98,10 @@ class Outlets:
             os.close(self.out)
 
 
-def start_cold(command: Sequence[str], environment: Mapping[str, str], outlets: Outlets) -> int:
-    """Start a program. Returns its pid. Raises ConfigError if the program or setpriv is not there."""
+def start_cold(command: Sequence[str], environment: Mapping[str, str], outlets: Outlets, *, holds: bool = False) -> int:
+    """Start a program. Returns its pid. Raises ConfigError if the program or setpriv is not there.
+
+    holds: it calls held_signals.hold, and signals to stop wait until then."""
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("only the main thread may start workers: they die with the thread that started them")
     if shutil.which(command[0], path=environment.get("PATH")) is None:
@@ -117,7 +119,7 @@ def start_cold(command: Sequence[str], environment: Mapping[str, str], outlets: 
             (os.POSIX_SPAWN_DUP2, outlets.log, 2),
         ],
         setsid=True,
-        setsigmask=(),
+        setsigmask=stop_signals.BLOCKED if holds else (),
         setsigdef=IGNORED_BY_PYTHON,
     )
 
@@ -158,9 +160,11 @@ class WorkerProcess:
         return self._out, self._line
 
     def signal(self, number: signal.Signals) -> None:
-        """To the worker and everything in its group."""
+        """To the worker and everything in its group; to a worker that holds signals back also as its agent's order."""
         with contextlib.suppress(ProcessLookupError):  # it has ended; the pidfd says so in a moment
             os.killpg(self.pid, number)
+            if number in stop_signals.ORDERS and (order := stop_signals.order_to(self.pid, number)) != number:
+                os.kill(self.pid, order)
 
     def last_words(self) -> str:
         """The end of its log, for people: whole lines; nothing if the log is gone."""
@@ -200,7 +204,7 @@ class WorkerProcess:
         self._loop.remove_reader(self._pidfd)
         os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
         self.signal(signal.SIGKILL)
-        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        status = stop_signals.plain(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
         while self._read():
             pass
         if self._line:
@@ -248,7 +252,7 @@ def ending_status(pid: int) -> int:
     """The exit code, or minus the signal, of a process that has begun to end but may not be reaped yet; 0 for one that
     lives, ends well, or is gone."""
     fields = _stat(pid)
-    return os.waitstatus_to_exitcode(int(fields[49])) if fields else 0
+    return stop_signals.plain(os.waitstatus_to_exitcode(int(fields[49]))) if fields else 0
 
 
 def started(pid: int) -> int | None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from elastic import file_modes
+from elastic import file_modes, stop_signals
 from elastic.agent.process.worker_process import own_environment
 from elastic.cli.local.live import PLAIN_S, TABLE_S, Display, JobWatcher, LiveView, PlainDisplay, TableDisplay
 from elastic.config import JobSpec
@@ -274,10 +274,10 @@ class _Children:
         # -P: a file of the working directory must not replace a module of the control plane.
         command = [setpriv, "--pdeathsig", "KILL", sys.executable, "-P", "-m", module, *arguments]
         file_modes.make_directory(self._dir / "logs")  # somebody may have removed the directory
-        with open(self._log_of(module), "ab", opener=file_modes.opener) as log:
+        with open(self._log_of(module), "ab", opener=file_modes.opener) as log, stop_signals.held_at_start():
             return subprocess.Popen(
                 command,
-                env=own_environment(),
+                env=stop_signals.environment(own_environment()),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -287,10 +287,10 @@ class _Children:
     def _spawn_keeper(self, *arguments: str) -> subprocess.Popen[bytes]:
         """The agent, in the care of a process that lives until everything below it is gone, and ends as it did."""
         file_modes.make_directory(self._dir / "logs")
-        with open(self._log_of("elastic.agent"), "ab", opener=file_modes.opener) as log:
+        with open(self._log_of("elastic.agent"), "ab", opener=file_modes.opener) as log, stop_signals.held_at_start():
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", "elastic.agent.process.subreaper", *arguments],
-                env=own_environment(),
+                env=stop_signals.environment(own_environment()),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -346,6 +346,10 @@ class _Children:
             self._display.output(data)
 
     def _etcd_ended(self) -> None:
+        if -self._etcd.process.returncode in stop_signals.HELD:  # somebody has signalled every process
+            self._etcd.restart()
+            self._watch_exit(self._etcd.process, self._etcd_ended)
+            return
         self._display.notice(
             f"etcd ended ({_how(self._etcd.process.returncode)}): training goes on, but a lost worker cannot be "
             "replaced any more, and the job cannot be closed in order; Ctrl-C stops it"
@@ -362,7 +366,7 @@ class _Children:
             self._display.notice(
                 f"the rendezvous service ended {SHORT_LIVES} times, the last time with {how}; giving up"
             )
-            self._agent.send_signal(signal.SIGINT)
+            _ask(self._agent, signal.SIGINT)
             return
         timing = self._spec.timing
         wait_s = min(timing.backoff_max_s, timing.backoff_min_s * (2**self._short_lives - 2))
@@ -382,14 +386,14 @@ class _Children:
         if self._grace_s is None:
             self._leave_ends_s = time.monotonic() + LEAVE_S
         self._signals.received.clear()
-        self._agent.send_signal(signal.SIGTERM)
+        _ask(self._agent, signal.SIGTERM)
         return True
 
     def _stop(self) -> RunOutcome:
         deadline_s = time.monotonic() + STOP_S
         before = self._result()
-        self._rendezvous.terminate()
-        self._agent.send_signal(signal.SIGINT)  # SIGTERM asks it to leave in order
+        _ask(self._rendezvous, signal.SIGTERM)
+        _ask(self._agent, signal.SIGINT)  # SIGTERM asks it to leave in order
         while self._agent.poll() is None and (left_s := deadline_s - time.monotonic()) > 0:
             self._turn(left_s)
             if len(self._signals.received) > 1:
@@ -407,7 +411,7 @@ class _Children:
         ended = (self._dir / "result.json").exists()
         try:
             if not ended:
-                self._rendezvous.terminate()
+                _ask(self._rendezvous, signal.SIGTERM)
             self._rendezvous.wait(RENDEZVOUS_END_S)
         except subprocess.TimeoutExpired:
             self._rendezvous.kill()
@@ -481,9 +485,14 @@ def how_stopped(
     return RunOutcome(code, f"stopped by {number.name}; the same command again goes on from the newest checkpoint")
 
 
+def _ask(child: subprocess.Popen[bytes], asked: signal.Signals) -> None:
+    child.send_signal(stop_signals.order_to(child.pid, asked))
+
+
 def _how(status: int | None) -> str:
     if status is None:
         return "still running"
+    status = stop_signals.plain(status)
     return signal.Signals(-status).name if status < 0 else f"exit code {status}"
 
 

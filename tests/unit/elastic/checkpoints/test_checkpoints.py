@@ -300,7 +300,7 @@ def test_what_job_state_and_buffers_are_is_that_of_the_run_before(configure: Con
 
 def test_a_run_that_goes_on_behind_its_last_step_has_none_left_and_is_no_mistake(configure: Configure) -> None:
     series = configure(every="4 steps")
-    train(set_up(make_job()), epochs=4)
+    train(set_up(make_job()), epochs=4, body=settle)
     configure(resume=str(series.names()[-1]))
     world = World(2)
     world.run(lambda session: train(set_up(make_job(session)), epochs=2))

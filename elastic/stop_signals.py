@@ -1,0 +1,91 @@
+"""SIGTERM, SIGINT and SIGHUP in a process that another process of ours has started.
+
+Slurm, systemd, `tini -g` and people send them to every process of a job at once. Only the process at the top acts on
+them: it stops the others in order. A child is told by its parent, with signals that nobody else sends, and holds the
+others back. It dies with its parent, by the kernel's hand or by a closed pipe, so nobody needs to stop it otherwise.
+
+    parent  with held_at_start(): Popen(..., env=environment(os.environ))     it cannot be stopped while it starts
+    child   for received, asked in obeyed().items(): ...; begin()             from here on it obeys
+    parent  child.send_signal(order_to(child.pid, signal.SIGTERM))
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+ORDERS = {signal.SIGTERM: signal.SIGRTMIN + 9, signal.SIGINT: signal.SIGRTMIN + 10}
+"""What is asked of a child -> the signal by which its parent asks for it."""
+
+LISTENS = ORDERS[signal.SIGINT]
+"""A process that catches or blocks this one obeys all orders."""
+
+ASKED = {order: asked for asked, order in ORDERS.items()}
+
+BLOCKED = (*HELD, *ORDERS.values())
+"""Signals that wait until a process that starts, or becomes another program, can hear them."""
+
+PARENT = "ELASTIC_PARENT"
+"""Environment variable: the process that has started this one and tells it when to stop. It may be inherited further
+down, where it names no parent."""
+
+
+def environment(base: Mapping[str, str]) -> dict[str, str]:
+    """Of a child that calls `obeyed`."""
+    return {**base, PARENT: str(os.getpid())}
+
+
+@contextmanager
+def held_at_start() -> Iterator[None]:
+    """Around the start of a child, which inherits that these signals are blocked, until it calls `begin`. Here they
+    are late by as much."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def order_to(pid: int, asked: signal.Signals) -> int:
+    """The signal that asks this child to stop: the plain one where it does not listen to orders, such as a program of
+    before an upgrade, or a worker that is a shell."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return asked
+    masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigBlk:", "SigCgt:"))]
+    return ORDERS[asked] if any(mask >> (LISTENS - 1) & 1 for mask in masks) else asked
+
+
+def plain(status: int) -> int:
+    """How a process ended, minus the signal: by SIGTERM also where it was by the order to stop."""
+    return -ASKED[-status] if -status in ASKED else status
+
+
+def is_child() -> bool:
+    """Whether a process of ours has started this one, and tells it when to stop."""
+    return os.environ.get(PARENT) == str(os.getppid())
+
+
+def obeyed() -> dict[int, signal.Signals]:
+    """Signal -> what it asks for, of this process: its parent's orders, and, if it has no parent of ours, SIGTERM and
+    SIGINT as they come. The caller sets the handlers; what is held back has one from here on. Main thread only."""
+    if not is_child():
+        return {**ASKED, signal.SIGTERM: signal.SIGTERM, signal.SIGINT: signal.SIGINT}
+    for number in HELD:
+        signal.signal(number, _hold)
+    return dict(ASKED)
+
+
+def begin() -> None:
+    """The handlers are set: what has come meanwhile is heard now."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
+
+
+def _hold(number: int, frame: object) -> None:
+    """The parent has got it too, and says what is to be done."""

@@ -1,0 +1,129 @@
+"""Signals to every process of a job at once, as schedulers and service managers send them, are one to its command."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from chaos_tests.support.processes import command_line, living
+from elastic.errors import ExitCode
+from tests.live.jobs import SCRIPTS, Job, Line
+
+SCRIPT = str(SCRIPTS / "signalled.py")
+
+
+def signal_all(job: Job, number: signal.Signals, seed: int) -> list[str]:
+    """In a random order, and again to processes that came meanwhile. Returns the command lines of all."""
+    rng, told = random.Random(seed), dict[int, str]()
+    while new := sorted(living(job.command.mark) - told.keys()):
+        rng.shuffle(new)
+        for pid in new:
+            told[pid] = command_line(pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+    return list(told.values())
+
+
+def drawn() -> int:
+    seed = int(os.environ.get("SEED", time.time_ns() % 10**6))
+    print(f"\nSEED={seed}", flush=True)
+    return seed
+
+
+def ended_by_signal(job: Job) -> list[Line]:
+    return [line for line in job.events("worker_exited") if line["because"].startswith("killed")]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), id="forked"),
+        pytest.param(("--cold-start",), id="cold", marks=pytest.mark.long),
+        pytest.param(("--ring", "mpi"), id="mpi", marks=pytest.mark.long),
+    ],
+)
+def test_sigterm_to_every_process_costs_no_step(options: tuple[str, ...], tmp_path: Path) -> None:
+    words = ("--quiet", "--workers", "2", "--grace", "16", *options, SCRIPT)
+    with Job(tmp_path, *words) as job:
+        job.pace(0.05)
+        job.await_steps(5)
+        told = signal_all(job, signal.SIGTERM, drawn())
+        for part in ("etcd", "elastic.rendezvous", "subreaper", "elastic.agent", *["prterun"] * ("mpi" in options)):
+            assert any(part in line for line in told), part
+        assert job.wait() == ExitCode.DRAINED
+        assert ended_by_signal(job) == [] == job.events("member_lost")
+        done = len(job.steps())
+        assert job.held_at("sigterm") == {"local.0.0", "local.1.0"}
+        assert job.left_behind() == {}
+    with Job(tmp_path, *words) as again:
+        again.pace(0.0)
+        assert again.wait() == 0
+        assert {line["step"] for line in again.events("state_restored")} == {done}, "no step is done again"
+        assert [line["step"] for line in again.steps()] == list(range(400))
+    with Job(tmp_path, *words, name="undisturbed") as undisturbed:
+        assert undisturbed.wait() == 0
+        assert undisturbed.result["digest"] == again.result["digest"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 143), (signal.SIGTERM, 6)])
+def test_a_signal_to_every_process_ends_as_one_to_the_command(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    said = []
+    for name in ("command", "all"):
+        with Job(tmp_path, "--quiet", "--workers", "2", SCRIPT, name=name) as job:
+            job.pace(0.05)
+            job.await_steps(5)
+            if name == "command":
+                job.command.process.send_signal(number)
+            else:
+                signal_all(job, number, drawn())
+            assert job.wait() == code
+            assert job.left_behind() == {}
+            said.append(job.output.replace(str(job.dir), "DIR"))
+    assert said[0] == said[1]
+
+
+@pytest.mark.long
+def test_sigterm_to_every_process_while_a_job_starts_costs_nothing_but_the_start(tmp_path: Path) -> None:
+    """At moments from the first process to the first steps; the same command goes on each time."""
+    rng = random.Random(drawn())
+    words = ("--quiet", "--workers", "2", "--grace", "8", SCRIPT)
+    codes = []
+    for _ in range(6):
+        with Job(tmp_path, *words) as job:
+            job.pace(0.05)
+            time.sleep(rng.uniform(0.0, 10.0))  # the moment is what is tried
+            signal_all(job, signal.SIGTERM, rng.randrange(2**32))
+            codes.append(job.wait())
+            assert codes[-1] in (ExitCode.DRAINED, ExitCode.TERMINATED, -signal.SIGTERM), job.output
+            assert job.left_behind() == {}
+    print(codes)
+    with Job(tmp_path, *words) as last:
+        last.pace(0.0)
+        assert last.wait() == 0
+        assert [line["step"] for line in last.steps()] == list(range(400))
+
+
+SHELL = """#!/bin/sh
+trap 'echo asked > "$LIVE_GATES/asked"; exit 0' TERM
+touch "$LIVE_GATES/ready"
+while true; do sleep 0.1; done
+"""
+
+
+@pytest.mark.long
+def test_a_worker_that_is_a_shell_is_asked_as_ever(tmp_path: Path) -> None:
+    (tmp_path / "worker.sh").write_text(SHELL)
+    with Job(tmp_path, "--quiet", "--workers", "1", "sh", "worker.sh") as job:
+        job.until("it runs", lambda: (job.gates / "ready").exists())
+        job.command.process.terminate()
+        job.wait()
+        assert (job.gates / "asked").exists()
