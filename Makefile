@@ -1,4 +1,4 @@
-# Each target sets up what it needs, in .venv. Nothing is installed outside this directory.
+# Each target sets up what it needs, in .venv. But for test-slurm, nothing is installed outside this directory.
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -15,7 +15,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-gpu test-chaos lint model proto demo soak bench bench-state bench-step bench-goodput bench-nodes bench-scale clean
+.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-slurm test-gpu test-chaos lint model proto demo soak bench bench-state bench-step bench-goodput bench-nodes bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,11 @@ fuzz: setup ## 1500 damaged messages for each reader of bytes from outside, othe
 
 test-live: setup etcd $(ETCDCTL) ## the long live tests, such as killing everything 30 times; SEED=n repeats what that printed
 	$(BOUND) 150m $(PYTEST) $(LONG) -m long -s tests/live
+
+# The only target that installs anything outside of .venv; root.
+test-slurm: setup etcd ## jobs under a real Slurm, which this installs (Debian's slurm-wlm and munge): preempted, cancelled, at their limit
+	command -v slurmctld && command -v munged || { apt-get -qq update && apt-get -qq install -y --no-install-recommends slurm-wlm munge; }
+	$(BOUND) 60m $(PYTEST) $(LONG) -s tests/slurm
 
 # Not a part of `test`: without a GPU it skips everything and says so.
 test-gpu: setup ## NCCL on one GPU: kill, freeze, join, and what one rank costs; without a GPU it tries nothing

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from collections.abc import Callable, Mapping
 
 from chaos_tests.nemesis import etcd_api, signals
 from chaos_tests.nemesis.scene import NotNow, Scene
-from chaos_tests.nemesis.signals import End
+from chaos_tests.nemesis.signals import End, Impossible
 from chaos_tests.scenario.faults import ETCD, Ask
 from chaos_tests.scenario.schedule import Planned
 from chaos_tests.support import processes
@@ -25,6 +27,18 @@ def kill_service(scene: Scene, planned: Planned, module: str) -> None:
 
 def freeze_service(scene: Scene, planned: Planned, module: str, for_s: float) -> None:
     _on_service(scene, planned, module, lambda pid: signals.freeze([pid]), for_s)
+
+
+def signal_all(scene: Scene, planned: Planned, for_s: float) -> None:
+    pids = [pid for pid in processes.living(scene.mark) if "elastic.cli" not in processes.command_line(pid)]
+
+    def blow() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for pid in pids:
+                with contextlib.suppress(Impossible):  # it has just ended
+                    signals.send([pid], number)
+
+    scene.lasting(planned, f"{len(pids)} processes", blow, for_s)
 
 
 def ask_store(scene: Scene, planned: Planned, what: Ask) -> None:

@@ -40,8 +40,10 @@ from chaos_tests.scenario.faults import (
     Reclaim,
     Reset,
     Roughen,
+    SignalAll,
     Slow,
     Starve,
+    StopNode,
     Strike,
     StrikeStore,
     When,
@@ -154,7 +156,7 @@ class Nemesis:
                 workers.reset(scene, planned, *workers.targets(scene, planned, fault))
             case Starve():
                 workers.starve(scene, planned, *workers.targets(scene, planned, fault))
-            case Reclaim() | KillService() | FreezeService() | AskStore() | FillDisk():
+            case Reclaim() | KillService() | FreezeService() | SignalAll() | AskStore() | FillDisk():
                 scene.on_machine()
                 self._on_machine(planned, fault, healthy)
             case Hog(for_s):
@@ -167,6 +169,8 @@ class Nemesis:
                 nodes.end_agent(scene, planned, healthy)
             case EndNode(for_s):
                 nodes.end_node(scene, planned, healthy, for_s)
+            case StopNode(for_s):
+                nodes.stop_node(scene, planned, healthy, for_s)
             case FreezeNode(for_s):
                 nodes.freeze_node(scene, planned, healthy, for_s)
             case DrainNode(for_s):
@@ -191,6 +195,8 @@ class Nemesis:
                 machine.kill_service(scene, planned, module)
             case FreezeService(module, for_s):
                 machine.freeze_service(scene, planned, module, for_s)
+            case SignalAll(for_s):
+                machine.signal_all(scene, planned, for_s)
             case AskStore(what):
                 machine.ask_store(scene, planned, what)
             case FillDisk(for_s):

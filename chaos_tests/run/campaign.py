@@ -150,7 +150,7 @@ def planned(campaign: Campaign, quiet_s: float) -> Campaign:
     """With its plan, and written down. quiet_s: how long the undisturbed run took."""
     duration_s = campaign.duration_s if campaign.duration_s is not None else SHARE * quiet_s
     if not campaign.plan:
-        campaign = replace(campaign, plan=plan(preset_of(campaign.preset), campaign.seed, duration_s, campaign.workers))
+        campaign = replace(campaign, plan=plan(preset_of(campaign.preset), campaign.seed, duration_s))
     fields = asdict(campaign)
     del fields["home"]
     write_atomically(campaign.home / "chaos.json", json.dumps(fields, indent=1).encode() + b"\n")

@@ -39,8 +39,10 @@ from chaos_tests.scenario.faults import (
     Reclaim,
     Reset,
     Roughen,
+    SignalAll,
     Slow,
     Starve,
+    StopNode,
     Strike,
     StrikeStore,
     When,
@@ -147,6 +149,9 @@ CATALOGUE: Mapping[str, FaultKind] = {
     ),
     "freeze-agent": FaultKind(FreezeService(AGENT, 4.0), "the agent stands still for 4 s"),
     "freeze-etcd": FaultKind(FreezeService(ETCD, 4.0), "etcd stands still for 4 s"),
+    "signal-all": FaultKind(
+        SignalAll(3.0), "SIGTERM, SIGINT and SIGHUP to every process of the job but its command: nobody may notice"
+    ),
     "compact-etcd": FaultKind(AskStore(Ask.COMPACT), "etcd forgets its history"),
     "defragment-etcd": FaultKind(AskStore(Ask.DEFRAGMENT), "etcd rewrites its database, and answers nobody meanwhile"),
     "revoke-leases": FaultKind(AskStore(Ask.REVOKE), "all leases are revoked, the leader's too"),
@@ -172,7 +177,12 @@ CATALOGUE: Mapping[str, FaultKind] = {
     ),
     "reset-connections": FaultKind(Reset(), "all TCP connections of a member are reset; it lives, and so do its peers"),
     "kill-agent": FaultKind(EndAgent(), "SIGKILL of the agent on one node, with which its worker must die"),
-    "kill-node": FaultKind(EndNode(5.0), "SIGKILL of a whole node, which comes back after 5 s"),
+    "kill-node-0s": FaultKind(EndNode(0.0), "SIGKILL of a whole node, which comes back at once"),
+    "kill-node-1s": FaultKind(EndNode(1.0), "SIGKILL of a whole node, which comes back after 1 s"),
+    "kill-node-10s": FaultKind(EndNode(10.0), "SIGKILL of a whole node, which comes back after 10 s"),
+    "signal-node": FaultKind(
+        StopNode(8.0), "SIGTERM to every process of a node, whose workers leave; it comes back after 8 s"
+    ),
     "freeze-node": FaultKind(
         FreezeNode(12.0), "all that runs on a node stands still until the others have expelled it"
     ),

@@ -128,6 +128,14 @@ class Ask(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class SignalAll:
+    """SIGTERM, SIGINT and SIGHUP to every process of the job but its command, which may take for_s to start what ends
+    by them: etcd."""
+
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class AskStore:
     """Something that an operator, or a mistake, does to etcd."""
 
@@ -200,6 +208,14 @@ class EndNode:
 
 
 @dataclass(frozen=True, slots=True)
+class StopNode:
+    """SIGTERM to every process of a node, as schedulers send it. Its workers must leave by themselves. It comes back
+    after for_s."""
+
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class FreezeNode:
     """SIGSTOP to all that runs on a node at one instant, and SIGCONT after for_s."""
 
@@ -262,11 +278,21 @@ OnNetwork: TypeAlias = Cut | Roughen | Narrow | Reset
 """What needs nodes that are hosts of their own, with links between them. On one host workers do without TCP."""
 
 OnCluster: TypeAlias = (
-    OnNetwork | EndAgent | EndNode | FreezeNode | DrainNode | NoticeNode | Intrude | EndLeader | StrikeStore | LoseAll
+    OnNetwork
+    | EndAgent
+    | EndNode
+    | StopNode
+    | FreezeNode
+    | DrainNode
+    | NoticeNode
+    | Intrude
+    | EndLeader
+    | StrikeStore
+    | LoseAll
 )
 """What needs a job over several nodes."""
 
-OnMachine: TypeAlias = Reclaim | KillService | FreezeService | AskStore | FillDisk
+OnMachine: TypeAlias = Reclaim | KillService | FreezeService | SignalAll | AskStore | FillDisk
 """What needs a job of one machine."""
 
 Targeted: TypeAlias = Strike | Freeze | AtFailpoint | Slow | Reset | Starve
@@ -319,7 +345,7 @@ def noted_s(fault: Fault) -> float | None:
 
 def leaves(fault: Fault) -> bool:
     """Whether those that it names are asked to leave, and must do so by themselves."""
-    return isinstance(fault, DrainNode | NoticeNode)
+    return isinstance(fault, DrainNode | NoticeNode | StopNode)
 
 
 def stalls(fault: Fault) -> bool:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from chaos_tests.scenario.catalogue import CATALOGUE
 from chaos_tests.scenario.failpoints import Act
-from chaos_tests.scenario.faults import AtFailpoint, Ground, LoseAll, ground, places
-from chaos_tests.scenario.traces import MEDIAN_GAP_S, Change, absences, generate
+from chaos_tests.scenario.faults import AtFailpoint, EndNode, Ground, LoseAll, NoticeNode, StopNode, ground, places
+from chaos_tests.scenario.traces import Change, absences
 from elastic.errors import ConfigError
 
 FIRST_S = 1.0
@@ -35,18 +35,13 @@ class Planned:
 @dataclass(frozen=True, slots=True)
 class Preset:
     """gap_s: mean time between two faults. weights: how often each kind comes. each: whether the kinds come in turn,
-    so that few faults already hold all of them. speed: above 0, faults are those of a generated trace, so many times
-    faster."""
+    so that few faults already hold all of them."""
 
     about: str
     gap_s: float
     weights: Mapping[str, float]
     each: bool = False
-    speed: float = 0.0
 
-
-SPOT_SPEED = 20.0
-"""Of the preset's trace: two minutes become six seconds."""
 
 KILLS = {"kill": 4.0, "kill-rank-0": 2.0, "kill-two": 2.0, "kill-in-recovery": 3.0, "kill-newcomer": 1.0}
 
@@ -85,10 +80,10 @@ PRESETS: Mapping[str, Preset] = {
         each=True,
     ),
     "spot": Preset(
-        "machines are taken away and come back, up to six at one instant, as in a trace of a spot market",
-        MEDIAN_GAP_S / SPOT_SPEED,
-        {"reclaim": 1.0},
-        speed=SPOT_SPEED,
+        "nodes are taken without a word, by notice, or by a signal to all their processes, and come back soon or late",
+        10.0,
+        {kind: 1.0 for kind, it in CATALOGUE.items() if isinstance(it.fault, EndNode | StopNode | NoticeNode)},
+        each=True,
     ),
     "flap": Preset("the member that came last is killed again and again", 2.0, {"kill-youngest": 3.0, "kill": 1.0}),
     "etcd": Preset(
@@ -100,7 +95,10 @@ PRESETS: Mapping[str, Preset] = {
     "control": Preset(
         "what decides is killed or stands still, and members are killed meanwhile",
         5.0,
-        {"kill": 2.0, "kill-rendezvous": 1.0, "freeze-rendezvous": 1.0, "freeze-agent": 1.0, "freeze-etcd": 1.0},
+        {
+            "kill": 2.0,
+            **dict.fromkeys(("kill-rendezvous", "freeze-rendezvous", "freeze-agent", "freeze-etcd", "signal-all"), 1.0),
+        },
         each=True,
     ),
     "storage": Preset(
@@ -153,10 +151,8 @@ def ground_of(kinds: Iterable[str]) -> Ground:
     return next((one for one in (Ground.NETWORK, Ground.CLUSTER) if one in asked), Ground.MACHINE)
 
 
-def plan(preset: Preset, seed: int, duration_s: float, workers: int) -> tuple[Planned, ...]:
+def plan(preset: Preset, seed: int, duration_s: float) -> tuple[Planned, ...]:
     """Faults by time, the last before duration_s. Equal arguments give an equal plan."""
-    if preset.speed:
-        return plan_of_trace(generate(seed, workers, duration_s * preset.speed), workers, preset.speed, duration_s)
     dice = random.Random(seed)
     planned: list[Planned] = []
     bag: list[str] = []

@@ -195,7 +195,7 @@ def test_an_ambush_is_at_points_that_there_are(kind: str) -> None:
 
 def test_the_first_and_the_last_step_come_once() -> None:
     for seed in range(5):
-        planned = plan(PRESETS["places"], seed, 600.0, 3)
+        planned = plan(PRESETS["places"], seed, 600.0)
         for when in When:
             times = [one for one in planned if getattr(CATALOGUE[one.kind].fault, "step", None) is when]
             assert len(times) == 1

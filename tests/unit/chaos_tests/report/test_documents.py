@@ -36,27 +36,27 @@ def test_a_preset_names_known_kinds(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_one_seed_makes_one_plan(name: str) -> None:
-    first = plan(PRESETS[name], 3, 120.0, 3)
-    assert plan(PRESETS[name], 3, 120.0, 3) == first != plan(PRESETS[name], 4, 120.0, 3)
+    first = plan(PRESETS[name], 3, 120.0)
+    assert plan(PRESETS[name], 3, 120.0) == first != plan(PRESETS[name], 4, 120.0)
     assert [planned.number for planned in first] == list(range(1, len(first) + 1))
     assert all(planned.at_s < 120.0 for planned in first)
 
 
 def test_everything_holds_every_kind_that_a_job_survives_before_one_comes_twice() -> None:
-    kinds = [planned.kind for planned in plan(PRESETS["everything"], 1, 600.0, 3)]
+    kinds = [planned.kind for planned in plan(PRESETS["everything"], 1, 600.0)]
     here = (Ground.ANY, Ground.MACHINE)
     usual = {kind for kind, it in CATALOGUE.items() if ground(it.fault) in here} - {*UNUSUAL}
     assert set(kinds[: len(usual)]) == usual
 
 
 def test_kinds_can_be_named_one_by_one() -> None:
-    planned = plan(preset_of("kill,freeze-etcd"), 1, 120.0, 3)
+    planned = plan(preset_of("kill,freeze-etcd"), 1, 120.0)
     assert {one.kind for one in planned} == {"kill", "freeze-etcd"}
     assert preset_of("flap") is PRESETS["flap"]
 
 
 def test_a_fault_with_places_is_planned_at_one_of_them() -> None:
-    for planned in plan(PRESETS["kill"], 1, 600.0, 3):
+    for planned in plan(PRESETS["kill"], 1, 600.0):
         known = places(CATALOGUE[planned.kind].fault)
         assert planned.place in known if known else planned.place == ""
 

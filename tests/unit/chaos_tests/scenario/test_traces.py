@@ -10,7 +10,7 @@ import pytest
 from chaos_tests.run import request
 from chaos_tests.scenario.catalogue import CATALOGUE
 from chaos_tests.scenario.faults import Reclaim
-from chaos_tests.scenario.schedule import PRESETS, Planned, plan, plan_of_trace
+from chaos_tests.scenario.schedule import Planned, plan_of_trace
 from chaos_tests.scenario.traces import Absence, Change, absences, as_csv, generate, read_trace
 from elastic.cli import main
 from elastic.errors import ConfigError
@@ -86,13 +86,6 @@ def test_a_plan_follows_the_trace_and_ends_with_the_duration() -> None:
     assert planned == (Planned(1, 1.0, "reclaim", "", 1, 3.0), Planned(2, 1.0, "reclaim", "", 2, 6.0))
     assert plan_of_trace(trace, 3, 10.0, duration_s=0.5) == ()
     assert isinstance(CATALOGUE["reclaim"].fault, Reclaim)
-
-
-def test_the_preset_is_a_trace_of_its_seed() -> None:
-    planned = plan(PRESETS["spot"], 3, 120.0, 3)
-    assert {one.kind for one in planned} == {"reclaim"} and len(planned) > 5
-    assert {one.slot for one in planned} == {0, 1, 2}
-    assert all(one.for_s is not None and one.at_s < 120.0 for one in planned)
 
 
 def test_what_is_generated_has_the_published_shape() -> None:
