@@ -37,10 +37,9 @@ class Embedded:
     def __init__(self, mark: str) -> None:
         self._mark = mark
         self._pid = 0
-        """Once it was found."""
+        """Once it was found; another one goes on with the data of one that was stopped."""
 
     def connect(self) -> EtcdStore | None:
-        self._pid = self._pid or processes.services(self._mark).get("etcd", 0)
         if not self._runs():
             return None
         return EtcdStore([f"unix:{os.readlink(f'/proc/{self._pid}/cwd')}/localhost:1"], keepalive_s=1.0)
@@ -49,7 +48,13 @@ class Embedded:
         return not self._pid or self._runs()
 
     def _runs(self) -> bool:
-        return signals.state(self._pid) in ("R", "S", "D", "I")
+        if not (self._pid and _lives(self._pid)):
+            self._pid = processes.services(self._mark).get("etcd", self._pid)
+        return bool(self._pid) and _lives(self._pid)
+
+
+def _lives(pid: int) -> bool:
+    return signals.state(pid) in ("R", "S", "D", "I")
 
 
 class Recorder:
