@@ -68,7 +68,7 @@ EXCLUSIVE = (
 )
 """Of each set a script has one at most: together they are not what a script would do."""
 
-ACTS = ("kill", "kill", "kill", "kill", "freeze", "terminate", "segfault")
+ACTS = ("kill", "kill", "kill", "kill", "freeze", "segfault")
 VICTIMS = ("oldest", "youngest", "middle", "two", "all_but_one", "newest_process", "fork_server")
 WHOLE = (
     "kill_all",
@@ -78,6 +78,7 @@ WHOLE = (
     "kill_command",
     "stop_command",
     "interrupt_command",
+    "signal_all",
 )
 EVENTS = (
     "announced",
@@ -127,7 +128,7 @@ class Strike:
     delay_ms: int
     act: str
     victim: str
-    """Of "kill", "freeze", "terminate" and "segfault"."""
+    """Of "kill", "freeze" and "segfault"."""
     freeze_ms: int
 
     def __str__(self) -> str:

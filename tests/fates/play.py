@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -189,18 +190,27 @@ class _Faulty:
             watch.job.command.process.send_signal(number)
             self._played.done.append(strike.act)
             return number
+        if strike.act == "signal_all":
+            _signal_all(watch.job)
+            self._played.done.append(strike.act)
+            return None
         pids = watch.victims(strike)
         if strike.act.startswith("freeze"):
             self._thaw.append((time.monotonic() + strike.freeze_ms / 1000, signals.freeze(pids)))
         else:
-            signals.send(pids, _SIGNALS.get(strike.act, signal.SIGKILL))
+            signals.send(pids, signal.SIGSEGV if strike.act == "segfault" else signal.SIGKILL)
             watch.hit.update(pids)
         watch.struck()
         self._played.done.append(f"{strike.act} {strike.victim}".strip())
         return None
 
 
-_SIGNALS = {"terminate": signal.SIGTERM, "segfault": signal.SIGSEGV}
+def _signal_all(job: Job) -> None:
+    """All that asks to stop, to every process but the command."""
+    for pid in living(job.command.mark) - {job.command.process.pid}:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, number)
 
 
 def _is_complete(job: Job) -> bool:
