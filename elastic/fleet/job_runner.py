@@ -44,8 +44,8 @@ from elastic.wire import codec
 
 BACKOFF_MIN_S = 0.5
 BACKOFF_MAX_S = 30.0
-LONG_LIFE_S = 60.0
-"""An agent that has lived so long is started again without much waiting."""
+LONG_LIFE_S = 10.0
+"""An agent that has lived so long has had workers in the job, and is started again at once."""
 
 SLACK_S = 10.0
 """Beyond its grace, for an agent that leaves in order; then it is asked to stop at once."""
@@ -225,8 +225,7 @@ class JobRunner:
             if self.ending:
                 break
             self._say(because)
-            lived = time.monotonic() - began_s > LONG_LIFE_S
-            wait_s = BACKOFF_MIN_S if lived or not wait_s else min(BACKOFF_MAX_S, 2 * wait_s)
+            wait_s = pause_s(time.monotonic() - began_s, wait_s)
             await _first(self._leave, self._finish, within_s=wait_s)
         if self._memory is not None:
             self._memory.remove()
@@ -404,6 +403,12 @@ class JobRunner:
         if trouble != self.trouble:
             self.trouble = trouble
             self._changed()
+
+
+def pause_s(lived_s: float, before_s: float) -> float:
+    """How long to wait with starting an agent again that has lived so long, or could not be started. before_s: how long
+    was waited the last time."""
+    return 0.0 if lived_s > LONG_LIFE_S else min(BACKOFF_MAX_S, max(BACKOFF_MIN_S, 2 * before_s))
 
 
 def _told_of(error: Exception) -> str:

@@ -210,6 +210,14 @@ def test_whatever_fails_before_the_start_is_the_trouble_of_the_job_and_tried_aga
     play(tmp_path, story)
 
 
+def test_an_agent_that_has_worked_is_started_again_at_once_and_one_that_cannot_work_ever_more_seldom() -> None:
+    pauses, wait_s = [], 0.0
+    for lived_s in (600.0, 11.0, 3.0, 3.0, 0.0, 60.0, 0.1, *[0.0] * 9):
+        wait_s = charge_module.pause_s(lived_s, wait_s)
+        pauses.append(wait_s)
+    assert pauses == [0.0, 0.0, 0.5, 1.0, 2.0, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
+
+
 def test_the_directory_of_another_job_of_that_name_is_not_used(tmp_path: Path) -> None:
     directory = tmp_path / "jobs" / "train-1"
     directory.mkdir(parents=True)
