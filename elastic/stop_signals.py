@@ -2,7 +2,8 @@
 
 Slurm, systemd, `tini -g` and people send them to every process of a job at once. Only the process at the top acts on
 them: it stops the others in order. A child is told by its parent, with signals that nobody else sends, and holds the
-others back. It dies with its parent, by the kernel's hand or by a closed pipe, so nobody needs to stop it otherwise.
+others back. It needs no other way to be stopped: when its parent dies, the kernel kills it, or a pipe that is closed
+ends it.
 
     parent  with held_at_start(): Popen(..., env=environment(os.environ))     it cannot be stopped while it starts
     child   for received, asked in obeyed().items(): ...; begin()             from here on it obeys
@@ -23,7 +24,7 @@ ORDERS = {signal.SIGTERM: signal.SIGRTMIN + 9, signal.SIGINT: signal.SIGRTMIN + 
 """What is asked of a child -> the signal by which its parent asks for it."""
 
 LISTENS = ORDERS[signal.SIGINT]
-"""A process that catches or blocks this one obeys all orders."""
+"""A process that catches this one, or blocks it while it starts, obeys all orders."""
 
 ASKED = {order: asked for asked, order in ORDERS.items()}
 
@@ -31,8 +32,8 @@ BLOCKED = (*HELD, *ORDERS.values())
 """Signals that wait until a process that starts, or becomes another program, can hear them."""
 
 PARENT = "ELASTIC_PARENT"
-"""Environment variable: the process that has started this one and tells it when to stop. It may be inherited further
-down, where it names no parent."""
+"""Environment variable: the pid of the process that has started this one and tells it when to stop. Programs further
+down inherit it, and it is not their parent's pid."""
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
@@ -42,8 +43,8 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def held_at_start() -> Iterator[None]:
-    """Around the start of a child, which inherits that these signals are blocked, until it calls `begin`. Here they
-    are late by as much."""
+    """Around the start of a child, which inherits that these signals are blocked, until it calls `begin`. In this
+    thread they are delivered when the block ends."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
     try:
         yield
@@ -58,8 +59,11 @@ def order_to(pid: int, asked: signal.Signals) -> int:
         status = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return asked
-    masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigBlk:", "SigCgt:"))]
-    return ORDERS[asked] if any(mask >> (LISTENS - 1) & 1 for mask in masks) else asked
+    masks = {line[:6]: int(line.split()[1], 16) for line in status.splitlines() if line[:6] in ("SigBlk", "SigCgt")}
+    caught, blocked = masks.get("SigCgt", 0), masks.get("SigBlk", 0)
+    # A script that waits for SIGTERM in sigwait blocks that alone; a child that is starting blocks both.
+    listens = (blocked if blocked >> (asked - 1) & 1 else caught) >> (LISTENS - 1) & 1
+    return ORDERS[asked] if listens else asked
 
 
 def plain(status: int) -> int:
@@ -74,7 +78,8 @@ def is_child() -> bool:
 
 def obeyed() -> dict[int, signal.Signals]:
     """Signal -> what it asks for, of this process: its parent's orders, and, if it has no parent of ours, SIGTERM and
-    SIGINT as they come. The caller sets the handlers; what is held back has one from here on. Main thread only."""
+    SIGINT as they come. The caller sets the handlers of these, and calls `begin`. A process with such a parent has
+    handlers for the signals that it holds back when this returns. Main thread only."""
     if not is_child():
         return {**ASKED, signal.SIGTERM: signal.SIGTERM, signal.SIGINT: signal.SIGINT}
     for number in HELD:

@@ -66,8 +66,11 @@ class Fetcher:
         self.asked: deque[Any] = deque()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         inherited = [other._socket for other in others] + [self._socket]
-        self._process = _Process(target=_serve, args=(fetch, theirs, inherited, torch.get_num_threads()), daemon=True)
-        with warnings.catch_warnings():
+        holds = held_signals.holding()
+        words = (fetch, theirs, inherited, torch.get_num_threads(), holds)
+        self._process = _Process(target=_serve, args=words, daemon=True)
+        blocked = stop_signals.held_at_start() if holds else contextlib.nullcontext()
+        with warnings.catch_warnings(), blocked:
             # Python warns that threads do not survive a fork. What runs in the child is the dataset, as in a
             # DataLoader, and it starts in a thread of its own (see _serve).
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -125,15 +128,22 @@ class _Process(multiprocessing.context.ForkProcess):
 
 
 def _serve(
-    fetch: Callable[[int, int, int], Any], requests: socket.socket, inherited: list[socket.socket], threads: int
+    fetch: Callable[[int, int, int], Any],
+    requests: socket.socket,
+    inherited: list[socket.socket],
+    threads: int,
+    holds: bool,
 ) -> None:
-    """The process. Ends when nobody can ask any more."""
+    """The process. Ends when nobody can ask any more. holds: as the parent, which is told when to stop."""
     for other in inherited:
         other.close()
     signal.set_wakeup_fd(-1)
     for number in stop_signals.HELD:
         signal.signal(number, signal.SIG_DFL)  # a handler of the script is the parent's
-    held_signals.hold()
+    if holds:
+        held_signals.hold()
+    else:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal it goes to the parent too, who ends this process
     # In a new thread: OpenMP's threads did not survive the fork, but the one that forked still counts on them.
     serving = threading.Thread(target=_answer_all, args=(fetch, requests, threads))
     serving.start()

@@ -78,12 +78,15 @@ import asyncio, os, signal, subprocess, sys, threading, time
 from multiprocessing import get_context
 from elastic.agent.worker import held_signals
 
+def outsider(number):
+    subprocess.run(["kill", f"-{int(number)}", str(os.getpid())])
+
 held_signals.hold()
 """
 
 
 def test_a_worker_that_holds_signals_back_ends_by_its_agents_order_only(tmp_path: Path) -> None:
-    others = "for n in (15, 2, 1) * 3: os.kill(os.getpid(), n)\nprint('up', flush=True)\nwhile True: pass"
+    others = "for n in (15, 2, 1) * 3: outsider(n)\nprint('up', flush=True)\nwhile True: pass"
     watched = run(tmp_path / "log", HOLDS + others, signal.SIGTERM)
     assert watched.status.result() == -signal.SIGTERM
     assert watched.lines == [b"up\n"]
@@ -98,8 +101,8 @@ def handler(number, frame):
 assert signal.signal(signal.SIGTERM, handler) is signal.SIG_DFL
 held_signals.hold()
 assert signal.getsignal(signal.SIGTERM) is handler
-os.kill(os.getpid(), signal.SIGTERM)
-os.kill(os.getpid(), signal.SIGINT)
+outsider(signal.SIGTERM)
+outsider(signal.SIGINT)
 print("up")
 while True:
     time.sleep(10)
@@ -114,7 +117,7 @@ def test_a_handler_of_asyncio_is_called_by_the_agents_order_only(tmp_path: Path)
 async def main():
     asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
-    os.kill(os.getpid(), signal.SIGTERM)
+    outsider(signal.SIGTERM)
     await asyncio.sleep(0.2)
     print("up", asked.is_set())
     await asked.wait()
@@ -137,6 +140,55 @@ print("still here")
     watched = run(tmp_path / "log", HOLDS + script, signal.SIGTERM)
     assert watched.lines == [b"up\n", b"still here\n"]
     assert watched.status.result() == 0
+
+
+def test_a_script_that_waits_for_sigterm_in_a_thread_of_its_own_has_its_time(tmp_path: Path) -> None:
+    script = """
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print("up")
+signal.sigwait([signal.SIGTERM])
+time.sleep(0.5)
+print("cleaned up")
+"""
+    watched = run(tmp_path / "log", HOLDS + script, signal.SIGTERM)
+    assert watched.lines == [b"up\n", b"cleaned up\n"]
+    assert watched.status.result() == 0
+
+
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGTERM)", "signal.raise_signal(signal.SIGTERM)"])
+def test_what_a_script_sends_to_itself_is_not_held_back(how: str, tmp_path: Path) -> None:
+    script = f"threading.Thread(target=lambda: {how}).start()\ntime.sleep(100)"
+    assert run(tmp_path / "log", HOLDS + script).status.result() == -signal.SIGTERM
+    script = f"signal.signal(signal.SIGTERM, lambda *_: print('called'))\n{how}\n{how}"
+    watched = run(tmp_path / "log", HOLDS + script)
+    assert (watched.lines, watched.status.result()) == ([b"called\n", b"called\n"], 0)
+
+
+def test_a_handler_that_is_called_behind_a_drain_is_not_called_again(tmp_path: Path) -> None:
+    script = """
+def handler(number, frame):
+    print("called")
+    os.kill(os.getppid(), 0)
+    signal.sigtimedwait([signal.SIGUSR1], 1.0)
+    print("done")
+    sys.exit(3)
+
+signal.signal(signal.SIGTERM, handler)
+held_signals.call_handler()
+"""
+    watched = run(tmp_path / "log", HOLDS + script, signal.SIGTERM)
+    assert (watched.lines, watched.status.result()) == ([b"called\n", b"done\n"], 0)
+
+
+def test_what_a_script_ignores_its_programs_ignore(tmp_path: Path) -> None:
+    script = """
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+with subprocess.Popen(["sleep", "1000"]) as program:
+    program.send_signal(signal.SIGINT)
+    print(program.poll())
+    program.kill()
+"""
+    assert run(tmp_path / "log", HOLDS + script).lines == [b"None\n"]
 
 
 def test_a_worker_that_does_not_hold_signals_back_has_its_time(tmp_path: Path) -> None:

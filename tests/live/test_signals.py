@@ -110,20 +110,3 @@ def test_sigterm_to_every_process_while_a_job_starts_costs_nothing_but_the_start
         last.pace(0.0)
         assert last.wait() == 0
         assert [line["step"] for line in last.steps()] == list(range(400))
-
-
-SHELL = """#!/bin/sh
-trap 'echo asked > "$LIVE_GATES/asked"; exit 0' TERM
-touch "$LIVE_GATES/ready"
-while true; do sleep 0.1; done
-"""
-
-
-@pytest.mark.long
-def test_a_worker_that_is_a_shell_is_asked_as_ever(tmp_path: Path) -> None:
-    (tmp_path / "worker.sh").write_text(SHELL)
-    with Job(tmp_path, "--quiet", "--workers", "1", "sh", "worker.sh") as job:
-        job.until("it runs", lambda: (job.gates / "ready").exists())
-        job.command.process.terminate()
-        job.wait()
-        assert (job.gates / "asked").exists()

@@ -20,9 +20,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(path: str) -> int:
-    """Returns when the agent is gone, or has no use for mpirun any more; no signal to stop ends it before."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    """Returns when the agent is gone, or has no use for mpirun any more."""
     mpirun = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != mpirun:

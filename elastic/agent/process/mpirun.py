@@ -40,6 +40,9 @@ from elastic.records.journal import Journal
 
 START_S = 30.0
 """From starting mpirun until all its ranks have spoken. A tenth of a second is usual."""
+DEAF = ("/bin/sh", "-c", 'trap "" TERM INT HUP; exec "$@"', "sh")
+"""Starts a program that ignores signals to stop: mpirun lets its children have them. They are ended with it."""
+
 JOIN_S = 60.0
 """From when all workers are about to join until all have. Less than a second is usual; who is not there by then is
 frozen or hangs, and all others with it."""
@@ -155,6 +158,7 @@ class Mpirun:
             started = subprocess.Popen(
                 [
                     *(setpriv, "--pdeathsig", "KILL", "--", program, *options),
+                    *DEAF,
                     *(sys.executable, "-I", "-S", str(Path(mpi_placeholder.__file__)), address),
                 ],
                 env={**environment(os.environ), "TMPDIR": str(ranks.directory)},

@@ -1,15 +1,17 @@
 """SIGTERM, SIGINT and SIGHUP in a worker, beside a script that may have handlers of its own.
 
-What comes from outside does nothing: the agent has heard of it too, or the command above, and lets the worker leave
-between two steps. A handler of the script is kept, found by signal.getsignal as set, and called when the agent asks the
-worker to stop, or behind a drain. Nothing of this reaches programs that the script starts, nor processes that it forks.
+What comes from outside does nothing: the agent has heard of it too, or the command above it, and lets the worker leave
+between two steps. A handler that the script sets is kept, and signal.getsignal returns it. It is called when the agent
+asks the worker to stop, when the script signals itself, and after a drain that began with SIGTERM. Programs that the
+script starts, and processes that it forks, have these signals as without this module.
 
-The handler that does nothing is a function of the C library, below Python's: a handler of Python's would write into the
-pipe by which asyncio learns of signals, and SIG_IGN would be inherited by programs.
+What holds a signal back is a function of the C library: a handler of Python's would write into the pipe by which
+asyncio learns of signals, and SIG_IGN would be inherited by programs.
 """
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import os
 import signal
@@ -27,34 +29,44 @@ _libc = ctypes.CDLL(None)
 _libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
 _libc.signal.restype = ctypes.c_void_p
 _NOTHING = ctypes.cast(_libc.abs, ctypes.c_void_p)
-_set = signal.signal
+"""It takes one integer, as a handler does, and changes nothing."""
+
+_set, _kill, _raise = signal.signal, os.kill, signal.raise_signal
 _forking = threading.local()
 _holding = False
 _registered = False
 
 
+def holding() -> bool:
+    """Whether this process holds these signals back."""
+    return _holding
+
+
 def hold() -> None:
-    """From here on these signals are held back in this process, which ours has started: only then does anybody tell it
-    to stop. Any number of times. Nothing happens outside the main thread, where Python sets no handlers."""
+    """Begin, in a process that ours has started: only then does anybody tell it to stop. Any number of times. Nothing
+    happens outside the main thread, where Python sets no handlers."""
     global _holding, _registered
-    if threading.current_thread() is not threading.main_thread():
+    if _holding or threading.current_thread() is not threading.main_thread():
         return
     if not _registered:
         _registered = True
         os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
-        signal.signal = _signal  # type: ignore[assignment]
-    _holding = True
-    for number in stop_signals.HELD:
-        _signal(number, signal.getsignal(number))
-    _libc.signal(stop_signals.LISTENS, _NOTHING)
+        signal.signal, os.kill, signal.raise_signal = _signal, _kill_self, _raise_self  # type: ignore[assignment]
+    with stop_signals.held_at_start():
+        _holding = True
+        for number in stop_signals.HELD:
+            _signal(number, signal.getsignal(number))
+        _libc.signal(stop_signals.LISTENS, _NOTHING)
     stop_signals.begin()
 
 
 def call_handler() -> None:
-    """Of the script, for SIGTERM, if it has one: in a worker that has left the job behind it and ends now."""
+    """Of the script, for SIGTERM, if it has one: in a worker that has left the job and ends now. It has been called
+    then, and the agent's order does not call it again."""
     handler = signal.getsignal(signal.SIGTERM)
-    if not callable(handler):
+    if not _holding or not callable(handler):
         return
+    _libc.signal(ORDER, _NOTHING)
     try:
         handler(signal.SIGTERM, sys._getframe())
     except SystemExit:
@@ -65,18 +77,44 @@ def call_handler() -> None:
 
 def _signal(number: int, handler: Any) -> Any:
     """In place of signal.signal."""
-    before = _set(number, handler)
-    if _holding and number in stop_signals.HELD:
-        if number == signal.SIGTERM:
-            _set(ORDER, _obey if callable(handler) else handler)
-        _libc.signal(number, _NOTHING)
+    with stop_signals.held_at_start():
+        before = _set(number, handler)
+        if _holding and number in stop_signals.HELD:
+            if number == signal.SIGTERM:
+                _set(ORDER, _obey if callable(handler) else handler)
+            if handler is not signal.SIG_IGN:  # programs inherit that, as the script wants
+                _libc.signal(number, _NOTHING)
     return before
 
 
+def _kill_self(pid: int, number: int) -> None:
+    """In place of os.kill: nobody else than the script sends this."""
+    if _holding and number in stop_signals.HELD and pid == os.getpid():
+        _deliver(number)
+    else:
+        _kill(pid, number)
+
+
+def _raise_self(number: int) -> None:
+    """In place of signal.raise_signal."""
+    if _holding and number in stop_signals.HELD:
+        _deliver(number)
+    else:
+        _raise(number)
+
+
 def _obey(number: int, frame: object) -> None:
-    """What the script wants to happen at SIGTERM happens now."""
-    _release()
-    signal.raise_signal(signal.SIGTERM)
+    _deliver(signal.SIGTERM)
+
+
+def _deliver(number: int) -> None:
+    """As if nothing held it back. Any thread; a handler of Python's is called by the main thread."""
+    handler = signal.getsignal(number)
+    if callable(handler):
+        _thread.interrupt_main(signal.Signals(number))
+    elif handler is signal.SIG_DFL:
+        _libc.signal(number, None)
+        _kill(os.getpid(), number)
 
 
 def _before_fork() -> None:
@@ -89,12 +127,10 @@ def _after_fork() -> None:
 
 
 def _in_child() -> None:
-    _release()
-    _after_fork()
-
-
-def _release() -> None:
     global _holding
     _holding = False
     for number in stop_signals.HELD:
         _set(number, signal.getsignal(number))
+    for order in stop_signals.ORDERS.values():
+        _set(order, signal.SIG_DFL)
+    _after_fork()

@@ -8,6 +8,7 @@ pidfds, the agent's output, signals, and the watcher that gathers what is displa
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import selectors
@@ -347,9 +348,10 @@ class _Children:
 
     def _etcd_ended(self) -> None:
         if -self._etcd.process.returncode in stop_signals.HELD:  # somebody has signalled every process
-            self._etcd.restart()
-            self._watch_exit(self._etcd.process, self._etcd_ended)
-            return
+            with contextlib.suppress(OSError):  # its directory was removed: then it is not there any more
+                self._etcd.restart()
+                self._watch_exit(self._etcd.process, self._etcd_ended)
+                return
         self._display.notice(
             f"etcd ended ({_how(self._etcd.process.returncode)}): training goes on, but a lost worker cannot be "
             "replaced any more, and the job cannot be closed in order; Ctrl-C stops it"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -118,3 +120,34 @@ def test_threads_of_openmp_work_in_the_process() -> None:
             assert process.take()[1].get() == (2, expected)
     finally:
         torch.set_num_threads(before)
+
+
+HELD = """
+import os, signal, sys
+from runtime.data.fetch_process import Fetcher
+from elastic.agent.worker import held_signals
+
+if sys.argv[1] == "holds":
+    signal.signal(signal.SIGTERM, lambda *_: print("the handler of the script"))
+    held_signals.hold()
+ended = 0
+for _ in range(20):
+    fetcher = Fetcher(lambda *key: key, [])
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        os.kill(fetcher._process.pid, number)
+    try:
+        fetcher.ask((0, 1, 2), "label")
+        assert fetcher.take()[1].get() == (0, 1, 2)
+    except Exception:
+        ended += 1
+    fetcher.end()
+print(ended)
+"""
+
+
+@pytest.mark.parametrize(("parent", "ended"), [("holds", "0"), ("does not hold", "20")])
+def test_signals_to_stop_end_it_unless_its_parent_holds_them_back(parent: str, ended: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", HELD, parent]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert (done.stdout, done.returncode) == (f"{ended}\n", 0), done.stderr
