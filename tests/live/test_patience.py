@@ -19,6 +19,9 @@ from tests.live.fleet import Fleet
 
 SECONDS = float(os.environ.get("PATIENCE_S", "60"))
 NODES = ("a", "b", "c")
+PACE_S = SECONDS / 300
+"""Of a shard: the trainer has two for each worker in a step, and waits at its end after some 140 steps."""
+
 STOPPED_S = 1.0
 KBIT_S = 4000
 """A step's gradients of the trainer are some kilobytes; beats, streams and a ring's build share the cable."""
@@ -33,7 +36,7 @@ def drawn() -> random.Random:
 
 
 def begin(fleet: Fleet) -> str:
-    fleet.pace(0.05)
+    fleet.pace(PACE_S)
     job = fleet.train("patient")
     fleet.await_slots(job, *(f"{node}.0" for node in NODES))
     return job
