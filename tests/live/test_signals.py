@@ -99,7 +99,7 @@ def test_sigterm_to_every_process_while_a_job_starts_costs_nothing_but_the_start
     codes = []
     for _ in range(6):
         with Job(tmp_path, *words) as job:
-            job.pace(0.05)
+            job.pace(0.2)  # all six together do not come to the end
             time.sleep(rng.uniform(0.0, 10.0))  # the moment is what is tried
             signal_all(job, signal.SIGTERM, rng.randrange(2**32))
             codes.append(job.wait())
