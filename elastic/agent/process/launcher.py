@@ -134,7 +134,7 @@ class Launcher:
                 with contextlib.suppress(BrokenPipeError):  # it is dead already; its pidfd says so in a moment
                     reins.send(b"!")
 
-        fork_server.fork(start.settings, outlets, done)
+        fork_server.fork(stop_signals.environment(start.settings), outlets, done)
 
     def _start_cold(self, start: Start, because: str) -> None:
         try:
