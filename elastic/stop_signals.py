@@ -5,8 +5,8 @@ them: it stops the others in order. A child is told by its parent, with signals 
 others back. It needs no other way to be stopped: when its parent dies, the kernel kills it, or a pipe that is closed
 ends it.
 
-    parent  with held_at_start(): Popen(..., env=environment(os.environ))     it cannot be stopped while it starts
-    child   for received, asked in obeyed().items(): ...; begin()             from here on it obeys
+    parent  with blocked(): Popen(..., env=environment(os.environ))    it cannot be stopped while it starts
+    child   for received, asked in obeyed().items(): ...; begin()      from here on it obeys
     parent  child.send_signal(order_to(child.pid, signal.SIGTERM))
 """
 
@@ -42,9 +42,9 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def held_at_start() -> Iterator[None]:
-    """Around the start of a child, which inherits that these signals are blocked, until it calls `begin`. In this
-    thread they are delivered when the block ends."""
+def blocked() -> Iterator[None]:
+    """These signals wait, in this thread, until the end of the context; and in a child that is started within it until
+    that calls `begin`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
     try:
         yield
@@ -60,9 +60,9 @@ def order_to(pid: int, asked: signal.Signals) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return asked
     masks = {line[:6]: int(line.split()[1], 16) for line in status.splitlines() if line[:6] in ("SigBlk", "SigCgt")}
-    caught, blocked = masks.get("SigCgt", 0), masks.get("SigBlk", 0)
+    caught, waiting = masks.get("SigCgt", 0), masks.get("SigBlk", 0)
     # A script that waits for SIGTERM in sigwait blocks that alone; a child that is starting blocks both.
-    listens = (blocked if blocked >> (asked - 1) & 1 else caught) >> (LISTENS - 1) & 1
+    listens = (waiting if waiting >> (asked - 1) & 1 else caught) >> (LISTENS - 1) & 1
     return ORDERS[asked] if listens else asked
 
 

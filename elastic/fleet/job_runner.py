@@ -372,7 +372,7 @@ class JobRunner:
             with acting(user):
                 paths = (self._dir / "logs" / name for name in LOGS)
                 out, log = (stack.enter_context(open(path, "ab", opener=file_modes.opener)) for path in paths)
-            stack.enter_context(stop_signals.held_at_start())
+            stack.enter_context(stop_signals.blocked())
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", "elastic.agent.process.subreaper", *words],
                 env=self._environment(),

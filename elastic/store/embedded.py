@@ -139,7 +139,7 @@ class EmbeddedEtcd:
         # Settings of another etcd must not reach this one.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         # Of the signals that every process may get, etcd stops in order by SIGTERM and SIGINT, whatever it inherits.
-        with (self.directory / "log").open("ab") as log, stop_signals.held_at_start():
+        with (self.directory / "log").open("ab") as log, stop_signals.blocked():
             return subprocess.Popen(
                 command,
                 cwd=self.directory,

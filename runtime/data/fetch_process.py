@@ -69,8 +69,8 @@ class Fetcher:
         holds = held_signals.holding()
         words = (fetch, theirs, inherited, torch.get_num_threads(), holds)
         self._process = _Process(target=_serve, args=words, daemon=True)
-        blocked = stop_signals.held_at_start() if holds else contextlib.nullcontext()
-        with warnings.catch_warnings(), blocked:
+        starting = stop_signals.blocked() if holds else contextlib.nullcontext()
+        with warnings.catch_warnings(), starting:
             # Python warns that threads do not survive a fork. What runs in the child is the dataset, as in a
             # DataLoader, and it starts in a thread of its own (see _serve).
             warnings.simplefilter("ignore", DeprecationWarning)

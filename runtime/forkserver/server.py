@@ -57,7 +57,7 @@ def main(channel: str, without: str, *command: str) -> None:
         if len(left_out) < LEFT_OUT_MAX:
             _tell(agent, "nursery_without", module=found.module, because=found.because)
             again = [sys.executable, "-c", sys.orig_argv[2], channel, ",".join([*left_out, found.module]), *command]
-            with stop_signals.held_at_start():
+            with stop_signals.blocked():
                 os.execve(sys.executable, again, inherited)
         _leave(agent, str(found))
     except ColdStart as refused:
@@ -134,7 +134,7 @@ def _serve(agent: socket.socket) -> ForkOrder:
         order = ForkOrder(message, descriptors)
         if because := unfit():
             _leave(agent, because)
-        with stop_signals.held_at_start():
+        with stop_signals.blocked():
             if clone_parent.fork() == 0:
                 held_signals.hold()
                 return order

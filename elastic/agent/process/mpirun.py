@@ -154,7 +154,7 @@ class Mpirun:
         if os.geteuid() == 0:
             options.append("--allow-run-as-root")
         # mpirun inherits that signals to stop are blocked, and keeps it so; it is killed.
-        with open(self._log, "ab", opener=file_modes.opener) as log, stop_signals.held_at_start():
+        with open(self._log, "ab", opener=file_modes.opener) as log, stop_signals.blocked():
             started = subprocess.Popen(
                 [
                     *(setpriv, "--pdeathsig", "KILL", "--", program, *options),

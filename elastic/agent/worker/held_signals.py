@@ -52,7 +52,7 @@ def hold() -> None:
         _registered = True
         os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
         signal.signal, os.kill, signal.raise_signal = _signal, _kill_self, _raise_self  # type: ignore[assignment]
-    with stop_signals.held_at_start():
+    with stop_signals.blocked():
         _holding = True
         for number in stop_signals.HELD:
             _signal(number, signal.getsignal(number))
@@ -77,7 +77,7 @@ def call_handler() -> None:
 
 def _signal(number: int, handler: Any) -> Any:
     """In place of signal.signal."""
-    with stop_signals.held_at_start():
+    with stop_signals.blocked():
         before = _set(number, handler)
         if _holding and number in stop_signals.HELD:
             if number == signal.SIGTERM:

@@ -275,7 +275,7 @@ class _Children:
         # -P: a file of the working directory must not replace a module of the control plane.
         command = [setpriv, "--pdeathsig", "KILL", sys.executable, "-P", "-m", module, *arguments]
         file_modes.make_directory(self._dir / "logs")  # somebody may have removed the directory
-        with open(self._log_of(module), "ab", opener=file_modes.opener) as log, stop_signals.held_at_start():
+        with open(self._log_of(module), "ab", opener=file_modes.opener) as log, stop_signals.blocked():
             return subprocess.Popen(
                 command,
                 env=stop_signals.environment(own_environment()),
@@ -288,7 +288,7 @@ class _Children:
     def _spawn_keeper(self, *arguments: str) -> subprocess.Popen[bytes]:
         """The agent, in the care of a process that lives until everything below it is gone, and ends as it did."""
         file_modes.make_directory(self._dir / "logs")
-        with open(self._log_of("elastic.agent"), "ab", opener=file_modes.opener) as log, stop_signals.held_at_start():
+        with open(self._log_of("elastic.agent"), "ab", opener=file_modes.opener) as log, stop_signals.blocked():
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", "elastic.agent.process.subreaper", *arguments],
                 env=stop_signals.environment(own_environment()),

@@ -34,7 +34,7 @@ print(*got, flush=True)
 def child(*, ours: bool = True, slow: bool = False) -> Iterator[subprocess.Popen[str]]:
     environment = stop_signals.environment(os.environ) if ours else dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    with stop_signals.held_at_start():
+    with stop_signals.blocked():
         process = subprocess.Popen(
             [sys.executable, "-c", CHILD, "slow" if slow else "quick"],
             env=environment,
@@ -87,7 +87,7 @@ def test_a_program_that_does_not_listen_is_asked_by_the_plain_signal() -> None:
 
 def test_nothing_stays_blocked_in_the_parent() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    with stop_signals.held_at_start():
+    with stop_signals.blocked():
         assert set(stop_signals.BLOCKED) <= signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
