@@ -37,7 +37,7 @@ down inherit it, and it is not their parent's pid."""
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Of a child that calls `obeyed`."""
+    """These variables, and the one that names this process as the parent of a child which it starts with them."""
     return {**base, PARENT: str(os.getpid())}
 
 
@@ -67,7 +67,8 @@ def order_to(pid: int, asked: signal.Signals) -> int:
 
 
 def plain(status: int) -> int:
-    """How a process ended, minus the signal: by SIGTERM also where it was by the order to stop."""
+    """The exit code, or minus the signal, with which a process ended. Where that was an order, the signal it stands
+    for."""
     return -ASKED[-status] if -status in ASKED else status
 
 

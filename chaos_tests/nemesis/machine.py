@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping
 
 from chaos_tests.nemesis import etcd_api, signals
 from chaos_tests.nemesis.scene import NotNow, Scene
-from chaos_tests.nemesis.signals import End, Impossible
+from chaos_tests.nemesis.signals import End
 from chaos_tests.scenario.faults import ETCD, Ask
 from chaos_tests.scenario.schedule import Planned
 from chaos_tests.support import processes
@@ -33,10 +32,7 @@ def signal_all(scene: Scene, planned: Planned, for_s: float) -> None:
     pids = [pid for pid in processes.living(scene.mark) if "elastic.cli" not in processes.command_line(pid)]
 
     def blow() -> None:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            for pid in pids:
-                with contextlib.suppress(Impossible):  # it has just ended
-                    signals.send([pid], number)
+        signals.send_to_living(pids, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     scene.lasting(planned, f"{len(pids)} processes", blow, for_s)
 

@@ -5,7 +5,6 @@ A stranger who attends a job as the agent of a node is a fault of a node too.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from collections.abc import Iterable, Sequence
@@ -16,7 +15,7 @@ import grpc
 from chaos_tests.nemesis import checkpoint_damage, signals
 from chaos_tests.nemesis.membership_view import node_of
 from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene
-from chaos_tests.nemesis.signals import End, Impossible
+from chaos_tests.nemesis.signals import End
 from chaos_tests.scenario.faults import LoseAll, NoticeNode
 from chaos_tests.scenario.schedule import Planned
 from chaos_tests.support import processes
@@ -67,9 +66,7 @@ def stop_node(scene: Scene, planned: Planned, healthy: Sequence[str], for_s: flo
     node = some_node(scene, planned, healthy)
     begun_ns, workers, daemon = time.monotonic_ns(), scene.world.there(node), cluster.nodes[node].pid
     pids = [daemon, *processes.descendants(daemon)]
-    for pid in pids:
-        with contextlib.suppress(Impossible):  # it has just ended
-            signals.send([pid], signal.SIGTERM)
+    signals.send_to_living(pids, signal.SIGTERM)
 
     def end() -> None:
         cluster.end(node)

@@ -49,6 +49,14 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
                 signal.pidfd_send_signal(descriptor, number)
 
 
+def send_to_living(pids: Iterable[int], *numbers: signal.Signals) -> None:
+    """Each of the signals to all of those that have not just ended."""
+    for number in numbers:
+        for pid in pids:
+            with contextlib.suppress(Impossible):
+                send([pid], number)
+
+
 def freeze(pids: Iterable[int]) -> End:
     """SIGSTOP, seen in /proc. Raises Impossible if one of them does not stand still."""
     pids = tuple(pids)
@@ -61,9 +69,7 @@ def thaw_later(pids: Iterable[int]) -> End:
     pids = tuple(pids)
 
     def thaw() -> None:
-        for pid in pids:
-            with contextlib.suppress(Impossible):  # it may have been killed meanwhile
-                send([pid], signal.SIGCONT)
+        send_to_living(pids, signal.SIGCONT)  # one may have been killed meanwhile
 
     until_s = time.monotonic() + SEEN_S
     while not all(_stands_still(pid) for pid in pids):

@@ -66,7 +66,6 @@ class NodeDrain:
         self._timer: asyncio.TimerHandle | None = None
         self._watchers: list[NoticeWatcher] = []
         self._told = False
-        self._signalled = False
 
     def watch(self, sources: Iterable[NoticeSource]) -> None:
         """Begin to look; asks nobody anything on this thread."""
@@ -85,15 +84,14 @@ class NodeDrain:
 
     def asked(self, left_s: float, because: str, source: str = OPERATOR) -> None:
         """Somebody wants this node empty until it is taken back by `heard(source, None)`."""
-        self._signalled = self._signalled or source == SIGTERM
         self.heard(source, Notice(NoticeKind.ASKED, left_s, because))
 
     def announced(self, worker_id: str) -> None:
         """A worker has told the leader of itself."""
         if (wish := self._wish_of(worker_id)) is not None:
             self._host.say(wish)
-            drain = Drain(self._host.term, worker_id, wish.left_ms, wish.because, self._signalled)
-            self._host.order(worker_id, drain)
+            signalled = SIGTERM in self._stay.notices
+            self._host.order(worker_id, Drain(self._host.term, worker_id, wish.left_ms, wish.because, signalled))
 
     def wishes(self) -> Iterator[DrainWish]:
         """What a new leader has to be told, as of now."""

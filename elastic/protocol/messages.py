@@ -463,9 +463,8 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Of its agent: the worker's node may be gone in left_ms, so a generation without it is wished for.
-
-    signalled: by SIGTERM, for which the script may have a handler."""
+    """An agent tells its worker that the node may be gone in left_ms, so that a generation without the worker is wished
+    for. signalled: SIGTERM is one of the reasons, and the script may have a handler for that signal."""
 
     term: int
     worker_id: str

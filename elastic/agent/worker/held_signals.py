@@ -61,8 +61,8 @@ def hold() -> None:
 
 
 def call_handler() -> None:
-    """Of the script, for SIGTERM, if it has one: in a worker that has left the job and ends now. It has been called
-    then, and the agent's order does not call it again."""
+    """Call the script's handler for SIGTERM, if it has set one, in a worker that has left the job and is about to end.
+    An order of the agent that comes later does not call the handler again."""
     handler = signal.getsignal(signal.SIGTERM)
     if not _holding or not callable(handler):
         return
@@ -71,7 +71,7 @@ def call_handler() -> None:
         handler(signal.SIGTERM, sys._getframe())
     except SystemExit:
         return  # that is what happens next
-    except BaseException:
+    except BaseException:  # whatever the script raises there: the worker has left in order, and ends
         traceback.print_exc()
 
 
