@@ -1,7 +1,61 @@
-"""`python -m elastic.agent`."""
+"""`python -m elastic.agent [--wait] OPTIONS`.
 
+What takes long at the start of an agent is what its workers import: torch. So the fork server is started first, and
+imports side by side with the agent. With --wait all of that is done beforehand: the agent itself, which may be the
+only one that uses the job's directory, begins when a byte comes on its standard input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-from elastic.agent.agent import main
+from elastic.agent.process.forkserver_client import ForkServerProcess
+from elastic.agent.process.launcher import start_fork_server
+from elastic.errors import ElasticError
+from elastic.records.files import read_job
 
-sys.exit(main())
+WAIT = "--wait"
+STDIN = 0
+
+
+def start_early(words: Sequence[str]) -> ForkServerProcess | None:
+    """The fork server of the job that these options name. None where workers cannot be forked, and for options that
+    the agent will not accept: it says so itself."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in ("--job-dir", "--node", "--handover"):
+        parser.add_argument(option)
+    options, _ = parser.parse_known_args(words)
+    if options.job_dir is None or options.node is None or options.handover is not None:
+        return None  # with --handover there are workers already: those that are to come have time
+    job_dir = Path(options.job_dir).resolve()
+    try:
+        return start_fork_server(read_job(job_dir), job_dir / "logs", options.node)
+    except (ElasticError, OSError):
+        return None
+
+
+def wait_for_begin() -> None:
+    """Raises SystemExit if nobody is left to say it."""
+    if not os.read(STDIN, 1):
+        sys.exit(1)
+
+
+def main() -> int:
+    fork_server = start_early(sys.argv[1:])
+    from elastic.agent import agent
+
+    if WAIT in sys.argv[1:]:
+        sys.argv.remove(WAIT)  # a program that takes this one's place begins at once
+        wait_for_begin()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, STDIN)
+    os.close(nothing)
+    return agent.main(fork_server)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

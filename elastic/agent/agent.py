@@ -22,6 +22,7 @@ from elastic.agent.drain import OPERATOR, SIGTERM, NodeDrain
 from elastic.agent.handover import Handed, Trial, UpgradeRequestFiles
 from elastic.agent.leader_session import Ended, LeaderSession
 from elastic.agent.options import GRACE_S, Assignment
+from elastic.agent.process.forkserver_client import ForkServerProcess
 from elastic.agent.slot_file import SlotFile
 from elastic.agent.workers import WorkerManager
 from elastic.checkpoints.series import newest_in_memory
@@ -39,10 +40,18 @@ class Agent:
     """Between the leader and one node's workers. Everything below runs on the event loop; nothing between two awaits
     can interleave.
 
-    handed: by the program before this one in the same process, with its workers. Raises what heirloom.read does.
+    handed: by the program before this one in the same process, with its workers. fork_server: of the job, started
+    already. Raises what upgrade_state.read does.
     """
 
-    def __init__(self, given: Assignment, journal: Journal, ledger: Ledger, handed: Handed | None = None) -> None:
+    def __init__(
+        self,
+        given: Assignment,
+        journal: Journal,
+        ledger: Ledger,
+        handed: Handed | None = None,
+        fork_server: ForkServerProcess | None = None,
+    ) -> None:
         spec, job_dir, node, slots = given.spec, given.job_dir, given.node, given.slots
         self._notices = given.notices
         self._grace_s = given.grace_s
@@ -57,7 +66,9 @@ class Agent:
             kept = newest_in_memory(read_settings(job_dir))
             inherited = upgrade_state.first(spec, node, slots + spec.spares, slot_file, kept)
         self._standing = inherited.standing
-        self._workforce = WorkerManager(spec, job_dir, node, given.reach, journal, ledger, slot_file, inherited, self)
+        self._workforce = WorkerManager(
+            spec, job_dir, node, given.reach, journal, ledger, slot_file, inherited, self, fork_server
+        )
         self._place = UpgradeRequestFiles(job_dir, node)
         self._hands_over = False
         self._deferred: list[int] = []
@@ -261,9 +272,10 @@ class Agent:
             self._workforce.look()
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(fork_server: ForkServerProcess | None = None) -> int:
+    """fork_server: see Agent."""
     try:
-        given = options.of_words(argv)
+        given = options.of_words()
         handed = Handed.read(given.handed) if given.handed is not None else None
         spec, job_dir, who = given.spec, given.job_dir, f"agent-{given.node}"
         with (
@@ -273,7 +285,7 @@ def main(argv: list[str] | None = None) -> int:
         ):
 
             async def attend() -> int:
-                return await Agent(given, journal, ledger, handed).run()
+                return await Agent(given, journal, ledger, handed, fork_server).run()
 
             return asyncio.run(attend())
     except ElasticError as error:

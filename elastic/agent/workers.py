@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from elastic.agent.ledger_writer import LedgerWriter
+from elastic.agent.process.forkserver_client import ForkServerProcess
 from elastic.agent.process.launcher import Launcher
 from elastic.agent.process.mpirun import Mpirun
 from elastic.agent.process.stdout_pump import Stdout
@@ -89,7 +90,9 @@ class WorkerManager:
         slot_file: SlotFile,
         inherited: AgentUpgradeState,
         head: WorkerEvents,
+        fork_server: ForkServerProcess | None = None,
     ) -> None:
+        """fork_server: see Launcher."""
         self._spec = spec
         self._job_dir = job_dir
         self._reach = reach
@@ -108,7 +111,7 @@ class WorkerManager:
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._detector = Detector(spec.timing, time.monotonic())
         self._stdout = Stdout()
-        starter = Launcher(spec, job_dir / "logs", node, journal, first=not inherited.socket)
+        starter = Launcher(spec, job_dir / "logs", node, journal, first=not inherited.socket, fork_server=fork_server)
         self._crew = WorkerProcesses(starter, job_dir / "logs", journal, self)
         self._mpirun = Mpirun(job_dir / "logs" / "mpirun.log", journal, self._on_rank_lost)
         self._switchboard = WorkerSocket(spec.name, job_dir, node, journal, self, inherited.orders, inherited.socket)

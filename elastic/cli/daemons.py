@@ -176,8 +176,8 @@ def _agent(options: argparse.Namespace) -> int:
     import asyncio
 
     from elastic.agent.handover import Handed
+    from elastic.fleet.job_runner import standbys
     from elastic.fleet.leader_session import Offer
-    from elastic.fleet.node_daemon import Daemon
     from elastic.records.job_directory import JobLock, lock_identity
     from elastic.records.journal import Journal, journal_path
     from elastic.records.retention import Retention
@@ -201,13 +201,16 @@ def _agent(options: argparse.Namespace) -> int:
             f"elastic: node {node} at {site.reach.address} with {options.slots} slots; jobs in {jobs_dir}", flush=True
         )
 
+        waiting = standbys(site, journal) if handed is None else {}
+        from elastic.fleet.node_daemon import Daemon  # side by side with what they import
+
         lock = lock_identity(jobs_dir / f"{node}.lock.id")
 
         async def attend() -> int:
             watching = asyncio.create_task(expiry.watch(journal, *checked.keyrings))
             try:
                 offer = Offer(options.slots, tuple(options.label), lock)
-                return await Daemon(site, offer, journal, ChannelFactory(checked.keyring), handed).run()
+                return await Daemon(site, offer, journal, ChannelFactory(checked.keyring), handed, waiting).run()
             finally:
                 watching.cancel()
 

@@ -4,26 +4,25 @@
 
 The agent is the program that runs under `elastic run`, under a subreaper (elastic/agent/process/subreaper.py), so that
 everything ends with this daemon, also if that is killed. An agent that ends while the job wants one here is started
-again.
+again; so that this takes no time, one that has lived for a while has a standby, which has done its imports already.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from elastic import file_modes, stop_signals
 from elastic.agent.handover import UpgradeRequest, UpgradeRequestFiles
-from elastic.agent.process.worker_process import own_environment
+from elastic.agent.process.agent_process import LOGS, AgentStart, WaitingAgent
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError
@@ -53,9 +52,12 @@ SLACK_S = 10.0
 STOP_S = 6.0
 """From then until it is killed, with everything below it."""
 
+STANDBY_AFTER_S = 30.0
+"""Of an agent's life, until it has a standby: torch is imported once more for that, and the job's first steps are those
+that people wait for."""
+
 LOG_TAIL_LINES = 5
 
-LOGS = ("stdout.log", "agent.log")
 CERTS = "certs"
 """In a job directory: what a job that runs as another user has of its node's certificates."""
 
@@ -92,8 +94,11 @@ class JobRunner:
         changed: Callable[[], None],
         token: str,
         handed: JobUpgradeState | None = None,
+        standby: WaitingAgent | None = None,
     ) -> None:
+        """standby: of the job, started beforehand; whether it fits is seen when it is needed."""
         self._site = site
+        self._standby = standby
         self._token = token
         self._board = board
         self._submission = submission
@@ -206,10 +211,10 @@ class JobRunner:
             try:
                 if self._keeper is None:
                     self._starting = True
-                    await asyncio.to_thread(self._prepare)
+                    how = await asyncio.to_thread(self._prepare)
                     self._write_token()  # in the thread that grants another one
                     self.notify()
-                    self._keeper = self._start()
+                    self._keeper = await self._start(how)
             except Exception as error:
                 # Errors of the system, of a storage and of the job are told alike. So is one that nobody foresaw:
                 # it is this job's trouble, not the node's, and tried again with a pause.
@@ -231,6 +236,8 @@ class JobRunner:
             self._memory.remove()
         with suppress(OSError), acting(self._site.job_user):  # it has lost its worth by now
             (self._dir / TOKEN).unlink()
+        self._record.unlink(missing_ok=True)
+        await asyncio.to_thread(self._end_standby)
         self._say("")
 
     @property
@@ -244,6 +251,7 @@ class JobRunner:
         """Have another program take its place. Returns why that was refused, or nothing."""
         if self._keeper is None:
             return ""
+        await asyncio.to_thread(self._end_standby)  # of the program before that one
         refused = await replace_agent(
             UpgradeRequestFiles(self._dir, self._site.node, self._site.job_user), request, self._keeper
         )
@@ -253,6 +261,7 @@ class JobRunner:
         """inherited: by the program that takes this one's place, and given up here."""
         keeper = memory = None
         if inherited:
+            self._end_standby()
             keeper = keeper_of(self._keeper) if self._keeper is not None else None
             memory = self._memory.hand_over() if self._memory is not None else None
         return JobUpgradeState(self._submission, self._slots, self.devices, keeper, memory, self.finishing, self._token)
@@ -264,6 +273,7 @@ class JobRunner:
         pidfd = os.pidfd_open(keeper.pid)
         loop.add_reader(pidfd, ended.set)
         self._journal.write("charge_started", job=self.job, slots=self._slots, devices=self.devices, pid=keeper.pid)
+        standing_by = loop.call_later(STANDBY_AFTER_S, self._stand_by)
         try:
             if not await _first(ended, self._leave):
                 keeper.send_signal(stop_signals.order_to(keeper.pid, signal.SIGTERM))
@@ -278,19 +288,23 @@ class JobRunner:
             keeper.stdin.close()
             raise
         finally:
+            standing_by.cancel()
             loop.remove_reader(pidfd)
             os.close(pidfd)
         return keeper.wait()
 
-    def _prepare(self) -> None:
-        """The job's directory on this node. Raises ConfigError and OSError."""
+    def _prepare(self) -> AgentStart:
+        """The job's directory on this node. Returns how an agent is started in it. Raises ConfigError and OSError."""
         user = self._site.job_user
         if user is not None:
             file_modes.make_directory(self._dir)
             user.give(self._dir)
         certs = self._certs()
         with acting(user):
-            self._fill(certs)
+            document = self._fill(certs)
+        how = self._how(document)
+        how.record(self._record)
+        return how
 
     def _certs(self) -> dict[str, bytes]:
         """What the processes of a job that are not of the daemon's user need of the node's certificates."""
@@ -314,7 +328,8 @@ class JobRunner:
             except OSError as error:
                 self._journal.write("certificates_unwritten", job=self.job, because=str(error))
 
-    def _fill(self, certs: Mapping[str, bytes]) -> None:
+    def _fill(self, certs: Mapping[str, bytes]) -> bytes:
+        """Returns what job.json says."""
         spec = self._submission.spec
         for part in ("logs", "journal"):
             file_modes.make_directory(self._dir / part)
@@ -326,8 +341,8 @@ class JobRunner:
             raise ConfigError(
                 f"{self._dir.absolute()} belongs to another job of that name, {found:.64}; move that directory aside"
             )
-        here = with_environment(spec, self._site.node)
-        write_atomically(self._dir / "job.json", codec.job_to_json(here), file_modes.SETTINGS)
+        document = codec.job_to_json(with_environment(spec, self._site.node))
+        write_atomically(self._dir / "job.json", document, file_modes.SETTINGS)
         self._write_certs(certs)
         storage = storage_at(self._submission.checkpoints)
         own(storage, spec.name, identity)
@@ -343,6 +358,7 @@ class JobRunner:
             interruptions=self._submission.interruptions,
         )
         write_atomically(self._dir / "checkpoints.json", json.dumps(asdict(settings)).encode(), file_modes.SETTINGS)
+        return document
 
     def _write_certs(self, certs: Mapping[str, bytes]) -> None:
         if certs:
@@ -354,7 +370,8 @@ class JobRunner:
         with acting(self._site.job_user):
             write_atomically(self._dir / TOKEN, self._token.encode(), 0o600)
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _how(self, document: bytes) -> AgentStart:
+        """document: of job.json, as it was written."""
         site, spec, user = self._site, self._submission.spec, self._site.job_user
         reach = site.reach
         if user is not None and reach.certs is not None:
@@ -367,36 +384,47 @@ class JobRunner:
             "--notices": f"{RELAYED}{self._dir.absolute()}",
             "--grace": str(site.grace_s),
         }
-        words = [word for option in options.items() for word in option]
-        with ExitStack() as stack:
-            with acting(user):
-                paths = (self._dir / "logs" / name for name in LOGS)
-                out, log = (stack.enter_context(open(path, "ab", opener=file_modes.opener)) for path in paths)
-            stack.enter_context(stop_signals.blocked())
-            return subprocess.Popen(
-                [sys.executable, "-P", "-m", "elastic.agent.process.subreaper", *words],
-                env=self._environment(),
-                cwd=spec.directory or None,
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=log,
-                process_group=0,  # Ctrl-C reaches the daemon alone, which ends the others in order
-                **(user.start() if user is not None else {}),
-            )
-
-    def _environment(self) -> dict[str, str]:
-        environment = stop_signals.environment(own_environment())
-        # So that `python` in a job's command is the interpreter of this package.
-        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
-        if self._site.job_user is not None:
-            environment |= self._site.job_user.environment()
+        variables = user.environment() if user is not None else {}
         if self.devices is not None:
-            environment[DEVICES_VARIABLE] = ",".join(self.devices)
-        return environment
+            variables[DEVICES_VARIABLE] = ",".join(self.devices)
+        words = tuple(word for option in options.items() for word in option)
+        digest = hashlib.sha256(document).hexdigest()
+        return AgentStart(str(self._dir.absolute()), words, variables, spec.directory, digest)
+
+    @property
+    def _record(self) -> Path:
+        return record_of(self._site, self.job)
+
+    async def _start(self, how: AgentStart) -> JobKeeper:
+        if self._standby is not None and not self._standby.fits(how):
+            await asyncio.to_thread(self._end_standby)
+        standby, self._standby = self._standby, None
+        if standby is None:
+            return WaitingAgent(how, self._site.job_user).begin()
+        self._journal.write("standby_begins", job=self.job, pid=standby.process.pid)
+        return standby.begin()
+
+    def _stand_by(self) -> None:
+        """An agent lives, and is to have a standby."""
+        if self.ending or self._standby is not None or not self._submission.spec.fork:
+            return
+        try:
+            self._standby = WaitingAgent(AgentStart.recorded(self._record), self._site.job_user)
+            self._journal.write("standby_started", job=self.job, pid=self._standby.process.pid)
+        except (OSError, ValueError) as error:
+            self._journal.write("standby_refused", job=self.job, because=str(error))
+
+    def _end_standby(self) -> None:
+        standby, self._standby = self._standby, None
+        if standby is not None:
+            standby.end()
 
     def _last_words(self) -> str:
-        with acting(self._site.job_user):
-            lines = (self._dir / "logs" / LOGS[1]).read_text(errors="replace").splitlines()
+        try:
+            with acting(self._site.job_user):
+                lines = (self._dir / "logs" / LOGS[1]).read_text(errors="replace").splitlines()
+        except OSError:  # somebody has moved the directory
+            return ""
         return f": {' | '.join(lines[-LOG_TAIL_LINES:])}" if lines else ""
 
     def _say(self, trouble: str) -> None:
@@ -409,6 +437,25 @@ def pause_s(lived_s: float, before_s: float) -> float:
     """How long to wait with starting an agent again that has lived so long, or could not be started. before_s: how long
     was waited the last time."""
     return 0.0 if lived_s > LONG_LIFE_S else min(BACKOFF_MAX_S, max(BACKOFF_MIN_S, 2 * before_s))
+
+
+def record_of(site: NodeSettings, job: str) -> Path:
+    """Where it is kept how the job's agent was started on this node, until it has left it in order."""
+    return site.jobs_dir / f"{job}.{site.node}.agent.json"
+
+
+def standbys(site: NodeSettings, journal: Journal) -> dict[str, WaitingAgent]:
+    """Job -> its next agent here, already started: of jobs that ran here when the daemon before this one was killed, or
+    the machine stopped. They have most of their imports behind them when the leader says that they run here."""
+    found: dict[str, WaitingAgent] = {}
+    for path in site.jobs_dir.glob(record_of(site, "*").name):
+        job = path.name.partition(".")[0]
+        try:
+            found[job] = WaitingAgent(AgentStart.recorded(path), site.job_user)
+            journal.write("standby_started", job=job, pid=found[job].process.pid)
+        except (OSError, ValueError) as error:
+            journal.write("standby_refused", job=job, because=str(error))
+    return found
 
 
 def _told_of(error: Exception) -> str:

@@ -10,14 +10,16 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from elastic.agent import handover
 from elastic.agent.handover import Handed, Trial, UpgradeRequest, UpgradeRequestFiles
+from elastic.agent.process.agent_process import WaitingAgent
 from elastic.errors import ElasticError
 from elastic.fleet import job_environment, upgrade_state
 from elastic.fleet.documents import Submission
-from elastic.fleet.job_runner import JobRunner, NodeSettings
+from elastic.fleet.job_runner import JobRunner, NodeSettings, record_of
 from elastic.fleet.leader_session import FleetLeaderSession, Offer
 from elastic.fleet.notice_board import NoticeBoard
 from elastic.fleet.upgrade_state import DaemonUpgradeState
@@ -29,6 +31,10 @@ from elastic.version import __version__
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
 
+STANDBYS_S = 60.0
+"""From a daemon's start, for jobs that ran here before: one that has not come back by then goes on elsewhere, or is
+over."""
+
 DEPARTURE_POLL_S = 0.5
 """How often it looks whether its jobs have left a node that has to go: their agents say it in files."""
 
@@ -37,14 +43,22 @@ class Daemon:
     """Main thread only: workers die with the thread that started them."""
 
     def __init__(
-        self, site: NodeSettings, offer: Offer, journal: Journal, door: ChannelFactory, handed: Handed | None = None
+        self,
+        site: NodeSettings,
+        offer: Offer,
+        journal: Journal,
+        door: ChannelFactory,
+        handed: Handed | None = None,
+        standbys: Mapping[str, WaitingAgent] | None = None,
     ) -> None:
-        """handed: by the program before this one in the same process. Raises what succession.read does."""
+        """handed: by the program before this one in the same process. standbys: of jobs that this node may be given.
+        Raises what upgrade_state.read does."""
         self._site = site
         self._journal = journal
         self._devices = job_environment.of_node(os.environ)
         self._board = NoticeBoard(journal, self._noticed)
         self._charges: dict[str, JobRunner] = {}
+        self._standbys = dict(standbys or {})
         self._duties: dict[str, pb.Duty] = {}
         self._over: dict[str, str] = {}
         """Job -> how it ended."""
@@ -70,6 +84,7 @@ class Daemon:
         self._board.watch(selection.sources(self._site.notices, os.environ))
         handover.begin(self._place, self._journal, self._handed, sorted(self._charges))
         attending = asyncio.create_task(self._attendance.always())
+        loop.call_later(STANDBYS_S, self._end_standbys)
         try:
             while not self._is_done():
                 await self._next_change(attending)
@@ -79,6 +94,7 @@ class Daemon:
         finally:
             attending.cancel()
             await asyncio.gather(attending, return_exceptions=True)
+            self._end_standbys()
             for charge in self._charges.values():
                 charge.stop()
             for charge in self._charges.values():
@@ -144,6 +160,7 @@ class Daemon:
                 self._replace_agents,
             )
             if request is not None:
+                self._end_standbys()
                 state = self._state(inherited=True)
                 deferred, self._deferred = self._deferred, []
                 try:
@@ -242,10 +259,26 @@ class Daemon:
                 return f"the job waits for the GPUs of {', '.join(ending)}, which has not ended here yet"
         given = own if self._devices else None
         self._charges[duty.job] = JobRunner(
-            self._site, submission, duty.slots, given, self._board, self._journal, self._told, duty.token
+            self._site,
+            submission,
+            duty.slots,
+            given,
+            self._board,
+            self._journal,
+            self._told,
+            duty.token,
+            standby=self._standbys.pop(duty.job, None),
         )
         self._told()
         return ""
+
+    def _end_standbys(self) -> None:
+        """Of jobs that have not come back."""
+        while self._standbys:
+            job, standby = self._standbys.popitem()
+            self._journal.write("standby_ended", job=job)
+            standby.end()
+            record_of(self._site, job).unlink(missing_ok=True)
 
     def _noticed(self) -> None:
         """What stands on the board is another thing."""

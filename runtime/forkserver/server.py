@@ -47,6 +47,7 @@ def main(channel: str, without: str, *command: str) -> None:
     Never returns; in a forked worker it ends by SystemExit.
     """
     held_signals.hold()
+    gc.disable()  # to look for garbage while torch is imported was a fifth of the time, and found 8 MB
     agent = socket.socket(fileno=int(channel))
     inherited = dict(os.environ)
     left_out = without.split(",") if without else []
@@ -62,9 +63,9 @@ def main(channel: str, without: str, *command: str) -> None:
         _leave(agent, str(found))
     except ColdStart as refused:
         _leave(agent, str(refused))
-    _tell(agent, "nursery_ready", modules=len(sys.modules), cpu_s=round(time.process_time(), 3))
-    gc.collect()
     gc.freeze()
+    gc.enable()
+    _tell(agent, "nursery_ready", modules=len(sys.modules), cpu_s=round(time.process_time(), 3))
     order = _serve(agent)
     agent.close()
     _become(order, command)

@@ -28,6 +28,7 @@ from typing import Protocol
 
 from chaos_tests.cluster import Cluster, Network, why_not
 from chaos_tests.support.processes import Command, descendants, exit_on_sigterm, kill_if_there
+from elastic.agent.process import worker_process
 from tests.bench import contenders, report, stamps
 from tests.bench.recovery import say
 from tests.bench.report import Row, target
@@ -47,6 +48,8 @@ DEATH_EVERY_S = 15.0
 FROZEN_S = 4.0
 WAIT_S = 180.0
 POLL_S = 0.02
+IDLE_S = 0.5
+FORK_SERVER = "runtime.forkserver.server"
 
 OURS, THEIRS = "elastic", "torchrun"
 
@@ -201,11 +204,6 @@ class Driver:
         for pid in below:
             kill_if_there(pid)
 
-    def kill_agent(self, node: str) -> None:
-        """All that the daemon has started, and not the daemon."""
-        for pid in descendants(self._job.root(node)):
-            kill_if_there(pid)
-
     def freeze(self, node: str) -> None:
         for pid in self.workers_below(self._job.root(node)).values():
             os.kill(pid, signal.SIGSTOP)
@@ -261,6 +259,30 @@ class Elastic:
 
     def start(self, node: str) -> None:
         self.cluster.node(node)
+
+    def kill_agent(self, node: str) -> None:
+        """All that the daemon has started for the job, and neither the daemon nor what stands by."""
+        agent = self._newest("charge_started", node)
+        for pid in (agent, *descendants(agent)):
+            kill_if_there(pid)
+
+    def have_standbys(self) -> bool:
+        """Whether both mortal nodes have one that has begun its last wait."""
+        return all(self._has_standby(node) for node in MORTAL)
+
+    def _has_standby(self, node: str) -> bool:
+        standby = self._newest("standby_started", node)
+        if standby == self._newest("standby_begins", node):
+            return False
+        servers = [pid for pid in descendants(standby) if FORK_SERVER in Path(f"/proc/{pid}/cmdline").read_text()]
+        before = [worker_process.facts(pid) for pid in servers]
+        time.sleep(IDLE_S)
+        return bool(servers) and before == [worker_process.facts(pid) for pid in servers]
+
+    def _newest(self, event: str, node: str) -> int:
+        """The pid in that node's last line of that event; 0: there is none."""
+        lines = [line for line in self.cluster.journal() if line["event"] == event and line["node"] == node]
+        return int(lines[-1]["pid"]) if lines else 0
 
     def check(self) -> None:
         ended = [line for line in self.cluster.journal() if line["event"] == "job_over"]
@@ -368,7 +390,7 @@ def measure(home: Path, rounds: int, seconds: float, seed: int) -> dict[str, Fou
         ours = stack.enter_context(elastic(home / OURS, network))
         driver, of = Driver(ours, random.Random(seed)), found[OURS]
         _repeat(rounds, "death", of.deaths, lambda: driver.hit(driver.kill, ours.start, AWAY_S))
-        _repeat(rounds, "agent's death", of.warm, lambda: driver.hit(driver.kill_agent, lambda node: None, 0.0))
+        _repeat(rounds, "agent's death", of.warm, lambda: _agent_dies(driver, ours))
         _repeat(rounds, "freeze", of.freezes, lambda: driver.hit(driver.freeze, driver.thaw, FROZEN_S))
         if network is not None:
             links = network
@@ -379,6 +401,11 @@ def measure(home: Path, rounds: int, seconds: float, seed: int) -> dict[str, Fou
         _repeat(rounds, "torchrun: death", of.deaths, lambda: driver.hit(driver.kill, theirs.start, AWAY_S))
         of.goodput = _goodput(driver, seconds)
     return found
+
+
+def _agent_dies(driver: Driver, ours: Elastic) -> Outcome:
+    driver.until("an agent that stands by on each node", ours.have_standbys)
+    return driver.hit(ours.kill_agent, lambda node: None, 0.0)
 
 
 def _repeat(rounds: int, what: str, into: list[Outcome], act: Callable[[], Outcome]) -> None:

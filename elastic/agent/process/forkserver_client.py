@@ -16,6 +16,7 @@ import json
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -35,21 +36,43 @@ COLD = _OWN_PATH + "from runtime.forkserver.script_runner import main; main(sys.
 Forked: TypeAlias = Callable[[int, socket.socket | None], None]
 
 
-class ForkServer:
-    """One such process. on_change: called when it has become ready, and when it is of no use any more.
+@dataclass(frozen=True, slots=True)
+class ForkServerProcess:
+    """A fork server that has been started, and to which nobody listens yet. channel: ours of the two ends."""
+
+    pid: int
+    channel: socket.socket
+    outlets: Outlets
+
+
+def start_process(command: Sequence[str], environment: Mapping[str, str], log: Path) -> ForkServerProcess:
+    """Main thread only: it dies with that.
 
     command: of a worker, the interpreter first. environment: what all workers have in common. Raises ConfigError and
     OSError if it cannot be started.
     """
+    channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    outlets = None
+    try:
+        channel.setblocking(False)
+        outlets = Outlets(log)
+        theirs.set_inheritable(True)
+        words = [command[0], "-c", BOOT, str(theirs.fileno()), "", *command]
+        return ForkServerProcess(start_cold(words, environment, outlets, holds=True), channel, outlets)
+    except BaseException:
+        channel.close()
+        if outlets is not None:
+            outlets.close()
+        raise
+    finally:
+        theirs.close()
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        log: Path,
-        journal: Journal,
-        on_change: Callable[[], None],
-    ) -> None:
+
+class ForkServer:
+    """One such process, used on the event loop. on_change: called when it has become ready, and when it is of no use
+    any more."""
+
+    def __init__(self, process: ForkServerProcess, journal: Journal, on_change: Callable[[], None]) -> None:
         self.ready = False
         self.because = ""
         """Why it is of no use, or nothing."""
@@ -59,20 +82,8 @@ class ForkServer:
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._gone = asyncio.Event()
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.setblocking(False)
-        outlets = Outlets(log)
-        try:
-            theirs.set_inheritable(True)
-            words = [command[0], "-c", BOOT, str(theirs.fileno()), "", *command]
-            pid = start_cold(words, environment, outlets, holds=True)
-        except BaseException:
-            self._channel.close()
-            outlets.close()
-            raise
-        finally:
-            theirs.close()
-        self._process = WorkerProcess(pid, outlets, lambda line: None, self._ended)
+        self._channel = process.channel
+        self._process = WorkerProcess(process.pid, process.outlets, lambda line: None, self._ended)
         self._loop.add_reader(self._channel, self._hear)
 
     @property

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic import stop_signals
-from elastic.agent.process.forkserver_client import COLD, ForkServer
+from elastic.agent.process.forkserver_client import COLD, ForkServer, ForkServerProcess, start_process
 from elastic.agent.process.worker_process import Outlets, WorkerProcess, start_cold, worker_environment
 from elastic.agent.worker import import_scan
 from elastic.config import JobSpec
@@ -44,14 +44,36 @@ class Start:
     failed: Callable[[str], None]
 
 
+def start_fork_server(spec: JobSpec, logs: Path, node: str) -> ForkServerProcess:
+    """What takes longest at the start of an agent: also before the agent itself has imported what it needs. Main thread
+    only. Raises ColdStart, ConfigError and OSError if the job's workers cannot be forked."""
+    if not spec.fork:
+        raise ColdStart("forking is off")
+    import_scan.program_of(spec.command)
+    environment = _environment(spec)
+    if not _is_this_interpreter(shutil.which(spec.command[0], path=environment.get("PATH"))):
+        raise ColdStart(f"{spec.command[0]} is another interpreter than the agent's")
+    return start_process(spec.command, environment, logs / f"fork-server-{node}.log")
+
+
 class Launcher:
     """Used on the event loop only, by the main thread."""
 
-    def __init__(self, spec: JobSpec, logs: Path, node: str, journal: Journal, *, first: bool = True) -> None:
-        """first: no worker has been started yet."""
+    def __init__(
+        self,
+        spec: JobSpec,
+        logs: Path,
+        node: str,
+        journal: Journal,
+        *,
+        first: bool = True,
+        fork_server: ForkServerProcess | None = None,
+    ) -> None:
+        """first: no worker has been started yet. fork_server: of this job, started already; None: none is."""
+        self._spec = spec
         self._command = spec.command
-        self._environment = worker_environment({**os.environ, **spec.environment}, {})
-        self._log = logs / f"fork-server-{node}.log"
+        self._environment = _environment(spec)
+        self._logs, self._node = logs, node
         self._journal = journal
         self._waiting: list[Start] = []
         self._fork_server: ForkServer | None = None
@@ -59,7 +81,7 @@ class Launcher:
         self._may_wait = first
         self._cold = "" if spec.fork else "forking is off"
         if not self._cold:
-            self._make_fork_server()
+            self._make_fork_server(fork_server)
             asyncio.get_running_loop().call_later(FIRST_S, self._wait_no_longer)
 
     def start(self, start: Start) -> None:
@@ -97,13 +119,11 @@ class Launcher:
     def _is_ours(self) -> bool:
         return _is_this_interpreter(shutil.which(self._command[0], path=self._environment.get("PATH")))
 
-    def _make_fork_server(self) -> None:
+    def _make_fork_server(self, process: ForkServerProcess | None = None) -> None:
         try:
-            import_scan.program_of(self._command)
-            if not self._is_ours():
-                raise ColdStart(f"{self._command[0]} is another interpreter than the agent's")
+            process = process or start_fork_server(self._spec, self._logs, self._node)
             self._made += 1
-            self._fork_server = ForkServer(self._command, self._environment, self._log, self._journal, self._changed)
+            self._fork_server = ForkServer(process, self._journal, self._changed)
         except (ColdStart, ConfigError, OSError) as error:
             self._fork_server, self._cold = None, str(error)
             self._journal.write("nursery_over", from_outside=False, because=self._cold)
@@ -149,6 +169,11 @@ class Launcher:
             outlets.close()
             return start.failed(str(error))
         start.started(WorkerProcess(pid, outlets, start.on_line, start.on_exit), because)
+
+
+def _environment(spec: JobSpec) -> dict[str, str]:
+    """What all workers of the job have in common on this node."""
+    return worker_environment({**os.environ, **spec.environment}, {})
 
 
 def _is_this_interpreter(program: str | None) -> bool:

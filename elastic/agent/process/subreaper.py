@@ -7,8 +7,9 @@ python -m elastic.agent.process.subreaper ARGUMENTS OF elastic.agent
 A worker dies with its agent by the kernel's hand, but what the worker had started would live on. So the kernel gives
 all orphans below here to this process (PR_SET_CHILD_SUBREAPER), which reaps them and, when the agent is gone, ends
 every one. It ends the agent itself when the other end of its standard input is closed, which is what a death of
-`elastic run` does too; then it also removes what the job has left in memory. Its parent's orders and SIGUSR1 are passed
-on; without such a parent SIGINT and SIGTERM are its orders.
+`elastic run` does too; then it also removes what the job has left in memory. What comes on its standard input is for
+the agent, which has the same one (--wait). Its parent's orders and SIGUSR1 are passed on; without such a parent
+SIGINT and SIGTERM are its orders.
 It ends as the agent did: by the same exit code or signal.
 """
 
@@ -53,26 +54,26 @@ class Subreaper:
         if setpriv is None:
             raise FileNotFoundError("setpriv not found: install util-linux")
         command = [setpriv, "--pdeathsig", "KILL", sys.executable, "-P", "-m", "elastic.agent", *arguments]
-        no_input = [(os.POSIX_SPAWN_OPEN, STDIN, os.devnull, os.O_RDONLY, 0)]
         self._agent = os.posix_spawn(
             setpriv,
             command,
             stop_signals.environment(os.environ),
-            file_actions=no_input,
             setpgroup=0,
             setsigmask=stop_signals.BLOCKED,
         )
 
     def run(self) -> int:
         """Until nothing is left below this process. Returns the agent's exit code, or minus the signal."""
-        watched = [self._woken, STDIN]
+        watched = select.poll()
+        watched.register(self._woken, select.POLLIN)
+        watched.register(STDIN, 0)  # its end, of which poll tells unasked
         while self._status is None:
-            ready, _, _ = select.select(watched, [], [])
+            ready = {descriptor for descriptor, _ in watched.poll()}
             if self._woken in ready:
                 for number in os.read(self._woken, 4096):
                     self._on_signal(number)
-            if STDIN in ready and not os.read(STDIN, 4096):
-                watched = [self._woken]
+            if STDIN in ready:
+                watched.unregister(STDIN)
                 self._send(signal.SIGKILL)
         while (children := list(_children())) or self._reap():
             for pid in children:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -17,8 +16,9 @@ import grpc.aio
 import pytest
 
 from elastic.agent import handover
+from elastic.agent.process import agent_process, worker_process
 from elastic.config import JobSpec
-from elastic.fleet import job_runner as charge_module
+from elastic.fleet import job_runner
 from elastic.fleet.documents import Result, Submission
 from elastic.fleet.job_runner import JobRunner, NodeSettings
 from elastic.fleet.leader_session import Offer
@@ -41,13 +41,18 @@ PATIENCE_S = 30.0
 
 AGENT = """
 import os, signal, sys, time
-if sys.argv[2] == "deaf":
+from pathlib import Path
+job = Path(sys.argv[sys.argv.index("--job-dir") + 1])
+gate = job.parent.parent / "gate"
+if job.name.startswith("deaf"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-open(sys.argv[1] + ".up", "w").close()
-while not os.path.exists(sys.argv[1]):
+if not sys.stdin.readline():
+    sys.exit(3)
+gate.with_suffix(".up").write_text(str(os.getpid()))
+while not gate.exists():
     time.sleep(0.01)
 """
-"""Lives until the gate is open. argv: the gate, and "deaf" for one that takes its time over SIGTERM."""
+"""Begins when it is told to, and lives until the gate is open. That of a job `deaf` takes its time over SIGTERM."""
 
 RESULT = codec.to_json(Result(0, "all members have finished")).decode()
 
@@ -119,14 +124,7 @@ def play(home: Path, story: Callable[[Node], Awaitable[None]]) -> None:
 @pytest.fixture
 def agents(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that know the gate only."""
-
-    def start(self: JobRunner) -> subprocess.Popen[bytes]:
-        gate = self._site.jobs_dir.parent / "gate"
-        kind = "deaf" if self.job.startswith("deaf") else "quick"
-        return subprocess.Popen([sys.executable, "-c", AGENT, str(gate), kind], stdin=subprocess.PIPE)
-
-    monkeypatch.setattr(JobRunner, "_start", start)
-    monkeypatch.setattr(JobRunner, "_last_words", lambda self: "")
+    monkeypatch.setattr(agent_process, "COMMAND", ("-c", AGENT))
 
 
 @pytest.mark.usefixtures("agents")
@@ -176,8 +174,8 @@ def test_the_variable_is_set_wherever_there_are_gpus(
 
     async def story(node: Node) -> None:
         node.told(node.duty("one-1"), node.duty("two-2"))
-        assert node.charge("one-1")._environment()["CUDA_VISIBLE_DEVICES"] == "0"
-        assert node.charge("two-2")._environment()["CUDA_VISIBLE_DEVICES"] == second
+        assert node.charge("one-1")._how(b"").environment["CUDA_VISIBLE_DEVICES"] == "0"
+        assert node.charge("two-2")._how(b"").environment["CUDA_VISIBLE_DEVICES"] == second
 
     play(tmp_path, story)
 
@@ -195,8 +193,8 @@ def test_whatever_fails_before_the_start_is_the_trouble_of_the_job_and_tried_aga
         tries += 1
         raise NoCredentials("none found")
 
-    monkeypatch.setattr(charge_module, "storage_at", fails)
-    monkeypatch.setattr(charge_module, "BACKOFF_MIN_S", 2 * PATIENCE_S)
+    monkeypatch.setattr(job_runner, "storage_at", fails)
+    monkeypatch.setattr(job_runner, "BACKOFF_MIN_S", 2 * PATIENCE_S)
 
     async def story(node: Node) -> None:
         node.told(node.duty("train-1"))
@@ -213,7 +211,7 @@ def test_whatever_fails_before_the_start_is_the_trouble_of_the_job_and_tried_aga
 def test_an_agent_that_has_worked_is_started_again_at_once_and_one_that_cannot_work_ever_more_seldom() -> None:
     pauses, wait_s = [], 0.0
     for lived_s in (600.0, 11.0, 3.0, 3.0, 0.0, 60.0, 0.1, *[0.0] * 9):
-        wait_s = charge_module.pause_s(lived_s, wait_s)
+        wait_s = job_runner.pause_s(lived_s, wait_s)
         pauses.append(wait_s)
     assert pauses == [0.0, 0.0, 0.5, 1.0, 2.0, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
 
@@ -302,6 +300,126 @@ def test_the_memory_of_a_job_outlives_its_agents_and_goes_with_the_job(tmp_path:
         node.gate.touch()
         await charge.ended()
         assert not memory.exists()
+
+    play(tmp_path, story)
+
+
+class Standbys:
+    """What stands by on a node, and what has become of it."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def of(self, job: str) -> int:
+        """The pid of the one that a job has, or will have in a moment."""
+        charge = self._node.charge(job)
+        await self._node.until(lambda: charge._standby is not None)
+        assert charge._standby is not None
+        return charge._standby.process.pid
+
+    async def death(self, job: str) -> int:
+        """The agent of a job is killed. Returns the pid of the next one."""
+        up = self._node.home / "gate.up"
+        await self._node.until(up.exists)
+        up.unlink()
+        keeper = self._node.charge(job)._keeper
+        assert keeper is not None
+        keeper.send_signal(signal.SIGKILL)
+        await self._node.until(lambda: up.exists() and up.read_text())
+        return int(up.read_text())
+
+    def events(self) -> list[str]:
+        lines = [json.loads(line) for line in (self._node.home / "journal.jsonl").read_text().splitlines()]
+        return [line["event"] for line in lines if line["event"].startswith("standby")]
+
+    @staticmethod
+    async def gone(pid: int) -> None:
+        while worker_process.facts(pid) is not None:
+            await asyncio.sleep(0.01)  # another process
+
+
+@pytest.fixture
+def standing_by(monkeypatch: pytest.MonkeyPatch, agents: None) -> None:
+    monkeypatch.setattr(job_runner, "STANDBY_AFTER_S", 0.0)
+
+
+@pytest.mark.usefixtures("standing_by")
+def test_the_standby_of_a_job_begins_when_its_agent_has_died_and_goes_with_the_job(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        standbys = Standbys(node)
+        node.told(node.duty("train-1"))
+        charge = node.charge("train-1")
+        for _ in range(2):
+            waits = await standbys.of("train-1")
+            assert await standbys.death("train-1") == waits
+            assert charge._keeper is not None and charge._keeper.pid == waits
+        last = await standbys.of("train-1")
+        record = job_runner.record_of(node.site, "train-1")
+        assert record.exists()
+        node.gate.touch()
+        charge.leave()
+        await charge.ended()
+        await standbys.gone(last)
+        assert not record.exists(), "a daemon that starts now has nothing to expect"
+        assert standbys.events() == [*["standby_started", "standby_begins"] * 2, "standby_started"]
+
+    play(tmp_path, story)
+
+
+@pytest.mark.usefixtures("standing_by")
+@pytest.mark.parametrize("how", ["another environment", "a directory made anew", "it has died"])
+def test_a_standby_that_is_not_what_would_be_started_now_is_ended(tmp_path: Path, how: str) -> None:
+    async def story(node: Node) -> None:
+        (tmp_path / "here.env").write_text("KEY=old\n")
+        submission = node.submission("train-1", env_from=str(tmp_path / "here.env"))
+        node.told(node.duty("train-1", submission=submission))
+        standbys = Standbys(node)
+        waits = await standbys.of("train-1")
+        charge = node.charge("train-1")
+        if how == "another environment":
+            (tmp_path / "here.env").write_text("KEY=new\n")
+        elif how == "a directory made anew":
+            charge.directory.rename(tmp_path / "aside")
+        else:
+            os.kill(waits, signal.SIGKILL)
+        assert await standbys.death("train-1") != waits
+        await standbys.gone(waits)
+        assert standbys.events()[:2] in (["standby_started"], ["standby_started", "standby_started"])
+
+    play(tmp_path, story)
+
+
+@pytest.mark.usefixtures("agents")
+def test_jobs_of_a_killed_daemon_have_standbys_when_the_next_one_starts(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        standbys = Standbys(node)
+        for job in ("train-1", "moved-2"):
+            node.told(node.duty("train-1"), node.duty(job))
+        await node.until((tmp_path / "gate.up").exists)
+        (node.site.jobs_dir / "bad-3.a.agent.json").write_text("[]")
+        (node.site.jobs_dir / "other-4.b.agent.json").write_text("that of another node with the same directory")
+        await node.until(lambda: job_runner.record_of(node.site, "moved-2").exists())
+        waiting = job_runner.standbys(node.site, node.journal)
+        assert set(waiting) == {"train-1", "moved-2"}
+        assert standbys.events().count("standby_refused") == 1
+        pids = {job: standby.process.pid for job, standby in waiting.items()}
+        # The daemon that begins now: of the same node, whose jobs are unknown to it.
+        for charge in node.daemon._charges.values():
+            assert charge._keeper is not None
+            charge._task.cancel()
+            await charge.ended()
+            charge._keeper.send_signal(signal.SIGKILL)
+            charge._keeper.wait()
+        node.daemon = Daemon(node.site, Offer(2, (), "a lock"), node.journal, PLAIN, None, waiting)
+        (tmp_path / "gate.up").unlink()
+        node.told(node.duty("train-1"))
+        up = tmp_path / "gate.up"
+        await node.until(lambda: up.exists() and up.read_text())
+        assert int(up.read_text()) == pids["train-1"]
+        node.daemon._end_standbys()  # STANDBYS_S later
+        await standbys.gone(pids["moved-2"])
+        assert not job_runner.record_of(node.site, "moved-2").exists()
+        assert job_runner.record_of(node.site, "train-1").exists()
 
     play(tmp_path, story)
 

@@ -1,0 +1,120 @@
+"""An agent and the subreaper above it, as the daemon of a node sees them: started, and begun when the job wants them.
+
+    start ... seconds of imports, the fork server's too ... begin: a byte on its standard input ... attends the job
+
+Both are one after the other where a job begins. Where an agent may soon be needed, because one of the job runs here or
+did when this machine's daemon was killed, another one is started beforehand and waits: a standby.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from elastic import file_modes, stop_signals
+from elastic.agent.process.worker_process import own_environment
+from elastic.records.files import write_atomically
+from elastic.security.job_user import JobUser, acting
+
+LOGS = ("stdout.log", "agent.log")
+"""In logs/ of the job directory: standard output and standard error."""
+
+COMMAND = ("-P", "-m", "elastic.agent.process.subreaper", "--wait")
+"""Of this interpreter; the agent's options follow."""
+
+STANDBY_END_S = 6.0
+"""For a subreaper to end everything below it; then it is killed itself."""
+
+RECORD_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStart:
+    """What an agent inherits, but for the environment of this process. job_dir: the job's directory. words: options.
+    variables: of its environment. directory: the working directory; "": this process's. job: a digest of job.json,
+    which says what its workers import and in which environment."""
+
+    job_dir: str
+    words: tuple[str, ...]
+    variables: Mapping[str, str]
+    directory: str
+    job: str
+
+    def record(self, path: Path) -> None:
+        """For the program that starts after this one was killed. Raises OSError."""
+        write_atomically(path, json.dumps(asdict(self)).encode(), file_modes.SETTINGS)
+
+    @classmethod
+    def recorded(cls, path: Path) -> Self:
+        """Raises OSError, and ValueError for a file that `record` has not written."""
+        try:
+            row = json.loads(path.read_bytes()[:RECORD_BYTES])
+            return cls(row["job_dir"], tuple(row["words"]), dict(row["variables"]), row["directory"], row["job"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path} is no record of an agent: {error!r}") from error
+
+    @property
+    def environment(self) -> dict[str, str]:
+        environment = stop_signals.environment(own_environment())
+        # So that `python` in a job's command is the interpreter of this package.
+        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
+        return {**environment, **self.variables}
+
+
+class WaitingAgent:
+    """One that has been started and waits. user: as whom it runs; None: as this process. Main thread only: raises
+    OSError if it cannot be started."""
+
+    def __init__(self, how: AgentStart, user: JobUser | None) -> None:
+        self.how = how
+        self._user = user
+        with ExitStack() as stack:
+            with acting(user):
+                paths = (Path(how.job_dir) / "logs" / name for name in LOGS)
+                out, log = (stack.enter_context(open(path, "ab", opener=file_modes.opener)) for path in paths)
+            self._log = os.fstat(log.fileno())
+            stack.enter_context(stop_signals.blocked())
+            self.process = subprocess.Popen(
+                [sys.executable, *COMMAND, *how.words],
+                env=how.environment,
+                cwd=how.directory or None,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=log,
+                process_group=0,  # Ctrl-C reaches the daemon alone, which ends the others in order
+                **(user.start() if user is not None else {}),
+            )
+
+    def fits(self, how: AgentStart) -> bool:
+        """Whether it lives, and is what would be started now. The directory may have been made anew meanwhile."""
+        try:
+            with acting(self._user):
+                log = os.stat(Path(how.job_dir) / "logs" / LOGS[1])
+        except OSError:
+            return False
+        return self.process.poll() is None and how == self.how and os.path.samestat(log, self._log)
+
+    def begin(self) -> subprocess.Popen[bytes]:
+        """The subreaper, which runs until the agent has ended."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it has died just now; its status says so
+            self.process.stdin.write(b"\n")
+            self.process.stdin.flush()
+        return self.process
+
+    def end(self) -> None:
+        """It was not needed."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(STANDBY_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
