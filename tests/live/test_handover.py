@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from chaos_tests.support.processes import descendants, kill_if_there
 from elastic.agent.handover import UpgradeRequest, UpgradeRequestFiles, of_this_program
+from elastic.agent.process.worker_process import facts
 from elastic.records import ledger
 from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet
@@ -136,3 +138,33 @@ def test_a_program_that_cannot_take_over_is_refused_and_nothing_is_lost(tmp_path
         after = fleet.until("steps", lambda: s if (s := fleet.status(job)).get("applied", 0) > steps + 3 else None)
         assert [member["pid"] for member in before["members"]] == [member["pid"] for member in after["members"]]
         assert fleet.end("a", signal.SIGTERM) == 128 + signal.SIGTERM
+
+
+@pytest.mark.long
+def test_the_agent_that_stands_by_is_of_the_newest_program_and_takes_over_when_an_agent_is_killed(
+    tmp_path: Path, quiet: Quiet
+) -> None:
+    newer = copy_of_the_project(tmp_path / "newer", '__version__ = "', '__version__ = "9.')
+    with Fleet(tmp_path, replicas=1, nodes=("a", "b")) as fleet:
+        fleet.pace(0.5)
+        job = fleet.train("train", workers=2)
+        fleet.await_members(job, "a.0.0", "b.0.0")
+
+        def standby(number: int) -> int:
+            """The pid of the one that was started as that on node a; 0: it was not yet."""
+            told = fleet.events("standby_started", node="a")
+            return int(told[number]["pid"]) if len(told) > number else 0
+
+        old = fleet.until("a standby", lambda: standby(0))
+        assert upgrade(fleet, "a", newer).returncode == 0
+        assert facts(old) is None, "that of the program before has gone"
+        new = fleet.until("a standby of the new program", lambda: standby(1))
+        assert fleet.events("standby_started", node="a")[1]["job"] == job
+
+        agent = fleet.events("charge_started", node="a")[-1]["pid"]
+        for pid in (agent, *descendants(agent)):
+            kill_if_there(pid)
+        fleet.await_slots(job, "a.0", "b.0", gone="a.0.0")
+        assert [line["pid"] for line in fleet.events("standby_begins", node="a")] == [new]
+        fleet.finish(job, quiet.digest, quiet.steps)
+        assert fleet.living() == []

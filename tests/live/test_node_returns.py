@@ -90,6 +90,7 @@ def test_no_node_stays_away_however_it_died_and_whenever_it_returns(tmp_path: Pa
         for name, process in fleet.replicas.items():
             now = resources.held(process.pid)
             assert now.since(before[name, process.pid]).fds <= FDS_SPARE, f"{name} has kept something of what is gone"
+        assert fleet.events("standby_begins"), "agents were started before the leader asked for them"
         assert not fleet.events("node_refused"), "each return is that of a daemon whose predecessor is gone"
         fleet.finish(job, quiet.digest, quiet.steps)
         assert fleet.living() == []
