@@ -177,14 +177,16 @@ class Driver:
         below = {pid, *descendants(pid)}
         return {name: worker for name, worker in self._job.gate.workers.items() if worker in below}
 
-    def hit(self, fault: Callable[[str], None], undo: Callable[[str], None], away_s: float) -> Outcome:
-        """A node is steady, is hit, and is given back after that time."""
+    def hit(self, aim: Callable[[str], Callable[[], None]], undo: Callable[[str], None], away_s: float) -> Outcome:
+        """A node is steady, is hit, and is given back after that time. aim: looks for what is to be hit, and returns
+        what does it."""
         self.steady()
         node = self._dice.choice(MORTAL)
         gone = set(self.workers_below(self._job.root(node)))
         time.sleep(self._dice.uniform(0, 0.5))
+        strike = aim(node)
         fault_ns = time.monotonic_ns()
-        fault(node)
+        strike()
         time.sleep(away_s)
         return_ns = time.monotonic_ns()
         undo(node)
@@ -198,15 +200,25 @@ class Driver:
         self.until(f"all nodes after {node} was hit", judged)
         return found[0]
 
-    def kill(self, node: str) -> None:
-        below = descendants(self._job.root(node))
-        self._job.end(node)
-        for pid in below:
-            kill_if_there(pid)
+    def kill(self, node: str) -> Callable[[], None]:
+        root = self._job.root(node)
+        below = descendants(root)
 
-    def freeze(self, node: str) -> None:
-        for pid in self.workers_below(self._job.root(node)).values():
-            os.kill(pid, signal.SIGSTOP)
+        def strike() -> None:
+            for pid in (root, *below):
+                kill_if_there(pid)
+            self._job.end(node)
+
+        return strike
+
+    def freeze(self, node: str) -> Callable[[], None]:
+        pids = self.workers_below(self._job.root(node)).values()
+
+        def strike() -> None:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+
+        return strike
 
     def thaw(self, node: str) -> None:
         for pid in self.workers_below(self._job.root(node)).values():
@@ -226,7 +238,7 @@ class Driver:
                     self._job.start(node)
             if now_s >= next_s and not away:
                 node = self._dice.choice(MORTAL)
-                self.kill(node)
+                self.kill(node)()
                 away[node] = now_s + AWAY_S
                 next_s += every_s
             time.sleep(POLL_S)
@@ -260,11 +272,16 @@ class Elastic:
     def start(self, node: str) -> None:
         self.cluster.node(node)
 
-    def kill_agent(self, node: str) -> None:
+    def kill_agent(self, node: str) -> Callable[[], None]:
         """All that the daemon has started for the job, and neither the daemon nor what stands by."""
         agent = self._newest("charge_started", node)
-        for pid in (agent, *descendants(agent)):
-            kill_if_there(pid)
+        pids = (agent, *descendants(agent))
+
+        def strike() -> None:
+            for pid in pids:
+                kill_if_there(pid)
+
+        return strike
 
     def have_standbys(self) -> bool:
         """Whether both mortal nodes have one that has begun its last wait."""
@@ -394,13 +411,17 @@ def measure(home: Path, rounds: int, seconds: float, seed: int) -> dict[str, Fou
         _repeat(rounds, "freeze", of.freezes, lambda: driver.hit(driver.freeze, driver.thaw, FROZEN_S))
         if network is not None:
             links = network
-            _repeat(rounds, "silence", of.silent, lambda: driver.hit(links.isolate, lambda node: links.heal(), AWAY_S))
+            _repeat(rounds, "silence", of.silent, lambda: driver.hit(_cut(links), lambda node: links.heal(), AWAY_S))
         of.goodput = _goodput(driver, seconds)
     with torchrun(home / THEIRS) as theirs:
         driver, of = Driver(theirs, random.Random(seed)), found[THEIRS]
         _repeat(rounds, "torchrun: death", of.deaths, lambda: driver.hit(driver.kill, theirs.start, AWAY_S))
         of.goodput = _goodput(driver, seconds)
     return found
+
+
+def _cut(links: Network) -> Callable[[str], Callable[[], None]]:
+    return lambda node: lambda: links.isolate(node)
 
 
 def _agent_dies(driver: Driver, ours: Elastic) -> Outcome:
