@@ -1,7 +1,8 @@
 """Carries out a plan on a running job: waits for each fault's time and place, has it done, sees it, and ends it.
 
 It is told what happens and looks at the clock when it is polled; it has no thread. Every fault comes to the journal
-as fault_injected, fault_seen and fault_ended, or as fault_skipped with the reason. How each is done: see deeds.
+as fault_injected, fault_seen and fault_ended, or as fault_skipped with the reason. The other modules of this package
+say how each is done.
 """
 
 from __future__ import annotations

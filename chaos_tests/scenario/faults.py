@@ -1,7 +1,7 @@
-"""The kinds of faults, as values: what happens, to whom, and how it ends. catalogue.py names them, deeds does them.
+"""The kinds of faults, as values: what happens, to whom, and how it ends. catalogue.py names them, nemesis/ does them.
 
 A fault that lasts has an end, `for_s`; what is lethal needs none. A *place* is a point in the job's life, named by the
-journal event that marks it: the fault strikes when that event comes next, after a spark that makes it come. Or it is a
+journal event that marks it: a member is killed so that the event comes, and the fault strikes when it does. Or it is a
 point of a worker's own work (scenario/failpoints.py), at which the worker strikes itself.
 """
 
@@ -36,7 +36,7 @@ class Aim(StrEnum):
 class Strike:
     """A signal that ends workers. One member that holds the state is always spared.
 
-    places: strike when one of these events comes after a spark, a kill of any member; empty: at once. grace_s: after
+    places: strike when one of these events comes after a kill of any member; empty: at once. grace_s: after
     which those that still live get SIGKILL.
     """
 

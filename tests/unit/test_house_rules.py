@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from graphlib import TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,38 @@ def test_each_room_imports_only_rooms_below_it() -> None:
         if layer(used) > layer(module)
     ]
     assert wrong == []
+
+
+def walks() -> list[list[tuple[str, str]]]:
+    """Of docs/architecture.md: the lines of each, as (module, what it and the one before it both import, or "")."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    parts = re.findall(r"<!-- walk -->\n(.*?)<!-- /walk -->", text, re.DOTALL)
+    line = re.compile(r"\d+\. `([\w.]+)`(?: \(`([\w.]+)`\))?: ")
+    return [[(found[1], found[2] or "") for found in map(line.match, part.splitlines()) if found] for part in parts]
+
+
+def reaches(module: str, used: str) -> bool:
+    """Whether it imports that module, also by the package that passes its names on."""
+    package = used.rpartition(".")[0]
+    return used in IMPORTS[module] or (package in IMPORTS[module] and used in IMPORTS[package])
+
+
+def test_the_walks_of_the_architecture_page_go_along_imports() -> None:
+    found = walks()
+    assert [len(walk) for walk in found] == [35, 21, 9], "each line of a walk names a module, and perhaps a second one"
+    missing = {name for walk in found for line in walk for name in line if name and name not in PRODUCT}
+    assert missing == set()
+    apart = [
+        f"{before} and {module}"
+        for walk in found
+        for (before, _), (module, both) in pairwise(walk)
+        if not (
+            reaches(before, module)
+            or reaches(module, before)
+            or (both and reaches(before, both) and reaches(module, both))
+        )
+    ]
+    assert apart == []
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
