@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from elastic.checkpoints.naming import EntryName
@@ -71,6 +71,8 @@ class LossPlan:
     """Drained members that answered but belong to no list any more."""
     copied_step: int = -1
     """The state is that of this step, which newcomers have copied; -1: members hold it."""
+    dropped: tuple[str, ...] = ()
+    """Survivors that are left out because others cannot reach them."""
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -86,10 +88,31 @@ class NotYet:
 
 @dataclass(frozen=True, slots=True)
 class AllLost:
-    """No copy of the state answers, and nobody silent can hold one. op: the last operation known."""
+    """No copy of the state answers, and nobody silent can hold one. op: the last operation known. newer: of which
+    later step something is kept than the copies that answer, in a sentence; "": nothing is."""
 
     op: int
     because: str
+    newer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What else counts when survivors are chosen.
+
+    unbuilt: member lists whose ring could not be built twice. accused: worker -> peers that it could not reach.
+    stuck: members that live and hold all others up. hung: members that get nowhere, and are being ended.
+    kept: the newest checkpoint or snapshot from which the job can go on, or "". unheard: newcomers that have neither
+    reported nor died. waited_out: the rings of all that are silent have parked, so nothing has to be waited for.
+    """
+
+    unbuilt: Collection[frozenset[str]] = ()
+    accused: Mapping[str, Collection[str]] = field(default_factory=dict)
+    stuck: Collection[str] = ()
+    hung: Collection[str] = ()
+    kept: str = ""
+    unheard: Collection[str] = ()
+    waited_out: bool = False
 
 
 def decide_loss(
@@ -97,13 +120,61 @@ def decide_loss(
     reports: Mapping[str, Report],
     dead: Collection[str],
     newcomers: Mapping[str, Member],
+    besides: Circumstances | None = None,
 ) -> LossPlan | NotYet | AllLost:
-    """Members and plan of the next loss generation.
+    """Members and plan of the next loss generation: the one rule for who survives.
+
+    1. Who has the state, by the reports (`_by_reports`).
+    2. Of these, not the fewest who explain why their ring cannot be built.
+    3. Nor those that are stuck, unless nobody else has the state.
+    4. Nobody, for now, if all who are left get nowhere: they are being ended.
+    5. Nobody, if only newcomers have copies and something newer is kept.
+    6. And all is lost only when no newcomer is left that may have a copy.
 
     chain: the records from the last loss generation to the highest committed one, ascending.
     reports: fresh answers to the quiesce, by worker. dead: workers whose own agent says they are gone.
-    newcomers: workers of no record that could hold a copy of the state.
+    newcomers: workers of no record that could hold a copy of the state. besides: None: nothing else is known.
     """
+    besides = besides or Circumstances()
+    outcome = _by_reports(chain, reports, dead, newcomers)
+    if isinstance(outcome, LossPlan) and (blocked := _unreachable(outcome.ids, besides)):
+        reports = _without(reports, blocked)
+        outcome = _by_reports(chain, reports, dead, newcomers)
+        outcome = replace(outcome, dropped=blocked) if isinstance(outcome, LossPlan) else outcome
+    if isinstance(outcome, LossPlan) and not set(besides.stuck).isdisjoint(outcome.ids):
+        others = _by_reports(chain, _without(reports, besides.stuck), dead, newcomers)
+        outcome = replace(others, dropped=outcome.dropped) if isinstance(others, LossPlan) else outcome
+    if isinstance(outcome, LossPlan) and not besides.waited_out and set(besides.hung).issuperset(outcome.ids):
+        return NotYet(f"nobody gets on: {', '.join(outcome.ids)} will be ended")
+    kept = EntryName.parse(besides.kept)
+    if isinstance(outcome, LossPlan) and kept is not None and 0 <= outcome.copied_step < kept.step:
+        newer = f"newcomers have copied that of step {outcome.copied_step}, and {kept} is kept"
+        outcome = AllLost(outcome.plan.op, "no member lives", newer)
+    if isinstance(outcome, AllLost) and not besides.waited_out and besides.unheard:
+        return NotYet(f"no member is left, and {', '.join(sorted(besides.unheard))} may hold a copy of the state")
+    return outcome
+
+
+def _without(reports: Mapping[str, Report], workers: Collection[str]) -> dict[str, Report]:
+    return {worker: report for worker, report in reports.items() if worker not in workers}
+
+
+def _unreachable(members: Sequence[str], besides: Circumstances) -> tuple[str, ...]:
+    """The smallest set that covers the accusations; nobody, before the ring could not be built twice."""
+    if frozenset(members) not in besides.unbuilt:
+        return ()
+    accusations = {a: tuple(p for p in peers if p in members) for a, peers in besides.accused.items() if a in members}
+    return smallest_cover(accusations, members)
+
+
+def _by_reports(
+    chain: Sequence[Generation],
+    reports: Mapping[str, Report],
+    dead: Collection[str],
+    newcomers: Mapping[str, Member],
+) -> LossPlan | NotYet | AllLost:
+    """Members are those of the newest generation that anybody who answers has entered, as far as they have the state;
+    where no member has it, the newcomers with the newest copy."""
     reached = max((report.entered for report in reports.values()), default=0)
     for record in chain:
         # Whoever entered a later one proves that every member of this ring was about to leave it. Without members there

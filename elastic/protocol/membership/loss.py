@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from elastic.protocol.membership.closing import close_rest
 from elastic.protocol.membership.events import Action, Note
 from elastic.protocol.membership.group import Group, State, slot_of
 from elastic.protocol.membership.partitions import is_absence, not_found_yet
 from elastic.protocol.membership.planned_changes import close_if_all_left, plan_change
-from elastic.protocol.membership.restore import go_back, kept_badly, newer_than_copies
+from elastic.protocol.membership.restore import go_back, kept_badly, kept_to_go_back_to
 from elastic.protocol.membership.transitions import become_closed, become_quiescing, commit
 from elastic.protocol.messages import Kind, Report
-from elastic.protocol.recovery_plan import AllLost, LossPlan, NotYet, decide_loss, smallest_cover
+from elastic.protocol.recovery_plan import AllLost, Circumstances, LossPlan, NotYet, decide_loss
+
+BUILDS = 2
+"""A ring of the same members that could not be built so often needs other members."""
 
 GONE_SHOWN = 4
 """So many members, and causes, when all are lost."""
@@ -99,22 +100,17 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
     if not (waited_out or settled >= g.listed):
         return
     newcomers = {worker: g.workers[worker].member for worker in g.newcomers - g.listed}
+    besides = Circumstances(
+        unbuilt={members for members, builds in g.failed_builds.items() if len(builds) >= BUILDS},
+        accused=g.accused,
+        stuck=g.stuck,
+        hung=g.hung,
+        kept=kept_to_go_back_to(g),
+        unheard=newcomers.keys() - settled,
+        waited_out=waited_out,
+    )
     dead = g.listed - set(g.reports) if waited_out else set(g.dead)
-    outcome = decide_loss(g.chain, g.reports, dead, newcomers)
-    if isinstance(outcome, LossPlan) and (blocked := _unreachable(g, outcome)):
-        do.append(Note("dropped_unreachable", {"workers": list(blocked)}))
-        outcome = decide_loss(g.chain, _without(g.reports, blocked), dead, newcomers)
-    if isinstance(outcome, LossPlan) and not g.stuck.isdisjoint(outcome.ids):
-        others = decide_loss(g.chain, _without(g.reports, g.stuck), dead, newcomers)
-        outcome = others if isinstance(others, LossPlan) else outcome  # who is stuck may be all that is left
-    if isinstance(outcome, LossPlan) and not waited_out and g.hung.keys() >= set(outcome.ids):
-        outcome = NotYet(f"nobody gets on: {', '.join(outcome.ids)} will be ended")
-    copies = ""
-    if isinstance(outcome, LossPlan) and (newer := newer_than_copies(g, outcome.copied_step)):
-        copies = f"; newcomers have copied that of step {outcome.copied_step}, and {newer} is kept"
-        outcome = AllLost(outcome.plan.op, "no member lives")
-    if isinstance(outcome, AllLost) and not waited_out and (unheard := sorted(set(newcomers) - settled)):
-        outcome = NotYet(f"no member is left, and {', '.join(unheard)} may hold a copy of the state")
+    outcome = decide_loss(g.chain, g.reports, dead, newcomers, besides)
     if not isinstance(outcome, NotYet):
         do.append(Note("quiesce_complete", {"round": g.round, "reports": sorted(g.reports), "dead": sorted(g.dead)}))
     match outcome:
@@ -122,14 +118,17 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
             if because != g.because:
                 g.because = because
                 do.append(Note("state", {"state": str(g.state), "because": because}))
-        case AllLost(because=because):
+        case AllLost(_, because, newer):
             applied = max((seen.applied for seen in g.workers.values()), default=0)
             applied = max(applied, g.applied)
-            said = f"every copy of the state is lost after {applied} applied steps: {_gone(g) or because}{copies}"
+            said = f"every copy of the state is lost after {applied} applied steps: {_gone(g) or because}"
+            said += f"; {newer}" if newer else ""
             said += f"; {kept_badly(damaged)}" if (damaged := g.unreadable.get(g.began)) else ""
             if not go_back(g, said, now_s, do):
                 become_closed(g, 1 if g.errors else 4, _with_errors(g, said), now_s, do)
-        case LossPlan(members, plan, _):
+        case LossPlan(members, plan):
+            if outcome.dropped:
+                do.append(Note("dropped_unreachable", {"workers": list(outcome.dropped)}))
             short = len(members) < g.spec.min_workers
             if short and not g.spec.replace:
                 because = f"{len(members)} of at least {g.spec.min_workers} workers are left, and none is replaced"
@@ -163,19 +162,6 @@ def _gone(g: Group) -> str:
     few = list(by_cause.items())[:GONE_SHOWN]
     return "; ".join(f"{', '.join(sorted(workers)[:GONE_SHOWN])}{', ...' * (len(workers) > GONE_SHOWN)} ({because})"
                      for because, workers in few)  # fmt: skip
-
-
-def _without(reports: dict[str, Report], workers: Collection[str]) -> dict[str, Report]:
-    return {worker: report for worker, report in reports.items() if worker not in workers}
-
-
-def _unreachable(g: Group, outcome: LossPlan) -> tuple[str, ...]:
-    """After two failed builds of one member set, the smallest set that covers the accusations."""
-    members = [member.worker_id for member in outcome.members]
-    if len(g.failed_builds.get(frozenset(members), ())) < 2:
-        return ()
-    accusations = {a: tuple(p for p in peers if p in members) for a, peers in g.accused.items() if a in members}
-    return smallest_cover(accusations, members)
 
 
 def _with_errors(g: Group, because: str) -> str:

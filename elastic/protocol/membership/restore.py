@@ -45,15 +45,13 @@ def _loses_nothing(g: Group) -> bool:
     return may and dead and g.applied == 0 and g.began == g.resumed and g.began not in g.unreadable
 
 
-def newer_than_copies(g: Group, step: int) -> str:
-    """What is kept of a later step than the copies that newcomers have, as far as this leader knows; or "", also where
-    nobody would go on from it. step: -1: members hold the state."""
-    if step < 0 or not can_go_back(g):
+def kept_to_go_back_to(g: Group) -> str:
+    """The newest of what is kept, as far as this leader knows; or "", also where nobody would go on from it."""
+    if not can_go_back(g):
         return ""
     here = {node: entry for node, entry in g.snapshots.items() if node in g.slots and node not in g.silent_nodes}
     newest = newest_kept(here, g.checkpoint, "")
-    name = EntryName.parse(newest.entry) if newest is not None else None
-    return str(name) if name is not None and name.step > step else ""
+    return newest.entry if newest is not None else ""
 
 
 def unreadable(g: Group, word: Unreadable, do: list[Action]) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from elastic.protocol.messages import Generation, Kind, Laggard, Member, Plan, Report
 from elastic.protocol.recovery_plan import (
     AllLost,
+    Circumstances,
     KeptState,
     LossPlan,
     NotYet,
@@ -230,6 +231,74 @@ def test_a_copy_from_before_the_job_formed_anew_does_not_count() -> None:
     outcome = decide_loss(chain, {"c": before, "d": now}, ["a", "b"], newcomers)
     assert isinstance(outcome, LossPlan) and [m.worker_id for m in outcome.members] == ["d"]
     assert isinstance(decide_loss(chain, {"c": before}, ["a", "b"], newcomers), AllLost)
+
+
+ALL = frozenset("abc")
+NOBODY_REACHES_C = {"a": ("c",), "b": ("c",)}
+WILL_BE_ENDED = "nobody gets on: a, b, c will be ended"
+
+
+@pytest.mark.parametrize(
+    ("besides", "survivors", "dropped"),
+    [
+        (Circumstances(), "abc", ""),
+        # The ring could not be built: of those that explain why, the fewest are left out.
+        (Circumstances(accused=NOBODY_REACHES_C), "abc", ""),
+        (Circumstances(unbuilt={frozenset("ab")}, accused=NOBODY_REACHES_C), "abc", ""),
+        (Circumstances(unbuilt={ALL}), "abc", ""),
+        (Circumstances(unbuilt={ALL}, accused=NOBODY_REACHES_C), "ab", "c"),
+        (Circumstances(unbuilt={ALL}, accused={"a": ("d",)}), "abc", ""),
+        # Who is stuck goes, unless nobody else has the state.
+        (Circumstances(stuck={"b"}), "ac", ""),
+        (Circumstances(stuck={"d"}), "abc", ""),
+        (Circumstances(stuck=ALL), "abc", ""),
+        (Circumstances(unbuilt={ALL}, accused=NOBODY_REACHES_C, stuck={"b"}), "a", "c"),
+        (Circumstances(unbuilt={ALL}, accused=NOBODY_REACHES_C, stuck={"a", "b"}), "ab", "c"),
+        # All that are left get nowhere, and are being ended.
+        (Circumstances(hung={"a", "b"}), "abc", ""),
+        (Circumstances(hung=ALL), WILL_BE_ENDED, ""),
+        (Circumstances(hung=ALL, waited_out=True), "abc", ""),
+        # Something newer than what newcomers have copied does not matter where members have the state.
+        (Circumstances(kept="step-000000000099.0.g1-0123abcd"), "abc", ""),
+        (Circumstances(unheard={"e"}), "abc", ""),
+    ],
+)
+def test_who_of_the_members_survives(besides: Circumstances, survivors: str, dropped: str) -> None:
+    reports = {worker: report(worker, 8) for worker in "abc"}
+    outcome = decide_loss([generation(1, "abcd")], reports, ["d"], {}, besides)
+    if isinstance(outcome, NotYet):
+        assert outcome.because == survivors
+    else:
+        assert isinstance(outcome, LossPlan) and ("".join(outcome.ids), "".join(outcome.dropped)) == (
+            survivors,
+            dropped,
+        )
+
+
+@pytest.mark.parametrize(
+    ("besides", "copied", "outcome"),
+    [
+        (Circumstances(), 5, "c"),
+        (Circumstances(kept="step-000000000005.0.g1-0123abcd"), 5, "c"),
+        (Circumstances(kept="step-000000000006.0.g1-0123abcd"), 5, "lost: newcomers have copied that of step 5, and "),
+        (Circumstances(kept="step-000000000006.0.g1-0123abcd", unheard={"d"}), 5, "not yet: d may hold a copy"),
+        (Circumstances(unheard={"d"}), 5, "c"),
+        (Circumstances(unheard={"d"}), -1, "not yet: d may hold a copy"),
+        (Circumstances(unheard={"d"}, waited_out=True), -1, "lost"),
+        (Circumstances(), -1, "lost"),
+    ],
+)
+def test_what_survives_the_members(besides: Circumstances, copied: int, outcome: str) -> None:
+    """copied: the step of which newcomer c has a copy; -1: it has none."""
+    newcomers = {worker: member(worker) for worker in "cd"}
+    reports = {"c": replace(report("c", entered=0, copied=4 if copied >= 0 else -1), copied_step=copied)}
+    match decide_loss([generation(1, "ab")], reports, ["a", "b"], newcomers, besides):
+        case LossPlan() as plan:
+            assert "".join(plan.ids) == outcome
+        case AllLost(newer=newer):
+            assert f"lost: {newer}".startswith(outcome) and bool(newer) == (outcome != "lost")
+        case NotYet(because):
+            assert because == f"no member is left, and {outcome.removeprefix('not yet: ')} of the state"
 
 
 def test_without_any_copy_the_last_known_operation_is_named() -> None:
