@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from typing import Any
 
 from elastic.checkpoints.policy import Every, Keep
 from elastic.errors import ConfigError
@@ -87,6 +88,28 @@ def _suggest_name(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-") or "job"
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a field is set: by a job file under its own name, by `elastic run` under this one. unit: stands for its value
+    in the help. text: what it does, for both."""
+
+    name: str
+    unit: str
+    text: str
+
+    @classmethod
+    def of(cls, owner: type, name: str) -> Option | None:
+        """That of a field; None if only a job file sets it."""
+        found = next(spec.metadata.get("option") for spec in fields(owner) if spec.name == name)
+        assert found is None or isinstance(found, cls)
+        return found
+
+
+def _option(name: str, unit: str, default: Any, text: str) -> Any:
+    """A field with an Option. A flag, which has no unit, sets the value that is not the default."""
+    return field(default=default, metadata={"option": Option(name, unit, text)})
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
     """Every deadline of the control plane, in seconds. The relations between them are checked here, once."""
@@ -109,7 +132,14 @@ class Timing:
     all others wait, without using a processor; in a copy of the state; without a beat, using one. A shard gets ten
     times the longest of late, if that is more. Above evict_s."""
 
-    hang_s: float = 600.0
+    hang_s: float = _option(
+        "--hang-limit",
+        "S",
+        600.0,
+        "seconds that the others wait for a worker whose script gets nowhere between two operations, or uses a "
+        "processor in one shard, before it is replaced, and that all may get nowhere before the job goes back to the "
+        "newest snapshot or checkpoint",
+    )
     """The same for a worker that uses a processor in its shard, or is between two operations: a script may compile, or
     write a file on one worker alone. Also for all members together, or the only one, where nobody waits for anybody;
     ten times as long for those that use a processor. At least progress_s."""
@@ -125,8 +155,12 @@ class Timing:
     """How long the first generation waits for `workers` before it starts with `min_workers`. Below these it waits on
     for processes that have been started and have not announced themselves, up to orphan_limit_s."""
 
-    pause_limit_s: float = 600.0
-    """How long a job below quorum waits, with its state in memory, before it gives up."""
+    pause_limit_s: float = _option(
+        "--pause-limit",
+        "S",
+        600.0,
+        "seconds that a job below --min-workers waits, with its state in memory, before it ends with 3",
+    )
 
     join_grace_s: float = 0.1
     """How long a donor waits for the end of a copy; the larger of this and a quarter of a step."""
@@ -216,51 +250,107 @@ class JobSpec:
     workers: int
     """The world the job starts with and returns to."""
 
-    min_workers: int = 1
-    """The quorum: below it training pauses."""
+    min_workers: int = _option(
+        "--min-workers",
+        "M",
+        1,
+        "below this many, training waits for replacements; at the start it goes on with so many when the join window "
+        "is over",
+    )
 
     max_workers: int | None = None
     """The largest world, where nodes bring more workers than `workers`; None: `workers`."""
 
-    spares: int = 0
-    """Processes that each node keeps ready besides its workers: set up by the script up to its loop, no members."""
+    spares: int = _option(
+        "--spares",
+        "K",
+        0,
+        "processes that each node keeps ready besides its workers, with the script's own set-up done, to take the "
+        "places of lost ones",
+    )
 
-    reduction: Reduction = Reduction.EXACT
-    ring: RingKind = RingKind.TCP
+    stragglers: Stragglers = _option(
+        "--stragglers",
+        "",
+        Stragglers.NAME,
+        "give each worker as many shards as its speed allows, and say which are too slow; 'demote': these also give "
+        "their place to a spare; 'ignore': neither, all compute equally many",
+    )
 
-    retain_results: bool = True
-    """Whether members keep the result of the last pass for one that missed it when another died. If not, they need less
-    memory, and such a member computes all shards of the pass again, alone."""
+    slow_factor: float = _option(
+        "--slow-factor", "F", 2.0, "a straggler takes so many times as long for a shard as the median of the others"
+    )
 
-    threads: int = 1
-    """torch threads of each worker. Part of the bits, so it never depends on the machine."""
+    reduction: Reduction = _option(
+        "--reduction",
+        "",
+        Reduction.EXACT,
+        "how gradients are summed: the same bits for every number of workers, or the fastest way",
+    )
 
-    replace: bool = True
-    """Whether a lost worker gets a successor."""
+    retain_results: bool = _option(
+        "--no-retain-results",
+        "",
+        True,
+        "use less memory: do not keep the gradients of the last pass for a worker that missed them when another died; "
+        "it computes that pass again",
+    )
 
-    max_restarts: int = 3
-    """Per slot, how many exits caused by the script are forgiven. Signals from outside do not count."""
+    ring: RingKind = _option(
+        "--ring",
+        "",
+        RingKind.TCP,
+        "what carries the gradients; nccl: between GPUs, one for each worker; mpi: of one mpirun, needs "
+        "elastic-ring[mpi]",
+    )
 
-    fork: bool = True
-    """Whether workers are forked from a process that has done their imports, where that is possible."""
+    threads: int = _option("--threads", "T", 1, "torch threads of each worker")
+    """Part of the bits, so it never depends on the machine."""
 
-    stragglers: Stragglers = Stragglers.NAME
-    """What becomes of a worker that is slow_factor times slower than the others."""
+    checkpoint_every: str = _option(
+        "--checkpoint-every",
+        "T",
+        "auto",
+        '"10 min", "500 steps", "off", or "auto": as often as its cost and the failures so far make best',
+    )
 
-    slow_factor: float = 2.0
-    """Above 1: how many times the median of the others a straggler's time for a shard is."""
+    snapshot_every: str = _option(
+        "--snapshot-every",
+        "T",
+        "auto",
+        "how often the state is copied into the memory of each machine, from which a job that loses all workers goes "
+        'on; as --checkpoint-every, where "auto" is every 5 s, or less often where that costs more than 1 % of the '
+        "time",
+    )
 
-    checkpoint_every: str = "auto"
-    """How often a durable checkpoint is taken: "10 min", "500 steps", "auto" or "off"."""
+    checkpoint_keep: str = _option(
+        "--keep", "K", "last 2", 'checkpoints to keep: "last 2", or "last 2, every 10000 steps"'
+    )
 
-    snapshot_every: str = "auto"
-    """How often a copy of the state is put into the memory of each machine: as checkpoint_every."""
+    checkpoint_dir: str = _option(
+        "--checkpoint-dir",
+        "DIR",
+        "",
+        "a directory, or an fsspec path such as s3://bucket/run (default: checkpoints in the job directory)",
+    )
 
-    checkpoint_keep: str = "last 2"
-    """Which of them stay: "last 2", or "last 2, every 10000 steps"."""
+    replace: bool = _option("--no-replace", "", True, "go on without a worker that was lost")
 
-    checkpoint_dir: str = ""
-    """A directory or an fsspec path; "": `checkpoints` in the job directory."""
+    max_restarts: int = _option(
+        "--max-restarts",
+        "R",
+        3,
+        "exits by the script's own fault that are forgiven, per worker slot; kills from outside are not counted. Also "
+        "how often a job begins again whose members all died before a step was applied",
+    )
+
+    fork: bool = _option(
+        "--cold-start",
+        "",
+        True,
+        "start every worker with an interpreter of its own instead of forking it from a process that has done the "
+        "imports; for modules of yours that set environment variables which torch reads when it is imported",
+    )
 
     env: tuple[str, ...] = ()
     """Environment of the workers besides that of their agent: NAME=VALUE each."""

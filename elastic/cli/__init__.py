@@ -5,7 +5,7 @@ beside it imports when it runs: whoever only asks loads neither torch, etcd, cry
 
     local/          whole jobs on this machine: what `run` and `doctor --exact` do
     options.py      what verbs share: the parser, the script, which job or fleet is meant
-    run.py          `elastic run`
+    run.py          `elastic run`, and the options of a job
     status.py       `elastic status`
     checkpoints.py  `elastic checkpoints`
     samples.py      `elastic samples`

@@ -1,22 +1,32 @@
-"""`elastic run`: a job on this machine."""
+"""`elastic run`: a job on this machine; and the options of a job, whose names, units, defaults and help stand at the
+fields of JobSpec and Timing."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import tempfile
+import textwrap
+from collections.abc import Iterator
+from dataclasses import Field, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from elastic.checkpoints.naming import OWN_FILES_PREFIX
 from elastic.cli.local import one_of_many, outer_launcher
 from elastic.cli.options import command, complain
-from elastic.config import JobSpec, Reduction, RingKind, Stragglers, Timing
+from elastic.config import JobSpec, Option, RingKind, Timing
 from elastic.errors import ConfigError, ExitCode
 from elastic.preemption import selection
 
 DEFAULT_WORKERS = 2
 """The smallest world in which one death loses nothing."""
+
+TYPES = {"int": int, "float": float}
+"""Of an option, by the type of its field; others are strings."""
+
+HELP_COLUMNS = 96
 
 RUN_EXAMPLES = """\
 examples:
@@ -49,124 +59,15 @@ def add(verbs: Any) -> None:
         metavar="N",
         help=f"workers (default {DEFAULT_WORKERS}; under mpirun or srun as many as they have started tasks)",
     )
-    run.add_argument(
-        "--min-workers",
-        type=int,
-        default=1,
-        metavar="M",
-        help="below this many, training waits for replacements; at the start it goes on with M when the join window "
-        "is over (default %(default)s)",
-    )
     run.add_argument("--max-workers", type=int, help=argparse.SUPPRESS)  # refused, with the reason
-    run.add_argument(
-        "--spares",
-        type=int,
-        default=0,
-        metavar="K",
-        help="processes kept ready besides the workers, with the script's own set-up done, to take the places of lost "
-        "ones (default %(default)s)",
-    )
-    run.add_argument(
-        "--stragglers",
-        choices=[str(policy) for policy in Stragglers],
-        default=str(Stragglers.NAME),
-        help="give each worker as many shards as its speed allows, and say which are too slow; 'demote': these also "
-        "give their place to a spare; 'ignore': neither, all compute equally many (default %(default)s)",
-    )
-    run.add_argument(
-        "--slow-factor",
-        type=float,
-        default=2.0,
-        metavar="F",
-        help="a straggler takes F times as long for a shard as the median of the others (default %(default)g)",
-    )
-    run.add_argument(
-        "--reduction",
-        choices=[str(kind) for kind in Reduction],
-        default=str(Reduction.EXACT),
-        help="how gradients are summed: the same bits for every number of workers, or the fastest way "
-        "(default %(default)s)",
-    )
-    run.add_argument(
-        "--no-retain-results",
-        action="store_true",
-        help="use less memory: do not keep the gradients of the last pass for a worker that missed them when another "
-        "died; it computes that pass again",
-    )
-    run.add_argument(
-        "--ring",
-        choices=[str(kind) for kind in RingKind],
-        default=str(RingKind.TCP),
-        help="what carries the gradients; nccl: between GPUs, one for each worker; mpi: of one mpirun, needs "
-        "elastic-ring[mpi] (default %(default)s)",
-    )
-    run.add_argument("--threads", type=int, default=1, metavar="T", help="torch threads of each worker (default 1)")
+    add_job_options(run)
     run.add_argument("--job-dir", type=Path, metavar="DIR", help="default: ./elastic-jobs/<name>-<n>")
     run.add_argument(
         "--fresh",
         action="store_true",
         help="move an old job in DIR aside; without it, one that was interrupted goes on",
     )
-    run.add_argument(
-        "--checkpoint-every",
-        default="auto",
-        metavar="T",
-        help='"10 min", "500 steps", "off", or "auto": '
-        "as often as its cost and the failures so far make best (default %(default)s)",
-    )
-    run.add_argument(
-        "--snapshot-every",
-        default="auto",
-        metavar="T",
-        help="how often the state is copied into the memory of this machine, from which a job that loses all workers "
-        'goes on; as --checkpoint-every, where "auto" is every 5 s, or less often where that costs more than 1 %% of '
-        "the time (default %(default)s)",
-    )
-    run.add_argument(
-        "--keep",
-        default="last 2",
-        metavar="K",
-        help='checkpoints to keep: "last 2", or "last 2, every 10000 steps" (default "%(default)s")',
-    )
-    run.add_argument(
-        "--checkpoint-dir",
-        default="",
-        metavar="DIR",
-        help="a directory, or an fsspec path such as s3://bucket/run (default: checkpoints in the job directory)",
-    )
     run.add_argument("--name", metavar="JOB", help="name of the job (default: from the script's name)")
-    run.add_argument("--no-replace", action="store_true", help="go on without a worker that was lost")
-    run.add_argument(
-        "--max-restarts",
-        type=int,
-        default=3,
-        metavar="R",
-        help="exits by the script's own fault that are forgiven, per worker slot; kills from outside are not counted. "
-        "Also how often a job begins again whose members all died before a step was applied (default %(default)s)",
-    )
-    run.add_argument(
-        "--cold-start",
-        action="store_true",
-        help="start every worker with an interpreter of its own instead of forking it from a process that has done "
-        "the imports; for modules of yours that set environment variables which torch reads when it is imported",
-    )
-    run.add_argument(
-        "--pause-limit",
-        type=float,
-        default=Timing().pause_limit_s,
-        metavar="S",
-        help="seconds that a job below --min-workers waits, with its state in memory, before it ends with 3 (default "
-        "%(default)g)",
-    )
-    run.add_argument(
-        "--hang-limit",
-        type=float,
-        default=Timing().hang_s,
-        metavar="S",
-        help="seconds that the others wait for a worker whose script gets nowhere between two operations, or uses a "
-        "processor in one shard, before it is replaced, and that all may get nowhere before the job goes back to the "
-        "newest snapshot or checkpoint (default %(default)g)",
-    )
     selection.add_option(run)
     run.add_argument(
         "--grace",
@@ -214,22 +115,7 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
         name=options.name if options.name is not None else job_directory.default_name(program),
         command=words,
         workers=workers,
-        min_workers=options.min_workers,
-        spares=options.spares,
-        stragglers=Stragglers(options.stragglers),
-        slow_factor=options.slow_factor,
-        reduction=Reduction(options.reduction),
-        ring=RingKind(options.ring),
-        retain_results=not options.no_retain_results,
-        threads=options.threads,
-        replace=not options.no_replace,
-        max_restarts=options.max_restarts,
-        checkpoint_every=options.checkpoint_every,
-        snapshot_every=options.snapshot_every,
-        checkpoint_keep=options.keep,
-        checkpoint_dir=options.checkpoint_dir,
-        fork=not options.cold_start,
-        timing=Timing(pause_limit_s=options.pause_limit, hang_s=options.hang_limit),
+        **chosen(options),
     )
     worker_process.check_descriptors(spec.workers + spec.spares, etcd=True)
     if spec.ring is RingKind.MPI:
@@ -252,3 +138,60 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
             quiet=options.quiet,
             as_json=options.json,
         )
+
+
+# ------------------------------------------------------------------------ the options of a job
+
+
+def add_job_options(parser: argparse.ArgumentParser) -> None:
+    for spec, option in _options(JobSpec, Timing):
+        text = option.text.replace("%", "%%")
+        if spec.type == "bool":
+            parser.add_argument(option.name, dest=spec.name, action="store_false", help=text)
+            continue
+        default = " (default %(default)g)" if spec.type == "float" else " (default %(default)s)"
+        default = ' (default "%(default)s")' if " " in str(spec.default) else default
+        parser.add_argument(
+            option.name,
+            dest=spec.name,
+            type=TYPES.get(str(spec.type), str),
+            default=str(spec.default) if isinstance(spec.default, StrEnum) else spec.default,
+            choices=[str(kind) for kind in type(spec.default)] if isinstance(spec.default, StrEnum) else None,
+            metavar=option.unit or None,
+            help=text if "(default" in text else text + default,
+        )
+
+
+def chosen(options: argparse.Namespace) -> dict[str, Any]:
+    """Fields of JobSpec, from what `add_job_options` has added."""
+    values = {spec.name: _typed(spec, getattr(options, spec.name)) for spec, _ in _options(JobSpec)}
+    timing = Timing(**{spec.name: getattr(options, spec.name) for spec, _ in _options(Timing)})
+    return {**values, "timing": timing}
+
+
+def in_a_file() -> str:
+    """The same as fields of a job file, for people."""
+    lines = []
+    for owner, head in ((JobSpec, ""), (Timing, "  [timing]\n")):
+        lines.append(head)
+        for spec, option in _options(owner):
+            value = not spec.default if spec.type == "bool" else spec.default
+            said = f"{spec.name} = {str(value).lower() if isinstance(value, bool) else _quoted(value)}"
+            text = option.text.replace("--min-workers", "min_workers").replace("--checkpoint-every", "checkpoint_every")
+            lines.append(f"  {said}\n{textwrap.indent(textwrap.fill(text, HELP_COLUMNS - 6), ' ' * 6)}\n")
+    return "".join(lines)
+
+
+def _options(*owners: type) -> Iterator[tuple[Field[Any], Option]]:
+    for owner in owners:
+        for spec in fields(owner):
+            if (option := Option.of(owner, spec.name)) is not None:
+                yield spec, option
+
+
+def _typed(spec: Field[Any], value: Any) -> Any:
+    return type(spec.default)(value) if isinstance(spec.default, StrEnum) else value
+
+
+def _quoted(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else f"{value:g}"

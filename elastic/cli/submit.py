@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic.cli.jobs import await_end, ended_text
 from elastic.cli.options import EXIT_CODES, add_replicas, client_of, waiting
+from elastic.cli.run import in_a_file
 from elastic.config import JobSpec, job_from_toml
 from elastic.errors import ConfigError, ExitCode
 from elastic.fleet.documents import check_for_fleet
@@ -42,7 +43,8 @@ def add(verbs: Any) -> None:
         "submit",
         help="give a fleet a job",
         description="Give a fleet a job, which starts when its minimum of workers fits. Prints the job's name.",
-        epilog=EXAMPLES + EXIT_CODES,
+        epilog=f"{EXAMPLES}\nother fields, and their defaults; of those that are true or false, what is not the "
+        f"default:\n{in_a_file()}\n{EXIT_CODES}",
     )
     verb.add_argument("file", type=Path, metavar="JOB.TOML")
     add_replicas(verb)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,8 +22,9 @@ import elastic
 from elastic import cli
 from elastic.checkpoints.storage import Storage, put
 from elastic.cli.local import job_run
+from elastic.cli.run import add_job_options, chosen, in_a_file
 from elastic.cli.status import job_status, status_text
-from elastic.config import JobSpec
+from elastic.config import JobSpec, Stragglers, Timing, job_from_toml
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.records import job_directory
 from elastic.records.journal import Journal, journal_path
@@ -622,3 +624,26 @@ def test_a_typo_gets_the_nearest_name_and_the_help_of_its_verb(
 )
 def test_what_is_no_typo_is_taken(words: str) -> None:
     cli.parser(words.split()).parse_args(words.split())
+
+
+# ------------------------------------------------------------------------------------------- the options of a job
+
+
+def test_what_no_option_says_is_as_the_fields_have_it() -> None:
+    parser = argparse.ArgumentParser()
+    add_job_options(parser)
+    plain = JobSpec(name="train", command=("python",), workers=2)
+    assert JobSpec(name="train", command=("python",), workers=2, **chosen(parser.parse_args([]))) == plain
+    words = "--no-replace --cold-start --no-retain-results --slow-factor 3 --stragglers demote --hang-limit 700"
+    given = chosen(parser.parse_args(words.split()))
+    assert (given["replace"], given["fork"], given["retain_results"]) == (False, False, False)
+    assert (given["slow_factor"], given["stragglers"], given["timing"]) == (3.0, Stragglers.DEMOTE, Timing(hang_s=700))
+
+
+def test_the_fields_that_help_shows_make_a_job_file() -> None:
+    """All of them at once, each with the value that is shown."""
+    shown = [line.strip() for line in in_a_file().splitlines() if not line.startswith("      ")]
+    spec = job_from_toml("\n".join(['name = "train"', 'command = ["python"]', "workers = 2", *shown]), "help")
+    plain = JobSpec(name="train", command=("python",), workers=2)
+    assert spec == replace(plain, replace=False, fork=False, retain_results=False)
+    assert {line.partition(" =")[0] for line in shown} >= {"slow_factor", "checkpoint_keep", "pause_limit_s"}
