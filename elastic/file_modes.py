@@ -6,7 +6,9 @@ Files that hold a job's settings are SETTINGS whatever it says: they have its en
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 from elastic.errors import ConfigError
@@ -42,6 +44,17 @@ def of_directory() -> int:
 def opener(path: str, flags: int) -> int:
     """For open(): a new file has this module's mode."""
     return os.open(path, flags | os.O_CLOEXEC, of_file())
+
+
+def regular(path: str, flags: int) -> int:
+    """As `opener`, in a directory of somebody else, who may have put another thing there: a FIFO would be waited for.
+    Raises OSError."""
+    descriptor = opener(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "this is no file", path)
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def make_directory(path: Path | str) -> None:

@@ -45,6 +45,10 @@ def wait_for_begin() -> None:
 
 
 def main() -> int:
+    try:
+        os.fstat(STDIN)
+    except OSError:  # closed: its number would be that of something else, and replaced below
+        os.open(os.devnull, os.O_RDONLY)
     fork_server = start_early(sys.argv[1:])
     from elastic.agent import agent
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from elastic import file_modes, stop_signals
 from elastic.agent.handover import UpgradeRequest, UpgradeRequestFiles
+from elastic.agent.process import agent_process
 from elastic.agent.process.agent_process import LOGS, AgentStart, WaitingAgent
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
@@ -53,8 +54,8 @@ STOP_S = 6.0
 """From then until it is killed, with everything below it."""
 
 STANDBY_AFTER_S = 30.0
-"""Of an agent's life, until it has a standby: torch is imported once more for that, and the job's first steps are those
-that people wait for."""
+"""Of an agent's life, until it has a standby, and until one that has died is replaced: torch is imported once more for
+that, and the job's first steps are those that people wait for."""
 
 LOG_TAIL_LINES = 5
 
@@ -99,6 +100,9 @@ class JobRunner:
         """standby: of the job, started beforehand; whether it fits is seen when it is needed."""
         self._site = site
         self._standby = standby
+        self._standby_refused = ""
+        self._agent_is_newer = False
+        """Than this program, whose place the newer one takes in a moment: that one sees to a standby."""
         self._token = token
         self._board = board
         self._submission = submission
@@ -219,6 +223,7 @@ class JobRunner:
                 # Errors of the system, of a storage and of the job are told alike. So is one that nobody foresaw:
                 # it is this job's trouble, not the node's, and tried again with a pause.
                 because = f"the job cannot be started here: {_told_of(error)}"
+                await self._end_standby()
             else:
                 self._starting = False
                 self._say("")
@@ -236,8 +241,8 @@ class JobRunner:
             self._memory.remove()
         with suppress(OSError), acting(self._site.job_user):  # it has lost its worth by now
             (self._dir / TOKEN).unlink()
-        self._record.unlink(missing_ok=True)
-        await asyncio.to_thread(self._end_standby)
+        await self._end_standby()
+        forget(self._site, self.job)
         self._say("")
 
     @property
@@ -251,17 +256,18 @@ class JobRunner:
         """Have another program take its place. Returns why that was refused, or nothing."""
         if self._keeper is None:
             return ""
-        await asyncio.to_thread(self._end_standby)  # of the program before that one
+        self._agent_is_newer = True
+        await self._end_standby()
         refused = await replace_agent(
             UpgradeRequestFiles(self._dir, self._site.node, self._site.job_user), request, self._keeper
         )
+        self._agent_is_newer = not refused
         return f"{self.job}: {refused}" if refused else ""
 
     def holding(self, *, inherited: bool) -> JobUpgradeState:
         """inherited: by the program that takes this one's place, and given up here."""
         keeper = memory = None
         if inherited:
-            self._end_standby()
             keeper = keeper_of(self._keeper) if self._keeper is not None else None
             memory = self._memory.hand_over() if self._memory is not None else None
         return JobUpgradeState(self._submission, self._slots, self.devices, keeper, memory, self.finishing, self._token)
@@ -273,7 +279,8 @@ class JobRunner:
         pidfd = os.pidfd_open(keeper.pid)
         loop.add_reader(pidfd, ended.set)
         self._journal.write("charge_started", job=self.job, slots=self._slots, devices=self.devices, pid=keeper.pid)
-        standing_by = loop.call_later(STANDBY_AFTER_S, self._stand_by)
+        self._agent_is_newer = False
+        standing_by = asyncio.create_task(self._stand_by())
         try:
             if not await _first(ended, self._leave):
                 keeper.send_signal(stop_signals.order_to(keeper.pid, signal.SIGTERM))
@@ -303,7 +310,10 @@ class JobRunner:
         with acting(user):
             document = self._fill(certs)
         how = self._how(document)
-        how.record(self._record)
+        if self._submission.spec.fork:
+            how.record(record_of(self._site, self.job))
+        else:
+            forget(self._site, self.job)
         return how
 
     def _certs(self) -> dict[str, bytes]:
@@ -389,40 +399,45 @@ class JobRunner:
             variables[DEVICES_VARIABLE] = ",".join(self.devices)
         words = tuple(word for option in options.items() for word in option)
         digest = hashlib.sha256(document).hexdigest()
-        return AgentStart(str(self._dir.absolute()), words, variables, spec.directory, digest)
-
-    @property
-    def _record(self) -> Path:
-        return record_of(self._site, self.job)
+        user_name = user.name if user is not None else ""
+        return AgentStart(str(self._dir.absolute()), words, variables, spec.directory, digest, user_name)
 
     async def _start(self, how: AgentStart) -> JobKeeper:
         if self._standby is not None and not self._standby.fits(how):
-            await asyncio.to_thread(self._end_standby)
+            await self._end_standby()
         standby, self._standby = self._standby, None
         if standby is None:
             return WaitingAgent(how, self._site.job_user).begin()
         self._journal.write("standby_begins", job=self.job, pid=standby.process.pid)
         return standby.begin()
 
-    def _stand_by(self) -> None:
-        """An agent lives, and is to have a standby."""
-        if self.ending or self._standby is not None or not self._submission.spec.fork:
-            return
-        try:
-            self._standby = WaitingAgent(AgentStart.recorded(self._record), self._site.job_user)
-            self._journal.write("standby_started", job=self.job, pid=self._standby.process.pid)
-        except (OSError, ValueError) as error:
-            self._journal.write("standby_refused", job=self.job, because=str(error))
+    async def _stand_by(self) -> None:
+        """While an agent lives, it has a standby: looks for it now and then. Never returns."""
+        record = record_of(self._site, self.job)
+        while True:
+            await asyncio.sleep(STANDBY_AFTER_S)
+            if self._standby is not None and self._standby.process.poll() is not None:
+                await self._end_standby()
+            if self.ending or self._agent_is_newer or self._standby is not None or not record.exists():
+                continue
+            try:
+                self._standby = WaitingAgent(AgentStart.recorded(record), self._site.job_user)
+                self._journal.write("standby_started", job=self.job, pid=self._standby.process.pid)
+            except (OSError, ValueError) as error:
+                if str(error) != self._standby_refused:
+                    self._standby_refused = str(error)
+                    self._journal.write("standby_refused", job=self.job, because=str(error))
 
-    def _end_standby(self) -> None:
+    async def _end_standby(self) -> None:
         standby, self._standby = self._standby, None
         if standby is not None:
-            standby.end()
+            await asyncio.to_thread(agent_process.end, [standby])
 
     def _last_words(self) -> str:
         try:
-            with acting(self._site.job_user):
-                lines = (self._dir / "logs" / LOGS[1]).read_text(errors="replace").splitlines()
+            path = self._dir / "logs" / LOGS[1]
+            with acting(self._site.job_user), open(path, errors="replace", opener=file_modes.regular) as file:
+                lines = file.read().splitlines()
         except OSError:  # somebody has moved the directory
             return ""
         return f": {' | '.join(lines[-LOG_TAIL_LINES:])}" if lines else ""
@@ -448,14 +463,25 @@ def standbys(site: NodeSettings, journal: Journal) -> dict[str, WaitingAgent]:
     """Job -> its next agent here, already started: of jobs that ran here when the daemon before this one was killed, or
     the machine stopped. They have most of their imports behind them when the leader says that they run here."""
     found: dict[str, WaitingAgent] = {}
+    user = site.job_user.name if site.job_user is not None else ""
     for path in site.jobs_dir.glob(record_of(site, "*").name):
         job = path.name.partition(".")[0]
         try:
-            found[job] = WaitingAgent(AgentStart.recorded(path), site.job_user)
+            how = AgentStart.recorded(path)
+            if how.user != user:
+                raise ValueError(f"it ran as {how.user or 'the agent'}, and jobs run as {user or 'the agent'} now")
+            found[job] = WaitingAgent(how, site.job_user)
             journal.write("standby_started", job=job, pid=found[job].process.pid)
         except (OSError, ValueError) as error:
             journal.write("standby_refused", job=job, because=str(error))
+            forget(site, job)
     return found
+
+
+def forget(site: NodeSettings, job: str) -> None:
+    """No agent of that job is to be expected here."""
+    with suppress(OSError):  # a disk that takes nothing: at worst an agent is started that nobody needs
+        record_of(site, job).unlink()
 
 
 def _told_of(error: Exception) -> str:

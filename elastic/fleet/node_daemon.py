@@ -15,11 +15,12 @@ from typing import Any
 
 from elastic.agent import handover
 from elastic.agent.handover import Handed, Trial, UpgradeRequest, UpgradeRequestFiles
+from elastic.agent.process import agent_process
 from elastic.agent.process.agent_process import WaitingAgent
 from elastic.errors import ElasticError
 from elastic.fleet import job_environment, upgrade_state
 from elastic.fleet.documents import Submission
-from elastic.fleet.job_runner import JobRunner, NodeSettings, record_of
+from elastic.fleet.job_runner import JobRunner, NodeSettings, forget
 from elastic.fleet.leader_session import FleetLeaderSession, Offer
 from elastic.fleet.notice_board import NoticeBoard
 from elastic.fleet.upgrade_state import DaemonUpgradeState
@@ -84,7 +85,7 @@ class Daemon:
         self._board.watch(selection.sources(self._site.notices, os.environ))
         handover.begin(self._place, self._journal, self._handed, sorted(self._charges))
         attending = asyncio.create_task(self._attendance.always())
-        loop.call_later(STANDBYS_S, self._end_standbys)
+        waiting = asyncio.create_task(self._end_standbys(STANDBYS_S))
         try:
             while not self._is_done():
                 await self._next_change(attending)
@@ -94,7 +95,8 @@ class Daemon:
         finally:
             attending.cancel()
             await asyncio.gather(attending, return_exceptions=True)
-            self._end_standbys()
+            waiting.cancel()
+            await self._end_standbys()
             for charge in self._charges.values():
                 charge.stop()
             for charge in self._charges.values():
@@ -160,7 +162,6 @@ class Daemon:
                 self._replace_agents,
             )
             if request is not None:
-                self._end_standbys()
                 state = self._state(inherited=True)
                 deferred, self._deferred = self._deferred, []
                 try:
@@ -176,6 +177,7 @@ class Daemon:
 
     async def _replace_agents(self, request: UpgradeRequest) -> str:
         """Returns why one of them was not, or nothing."""
+        await self._end_standbys()
         for charge in list(self._charges.values()):
             if because := await charge.replace_agent(request):
                 return because
@@ -272,13 +274,14 @@ class Daemon:
         self._told()
         return ""
 
-    def _end_standbys(self) -> None:
+    async def _end_standbys(self, after_s: float = 0.0) -> None:
         """Of jobs that have not come back."""
-        while self._standbys:
-            job, standby = self._standbys.popitem()
+        await asyncio.sleep(after_s)
+        ended, self._standbys = self._standbys, {}
+        for job in ended:
             self._journal.write("standby_ended", job=job)
-            standby.end()
-            record_of(self._site, job).unlink(missing_ok=True)
+            forget(self._site, job)
+        await asyncio.to_thread(agent_process.end, list(ended.values()))
 
     def _noticed(self) -> None:
         """What stands on the board is another thing."""

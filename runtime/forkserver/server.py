@@ -47,7 +47,8 @@ def main(channel: str, without: str, *command: str) -> None:
     Never returns; in a forked worker it ends by SystemExit.
     """
     held_signals.hold()
-    gc.disable()  # to look for garbage while torch is imported was a fifth of the time, and found 8 MB
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0)  # to look for garbage while torch is imported was a fifth of the time, and found 8 MB
     agent = socket.socket(fileno=int(channel))
     inherited = dict(os.environ)
     left_out = without.split(",") if without else []
@@ -64,7 +65,8 @@ def main(channel: str, without: str, *command: str) -> None:
     except ColdStart as refused:
         _leave(agent, str(refused))
     gc.freeze()
-    gc.enable()
+    if gc.get_threshold()[0] == 0:  # no import has set another one
+        gc.set_threshold(*thresholds)
     _tell(agent, "nursery_ready", modules=len(sys.modules), cpu_s=round(time.process_time(), 3))
     order = _serve(agent)
     agent.close()

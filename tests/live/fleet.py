@@ -154,8 +154,8 @@ class Fleet(Cluster):
         os.kill(self.events("worker_started", job=job, worker_id=worker_id)[-1]["pid"], signal.SIGKILL)
 
     def pids(self) -> list[int]:
-        """Of all agents of jobs and workers that were ever started here."""
-        known = ("charge_started", "worker_started")
+        """Of all agents of jobs, standbys and workers that were ever started here."""
+        known = ("charge_started", "standby_started", "worker_started")
         return [line["pid"] for line in self.journal() if line["event"] in known]
 
     def living(self) -> list[int]:

@@ -12,7 +12,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,20 +33,19 @@ COMMAND = ("-P", "-m", "elastic.agent.process.subreaper", "--wait")
 STANDBY_END_S = 6.0
 """For a subreaper to end everything below it; then it is killed itself."""
 
-RECORD_BYTES = 1 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class AgentStart:
     """What an agent inherits, but for the environment of this process. job_dir: the job's directory. words: options.
     variables: of its environment. directory: the working directory; "": this process's. job: a digest of job.json,
-    which says what its workers import and in which environment."""
+    which says what its workers import and in which environment. user: as whom it runs; "": as this process."""
 
     job_dir: str
     words: tuple[str, ...]
     variables: Mapping[str, str]
     directory: str
     job: str
+    user: str
 
     def record(self, path: Path) -> None:
         """For the program that starts after this one was killed. Raises OSError."""
@@ -55,10 +55,14 @@ class AgentStart:
     def recorded(cls, path: Path) -> Self:
         """Raises OSError, and ValueError for a file that `record` has not written."""
         try:
-            row = json.loads(path.read_bytes()[:RECORD_BYTES])
-            return cls(row["job_dir"], tuple(row["words"]), dict(row["variables"]), row["directory"], row["job"])
+            row = json.loads(path.read_bytes())
+            words, variables = tuple(row["words"]), dict(row["variables"])
+            texts = [row[name] for name in ("job_dir", "directory", "job", "user")]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} is no record of an agent: {error!r}") from error
+        if not all(isinstance(text, str) for text in (*words, *variables, *variables.values(), *texts)):
+            raise ValueError(f"{path} is no record of an agent: it holds what is no text")
+        return cls(texts[0], words, variables, *texts[1:])
 
     @property
     def environment(self) -> dict[str, str]:
@@ -69,8 +73,8 @@ class AgentStart:
 
 
 class WaitingAgent:
-    """One that has been started and waits. user: as whom it runs; None: as this process. Main thread only: raises
-    OSError if it cannot be started."""
+    """One that has been started and waits. user: that of `how`; None: there is none. Main thread only: raises OSError
+    if it cannot be started."""
 
     def __init__(self, how: AgentStart, user: JobUser | None) -> None:
         self.how = how
@@ -78,13 +82,15 @@ class WaitingAgent:
         with ExitStack() as stack:
             with acting(user):
                 paths = (Path(how.job_dir) / "logs" / name for name in LOGS)
-                out, log = (stack.enter_context(open(path, "ab", opener=file_modes.opener)) for path in paths)
+                out, log = (stack.enter_context(open(path, "ab", opener=file_modes.regular)) for path in paths)
             self._log = os.fstat(log.fileno())
+            self._directory = os.stat(how.directory or ".")
             stack.enter_context(stop_signals.blocked())
             self.process = subprocess.Popen(
                 [sys.executable, *COMMAND, *how.words],
                 env=how.environment,
                 cwd=how.directory or None,
+                bufsize=0,  # a byte that could not be written is not tried again
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=log,
@@ -93,28 +99,34 @@ class WaitingAgent:
             )
 
     def fits(self, how: AgentStart) -> bool:
-        """Whether it lives, and is what would be started now. The directory may have been made anew meanwhile."""
+        """Whether it lives, and is what would be started now: also in directories that are still the same."""
+        if self.process.poll() is not None or how != self.how:
+            return False
         try:
+            directory = os.stat(how.directory or ".")
             with acting(self._user):
                 log = os.stat(Path(how.job_dir) / "logs" / LOGS[1])
         except OSError:
             return False
-        return self.process.poll() is None and how == self.how and os.path.samestat(log, self._log)
+        return os.path.samestat(log, self._log) and os.path.samestat(directory, self._directory)
 
     def begin(self) -> subprocess.Popen[bytes]:
         """The subreaper, which runs until the agent has ended."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it has died just now; its status says so
             self.process.stdin.write(b"\n")
-            self.process.stdin.flush()
         return self.process
 
-    def end(self) -> None:
-        """It was not needed."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+
+def end(waiting: Sequence[WaitingAgent]) -> None:
+    """They are not needed. In a thread: it may take seconds."""
+    for one in waiting:
+        assert one.process.stdin is not None
+        one.process.stdin.close()
+    ends_s = time.monotonic() + STANDBY_END_S
+    for one in waiting:
         try:
-            self.process.wait(STANDBY_END_S)
+            one.process.wait(max(0.0, ends_s - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            one.process.kill()
+            one.process.wait()

@@ -1,0 +1,71 @@
+"""How the program of an agent begins: its fork server first, and with --wait only when it is told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elastic.agent.__main__ import start_early
+from elastic.config import JobSpec
+from elastic.wire import codec
+
+BOUND_S = 120.0
+
+
+def agent(*words: str, stdin: str = "", closed: bool = False) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "elastic.agent", *words]
+    if closed:
+        command = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=BOUND_S, check=False)
+
+
+def job_in(home: Path, script: str = "import torch\n") -> JobSpec:
+    """A directory that holds a job."""
+    (home / "train.py").write_text(script)
+    (home / "logs").mkdir()
+    spec = JobSpec(name="train", command=(sys.executable, str(home / "train.py")), workers=1)
+    (home / "job.json").write_bytes(codec.job_to_json(spec))
+    return spec
+
+
+def test_a_waiting_agent_begins_with_a_byte_and_ends_with_its_parent(tmp_path: Path) -> None:
+    words = ("--job-dir", str(tmp_path / "none"), "--node", "a", "--slots", "1")
+    begun = agent("--wait", *words, stdin="\n")
+    assert (begun.returncode, begun.stdout) == (2, "") and "this is not a job directory" in begun.stderr
+    alone = agent("--wait", *words)
+    assert (alone.returncode, alone.stderr) == (1, "")
+    assert agent(*words).returncode == 2, "without the option nothing is waited for"
+    assert "this is not a job directory" in agent(*words, closed=True).stderr
+
+
+def test_the_fork_server_of_a_job_is_started_before_the_agent(tmp_path: Path) -> None:
+    job_in(tmp_path)
+    process = start_early(["--slots", "1", "--job-dir", str(tmp_path), "--node", "a"])
+    assert process is not None
+    try:
+        os.set_blocking(process.channel.fileno(), True)
+        process.channel.settimeout(BOUND_S)
+        assert json.loads(process.channel.recv(65536))["event"] == "nursery_ready"
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitpid(process.pid, 0)
+        process.channel.close()
+        process.outlets.close()
+
+
+@pytest.mark.parametrize("how", ["no job", "cold", "another program", "a hand-over", "no node"])
+def test_where_no_worker_can_be_forked_nothing_is_started(tmp_path: Path, how: str) -> None:
+    words = ["--job-dir", str(tmp_path), "--node", "a"]
+    if how != "no job":
+        spec = job_in(tmp_path)
+        spec = replace(spec, fork=how != "cold", command=("sh", "x") if how == "another program" else spec.command)
+        (tmp_path / "job.json").write_bytes(codec.job_to_json(spec))
+    words = [*words, "--handover", "7"] if how == "a hand-over" else words[:2] if how == "no node" else words
+    assert start_early(words) is None
