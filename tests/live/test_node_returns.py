@@ -38,8 +38,8 @@ class Deaths:
         """One node, or two of three, and how long they are away; now and then the leading replica besides."""
         fleet, dice = self._fleet, self._dice
         # At least one node that is a member already stays, as long as the job is not the last one's alone.
-        standing = {member["worker_id"].partition(".")[0] for member in fleet.status(self._job)["members"]}
-        spare = dice.choice(sorted(standing))
+        members = fleet.until("a leader that knows the members", lambda: fleet.status(self._job)["members"])
+        spare = dice.choice(sorted({member["worker_id"].partition(".")[0] for member in members}))
         victims = dice.sample(sorted(set(NODES) - {spare}), dice.choice((1, 1, 1, 2)))
         away_s = dice.choice(AWAY_S)
         how = dice.choice(("daemon", "daemon, then the rest", "the rest, then daemon"))
