@@ -19,7 +19,7 @@ from elastic.rendezvous.endpoint import check_plain, check_reachable, own_addres
 from elastic.security.roles import ETCD_SERVER_NAME, Role
 
 if TYPE_CHECKING:
-    from elastic.fleet.job_runner import NodeSettings
+    from elastic.fleet.job_environment import NodeSettings
     from elastic.security.keyring import Keyring
     from elastic.store.etcd import Tls
 
@@ -173,16 +173,10 @@ def _add_agent(verbs: Any) -> None:
 
 
 def _agent(options: argparse.Namespace) -> int:
-    import asyncio
-
-    from elastic.agent.handover import Handed
-    from elastic.fleet.job_runner import standbys
-    from elastic.fleet.leader_session import Offer
+    from elastic.agent.process.agent_process import standbys
     from elastic.records.job_directory import JobLock, lock_identity
     from elastic.records.journal import Journal, journal_path
     from elastic.records.retention import Retention
-    from elastic.security import expiry
-    from elastic.security.channels import ChannelFactory
 
     if options.upgrade:
         from elastic.cli.upgrade import upgrade
@@ -190,20 +184,26 @@ def _agent(options: argparse.Namespace) -> int:
         return upgrade(options.jobs_dir, _node_of(options), as_json=options.json)
     checked = _checked(options)
     site, node, jobs_dir = checked.site, checked.site.node, checked.site.jobs_dir
-    handed = Handed.read(options.handover) if options.handover is not None else None
     who = f"daemon-{node}"
     otherwise = "give another --node, another --jobs-dir, or --upgrade to take its place"
     with (
         JobLock(jobs_dir / f"{node}.lock", otherwise),
         Journal(journal_path(jobs_dir, who), "", who, node, retention=Retention(who)) as journal,
     ):
+        waiting = standbys(jobs_dir, node, site.job_user, journal) if options.handover is None else {}
+        # They import side by side with this process, which has the larger part of its own imports before it.
+        import asyncio
+
+        from elastic.agent.handover import Handed
+        from elastic.fleet.leader_session import Offer
+        from elastic.fleet.node_daemon import Daemon
+        from elastic.security import expiry
+        from elastic.security.channels import ChannelFactory
+
         print(
             f"elastic: node {node} at {site.reach.address} with {options.slots} slots; jobs in {jobs_dir}", flush=True
         )
-
-        waiting = standbys(site, journal) if handed is None else {}
-        from elastic.fleet.node_daemon import Daemon  # side by side with what they import
-
+        handed = Handed.read(options.handover) if options.handover is not None else None
         lock = lock_identity(jobs_dir / f"{node}.lock.id")
 
         async def attend() -> int:
@@ -244,7 +244,7 @@ def _node_of(options: argparse.Namespace) -> str:
 def _checked(options: argparse.Namespace) -> _Checked:
     """Raises ConfigError."""
     from elastic.agent.process.worker_process import check_descriptors
-    from elastic.fleet.job_runner import NodeSettings
+    from elastic.fleet.job_environment import NodeSettings
     from elastic.rendezvous.reach import Reach
     from elastic.security import job_user as users
 

@@ -5,6 +5,8 @@ they stand, with quotes if there are any; lines that are empty or begin with # s
 
 And accelerators: as many as the job has slots on the node, and none that another job has. Workers of one job begin to
 count at 0 each, among those that CUDA_VISIBLE_DEVICES leaves; so that is set for each job.
+
+And what all jobs of the node have in common.
 """
 
 from __future__ import annotations
@@ -13,13 +15,28 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elastic.config import JobSpec, check_pairs
 from elastic.errors import ConfigError
+from elastic.rendezvous.reach import Reach
+from elastic.security.job_user import JobUser
 
 BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """What all jobs on this node have in common. jobs_dir: each has its directory in it. grace_s: how long an agent
+    that is asked to leave may take. job_user: as whom they run; None: as the daemon does."""
+
+    node: str
+    reach: Reach
+    jobs_dir: Path
+    notices: str
+    grace_s: float
+    job_user: JobUser | None = None
 
 
 def with_environment(spec: JobSpec, node: str) -> JobSpec:

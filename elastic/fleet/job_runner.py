@@ -17,18 +17,18 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from elastic import file_modes, stop_signals
 from elastic.agent.handover import UpgradeRequest, UpgradeRequestFiles
 from elastic.agent.process import agent_process
-from elastic.agent.process.agent_process import LOGS, AgentStart, WaitingAgent
+from elastic.agent.process.agent_process import LOGS, AgentStart, WaitingAgent, forget, record_of
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError
 from elastic.fleet.documents import Submission
-from elastic.fleet.job_environment import DEVICES_VARIABLE, with_environment
+from elastic.fleet.job_environment import DEVICES_VARIABLE, NodeSettings, with_environment
 from elastic.fleet.notice_board import NoticeBoard
 from elastic.fleet.upgrade_state import JobKeeper, JobUpgradeState, keeper_of, replace_agent
 from elastic.preemption.selection import RELAYED
@@ -37,8 +37,7 @@ from elastic.records import host_memory
 from elastic.records.files import TOKEN, create_atomically, write_atomically
 from elastic.records.journal import Journal
 from elastic.records.resume import own
-from elastic.rendezvous.reach import Reach
-from elastic.security.job_user import JobUser, acting
+from elastic.security.job_user import acting
 from elastic.security.roles import Role
 from elastic.wire import codec
 
@@ -63,19 +62,6 @@ CERTS = "certs"
 """In a job directory: what a job that runs as another user has of its node's certificates."""
 
 RENEW_S = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSettings:
-    """What all jobs on this node have in common. jobs_dir: each has its directory in it. grace_s: how long an agent
-    that is asked to leave may take. job_user: as whom they run; None: as the daemon does."""
-
-    node: str
-    reach: Reach
-    jobs_dir: Path
-    notices: str
-    grace_s: float
-    job_user: JobUser | None = None
 
 
 class JobRunner:
@@ -242,7 +228,7 @@ class JobRunner:
         with suppress(OSError), acting(self._site.job_user):  # it has lost its worth by now
             (self._dir / TOKEN).unlink()
         await self._end_standby()
-        forget(self._site, self.job)
+        forget(self._site.jobs_dir, self._site.node, self.job)
         self._say("")
 
     @property
@@ -311,9 +297,9 @@ class JobRunner:
             document = self._fill(certs)
         how = self._how(document)
         if self._submission.spec.fork:
-            how.record(record_of(self._site, self.job))
+            how.record(record_of(self._site.jobs_dir, self._site.node, self.job))
         else:
-            forget(self._site, self.job)
+            forget(self._site.jobs_dir, self._site.node, self.job)
         return how
 
     def _certs(self) -> dict[str, bytes]:
@@ -413,7 +399,7 @@ class JobRunner:
 
     async def _stand_by(self) -> None:
         """While an agent lives, it has a standby: looks for it now and then. Never returns."""
-        record = record_of(self._site, self.job)
+        record = record_of(self._site.jobs_dir, self._site.node, self.job)
         while True:
             await asyncio.sleep(STANDBY_AFTER_S)
             if self._standby is not None and self._standby.process.poll() is not None:
@@ -452,36 +438,6 @@ def pause_s(lived_s: float, before_s: float) -> float:
     """How long to wait with starting an agent again that has lived so long, or could not be started. before_s: how long
     was waited the last time."""
     return 0.0 if lived_s > LONG_LIFE_S else min(BACKOFF_MAX_S, max(BACKOFF_MIN_S, 2 * before_s))
-
-
-def record_of(site: NodeSettings, job: str) -> Path:
-    """Where it is kept how the job's agent was started on this node, until it has left it in order."""
-    return site.jobs_dir / f"{job}.{site.node}.agent.json"
-
-
-def standbys(site: NodeSettings, journal: Journal) -> dict[str, WaitingAgent]:
-    """Job -> its next agent here, already started: of jobs that ran here when the daemon before this one was killed, or
-    the machine stopped. They have most of their imports behind them when the leader says that they run here."""
-    found: dict[str, WaitingAgent] = {}
-    user = site.job_user.name if site.job_user is not None else ""
-    for path in site.jobs_dir.glob(record_of(site, "*").name):
-        job = path.name.partition(".")[0]
-        try:
-            how = AgentStart.recorded(path)
-            if how.user != user:
-                raise ValueError(f"it ran as {how.user or 'the agent'}, and jobs run as {user or 'the agent'} now")
-            found[job] = WaitingAgent(how, site.job_user)
-            journal.write("standby_started", job=job, pid=found[job].process.pid)
-        except (OSError, ValueError) as error:
-            journal.write("standby_refused", job=job, because=str(error))
-            forget(site, job)
-    return found
-
-
-def forget(site: NodeSettings, job: str) -> None:
-    """No agent of that job is to be expected here."""
-    with suppress(OSError):  # a disk that takes nothing: at worst an agent is started that nobody needs
-        record_of(site, job).unlink()
 
 
 def _told_of(error: Exception) -> str:

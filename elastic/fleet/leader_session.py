@@ -11,7 +11,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elastic.fleet.job_runner import SLACK_S, STOP_S, NodeSettings
+from elastic.fleet.job_environment import NodeSettings
+from elastic.fleet.job_runner import SLACK_S, STOP_S
 from elastic.fleet.probes import NodeProbes
 from elastic.records import job_files
 from elastic.records.journal import Journal

@@ -20,7 +20,8 @@ from elastic.agent.process.agent_process import WaitingAgent
 from elastic.errors import ElasticError
 from elastic.fleet import job_environment, upgrade_state
 from elastic.fleet.documents import Submission
-from elastic.fleet.job_runner import JobRunner, NodeSettings, forget
+from elastic.fleet.job_environment import NodeSettings
+from elastic.fleet.job_runner import JobRunner
 from elastic.fleet.leader_session import FleetLeaderSession, Offer
 from elastic.fleet.notice_board import NoticeBoard
 from elastic.fleet.upgrade_state import DaemonUpgradeState
@@ -280,7 +281,7 @@ class Daemon:
         ended, self._standbys = self._standbys, {}
         for job in ended:
             self._journal.write("standby_ended", job=job)
-            forget(self._site, job)
+            agent_process.forget(self._site.jobs_dir, self._site.node, job)
         await asyncio.to_thread(agent_process.end, list(ended.values()))
 
     def _noticed(self) -> None:

@@ -22,6 +22,7 @@ from typing import Self
 from elastic import file_modes, stop_signals
 from elastic.agent.process.worker_process import own_environment
 from elastic.records.files import write_atomically
+from elastic.records.journal import Journal
 from elastic.security.job_user import JobUser, acting
 
 LOGS = ("stdout.log", "agent.log")
@@ -130,3 +131,33 @@ def end(waiting: Sequence[WaitingAgent]) -> None:
         except subprocess.TimeoutExpired:
             one.process.kill()
             one.process.wait()
+
+
+def record_of(jobs_dir: Path, node: str, job: str) -> Path:
+    """Where it is kept how the job's agent was started on this node, until it has left it in order."""
+    return jobs_dir / f"{job}.{node}.agent.json"
+
+
+def forget(jobs_dir: Path, node: str, job: str) -> None:
+    """No agent of that job is to be expected here."""
+    with suppress(OSError):  # a disk that takes nothing: at worst an agent is started that nobody needs
+        record_of(jobs_dir, node, job).unlink()
+
+
+def standbys(jobs_dir: Path, node: str, user: JobUser | None, journal: Journal) -> dict[str, WaitingAgent]:
+    """Job -> its next agent here, already started: of jobs that ran here when the daemon before this one was killed, or
+    the machine stopped. They have most of their imports behind them when the leader says that they run here."""
+    found: dict[str, WaitingAgent] = {}
+    name = user.name if user is not None else ""
+    for path in jobs_dir.glob(record_of(jobs_dir, node, "*").name):
+        job = path.name.partition(".")[0]
+        try:
+            how = AgentStart.recorded(path)
+            if how.user != name:
+                raise ValueError(f"it ran as {how.user or 'the agent'}, and jobs run as {name or 'the agent'} now")
+            found[job] = WaitingAgent(how, user)
+            journal.write("standby_started", job=job, pid=found[job].process.pid)
+        except (OSError, ValueError) as error:
+            journal.write("standby_refused", job=job, because=str(error))
+            forget(jobs_dir, node, job)
+    return found

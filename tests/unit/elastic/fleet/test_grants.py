@@ -23,7 +23,8 @@ from elastic.fleet import admission, documents
 from elastic.fleet import leader as office_module
 from elastic.fleet.admission import Admission
 from elastic.fleet.documents import FleetJob, FleetState, Grant, NodeShare, Placement, Result, Submission
-from elastic.fleet.job_runner import JobRunner, NodeSettings
+from elastic.fleet.job_environment import NodeSettings
+from elastic.fleet.job_runner import JobRunner
 from elastic.fleet.notice_board import NoticeBoard
 from elastic.fleet.upgrade_state import JobUpgradeState
 from elastic.records.files import TOKEN, read_token

@@ -17,10 +17,12 @@ import pytest
 
 from elastic.agent import handover
 from elastic.agent.process import agent_process, worker_process
+from elastic.agent.process.agent_process import record_of
 from elastic.config import JobSpec
 from elastic.fleet import job_runner
 from elastic.fleet.documents import Result, Submission
-from elastic.fleet.job_runner import JobRunner, NodeSettings
+from elastic.fleet.job_environment import NodeSettings
+from elastic.fleet.job_runner import JobRunner
 from elastic.fleet.leader_session import Offer
 from elastic.fleet.node_daemon import Daemon
 from elastic.fleet.notice_board import NoticeBoard
@@ -354,7 +356,7 @@ def test_the_standby_of_a_job_begins_when_its_agent_has_died_and_goes_with_the_j
             assert await standbys.death("train-1") == waits
             assert charge._keeper is not None and charge._keeper.pid == waits
         last = await standbys.of("train-1")
-        record = job_runner.record_of(node.site, "train-1")
+        record = record_of(node.site.jobs_dir, "a", "train-1")
         assert record.exists()
         node.gate.touch()
         charge.leave()
@@ -408,7 +410,7 @@ def test_a_job_whose_workers_are_not_forked_has_no_standby(tmp_path: Path) -> No
         )
         await Standbys(node).of("other-2")
         assert node.charge("train-1")._standby is None
-        assert not job_runner.record_of(node.site, "train-1").exists()
+        assert not record_of(node.site.jobs_dir, "a", "train-1").exists()
 
     play(tmp_path, story)
 
@@ -438,16 +440,16 @@ def test_jobs_of_a_killed_daemon_have_standbys_when_the_next_one_starts(tmp_path
         for job in ("train-1", "moved-2"):
             node.told(node.duty("train-1"), node.duty(job))
         await node.until((tmp_path / "gate.up").exists)
-        record = json.loads(job_runner.record_of(node.site, "train-1").read_text())
+        record = json.loads(record_of(node.site.jobs_dir, "a", "train-1").read_text())
         refused = {"list-3": [], "words-4": record | {"words": [1]}, "root-5": record | {"user": "somebody"}}
         for job, document in refused.items():
-            job_runner.record_of(node.site, job).write_text(json.dumps(document))
+            record_of(node.site.jobs_dir, "a", job).write_text(json.dumps(document))
         (node.site.jobs_dir / "other-4.b.agent.json").write_text("that of another node with the same directory")
-        await node.until(lambda: job_runner.record_of(node.site, "moved-2").exists())
-        waiting = job_runner.standbys(node.site, node.journal)
+        await node.until(lambda: record_of(node.site.jobs_dir, "a", "moved-2").exists())
+        waiting = agent_process.standbys(node.site.jobs_dir, "a", None, node.journal)
         assert set(waiting) == {"train-1", "moved-2"}
         assert standbys.events().count("standby_refused") == len(refused)
-        assert not any(job_runner.record_of(node.site, job).exists() for job in refused)
+        assert not any(record_of(node.site.jobs_dir, "a", job).exists() for job in refused)
         pids = {job: standby.process.pid for job, standby in waiting.items()}
         # The daemon that begins now: of the same node, whose jobs are unknown to it.
         for charge in node.daemon._charges.values():
@@ -464,8 +466,8 @@ def test_jobs_of_a_killed_daemon_have_standbys_when_the_next_one_starts(tmp_path
         assert int(up.read_text()) == pids["train-1"]
         await node.daemon._end_standbys()  # STANDBYS_S later
         assert worker_process.facts(pids["moved-2"]) is None
-        assert not job_runner.record_of(node.site, "moved-2").exists()
-        assert job_runner.record_of(node.site, "train-1").exists()
+        assert not record_of(node.site.jobs_dir, "a", "moved-2").exists()
+        assert record_of(node.site.jobs_dir, "a", "train-1").exists()
 
     play(tmp_path, story)
 
