@@ -8,15 +8,14 @@ only one that uses the job's directory, begins when a byte comes on its standard
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from elastic.agent.process.forkserver_client import ForkServerProcess
-from elastic.agent.process.launcher import start_fork_server
+from elastic.agent.process.process_start import ForkServerProcess, start_fork_server
 from elastic.errors import ElasticError
-from elastic.records.files import read_job
 
 WAIT = "--wait"
 STDIN = 0
@@ -33,8 +32,11 @@ def start_early(words: Sequence[str]) -> ForkServerProcess | None:
         return None  # with --handover there are workers already: those that are to come have time
     job_dir = Path(options.job_dir).resolve()
     try:
-        return start_fork_server(read_job(job_dir), job_dir / "logs", options.node)
-    except (ElasticError, OSError):
+        # As codec.job_to_json writes it, without what reading it all would import. The agent itself checks it.
+        job = json.loads((job_dir / "job.json").read_bytes())
+        variables = dict(pair.split("=", 1) for pair in job["env"])
+        return start_fork_server(job["command"], variables, job_dir / "logs", options.node) if job["fork"] else None
+    except (ElasticError, OSError, ValueError, KeyError, TypeError):
         return None
 
 

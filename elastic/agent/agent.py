@@ -22,7 +22,7 @@ from elastic.agent.drain import OPERATOR, SIGTERM, NodeDrain
 from elastic.agent.handover import Handed, Trial, UpgradeRequestFiles
 from elastic.agent.leader_session import Ended, LeaderSession
 from elastic.agent.options import GRACE_S, Assignment
-from elastic.agent.process.forkserver_client import ForkServerProcess
+from elastic.agent.process.process_start import ForkServerProcess
 from elastic.agent.slot_file import SlotFile
 from elastic.agent.workers import WorkerManager
 from elastic.checkpoints.series import newest_in_memory

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Protocol
 
 from elastic.agent.ledger_writer import LedgerWriter
-from elastic.agent.process.forkserver_client import ForkServerProcess
 from elastic.agent.process.launcher import Launcher
 from elastic.agent.process.mpirun import Mpirun
+from elastic.agent.process.process_start import ForkServerProcess
 from elastic.agent.process.stdout_pump import Stdout
 from elastic.agent.process.worker_processes import AdoptedWorker, WorkerProcesses
 from elastic.agent.slot_file import SlotFile

@@ -284,8 +284,8 @@ class Elastic:
         return strike
 
     def have_standbys(self) -> bool:
-        """Whether both mortal nodes have one that has begun its last wait."""
-        return all(self._has_standby(node) for node in MORTAL)
+        """Whether all nodes have one that has begun its last wait."""
+        return all(self._has_standby(node) for node in NODES)
 
     def _has_standby(self, node: str) -> bool:
         standby = self._newest("standby_started", node)
@@ -406,12 +406,17 @@ def measure(home: Path, rounds: int, seconds: float, seed: int) -> dict[str, Fou
         network = None if why_not() else stack.enter_context(Network())
         ours = stack.enter_context(elastic(home / OURS, network))
         driver, of = Driver(ours, random.Random(seed)), found[OURS]
-        _repeat(rounds, "death", of.deaths, lambda: driver.hit(driver.kill, ours.start, AWAY_S))
-        _repeat(rounds, "agent's death", of.warm, lambda: _agent_dies(driver, ours))
-        _repeat(rounds, "freeze", of.freezes, lambda: driver.hit(driver.freeze, driver.thaw, FROZEN_S))
+
+        def hit(aim: Callable[[str], Callable[[], None]], undo: Callable[[str], None], away_s: float) -> Outcome:
+            driver.until("an agent that stands by on each node", ours.have_standbys)
+            return driver.hit(aim, undo, away_s)
+
+        _repeat(rounds, "death", of.deaths, lambda: hit(driver.kill, ours.start, AWAY_S))
+        _repeat(rounds, "agent's death", of.warm, lambda: hit(ours.kill_agent, lambda node: None, 0.0))
+        _repeat(rounds, "freeze", of.freezes, lambda: hit(driver.freeze, driver.thaw, FROZEN_S))
         if network is not None:
             links = network
-            _repeat(rounds, "silence", of.silent, lambda: driver.hit(_cut(links), lambda node: links.heal(), AWAY_S))
+            _repeat(rounds, "silence", of.silent, lambda: hit(_cut(links), lambda node: links.heal(), AWAY_S))
         of.goodput = _goodput(driver, seconds)
     with torchrun(home / THEIRS) as theirs:
         driver, of = Driver(theirs, random.Random(seed)), found[THEIRS]
@@ -422,11 +427,6 @@ def measure(home: Path, rounds: int, seconds: float, seed: int) -> dict[str, Fou
 
 def _cut(links: Network) -> Callable[[str], Callable[[], None]]:
     return lambda node: lambda: links.isolate(node)
-
-
-def _agent_dies(driver: Driver, ours: Elastic) -> Outcome:
-    driver.until("an agent that stands by on each node", ours.have_standbys)
-    return driver.hit(ours.kill_agent, lambda node: None, 0.0)
 
 
 def _repeat(rounds: int, what: str, into: list[Outcome], act: Callable[[], Outcome]) -> None:
@@ -508,6 +508,9 @@ def notes() -> list[str]:
         "the first node is spared, because torchrun keeps what its nodes agree on there.",
         "Times are told from the stamps of the training scripts, alike for both. The next step is the first one that a "
         "group without the node applies; torchrun's may be one that was finished before and is done again.",
+        "Of this project each fault strikes when all nodes have an agent that stands by, which is half a minute after "
+        "the last return: torch is imported for it, on the cores of the others here. The steps under deaths have no such "
+        "rest.",
         "This project's nodes are hosts of their own, in network namespaces, where that is possible; a silent one is "
         "cut off from all others. Torchrun's are not, and it was not measured with a silent node or a stopped worker.",
         "All of it shares the cores of one machine: a node that starts takes from the others what it computes with. "

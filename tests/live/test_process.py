@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from elastic.agent.process import worker_process
-from elastic.agent.process.worker_process import KEEP_MEMORY, Outlets, WorkerProcess, start_cold, worker_environment
+from elastic.agent.process.process_start import KEEP_MEMORY, Outlets, start_cold, worker_environment
+from elastic.agent.process.worker_process import WorkerProcess
 from elastic.errors import ConfigError
 
 PATIENCE_S = 100.0

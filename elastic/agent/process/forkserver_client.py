@@ -15,57 +15,18 @@ import asyncio
 import json
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from elastic.agent.process.worker_process import Outlets, WorkerProcess, start_cold
+from elastic.agent.process.process_start import ForkServerProcess, Outlets
+from elastic.agent.process.worker_process import WorkerProcess
 from elastic.protocol.worker_slot import describe
 from elastic.records.journal import Journal
 
 FORK_S = 2.0
 """A fork takes milliseconds. A fork server that has not forked by then is frozen, and killed."""
 
-# -c puts the working directory in front of the path, where it could replace modules of ours.
-_OWN_PATH = "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
-BOOT = _OWN_PATH + "from runtime.forkserver.server import main; main(*sys.argv[1:])"
-COLD = _OWN_PATH + "from runtime.forkserver.script_runner import main; main(sys.argv[1:])"
-"""For a worker with an interpreter of its own: it is run as a forked one is, which sees every end of the script."""
-
 Forked: TypeAlias = Callable[[int, socket.socket | None], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ForkServerProcess:
-    """A fork server that has been started, and to which nobody listens yet. channel: ours of the two ends."""
-
-    pid: int
-    channel: socket.socket
-    outlets: Outlets
-
-
-def start_process(command: Sequence[str], environment: Mapping[str, str], log: Path) -> ForkServerProcess:
-    """Main thread only: it dies with that.
-
-    command: of a worker, the interpreter first. environment: what all workers have in common. Raises ConfigError and
-    OSError if it cannot be started.
-    """
-    channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    outlets = None
-    try:
-        channel.setblocking(False)
-        outlets = Outlets(log)
-        theirs.set_inheritable(True)
-        words = [command[0], "-c", BOOT, str(theirs.fileno()), "", *command]
-        return ForkServerProcess(start_cold(words, environment, outlets, holds=True), channel, outlets)
-    except BaseException:
-        channel.close()
-        if outlets is not None:
-            outlets.close()
-        raise
-    finally:
-        theirs.close()
 
 
 class ForkServer:

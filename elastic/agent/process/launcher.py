@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from elastic import stop_signals
-from elastic.agent.process.forkserver_client import COLD, ForkServer, ForkServerProcess, start_process
-from elastic.agent.process.worker_process import Outlets, WorkerProcess, start_cold, worker_environment
+from elastic.agent.process.forkserver_client import ForkServer
+from elastic.agent.process.process_start import (
+    COLD,
+    ForkServerProcess,
+    Outlets,
+    is_this_interpreter,
+    job_environment,
+    start_cold,
+    start_fork_server,
+)
+from elastic.agent.process.worker_process import WorkerProcess
 from elastic.agent.worker import import_scan
 from elastic.config import JobSpec
 from elastic.errors import ColdStart, ConfigError
@@ -44,18 +51,6 @@ class Start:
     failed: Callable[[str], None]
 
 
-def start_fork_server(spec: JobSpec, logs: Path, node: str) -> ForkServerProcess:
-    """What takes longest at the start of an agent: also before the agent itself has imported what it needs. Main thread
-    only. Raises ColdStart, ConfigError and OSError if the job's workers cannot be forked."""
-    if not spec.fork:
-        raise ColdStart("forking is off")
-    import_scan.program_of(spec.command)
-    environment = _environment(spec)
-    if not _is_this_interpreter(shutil.which(spec.command[0], path=environment.get("PATH"))):
-        raise ColdStart(f"{spec.command[0]} is another interpreter than the agent's")
-    return start_process(spec.command, environment, logs / f"fork-server-{node}.log")
-
-
 class Launcher:
     """Used on the event loop only, by the main thread."""
 
@@ -72,7 +67,7 @@ class Launcher:
         """first: no worker has been started yet. fork_server: of this job, started already; None: none is."""
         self._spec = spec
         self._command = spec.command
-        self._environment = _environment(spec)
+        self._environment = job_environment(spec.environment)
         self._logs, self._node = logs, node
         self._journal = journal
         self._waiting: list[Start] = []
@@ -117,11 +112,11 @@ class Launcher:
         return [self._command[0], "-c", COLD, *self._command] if readable and self._is_ours() else self._command
 
     def _is_ours(self) -> bool:
-        return _is_this_interpreter(shutil.which(self._command[0], path=self._environment.get("PATH")))
+        return is_this_interpreter(shutil.which(self._command[0], path=self._environment.get("PATH")))
 
     def _make_fork_server(self, process: ForkServerProcess | None = None) -> None:
         try:
-            process = process or start_fork_server(self._spec, self._logs, self._node)
+            process = process or start_fork_server(self._command, self._spec.environment, self._logs, self._node)
             self._made += 1
             self._fork_server = ForkServer(process, self._journal, self._changed)
         except (ColdStart, ConfigError, OSError) as error:
@@ -169,14 +164,3 @@ class Launcher:
             outlets.close()
             return start.failed(str(error))
         start.started(WorkerProcess(pid, outlets, start.on_line, start.on_exit), because)
-
-
-def _environment(spec: JobSpec) -> dict[str, str]:
-    """What all workers of the job have in common on this node."""
-    return worker_environment({**os.environ, **spec.environment}, {})
-
-
-def _is_this_interpreter(program: str | None) -> bool:
-    """Also by another name in the same directory; in another one it may be that of another virtual environment."""
-    mine = Path(sys.executable)
-    return program is not None and Path(program).parent == mine.parent and Path(program).resolve() == mine.resolve()

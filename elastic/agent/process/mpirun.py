@@ -31,7 +31,7 @@ from typing import TypeAlias
 
 from elastic import file_modes, stop_signals
 from elastic.agent.process import mpi_placeholder, worker_process
-from elastic.agent.process.worker_process import worker_environment
+from elastic.agent.process.process_start import worker_environment
 from elastic.agent.worker.mpi_ranks import Ranks
 from elastic.errors import ConfigError
 from elastic.protocol.worker_slot import describe

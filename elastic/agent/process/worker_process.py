@@ -10,40 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import resource
-import shutil
 import signal
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Self
 
-from elastic import file_modes, stop_signals
+from elastic import stop_signals
+from elastic.agent.process.process_start import Outlets
 from elastic.errors import ConfigError
 from elastic.protocol.failure_detector import Facts
-
-PIPE_BYTES = 2**20
-"""What a worker may print while its agent is frozen before printing blocks."""
 
 READ_BYTES = 65_536
 LINE_LIMIT = 65_536
 """A longer line is forwarded in pieces."""
 
 LAST_WORDS_BYTES = 8_192
-
-IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-"""What Python ignores would stay ignored in a program that it starts."""
-
-LAUNCHERS = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "GROUP_", "ROLE_")
-LAUNCHER_NAMES = frozenset(
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    | {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_PROCID", "SLURM_LOCALID"}
-)
-"""Names by which launchers of fixed worlds tell a process its rank; here ranks change while it runs."""
-
 
 FILES = 64
 FILES_OF_WORKER = 8
@@ -63,65 +46,6 @@ def check_descriptors(workers: int, *, etcd: bool) -> None:
             f"the hard limit is {hard}, so have it raised: LimitNOFILE of a systemd service, or limits.conf"
         )  # fmt: skip
         raise ConfigError(f"a process may open {soft} files here (`ulimit -n`), and {needed} are needed; {how}")
-
-
-class Outlets:
-    """Where a worker that is about to start prints to. `out`, `log`: the descriptors of its stdout and stderr."""
-
-    def __init__(self, path: Path) -> None:
-        file_modes.make_directory(path.parent)
-        self.path = path
-        self.log = file_modes.opener(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self.reader, self.out = os.pipe2(os.O_CLOEXEC)
-        with contextlib.suppress(PermissionError):  # above the user's quota of pipe memory: the default size will do
-            fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        os.set_blocking(self.reader, False)
-
-    @classmethod
-    def of_running(cls, path: Path, reader: int) -> Self:
-        """Of a worker that runs already: where its stdout can be read."""
-        self = cls.__new__(cls)
-        self.path, self.reader, self.out = path, reader, -1
-        self.log = file_modes.opener(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.set_inheritable(reader, False)
-        return self
-
-    def close(self) -> None:
-        """Nothing was started."""
-        self.close_out()
-        for descriptor in (self.log, self.reader):
-            os.close(descriptor)
-
-    def close_out(self) -> None:
-        """The worker has its own."""
-        if self.out >= 0:
-            os.close(self.out)
-
-
-def start_cold(command: Sequence[str], environment: Mapping[str, str], outlets: Outlets, *, holds: bool = False) -> int:
-    """Start a program. Returns its pid. Raises ConfigError if the program or setpriv is not there.
-
-    holds: it calls held_signals.hold, and signals to stop wait until then."""
-    if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("only the main thread may start workers: they die with the thread that started them")
-    if shutil.which(command[0], path=environment.get("PATH")) is None:
-        raise ConfigError(f"no program {command[0]!r} on PATH")
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        raise ConfigError("setpriv not found; install util-linux")
-    return os.posix_spawn(
-        setpriv,
-        [setpriv, "--pdeathsig", "KILL", "--", *command],
-        environment,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_DUP2, outlets.out, 1),
-            (os.POSIX_SPAWN_DUP2, outlets.log, 2),
-        ],
-        setsid=True,
-        setsigmask=stop_signals.BLOCKED if holds else (),
-        setsigdef=IGNORED_BY_PYTHON,
-    )
 
 
 class WorkerProcess:
@@ -214,22 +138,6 @@ class WorkerProcess:
         for descriptor in (self._out, self._log, self._pidfd):
             os.close(descriptor)
         self._on_exit(status)
-
-
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
-"""glibc returns large blocks to the kernel at every free, and gradients are freed after every shard: with 10 million
-parameters the page faults of getting them again were a third of a step's CPU time."""
-
-
-def worker_environment(inherited: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
-    """The inherited environment without the ranks of outer launchers, with these settings, and KEEP_MEMORY where the
-    user has not decided otherwise."""
-    kept = {
-        name: value
-        for name, value in inherited.items()
-        if name not in LAUNCHER_NAMES and not name.startswith(LAUNCHERS)
-    }
-    return {**KEEP_MEMORY, **kept, "PYTHONUNBUFFERED": "1", **settings}
 
 
 def own_environment() -> dict[str, str]:

@@ -15,7 +15,8 @@ from typing import Protocol
 
 from elastic.agent.process import worker_process
 from elastic.agent.process.launcher import Launcher, Start
-from elastic.agent.process.worker_process import Outlets, WorkerProcess
+from elastic.agent.process.process_start import Outlets
+from elastic.agent.process.worker_process import WorkerProcess
 from elastic.agent.worker import death_watch, stack_dump
 from elastic.agent.worker.death_watch import DeathWatch
 from elastic.protocol.failure_detector import Facts

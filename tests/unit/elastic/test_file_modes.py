@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastic import file_modes
-from elastic.agent.process.worker_process import Outlets
+from elastic.agent.process.process_start import Outlets
 from elastic.checkpoints.storage import LocalStorage, put
 from elastic.config import JobSpec, job_from_toml
 from elastic.errors import ConfigError

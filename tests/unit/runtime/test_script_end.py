@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent.process.forkserver_client import COLD
+from elastic.agent.process.process_start import COLD
 
 WATCHED = """
 import sys

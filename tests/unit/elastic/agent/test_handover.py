@@ -25,7 +25,7 @@ from elastic.agent.handover import (
     check,
     of_this_program,
 )
-from elastic.agent.process.worker_process import Outlets
+from elastic.agent.process.process_start import Outlets
 from elastic.agent.process.worker_processes import AdoptedWorker
 from elastic.agent.standing_words import StandingWords
 from elastic.agent.upgrade_state import AgentUpgradeState

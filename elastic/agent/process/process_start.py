@@ -1,0 +1,172 @@
+"""How the processes of workers are started: cold, each with an interpreter of its own; or the fork server for them.
+
+An agent begins with it, before it imports anything else: so nothing that takes long is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from elastic import file_modes, stop_signals
+from elastic.agent.worker import import_scan
+from elastic.errors import ColdStart, ConfigError
+
+PIPE_BYTES = 2**20
+"""What a worker may print while its agent is frozen before printing blocks."""
+
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+"""What Python ignores would stay ignored in a program that it starts."""
+
+LAUNCHERS = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "GROUP_", "ROLE_")
+LAUNCHER_NAMES = frozenset(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    | {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_PROCID", "SLURM_LOCALID"}
+)
+"""Names by which launchers of fixed worlds tell a process its rank; here ranks change while it runs."""
+
+
+# -c puts the working directory in front of the path, where it could replace modules of ours.
+_OWN_PATH = "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
+BOOT = _OWN_PATH + "from runtime.forkserver.server import main; main(*sys.argv[1:])"
+COLD = _OWN_PATH + "from runtime.forkserver.script_runner import main; main(sys.argv[1:])"
+"""For a worker with an interpreter of its own: it is run as a forked one is, which sees every end of the script."""
+
+
+class Outlets:
+    """Where a worker that is about to start prints to. `out`, `log`: the descriptors of its stdout and stderr."""
+
+    def __init__(self, path: Path) -> None:
+        file_modes.make_directory(path.parent)
+        self.path = path
+        self.log = file_modes.opener(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self.reader, self.out = os.pipe2(os.O_CLOEXEC)
+        with contextlib.suppress(PermissionError):  # above the user's quota of pipe memory: the default size will do
+            fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        os.set_blocking(self.reader, False)
+
+    @classmethod
+    def of_running(cls, path: Path, reader: int) -> Self:
+        """Of a worker that runs already: where its stdout can be read."""
+        self = cls.__new__(cls)
+        self.path, self.reader, self.out = path, reader, -1
+        self.log = file_modes.opener(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.set_inheritable(reader, False)
+        return self
+
+    def close(self) -> None:
+        """Nothing was started."""
+        self.close_out()
+        for descriptor in (self.log, self.reader):
+            os.close(descriptor)
+
+    def close_out(self) -> None:
+        """The worker has its own."""
+        if self.out >= 0:
+            os.close(self.out)
+
+
+def start_cold(command: Sequence[str], environment: Mapping[str, str], outlets: Outlets, *, holds: bool = False) -> int:
+    """Start a program. Returns its pid. Raises ConfigError if the program or setpriv is not there.
+
+    holds: it calls held_signals.hold, and signals to stop wait until then."""
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("only the main thread may start workers: they die with the thread that started them")
+    if shutil.which(command[0], path=environment.get("PATH")) is None:
+        raise ConfigError(f"no program {command[0]!r} on PATH")
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        raise ConfigError("setpriv not found; install util-linux")
+    return os.posix_spawn(
+        setpriv,
+        [setpriv, "--pdeathsig", "KILL", "--", *command],
+        environment,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, outlets.out, 1),
+            (os.POSIX_SPAWN_DUP2, outlets.log, 2),
+        ],
+        setsid=True,
+        setsigmask=stop_signals.BLOCKED if holds else (),
+        setsigdef=IGNORED_BY_PYTHON,
+    )
+
+
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
+"""glibc returns large blocks to the kernel at every free, and gradients are freed after every shard: with 10 million
+parameters the page faults of getting them again were a third of a step's CPU time."""
+
+
+def worker_environment(inherited: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
+    """The inherited environment without the ranks of outer launchers, with these settings, and KEEP_MEMORY where the
+    user has not decided otherwise."""
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if name not in LAUNCHER_NAMES and not name.startswith(LAUNCHERS)
+    }
+    return {**KEEP_MEMORY, **kept, "PYTHONUNBUFFERED": "1", **settings}
+
+
+def job_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """What all workers of a job have in common on this node. variables: the job's own."""
+    return worker_environment({**os.environ, **variables}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class ForkServerProcess:
+    """A fork server that has been started, and to which nobody listens yet. channel: ours of the two ends."""
+
+    pid: int
+    channel: socket.socket
+    outlets: Outlets
+
+
+def start_process(command: Sequence[str], environment: Mapping[str, str], log: Path) -> ForkServerProcess:
+    """Main thread only: it dies with that.
+
+    command: of a worker, the interpreter first. environment: what all workers have in common. Raises ConfigError and
+    OSError if it cannot be started.
+    """
+    channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    outlets = None
+    try:
+        channel.setblocking(False)
+        outlets = Outlets(log)
+        theirs.set_inheritable(True)
+        words = [command[0], "-c", BOOT, str(theirs.fileno()), "", *command]
+        return ForkServerProcess(start_cold(words, environment, outlets, holds=True), channel, outlets)
+    except BaseException:
+        channel.close()
+        if outlets is not None:
+            outlets.close()
+        raise
+    finally:
+        theirs.close()
+
+
+def start_fork_server(command: Sequence[str], variables: Mapping[str, str], logs: Path, node: str) -> ForkServerProcess:
+    """What takes longest at the start of an agent: also before the agent itself has imported what it needs. Main thread
+    only. command, variables: of the job's workers. Raises ColdStart, ConfigError and OSError if they cannot be
+    forked."""
+    import_scan.program_of(command)
+    environment = job_environment(variables)
+    if not is_this_interpreter(shutil.which(command[0], path=environment.get("PATH"))):
+        raise ColdStart(f"{command[0]} is another interpreter than the agent's")
+    return start_process(command, environment, logs / f"fork-server-{node}.log")
+
+
+def is_this_interpreter(program: str | None) -> bool:
+    """Also by another name in the same directory; in another one it may be that of another virtual environment."""
+    mine = Path(sys.executable)
+    return program is not None and Path(program).parent == mine.parent and Path(program).resolve() == mine.resolve()
