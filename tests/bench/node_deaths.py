@@ -509,8 +509,8 @@ def notes() -> list[str]:
         "Times are told from the stamps of the training scripts, alike for both. The next step is the first one that a "
         "group without the node applies; torchrun's may be one that was finished before and is done again.",
         "Of this project each fault strikes when all nodes have an agent that stands by, which is half a minute after "
-        "the last return: torch is imported for it, on the cores of the others here. The steps under deaths have no such "
-        "rest.",
+        "the last return: torch is imported for it, on the cores of the others here. The steps under deaths have no "
+        "such rest.",
         "This project's nodes are hosts of their own, in network namespaces, where that is possible; a silent one is "
         "cut off from all others. Torchrun's are not, and it was not measured with a silent node or a stopped worker.",
         "All of it shares the cores of one machine: a node that starts takes from the others what it computes with. "
