@@ -26,8 +26,8 @@ STANDS = 3
 """A ring that has not advanced for so many times what a pass takes stands still."""
 
 
-RETURN_S = 0.15
-"""How long an agent that has lost its leader has to attend again; its first try comes after 50 ms. In a job of
+RETURN_S = 0.1
+"""How long an agent that has lost its leader has to attend again; its first try comes within 50 ms. In a job of
 thousands of agents, which take longer for everything, as much more as their beats are rarer."""
 
 
