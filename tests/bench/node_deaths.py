@@ -453,11 +453,12 @@ def rows_of(found: Mapping[str, Found]) -> list[Row]:
         _seconds("worker stopped -> next step of the others", [one.next_s for one in ours.freezes], 1.2),
         _seconds("start of a node -> step of all", [one.full_s for one in ours.deaths], 4.5),
         _seconds("death of a job's agent, daemon lives -> step of all", [one.full_s for one in ours.warm], 1.5),
-        _steps("longest pause at a return", [one.pause_s / one.step_s for one in ours.deaths], 1.5),
+        _steps("longest pause at a node's return", [one.pause_s / one.step_s for one in ours.deaths], 1.5),
+        _steps("longest pause at an agent's return", [one.pause_s / one.step_s for one in ours.warm], 1.5),
         _share(f"steps with a death every {DEATH_EVERY_S:g} s / without", ours.goodput, 0.93),
         _seconds("torchrun: node killed -> next step of the others", [one.next_s for one in theirs.deaths]),
         _seconds("torchrun: start of a node -> step of all", [one.full_s for one in theirs.deaths]),
-        _steps("torchrun: longest pause at a return", [one.pause_s / one.step_s for one in theirs.deaths]),
+        _steps("torchrun: longest pause at a node's return", [one.pause_s / one.step_s for one in theirs.deaths]),
         _share(f"torchrun: steps with a death every {DEATH_EVERY_S:g} s / without", theirs.goodput),
     ]
     return [row for row in rows if row is not None]
@@ -513,7 +514,8 @@ def notes() -> list[str]:
         "such rest.",
         "This project's nodes are hosts of their own, in network namespaces, where that is possible; a silent one is "
         "cut off from all others. Torchrun's are not, and it was not measured with a silent node or a stopped worker.",
-        "All of it shares the cores of one machine: a node that starts takes from the others what it computes with. "
+        "All of it shares the cores of one machine: a node that starts takes from the others what it computes with, "
+        "most of all while it imports torch. An agent that stood by has its imports behind it. "
         "And two cores are as busy with two workers as with three, which get into each other's way more, so steps "
         "under deaths can be ahead of those without; where each node is a machine, the share of the one that is gone "
         "is lost.",
