@@ -197,7 +197,6 @@ def _agent(options: argparse.Namespace) -> int:
         from elastic.agent.handover import Handed
         from elastic.fleet.leader_session import Offer
         from elastic.fleet.node_daemon import Daemon
-        from elastic.security import expiry
         from elastic.security.channels import ChannelFactory
 
         print(
@@ -206,8 +205,14 @@ def _agent(options: argparse.Namespace) -> int:
         handed = Handed.read(options.handover) if options.handover is not None else None
         lock = lock_identity(jobs_dir / f"{node}.lock.id")
 
+        async def watch_certificates() -> None:
+            if checked.keyrings:
+                from elastic.security import expiry  # most nodes have none, and need not read about them
+
+                await expiry.watch(journal, *checked.keyrings)
+
         async def attend() -> int:
-            watching = asyncio.create_task(expiry.watch(journal, *checked.keyrings))
+            watching = asyncio.create_task(watch_certificates())
             try:
                 offer = Offer(options.slots, tuple(options.label), lock)
                 return await Daemon(site, offer, journal, ChannelFactory(checked.keyring), handed, waiting).run()

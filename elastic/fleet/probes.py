@@ -21,17 +21,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elastic.errors import ConfigError, ElasticError
 from elastic.fleet import job_environment
-from elastic.fleet.client import FleetClient
 from elastic.fleet.findings import ProbeAnswer, ProbeAnswers
-from elastic.fleet.leader import NodeSession
 from elastic.rendezvous.endpoint import split
-from elastic.store.etcd import EtcdStore
 from elastic.version import __version__
 from elastic.wire import elastic_pb2 as pb
+
+if TYPE_CHECKING:  # a node has no leader and no etcd in its process
+    from elastic.fleet.client import FleetClient
+    from elastic.fleet.leader import NodeSession
+    from elastic.store.etcd import EtcdStore
 
 OTHERS = 32
 """How many others each node tries, those that follow it by name: up to 33 nodes every pair is tried both ways."""

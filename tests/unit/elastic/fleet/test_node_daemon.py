@@ -7,6 +7,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -634,3 +636,11 @@ def test_a_signal_during_a_handover_that_fails_is_heard(tmp_path: Path, monkeypa
         assert node.daemon._status == 128 + signal.SIGTERM
 
     play(tmp_path, story)
+
+
+def test_a_daemon_reads_nothing_that_only_a_leader_needs() -> None:
+    """Its imports are what a node that comes back is waited for."""
+    heavy = {"elastic.store.etcd", "elastic.rendezvous.leader", "elastic.protocol.membership", "cryptography", "torch"}
+    program = f"import sys, elastic.fleet.node_daemon; print(sorted({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
