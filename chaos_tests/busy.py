@@ -39,7 +39,7 @@ MORE_S = 600.0
 END_S = 600.0
 """For the evaluation that has just begun."""
 IDLE_MAX = 0.05
-"""Of all processor time; more is no saturation."""
+"""The largest share of all processor time that may be idle; with more, the machine is not saturated."""
 
 DUTIES = ("evaluated", "prepared", "saved")
 EXPELLED = ("member_lost", "expelled", "worker_lost", "worker_exited", "newcomer_hung")

@@ -24,7 +24,7 @@ NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 PAIR_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}")
 
 LARGEST = 10**15
-"""Of the numbers in a job file: every one of them can be sent, and is exact as a double."""
+"""The largest number in a job file: every number up to it can be sent, and is exact as a double."""
 
 BEAT_PER_AGENT_S = 0.0005
 """Beats of all agents together stay below 2000 a second."""

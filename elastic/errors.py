@@ -59,7 +59,7 @@ class ExitCode(IntEnum):
     DRAINED = 6
     """Every node had to go: stopped in order after a step, to be started again elsewhere."""
     FENCED = 75
-    """Of a worker, never of the command line: its generation went on without it."""
+    """A worker's exit code, never the command line's: its generation went on without it."""
     INTERRUPTED = 130
     TERMINATED = 143
 

@@ -12,7 +12,7 @@ Spoiled: TypeAlias = Mapping[str, Event]
 """Entry -> the fault that has damaged it on disk."""
 
 GONE = "gone"
-"""Of a checkpoint that was removed before the harness could read it."""
+"""The problem of a checkpoint that was removed before the harness could read it."""
 
 
 def durability(history: History) -> CheckerVerdict:
@@ -74,5 +74,5 @@ def _never_usable(run: Run, spoiled: Spoiled) -> Iterator[CheckerVerdict]:
 
 
 def _step(event: Event) -> int:
-    """Of the entry's name, step-<number>.<...>."""
+    """The step in the entry's name, step-<number>.<...>."""
     return int(str(event.line["entry"]).partition("-")[2].partition(".")[0])

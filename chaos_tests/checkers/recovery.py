@@ -24,7 +24,7 @@ from chaos_tests.scenario.faults import (
 AGAIN_S = 3.0
 """After a service was killed or thawed, until an agent attends a leader again: a lease of 2 s, and a process begins."""
 EXCUSED_S = 15.0
-"""Of one loss, however many services stood still one after the other."""
+"""How long one loss may take, however many services stood still one after the other."""
 LOSSES = ("member_lost", "worker_lost", "expelled")
 
 
@@ -181,7 +181,7 @@ def liveness(history: History) -> CheckerVerdict:
 
 
 def _idle_s(run: Run, begin_ns: int, end_ns: int) -> float:
-    """Of that time, what no lasting fault explains."""
+    """The part of that time that no lasting fault explains."""
     lasting = [
         (fault.begun_ns, fault.ended_ns(run.events[-1].t_ns))
         for fault in injected(run.events)

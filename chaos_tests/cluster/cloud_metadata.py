@@ -103,7 +103,7 @@ class MetadataService:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Of a process that shall ask this one, and not the cloud's."""
+        """The variables of a process that is to ask this service, and not the cloud's."""
         raise NotImplementedError
 
     def reclaim(self, within_s: float) -> None:

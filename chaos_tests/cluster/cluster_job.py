@@ -33,7 +33,7 @@ ETCD_MEMBERS = 3
 REPLICAS = 2
 NODES_MAX = len(string.ascii_lowercase)
 CLOUDS: tuple[type[MetadataService], ...] = (Ec2, Gce, AzureHost)
-"""Of which the machines are, one after the other."""
+"""The machines of the job belong to these clouds in turn."""
 
 
 def node_names(workers: int) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ class NodesJob(Followed):
 
     @property
     def daemons(self) -> frozenset[int]:
-        """Of nodes and replicas: those stay when the job has ended."""
+        """The pids of the nodes' and replicas' daemons, which stay when the job has ended."""
         processes = (*self.cluster.nodes.values(), *self.cluster.replicas.values())
         return frozenset(process.pid for process in processes)
 
@@ -161,7 +161,7 @@ class NodesJob(Followed):
             write_atomically(self.dir / "result.json", json.dumps(result).encode())
 
     def _applied(self) -> list[dict[str, Any]]:
-        """Of a step that was done again, because every copy of its result was lost, the line of the first time."""
+        """Each step's line; of a step that was done again, because every copy of its result was lost, the first one."""
         parts = [list(ledger.lines(path)) for path in self.cluster.ledgers(self.name)]
         try:
             ledger.merged(self.cluster.ledgers(self.name))

@@ -25,7 +25,7 @@ class Followed(ABC):
     @property
     @abstractmethod
     def mark(self) -> str:
-        """Of all its processes; see processes.py."""
+        """What marks all processes of the job; see processes.py."""
 
     @abstractmethod
     def exit_code(self) -> int | None:

@@ -41,8 +41,9 @@ BUFFER_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Roughness:
-    """Of each direction. A frame is delay_s late, up to jitter_s more or less, whatever came before it. lost, doubled,
-    damaged: shares of all frames. Damage is one bit, behind the headers of IPv4."""
+    """What a cable does to frames, the same in each direction. A frame is delay_s late, up to jitter_s more or less,
+    whatever came before it. lost, doubled, damaged: shares of all frames. Damage is one bit, behind the headers of
+    IPv4."""
 
     delay_s: float = 0.0
     jitter_s: float = 0.0

@@ -104,7 +104,7 @@ class Network:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all hosts, this machine's among them."""
+        """The names of all hosts, this machine's among them."""
         return tuple(self._numbers)
 
     @property
@@ -219,7 +219,7 @@ class Network:
             _run(*within, "tc", "qdisc", "del", "dev", device, "root", check=False)
 
     def _ends(self, name: str) -> tuple[tuple[tuple[str, ...], str], ...]:
-        """Of a host's cable: where to run a command, and how the device is called there."""
+        """Both ends of a host's cable: where to run a command, and how the device is called there."""
         return (self._spaces[name].within, "eth0"), (self._switch.within, f"port{self._numbers[name]}")
 
     def _direct(self, a: str, b: str, hardware: str) -> None:

@@ -23,7 +23,7 @@ from chaos_tests.scenario.failpoints import ANYBODY, DONE, Act, FailpointOrder
 
 FAR_TOO_MUCH_BYTES = 1 << 42
 SLOW_S = 1.0
-"""Of each fsync on a slow disk."""
+"""How long each fsync takes on a slow disk."""
 
 
 class FailpointError(Exception):

@@ -26,7 +26,7 @@ class FailpointOrders:
         self._done = Tail(directory / DONE, json.loads)
 
     def environment(self, python_path: str) -> dict[str, str]:
-        """Of the processes that shall look for orders. python_path: as they have it otherwise."""
+        """The variables of the processes that are to look for orders. python_path: as they have it otherwise."""
         return {
             FAILPOINTS_VARIABLE: str(self._directory),
             "PYTHONPATH": os.pathsep.join(filter(None, (SITE, ROOT, python_path))),

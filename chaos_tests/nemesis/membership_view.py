@@ -24,7 +24,7 @@ class MembershipView:
         self.generation = 0
         self.members: tuple[str, ...] = ()
         self.pids: dict[str, int] = {}
-        """Of every worker there ever was."""
+        """Worker -> pid, of every worker there ever was."""
         self.lost: set[str] = set()
         self.ended: set[str] = set()
         self.newcomers: set[str] = set()
@@ -36,7 +36,7 @@ class MembershipView:
         self.leader = 0
         """Pid of the replica that leads."""
         self.kept_step = 0
-        """Of the newest snapshot or checkpoint that was completed since the job had lost everything."""
+        """The step of the newest snapshot or checkpoint that was completed since the job had lost everything."""
         self.lost_generation = 0
         """The last one before that."""
         self.began_step = 0

@@ -26,7 +26,7 @@ from elastic.wire.elastic_pb2_grpc import RendezvousStub
 
 
 def some_node(scene: Scene, planned: Planned, healthy: Sequence[str]) -> str:
-    """Of a healthy member; another one is spared. Raises NotNow."""
+    """The node of a healthy member; another member is spared. Raises NotNow."""
     if len(healthy) < 2:
         raise NotNow(f"{len(healthy)} healthy members, 2 are needed")
     return scene.victims.dice(planned).choice(sorted({node_of(worker) for worker in healthy}))

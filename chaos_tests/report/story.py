@@ -47,7 +47,7 @@ class Story:
 
 
 def tell(run: Run) -> Story:
-    """Of a run with at least one event."""
+    """The story of a run, which has at least one event."""
     begin_ns, end_ns = run.events[0].t_ns, run.events[-1].t_ns
 
     def at(t_ns: int) -> float:

@@ -36,7 +36,7 @@ from elastic.wire import codec
 START_S = 300.0
 """From the start of the command to its first applied step."""
 SHARE = 0.8
-"""Of the undisturbed run's time faults are planned for, if nobody says otherwise; the rest heals."""
+"""The share of the undisturbed run's time for which faults are planned by default; in the rest the job recovers."""
 RESTARTS = 1_000_000
 """A segmentation fault counts as the script's own; a schedule may hold many."""
 
@@ -113,8 +113,8 @@ def ground(campaign: Campaign) -> Ground:
 
 
 def specification(campaign: Campaign) -> JobSpec:
-    """Of its job on several nodes. One whose file says nothing of checkpoints takes them often, so that there are some
-    when all workers are lost."""
+    """What the campaign's job on several nodes is. A job whose file says nothing of checkpoints takes them often, so
+    that there are some when all workers are lost."""
     if campaign.job:
         return codec.job_from_json(campaign.job.encode(), "the job")
     name, command = command_line.command(campaign.command, module=False)

@@ -39,7 +39,7 @@ class Auditor:
                     self._read(place, Series(storage, str(line["series"])), name)
 
     def look_at_all(self) -> None:
-        """Of what lies on disk when the job has ended, all that is listed as complete."""
+        """Reads all checkpoints that are listed as complete when the job has ended."""
         if (storage := self._storage("disk", next(iter(self._places)))) is None:
             return  # all nodes have the same one
         for directory in storage.directories(""):

@@ -102,7 +102,7 @@ def cannot(campaign: Campaign) -> str:
 
 
 def _specification(scenario: Scenario) -> JobSpec:
-    """Of one machine, with checkpoints of its own for each of the two runs."""
+    """What the job on one machine is; each of the two runs has checkpoints of its own."""
     spec = job_from_toml(_read(Path(scenario.job)), scenario.job)
     workers = scenario.workers if scenario.workers is not None else spec.workers
     _check_workers("workers", workers)

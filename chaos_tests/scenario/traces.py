@@ -25,7 +25,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 MEDIAN_GAP_S = 120.0
 """Between two events of a generated trace, as published traces have it."""
 SPREAD = 1.0
-"""Of the logarithm of gaps: most are shorter than ten minutes, a few last an hour."""
+"""The spread of the logarithm of gaps: most are shorter than ten minutes, a few last an hour."""
 BURSTS = {1: 50, 2: 22, 3: 12, 4: 8, 5: 5, 6: 3}
 """How many nodes come or go at one instant, with weights."""
 FILLED = 0.75

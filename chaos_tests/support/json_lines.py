@@ -52,7 +52,7 @@ class Journals:
         return added
 
     def all(self) -> list[dict[str, Any]]:
-        """Of another process a line may come behind later ones, and is put where it belongs."""
+        """All lines by time. A line of another process may come behind later lines, and is put where it belongs."""
         self.new()
         return list(self._lines)
 

@@ -39,7 +39,7 @@ class DrainEvents(Protocol):
 
     @property
     def term(self) -> int:
-        """Of the newest leader."""
+        """The term of the newest leader."""
         ...
 
     @property

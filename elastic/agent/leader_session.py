@@ -103,7 +103,7 @@ class LeaderSession:
 
     @property
     def term(self) -> int:
-        """Of the newest leader seen."""
+        """The term of the newest leader that was seen."""
         return self._term
 
     def say(self, word: Word) -> None:

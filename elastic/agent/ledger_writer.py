@@ -16,7 +16,8 @@ from elastic.wire import codec
 
 
 class LedgerWriter:
-    """Of one agent's workers. fail: called once, with what the leader has to hear when the ledger is broken."""
+    """Writes the records of one agent's workers. fail: called once, with what the leader has to hear when the ledger is
+    broken."""
 
     def __init__(self, ledger: Ledger, job_dir: Path, journal: Journal, fail: Callable[[Failed], None]) -> None:
         self._ledger = ledger

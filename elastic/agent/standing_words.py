@@ -46,15 +46,15 @@ RECORDS_KEPT = 16
 
 
 class StandingWords:
-    """Of one agent's workers."""
+    """What every new leader has to hear of one agent's workers."""
 
     def __init__(self) -> None:
         self._announced: dict[str, Announce] = {}
         self._lasting: dict[str, dict[type, Word]] = {}
         self._dead: deque[WorkerDead] = deque(maxlen=DEAD_KEPT)
         self._last_words: deque[Word] = deque(maxlen=DEAD_KEPT)
-        """Of those that finished or left before they died: without them their end looks like a loss. And of those that
-        could not read what they were to go on from: without them that would be chosen again."""
+        """Words of workers that finished or left before they died: without them their end looks like a loss. And of
+        workers that could not read what they were to go on from: without them that would be chosen again."""
         self._given_up: dict[int, SlotGivenUp] = {}
         self._records: dict[int, Generation] = {}
         self._entered = 0

@@ -34,8 +34,8 @@ class AgentUpgradeState:
 
 
 def first(spec: JobSpec, node: str, slots: int, slot_file: SlotFile, snapshot: str) -> AgentUpgradeState:
-    """Of an agent that finds nothing but what a killed one may have left. snapshot: in this machine's memory, or "".
-    Raises ConfigError."""
+    """The state of an agent that finds nothing but what a killed agent may have left. snapshot: in this machine's
+    memory, or "". Raises ConfigError."""
     slot_file.end_leftovers()
     before, standing = slot_file.incarnations, StandingWords()
     for slot, newest in before.items():

@@ -21,7 +21,7 @@ FILES = "files"
 TOKEN_DIGITS = 8
 
 OWN_FILES_PREFIX = "elastic-checkpoint-"
-"""Of the directories, among the temporary ones of the machine, in which on_checkpoint hooks leave their files."""
+"""How the names of temporary directories begin in which on_checkpoint hooks leave their files."""
 
 _SERIES = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ENTRY = re.compile(rf"step-(\d{{12}})\.(\d+)\.g(\d+)-([0-9a-f]{{{TOKEN_DIGITS}}})")

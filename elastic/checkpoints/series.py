@@ -30,7 +30,7 @@ class Series:
         return f"{self.name}/{entry}/{file}".rstrip("/")
 
     def names(self) -> list[EntryName]:
-        """Of all entries, complete or not, oldest first."""
+        """The names of all entries, complete or not, oldest first."""
         found = (EntryName.parse(name) for name in self.storage.directories(self.name))
         return sorted(name for name in found if name is not None)
 

@@ -24,7 +24,7 @@ DEFAULT_WORKERS = 2
 """The smallest world in which one death loses nothing."""
 
 TYPES = {"int": int, "float": float}
-"""Of an option, by the type of its field; others are strings."""
+"""What an option's value is converted to, by the type of its field; other values are strings."""
 
 HELP_COLUMNS = 96
 

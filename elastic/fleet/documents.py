@@ -85,14 +85,14 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """Of one job."""
+    """Who may attend one job."""
 
     grants: tuple[Grant, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Of an operator."""
+    """What an operator wants."""
 
     because: str
 

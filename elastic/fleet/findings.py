@@ -18,7 +18,7 @@ ETCD_MS = 100.0
 """A write that decides a generation takes a few of such answers."""
 
 ETCD_BYTES = 1.5e9
-"""Of the 2 GB at which etcd takes nothing more."""
+"""More than this is a finding: at 2 GB etcd takes nothing more."""
 
 DISK_FREE = 2**30
 
@@ -43,7 +43,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
-    """Of a replica or a node. because: why there is none. offset_s: of its clock against ours, known to within_s."""
+    """What a replica or a node has answered. because: why there is none. offset_s: of its clock against ours, known to
+    within_s."""
 
     document: Document = field(default_factory=dict)
     because: str = ""

@@ -53,7 +53,7 @@ STOP_S = 6.0
 """From then until it is killed, with everything below it."""
 
 STANDBY_AFTER_S = 30.0
-"""Of an agent's life, until it has a standby, and until one that has died is replaced: torch is imported once more for
+"""How long an agent lives until it has a standby, and until a dead standby is replaced: torch is imported once more for
 that, and the job's first steps are those that people wait for."""
 
 LOG_TAIL_LINES = 5
@@ -259,7 +259,7 @@ class JobRunner:
         return JobUpgradeState(self._submission, self._slots, self.devices, keeper, memory, self.finishing, self._token)
 
     async def _one_life(self, keeper: JobKeeper) -> int:
-        """Of an agent. Returns its exit code, or minus the signal."""
+        """One agent's life. Returns its exit code, or minus the signal."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         pidfd = os.pidfd_open(keeper.pid)

@@ -72,7 +72,7 @@ class FleetLeaderSession:
         self._answers: set[asyncio.Task[None]] = set()
         self._welcomed = False
         self.term = 0
-        """Of the newest leader seen."""
+        """The term of the newest leader that was seen."""
 
     def say(self, word: pb.NodeWord) -> None:
         """To this leader; a later one is told anew."""

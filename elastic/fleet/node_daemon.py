@@ -276,7 +276,7 @@ class Daemon:
         return ""
 
     async def _end_standbys(self, after_s: float = 0.0) -> None:
-        """Of jobs that have not come back."""
+        """End the standbys of jobs that have not come back."""
         await asyncio.sleep(after_s)
         ended, self._standbys = self._standbys, {}
         for job in ended:

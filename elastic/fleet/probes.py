@@ -210,7 +210,7 @@ TRIED_LIMIT = 64
 NAME_BYTES = 256
 
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-"""Of which the kernel chooses, for IPv6 too."""
+"""The range of ports from which the kernel chooses, for IPv6 too."""
 
 
 class NodeProbes:

@@ -181,8 +181,8 @@ class Registry:
         self._candidate.write((), (Put(f"{ROOT}results/{job}", _result(result)),))
 
     def forget(self, book: FleetState) -> None:
-        """Of the ended jobs those beyond ENDED_KEPT, each at once with all that it keeps as a job of its own. Unread:
-        the records of a large job are more than etcd says in one answer."""
+        """Remove ended jobs beyond the newest ENDED_KEPT, each at once with all that it keeps as a job of its own.
+        Unread: the records of a large job are more than etcd says in one answer."""
         for name in book.forgettable(ENDED_KEPT):
             keys = (
                 f"{ROOT}{kind}/{name}"

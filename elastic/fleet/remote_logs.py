@@ -32,7 +32,7 @@ class LogSource(Protocol):
 
 
 class DirectoryLogs:
-    """Of one job on this machine. Raises ConfigError if there is none."""
+    """The logs of one job on this machine. Raises ConfigError if there is none."""
 
     def __init__(self, job_dir: Path) -> None:
         if not (job_dir / "job.json").exists():
@@ -47,7 +47,8 @@ class DirectoryLogs:
 
 
 class FleetLogs:
-    """Of one job of a fleet: on the nodes that attend. One that is away has no logs meanwhile, which is said once."""
+    """The logs of one job of a fleet, from the nodes that attend. A node that is away has no logs meanwhile, which is
+    said once."""
 
     def __init__(self, client: FleetClient, job: str) -> None:
         self._client = client
@@ -148,7 +149,7 @@ def _of_node(client: FleetClient, node: str, job: str, log: str, offset: int) ->
 
 
 def _lines(read: Read, job: str) -> Iterator[Line]:
-    """Of the job's own journals there, and of those of whoever runs several jobs what is said of this one."""
+    """The lines of the job's own journals there, and the lines about this job in journals of several jobs."""
     for whose in (job, ""):
         names = [name for name in read(whose, "", 0).text.decode().splitlines() if name.startswith(PREFIX)]
         for name in names:

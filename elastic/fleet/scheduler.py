@@ -103,15 +103,15 @@ def schedule(
 
 
 def _kept(job: FleetJob, nodes: Mapping[str, OfferedNode], gone: Collection[str]) -> tuple[NodeShare, ...]:
-    """Of a job's shares those that it keeps."""
+    """The shares that a job keeps."""
     staying = [share for share in job.shares if not (share.node in nodes and nodes[share.node].leaves)]
     there = tuple(share for share in staying if share.node not in gone)
     return there or tuple(staying)
 
 
 def _fewer(shares: tuple[NodeShare, ...], wanted: int) -> tuple[NodeShare, ...]:
-    """Of them no more than are wanted, as far as that can be: whole nodes, the smallest first and of equals the newest,
-    then a part of one where another node stays as it is."""
+    """As many of the shares as are wanted, as far as that can be. What goes first: whole nodes, the smallest first and
+    of equals the newest, then a part of one where another node stays as it is."""
     over = sum(share.slots for share in shares) - wanted
     kept = sorted(shares, key=lambda share: (share.slots, -shares.index(share)))
     for share in kept[:-1]:

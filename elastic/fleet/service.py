@@ -31,7 +31,7 @@ from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import FleetServicer
 
 SLOTS_LIMIT = 1024
-"""Of one node; more is a mistake."""
+"""The most slots of one node; more is a mistake."""
 
 
 class QuestionRefused(Exception):
@@ -289,8 +289,8 @@ class FleetService(FleetServicer):
         return {**told, "state": state, "because": because, "larger": larger, "troubles": troubles}
 
     async def _log(self, office: FleetLeader, ask: pb.ReadLog) -> object:
-        """Of one node: which logs there are, or a piece of one; bytes as Latin-1, which keeps each. "away": that node
-        does not answer."""
+        """What one node says of its logs: which logs there are, or a piece of one; bytes as Latin-1, which keeps each.
+        "away": that node does not answer."""
         node = ask.node or node_of(ask.log)
         job = _find(office, ask.job).name if ask.job else ""
         query = pb.LogQuery(job=job, log=ask.log, offset=ask.offset)

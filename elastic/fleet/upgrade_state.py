@@ -106,7 +106,7 @@ class JobUpgradeState:
 
 @dataclass(frozen=True, slots=True)
 class DaemonUpgradeState:
-    """Of a daemon. duties, over: as the leader has told them last, the duties as on the wire."""
+    """What a daemon hands over. duties, over: as the leader has told them last, the duties as on the wire."""
 
     term: int
     duties: tuple[bytes, ...]

@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def tasks_digest(self) -> str:
-        """Of what single members have to do; empty if nobody has."""
+        """The digest of what single members have to do; empty if nobody has anything."""
         if self.all_tasks or not (self.shares or self.laggards):
             return self.all_tasks
         shares = [(share.worker_id, share.keep, share.units) for share in self.shares]

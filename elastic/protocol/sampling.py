@@ -97,7 +97,7 @@ class Weights:
         np.cumsum(sums, out=sums)
         self._sums = sums
         self.digest = hashlib.sha256(sums.astype("<f8", copy=False).data).hexdigest()[:16]
-        """Of the running sums, in hex: weights with other digests draw other samples."""
+        """The digest of the running sums, in hexadecimal: weights with other digests draw other samples."""
 
     def __len__(self) -> int:
         return len(self._sums)

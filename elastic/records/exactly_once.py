@@ -41,7 +41,7 @@ class Epoch:
     used: int = 0
     """Once."""
     left_out: int = 0
-    """Of a finished epoch: the tail that tail="drop" leaves out."""
+    """How many samples of a finished epoch are the tail that tail="drop" leaves out."""
     repeated: int = 0
     """What tail="pad" gives a second time, to fill up the last step."""
     findings: list[EpochFinding] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Epoch:
 
     @property
     def proved(self) -> bool:
-        """Of an epoch in progress: as far as it is."""
+        """Whether everything is proved; of an epoch in progress, as far as it is."""
         return self.order != "unknown" and not self.findings
 
 
@@ -120,7 +120,7 @@ def _contents(epoch: Epoch, first: int, data: dict[str, Any] | None) -> _Content
 
 
 class _Batches:
-    """Of a stream: step after step each shard had its next batch."""
+    """Checks a stream: step after step each shard had its next batch."""
 
     def __init__(self, epoch: Epoch, first: int, shards: int) -> None:
         self._epoch, self._first, self._shards = epoch, first, shards
@@ -137,7 +137,7 @@ class _Batches:
 
 
 class _Samples:
-    """Of a dataset: each step had those of its plan, and no sample came twice."""
+    """Checks a dataset: each step had the samples of its plan, and no sample came twice."""
 
     def __init__(self, epoch: Epoch, first: int, data: dict[str, Any]) -> None:
         self._epoch, self._first = epoch, first

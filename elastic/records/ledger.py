@@ -237,7 +237,7 @@ def between(path: Path, first: int, end: int) -> list[Line]:
 
 
 _BEGIN = re.compile(rb'\{"step":(\d{1,18}),')
-"""Of every line that a Ledger writes."""
+"""How every line begins that a Ledger writes."""
 
 
 def merged(paths: Iterable[Path]) -> list[Line]:

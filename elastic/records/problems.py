@@ -40,7 +40,7 @@ class Problem:
 
 @dataclass(slots=True)
 class _Memory:
-    """Of one node. newest: the step of its newest whole snapshot; -1: there has been none."""
+    """What the memory of one node holds. newest: the step of its newest whole snapshot; -1: there has been none."""
 
     off: str = ""
     newest: int = -1

@@ -28,7 +28,7 @@ from elastic.records.files import write_atomically
 from elastic.records.job_directory import job_id, read_settings
 
 PER_RUN = ("journal", "journal.jsonl", "result.json", "rendezvous.json", "spill")
-"""Of no use to a later run, and moved aside for people."""
+"""Files that a later run does not need; they are moved aside for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ def _snapshots(settings: Settings) -> Series | None:
 
 
 def _newest_step(series: Series, job_id: str, skipped: Collection[str] = ()) -> int:
-    """Of those that look complete, but for those that were found not to be; -1: of none."""
+    """The step of the newest entry that looks complete and is not skipped; -1: there is none."""
     whole = (found.name for found in series.all(job_id) if not found.problem)
     return next((name.step for name in whole if str(name) not in skipped), -1)
 

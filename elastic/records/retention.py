@@ -16,7 +16,7 @@ from pathlib import Path
 
 PART_BYTES = 8 * 2**20
 KEPT_BYTES = 64 * 2**20
-"""Of all journals of one kind in one directory."""
+"""How many bytes all journals of one kind in one directory may have."""
 
 
 @dataclass(frozen=True, slots=True)

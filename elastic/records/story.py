@@ -92,7 +92,7 @@ SENTENCES = {
 HIDDEN = frozenset(
     {"checkpoint_part_written", "checkpoint_complete", "state", "published", "order_refused", "steps_seen"}
 )
-"""Of these a worker has many, and none of them says what became of it; or another line says the same."""
+"""Events of which a worker has many, and which do not say what became of it; or another line says the same."""
 
 _CAUSES = frozenset({"fault_injected", "worker_dying", "worker_frozen", "worker_exited", "stuck", "member_lost"})
 _ARRIVALS = frozenset({"worker_started", "announced", "invited", "state_copied"})

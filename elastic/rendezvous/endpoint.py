@@ -44,7 +44,7 @@ def host_of(address: str) -> str:
 
 
 def split(address: str) -> tuple[str, int]:
-    """Of one that `parse` has taken."""
+    """Host and port of an address that `parse` has accepted."""
     return host_of(address), int(address.rpartition(":")[2])
 
 

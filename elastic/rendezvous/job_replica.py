@@ -45,7 +45,8 @@ VACANCY_S = 2.0
 
 
 class JobReplica:
-    """Of one job. job_dir: its directory on this machine, for journals and the result. address: of this replica.
+    """One replica's part in one job. job_dir: its directory on this machine, for journals and the result. address: of
+    this replica.
 
     service: gets the job's entry, which stays when the job is over. resumed: the checkpoint from which this run of
     the job goes on, or "". ended: awaited with the result as soon as that is durable, while agents still take leave.

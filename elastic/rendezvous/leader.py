@@ -421,6 +421,6 @@ async def happened(event: asyncio.Event) -> None:
 
 
 def letters_at_once(workers: int) -> int:
-    """Of a full mailbox. After so many the next deadline is looked for: while agents find a new leader, among all that
-    are silent, which would be most of the work if it were more often."""
+    """How many letters of a full mailbox are taken before the next deadline is looked for: while agents find a new
+    leader, among all that are silent, which would be most of the work if it were more often."""
     return max(256, workers // 8)

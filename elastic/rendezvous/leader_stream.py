@@ -21,8 +21,8 @@ PING_MS = 1000
 
 
 def leader_options(beats: int = 1) -> Sequence[tuple[str, object]]:
-    """Of a channel to a replica whose stream is to be kept. beats: where agents are so many that each speaks only with
-    one beat of so many, a leader is asked for signs of life as rarely."""
+    """The options of a channel to a replica whose stream is to be kept. beats: where agents are so many that each
+    speaks only with one beat of so many, a leader is asked for signs of life as rarely."""
     return (
         ("grpc.max_receive_message_length", codec.MESSAGE_LIMIT),
         ("grpc.max_send_message_length", codec.MESSAGE_LIMIT),

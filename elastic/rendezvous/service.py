@@ -68,7 +68,7 @@ class NotKnown(ElasticError):
 
 
 class AttendanceCheck(Protocol):
-    """Of a fleet: who may attend its jobs (elastic/fleet/admission.py)."""
+    """Who may attend the jobs of a fleet (elastic/fleet/admission.py)."""
 
     async def objection(self, job: str, node: str, token: str, peer: str) -> str:
         """Why this agent may not, or nothing. Whoever may not is journalled; peer: his address. Raises NotKnown."""

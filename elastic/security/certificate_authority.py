@@ -29,7 +29,7 @@ from elastic.security.roles import ETCD_SERVER_NAME, SERVER_NAME, Identity, Role
 ETCD_CA = "etcd-ca.pem"
 ETCD, ETCD_CLIENT = "etcd.pem", "etcd-client.pem"
 ETCD_ROLE = "etcd"
-"""Of the command line alone: a member of the etcd cluster speaks for no node of the fleet."""
+"""A role for the command line alone: a member of the etcd cluster speaks for no node of the fleet."""
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 365

@@ -85,7 +85,8 @@ def _check_free(listen: str) -> None:
 
 
 def limits() -> Options:
-    """Of a server that strangers can reach: what they may hold on to. Lets this process open as many files as it may.
+    """The options of a server that strangers can reach: what they may hold on to. Lets this process open as many files
+    as it may.
 
     A quarter of the files is kept back, so that no number of connections keeps a replica from writing its journals.
     """

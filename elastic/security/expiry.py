@@ -55,7 +55,7 @@ class SeenCertificates:
         self._until[node] = until
 
     def troubles(self, nodes: Set[str]) -> list[dict[str, str]]:
-        """Of this replica and of those nodes, as `elastic jobs --json` shows troubles."""
+        """The troubles of this replica and of those nodes, as `elastic jobs --json` shows troubles."""
         now = datetime.now(UTC)
         found = [("", line) for keyring in self._own for line in _lines(keyring)]
         found += [

@@ -43,8 +43,8 @@ class Certificate:
     roots: bytes
 
     def context(self, *, called: bool) -> ssl.SSLContext:
-        """Of the side that is called, or that calls. Both show certificates; whose they are is asked of the connection,
-        not of its address."""
+        """The TLS context of the side that is called, or that calls. Both show certificates; whose they are is asked of
+        the connection, not of its address."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if called else ssl.PROTOCOL_TLS_CLIENT)
         if called:
             context.num_tickets = 0

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 WORDS_A_SECOND = 5000.0
-"""Of one caller, over all its calls. Honest ones send a few per worker; more costs a replica its core."""
+"""The limit of one caller, over all its calls. Honest ones send a few per worker; more costs a replica its core."""
 
 BURST = 10000.0
 
 CALLS_AT_ONCE = 2048
-"""Of one caller. A node has a stream of its own and one for each of its jobs, 1025 at most, and twice that for a moment
-when it looks for another leader. Each costs a server some 45 kB."""
+"""The limit of one caller. A node has a stream of its own and one for each of its jobs, 1025 at most, and twice that
+for a moment when it looks for another leader. Each costs a server some 45 kB."""
 
 CALLERS_KEPT = 4096
 """How many are remembered who have no call open."""

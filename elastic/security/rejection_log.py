@@ -96,7 +96,7 @@ KINDS_KEPT = 256
 
 LINES_A_SECOND = 10.0
 LINES_AT_ONCE = 200.0
-"""Of all kinds together: whoever has many names, or words, does not have the disk for that."""
+"""The limit of all kinds together: a caller with many names, or many words, cannot fill the disk."""
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable
 
 PIECE_BYTES = 512 * 1024
-"""Of about 3000 members."""
+"""As large as the record of about 3000 members."""
 
 PIECES_LIMIT = 1024
 

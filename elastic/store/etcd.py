@@ -40,7 +40,8 @@ from elastic.store.etcd_watch import EtcdWatch
 
 @dataclass(frozen=True, slots=True)
 class EtcdHealth:
-    """Of one member. size: of its data, in bytes. alarms: such as NOSPACE, of the whole cluster."""
+    """What one member of etcd says of itself. size: of its data, in bytes. alarms: such as NOSPACE, of the whole
+    cluster."""
 
     version: str
     size: int

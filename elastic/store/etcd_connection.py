@@ -14,7 +14,7 @@ from elastic.errors import ConfigError
 from elastic.store.etcd_messages import etcd3
 
 ANSWER_BYTES = 64 * 2**20
-"""Of one answer. etcd says as much at once as it is asked for; without this gRPC takes 4 MiB of it."""
+"""The largest answer. etcd says as much at once as it is asked for; without this option gRPC accepts 4 MiB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ HUNG = "the event loop of this replica has stood still"
 
 
 class LeaseKeeper:
-    """Of a candidate that has won. Entered and left on the event loop; the candidate may be used by one other thread
-    meanwhile, but resigns, and stands again, only afterwards."""
+    """Keeps the lease of a candidate that has won. Entered and left on the event loop; the candidate may be used by one
+    other thread meanwhile, but resigns, and stands again, only afterwards."""
 
     def __init__(self, candidate: Candidate, term: int) -> None:
         self.candidate = candidate

@@ -41,7 +41,7 @@ TEXT_LIMIT = 65_536
 """Reasons and tracebacks, in characters; longer ones are cut when sent or stored."""
 
 WORD_LIMIT = 8 * 2**20
-"""Of one that goes up, to an agent or the rendezvous: the longest lists and texts above fit several times."""
+"""The largest word that goes up, to an agent or the rendezvous: the longest lists and texts above fit several times."""
 
 _IDENTIFIERS = frozenset({"worker_id", "node", "host"})
 _OPTIONAL_IDENTIFIERS = frozenset({"source"})
@@ -178,7 +178,7 @@ def _oneof(union: Any, wire_name: str) -> dict[type, tuple[str, _Translator]]:
 
 
 def _wire_name(kind: type) -> str:
-    """Of the message of these values. Two have another one here, where an exception bears the name."""
+    """The name of the message for these values. Two values have another name here, where an exception bears the name."""
     return {"RingBrokenReport": "RingBroken", "BuildFailedReport": "BuildFailed"}.get(kind.__name__, kind.__name__)
 
 

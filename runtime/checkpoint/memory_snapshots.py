@@ -189,7 +189,7 @@ def shortage(state_bytes: int, free_bytes: int, available_bytes: int) -> str:
 
 
 def free_bytes(path: str) -> int:
-    """Of the file system of that directory. Raises OSError."""
+    """How much is free on the file system of that directory. Raises OSError."""
     status = os.statvfs(path)
     return status.f_bavail * status.f_frsize
 

@@ -58,7 +58,7 @@ class ResumeSource:
 
     @property
     def _name(self) -> EntryName | None:
-        """Of which the leader or `elastic run` has told."""
+        """The entry that the leader or `elastic run` has named."""
         told = self._session.began or self._settings.resume
         name = EntryName.parse(told)
         if told and name is None:

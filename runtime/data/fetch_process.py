@@ -41,7 +41,7 @@ Key = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class FetchOutcome:
-    """Of a fetch: a value, or what it raised."""
+    """What a fetch has returned: a value, or what it raised."""
 
     value: Any = None
     error: BaseException | None = None

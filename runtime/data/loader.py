@@ -74,7 +74,7 @@ class Loader:
         return self.plan.about()
 
     def weight(self, shard: int) -> float:
-        """Of a shard that was not weighed: its samples, or 1 if all shards of a step have as many."""
+        """The weight of a shard that was not weighed: its samples, or 1 if all shards of a step have as many."""
         if self.plan.batch_size % self.plan.shards == 0:
             return 1.0
         first, end = self.plan.share(shard)

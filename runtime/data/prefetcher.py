@@ -62,7 +62,7 @@ class Prefetcher:
         self._received: dict[Wanted, FetchOutcome] = {}
         self._guesses: Iterator[Wanted] = iter(())
         self._doubtful: set[Wanted] = set()
-        """Of what is under way: guessed before the guesses changed."""
+        """What is under way and was guessed before the guesses changed."""
         self._habit: Habit | None = None
         self._passes = 1
         self._last: Wanted | None = None

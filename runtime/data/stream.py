@@ -61,7 +61,8 @@ class Stream:
         return f"a step = {self.shards} shards x one batch of its stream"
 
     def weight(self, shard: int) -> float:
-        """Of a shard that was not weighed: 1, because nobody knows how many samples the others' batches have."""
+        """The weight of a shard that was not weighed: 1, because nobody knows how many samples the others' batches
+        have."""
         return 1.0
 
     def samples(self, epoch: int, step: int) -> list[Any]:

@@ -69,7 +69,7 @@ def settle() -> None:
 
 
 def threads() -> int:
-    """Of this process, those of libraries too."""
+    """How many threads this process has, those of libraries too."""
     return len(os.listdir("/proc/self/task"))
 
 

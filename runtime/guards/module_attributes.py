@@ -24,7 +24,7 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 """With `training`, which is carried."""
 
 _listeners: list[set[tuple[int, str]]] = []
-"""Of assignments to attributes of modules: (id of the module, name)."""
+"""Sets that hear of each assignment to an attribute of a module: (id of the module, name)."""
 _patches: list[_Patch] = []
 """One while there are listeners."""
 
@@ -39,7 +39,8 @@ class Changed:
 
 
 class Attributes:
-    """Of these modules. `begin_epoch`, `begin_step`, `begin_pass`, `end_pass` are called as the script comes there."""
+    """What is assigned to attributes of these modules. `begin_epoch`, `begin_step`, `begin_pass`, `end_pass` are called
+    as the script comes there."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         """Now they are what every process has when its loop begins."""
@@ -159,7 +160,8 @@ def _is_plain(value: object) -> bool:
 
 
 def _differ(a: object, b: object) -> bool:
-    """Of two that are plain, or not there; another object in the place of a plain value says nothing."""
+    """Whether two values differ that are plain, or not there; another object in the place of a plain value says
+    nothing."""
     plain = all(value is ABSENT or _is_plain(value) for value in (a, b))
     return plain and a != b and not (a != a and b != b)
 

@@ -29,7 +29,7 @@ _WATCHED = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
 _BASES = (nn.Module.state_dict, torch.optim.Optimizer.state_dict)
 DEPTH_MAX = 4
 _OBJECTS_MAX = 20_000
-"""Of a script that keeps its data set in a list of objects, not all can be looked at."""
+"""How many objects are looked at: a script may keep its data set in a list of objects."""
 CONTAINER_MAX = 1000
 """A longer list or dict holds data."""
 ELEMENTS = 1024

@@ -101,7 +101,7 @@ def _variables(frame: FrameType | None, registered: set[int]) -> Iterator[tuple[
 
 
 def _content(value: object, registered: set[int], depth: int = 0) -> str | None:
-    """Of large tensors a part. None: this cannot be said, or is registered."""
+    """What a value holds, as text; of large tensors a part. None: this cannot be said, or is registered."""
     if id(value) in registered or depth > DEPTH_MAX:
         return None
     match value:

@@ -43,7 +43,8 @@ def node_lock(name: str) -> Iterator[None]:
 
 
 def _directory() -> Path:
-    """Of this user, on a disk of this machine. The file of a lock stays: removing it would part those who wait."""
+    """The directory of this user's locks, on a disk of this machine. The file of a lock stays: removing it would part
+    those who wait."""
     path = Path(tempfile.gettempdir()) / f"elastic-locks-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()

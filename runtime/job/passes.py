@@ -64,7 +64,7 @@ class PassWork:
     nonfinite: Nonfinite = "pass"
 
     def weight(self, shard: int) -> float:
-        """Of a shard that was not weighed: its samples, or 1 where all have as many or nobody knows."""
+        """The weight of a shard that was not weighed: its samples, or 1 where all have as many or nobody knows."""
         return 1.0 if self.loader is None else self.loader.weight(shard)
 
     def samples(self, place: Place) -> list[Json]:
@@ -119,7 +119,7 @@ class RunningPass:
     """The data of the epoch is used up."""
     cached: Cached = field(default_factory=Cached)
     record: StepRecord | None = None
-    """Of the passes so far; None until the first is reduced."""
+    """The record of the passes so far; None until the first pass is reduced."""
 
 
 class Pass(Iterator[Any]):

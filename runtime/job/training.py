@@ -130,7 +130,7 @@ class Training:
         """In this step."""
         self._meta: JoinMeta | None = None
         self._left: StepRecord | None = None
-        """Of the step that was left last, until the next one is handed out."""
+        """The record of the step that was left last, until the next step is handed out."""
         self._logged: dict[str, float] = {}
         """By job.log(), for that step, the one in progress, or the first."""
         self._shared: dict[str, Json] = {}
@@ -352,8 +352,9 @@ class Training:
         self.session.publish(self._meta)
 
     def _early_reply_of_others(self, key: str) -> Json:
-        """Of a newcomer, in the step whose state it has copied, or in one that the others were at when it asked. That
-        one may be over: then its call for a later step has given something alike, and this worker will copy anew."""
+        """What the others have replied, for a newcomer in the step whose state it has copied, or in one that the others
+        were at when it asked. That one may be over: then its call for a later step has given something alike, and this
+        worker will copy anew."""
         step = self.next_step
         if self._copy is not None:
             if key not in self._copy.early:

@@ -36,7 +36,7 @@ from runtime.ring.transport import Transport
 PIECE_BYTES = 16 << 20
 """Large, because a round costs a call on every member; small beside a model, because scratch is one of each term."""
 SCRATCH_BYTES = 128 << 20
-"""Of one member for the pieces of all others; with many terms the pieces shrink."""
+"""The memory of one member for the pieces of all others; with many terms the pieces shrink."""
 _BULK = "bulk"
 """Header field: the groups of the tensors, which the operation over the mesh is without."""
 

@@ -22,7 +22,7 @@ Fold: TypeAlias = tuple[int, int]
 ALIGN = 64
 """Slices begin at multiples of this many elements, so that the adds are vectorised from the start."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-"""Of the groups, by name."""
+"""The dtypes of the groups, by name."""
 
 
 @dataclass(frozen=True, slots=True)

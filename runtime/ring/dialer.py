@@ -42,7 +42,7 @@ class Dial:
         self.retry_at_s = 0.0
         self.problem = "no answer"
         self.offer = ""
-        """Of the peer that has accepted: see hello.Welcome."""
+        """What the peer that has accepted offers: see handshake.Welcome."""
         self.nobody_listens = False
         """The host has answered that the last call was for no process."""
 

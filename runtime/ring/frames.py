@@ -101,7 +101,7 @@ class PeerLink:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Of the other end, while connected; ("", 0) within one host."""
+        """The address of the other end, while connected; ("", 0) within one host."""
         return tcp_liveness.address(self._sock)
 
     def counters(self) -> tcp_liveness.Counters:

@@ -374,7 +374,7 @@ class IncomingPeer:
 
 
 def host_of(sock: socket.socket) -> str:
-    """Of the other side; empty for one on this host."""
+    """The address of the other side; empty if it is on this host."""
     if sock.family == socket.AF_UNIX:
         return ""
     try:

@@ -36,7 +36,7 @@ Communicator: TypeAlias = Any
 """mpi4py.MPI.Intracomm; the package is optional, so its types are too."""
 
 _ENDED_MAX = 64
-"""Of so many generations what came too late is looked for. It comes within a few: who sent it is in the next ones."""
+"""For so many generations messages are looked for that came too late. They come within a few generations."""
 
 
 class MpiWorld:
@@ -108,7 +108,7 @@ class MpiWorld:
         return because
 
     def connect(self, generation: int, members: Sequence[str]) -> MpiTransport:
-        """Of members which all have ranks."""
+        """The transport of members which all have ranks."""
         assert self._wire is not None, "who is no member does not connect"
         ranks = [self._workers.index(member) for member in members]
         self._wire.sweep([rank for rank, member in zip(ranks, members, strict=True) if member != self._me])

@@ -88,7 +88,7 @@ class Ring:
         self.because = ""
         """Why there is no transport although one was asked for."""
         self.offer = ""
-        """Of rank 0: see hello.Welcome."""
+        """What rank 0 offers: see handshake.Welcome."""
 
     @property
     def world_size(self) -> int:

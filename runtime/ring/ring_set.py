@@ -37,7 +37,7 @@ class Rings:
         self._kind = kind
         self._meet = meet
         self._failures: list[BuildFailed] = []
-        """Of the transport, since it was connected last."""
+        """The failures of the transport since it was connected last."""
         self._lock = threading.Lock()
         self._rings: dict[int, Ring] = {}
         self._building: dict[int, threading.Event] = {}

@@ -40,8 +40,8 @@ PROBE_IDLE_S = 2
 PROBE_EVERY_S = 1
 
 _COUNTERS = struct.Struct("=xxBB52xI60xQ")
-"""Of Linux's struct tcp_info: retransmits, probes, and, 52 bytes on, milliseconds since the last acknowledgement, and,
-60 bytes on, bytes acknowledged."""
+"""What is read of Linux's struct tcp_info: retransmits, probes, and, 52 bytes on, milliseconds since the last
+acknowledgement, and, 60 bytes on, bytes acknowledged."""
 
 _ANSWERS = frozenset({0, errno.ECONNREFUSED, errno.ECONNRESET})
 """How a connection ends, or begins, to which the other host has said something."""
@@ -79,7 +79,7 @@ class CountersSeen:
 
 @dataclass(slots=True)
 class Judge:
-    """Of all connections of a ring, from one look to the next. Pure."""
+    """Judges all connections of a ring, from one look to the next. Pure."""
 
     began_s: float
     _answered_s: dict[str, float] = field(default_factory=dict)
@@ -131,14 +131,15 @@ class Connection(Protocol):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Of the other end; ("", 0) within one host."""
+        """The address of the other end; ("", 0) within one host."""
         ...
 
     def counters(self) -> Counters: ...
 
 
 class PeerWatch:
-    """Of one thread that waits for peers: looks every KERNEL_CHECK_S. connections: all of them, by peer."""
+    """Watches the connections for one thread that waits for peers: looks every KERNEL_CHECK_S. connections: all of
+    them, by peer."""
 
     def __init__(self, connections: Mapping[str, Connection]) -> None:
         now_s = time.monotonic()
@@ -223,7 +224,7 @@ def counters(sock: socket.socket) -> Counters:
 
 
 def address(sock: socket.socket) -> tuple[str, int]:
-    """Of the other end; ("", 0) if that is on this host, or gone."""
+    """The address of the other end; ("", 0) if that is on this host, or gone."""
     if sock.family == socket.AF_UNIX:
         return "", 0
     try:

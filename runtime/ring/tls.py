@@ -96,7 +96,7 @@ class SealedSocket(ssl.SSLSocket):
         return got, [], 0, None
 
     def shutdown(self, how: int) -> None:
-        """Of the connection below: whoever is within a call finds it ended, and the seal is left to him."""
+        """Shut down the connection below: a thread that is within a call finds it ended, and ends the TLS session itself."""
         socket.socket.shutdown(self, how)
 
 

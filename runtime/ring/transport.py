@@ -50,7 +50,7 @@ class Meeting(Protocol):
 
     @property
     def offer(self) -> str:
-        """Of rank 0: what the others need to know. It is told to them while the mesh is built."""
+        """What rank 0 has to tell the others. It is told to them while the mesh is built."""
         ...
 
     @property

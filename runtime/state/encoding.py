@@ -26,7 +26,7 @@ NamedTensor: TypeAlias = tuple[str, torch.Tensor]
 DEPTH_MAX = 64
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, tuple, dict, OrderedDict, Counter)}
-"""Of a defaultdict: what gives values that can be carried, by name."""
+"""The factories of a defaultdict whose values can be carried, by name."""
 _INSTEAD = {"set": "sorted(x)", "frozenset": "sorted(x)", "ndarray": "torch.from_numpy(x)", "deque": "list(x)"}
 _FIX = "only numbers, strings, bools, None, lists, tuples, dicts and dense tensors can be copied to a newcomer"
 _DTYPES = {

@@ -18,7 +18,7 @@ from runtime.state.encoding import NamedTensor, decode, dtype_name, encode, from
 Op: TypeAlias = Literal["mean", "sum", "max", "min"]
 
 BYTES_MAX = 64 << 10
-"""Of the tensors of one value: it travels inside headers, to everybody."""
+"""How large the tensors of one value may be: it travels inside headers, to everybody."""
 
 
 def pack(value: object, call: str) -> dict[str, Json]:

@@ -68,7 +68,7 @@ class Carrier:
         self._integers: list[Buffer] = []
         self._buffers: list[tuple[nn.Module, str]] = []
         self.modes = Modes(lambda: self.modules().values())
-        """Of the registered modules; a pass keeps here those with which it began."""
+        """The modes of the registered modules; a pass keeps here those with which it began."""
 
     # What is registered
 

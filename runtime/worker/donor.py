@@ -72,7 +72,7 @@ class CopyServer:
         self._last: tuple[int, Op, dict[str, str]] | None = None
         """Number, operation and fingerprint of the last result that was obtained here."""
         self._largest_bytes = 0
-        """Of all results so far."""
+        """The size of the largest result so far."""
         self._close_behind: dict[CopyConnection, tuple[str, int]] = {}
         """Over which a newcomer takes over results -> it, and the last operation whose result it was given."""
 

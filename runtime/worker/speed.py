@@ -19,7 +19,7 @@ class ShardPace:
 
     def __init__(self) -> None:
         self.step_s = 0.0
-        """Of the last two steps the shorter, without waiting for copies: an evaluation or a checkpoint between two
+        """The shorter one of the last two steps, without waiting for copies: an evaluation or a checkpoint between two
         steps now and then does not count. 0: not known yet."""
         self._begun_s: float | None = None
         self._took_s = 0.0
@@ -57,7 +57,7 @@ class Speed:
         self._shards = 0
 
     def begin_step(self) -> None:
-        """Of a step the mean counts, because its passes may differ in what a shard of them costs."""
+        """A step begins. Its mean counts, because its passes may differ in what a shard of them costs."""
         if self._shards:
             self._means_s.append(self._busy_s / self._shards)
             if len(self._means_s) >= SPEED_STEPS_LEAST:

@@ -36,7 +36,7 @@ class UpgradeRequest:
     token: str
 
     def environment(self) -> dict[str, str]:
-        """Of the new program."""
+        """The environment of the new program."""
         own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         return {**own, "PYTHONPATH": self.path} if self.path else own
 

@@ -29,7 +29,7 @@ LOGS = ("stdout.log", "agent.log")
 """In logs/ of the job directory: standard output and standard error."""
 
 COMMAND = ("-P", "-m", "elastic.agent.process.subreaper", "--wait")
-"""Of this interpreter; the agent's options follow."""
+"""What this interpreter runs; the agent's options follow."""
 
 STANDBY_END_S = 6.0
 """For a subreaper to end everything below it; then it is killed itself."""

@@ -79,8 +79,8 @@ def find() -> str:
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Of mpirun: what a worker inherits, without the schedulers; with the user's settings of Open MPI, unless they are
-    those of an outer mpirun."""
+    """The environment of mpirun: what a worker inherits, without the schedulers; with the user's settings of Open MPI,
+    unless they are those of an outer mpirun."""
     kept = {name: value for name, value in worker_environment(inherited, {}).items() if not name.startswith(SCHEDULERS)}
     if "OMPI_COMM_WORLD_SIZE" in inherited:
         return kept
@@ -210,7 +210,7 @@ class Mpirun:
         return {**(holder.identity if holder else {}), **shared, **self._ranks.to_environment()}
 
     def why_lost(self, worker_id: str) -> str:
-        """Of a worker that ends: what has ended its rank before, and so the worker; empty: nothing has."""
+        """What has ended the rank of a worker, and so the worker; empty: nothing has."""
         holder = self._holders.get(worker_id)
         if holder is None or self._program is None:
             return ""

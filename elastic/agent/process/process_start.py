@@ -57,7 +57,7 @@ class Outlets:
 
     @classmethod
     def of_running(cls, path: Path, reader: int) -> Self:
-        """Of a worker that runs already: where its stdout can be read."""
+        """The outlets of a worker that runs already. reader: where its stdout can be read."""
         self = cls.__new__(cls)
         self.path, self.reader, self.out = path, reader, -1
         self.log = file_modes.opener(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)

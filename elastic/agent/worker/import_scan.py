@@ -99,7 +99,7 @@ def _is_harmless(statement: ast.stmt) -> bool:
 
 
 def _import_lines(node: ast.AST) -> Iterator[int]:
-    """Of the imports that are done when the module is run, not when one of its functions is called."""
+    """The lines of imports that are done when the module is run, not when one of its functions is called."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child.lineno

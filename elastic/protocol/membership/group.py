@@ -114,8 +114,9 @@ class Leaver:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Of a node's agent, by this leader's clock. since_s: when it was heard last, or later. counts_s: from when its
-    silence counts where the others do not show that they wait for it. ended_s: when its stream was closed."""
+    """How long a node's agent has been silent, by this leader's clock. since_s: when it was heard last, or later.
+    counts_s: from when its silence counts where the others do not show that they wait for it. ended_s: when its stream
+    was closed."""
 
     since_s: float
     counts_s: float
@@ -194,7 +195,7 @@ class Group:
     """The highest seniority that has been given."""
     digest: str = ""
     shards: int = 0
-    """Of a pass; 0: not known yet."""
+    """How many shards a pass has; 0: not known yet."""
     compared_s: float = -math.inf
     """When members were compared last."""
     slow_since_s: dict[str, float] = field(default_factory=dict)

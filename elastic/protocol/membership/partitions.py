@@ -51,7 +51,7 @@ def fell_silent(g: Group, down: AgentDown, now_s: float) -> None:
 
 
 def not_found_yet(g: Group, now_s: float) -> Silence:
-    """Of a node whose agent has to find this leader first."""
+    """The silence of a node whose agent has to find this leader first."""
     found_by_s = now_s + g.timing.fence_grace_s - g.timing.evict_s
     return Silence(found_by_s, found_by_s)
 

@@ -55,7 +55,7 @@ def kept_to_go_back_to(g: Group) -> str:
 
 
 def unreadable(g: Group, word: Unreadable, do: list[Action]) -> None:
-    """Of what the job is to go on from; old words are of something else."""
+    """A worker cannot read what the job is to go on from. A word about another entry is old."""
     if word.entry != g.began:
         return
     do.append(Note("unreadable", {"worker_id": word.worker_id, "entry": word.entry, "because": word.because}))
@@ -155,7 +155,7 @@ def waits_for_starting(g: Group, has: str, now_s: float, do: list[Action]) -> bo
 
 
 def founders(g: Group, present: Iterable[WorkerView]) -> tuple[Member, ...]:
-    """Of these the members of a form generation, in rank order; devices go by slot, so spares come last."""
+    """The members of a form generation, in rank order; devices go by slot, so spares come last."""
     chosen = sorted(present, key=lambda seen: (is_spare(g, seen), seen.member.node, seen.slot))[: g.wanted_workers]
     ordered = sorted(chosen, key=lambda seen: (seen.member.node, seen.slot))
     members = tuple(replace(seen.member, seniority=rank) for rank, seen in enumerate(ordered))

@@ -75,7 +75,7 @@ def _name(g: Group, running: Generation, now_s: float, do: list[Action]) -> None
 
 
 def median_without(in_order: Sequence[int], one: int) -> float:
-    """Of the others, of whom there are some; without a list of them for each, because there may be thousands."""
+    """The median of all others, at least one. No list is made for each of them, because there may be thousands."""
     place, middle = bisect_left(in_order, one), (len(in_order) - 1) // 2
 
     def other(rank: int) -> int:

@@ -27,7 +27,7 @@ class WorkerState:
     reduced: int = 0
     """Operations whose complete result was obtained; the next operation has this number."""
     units: int = 0
-    """Of the operation in progress; 0 when none is."""
+    """How many units the operation in progress has; 0 when none is in progress."""
     joinable: bool = False
     """The operation in progress is the first pass of a step: newcomers may enter after it."""
     parts: bool = True
