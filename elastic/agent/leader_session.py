@@ -13,7 +13,7 @@ import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc
 
@@ -22,7 +22,7 @@ from elastic.errors import NotAdmitted
 from elastic.protocol.messages import Order, Progress, Word
 from elastic.records.files import read_token
 from elastic.records.journal import Journal
-from elastic.rendezvous.leader_stream import FIRST_RETRY_S, LONGEST_RETRY_S, LeaderStream, leader_options
+from elastic.rendezvous.leader_stream import FIRST_RETRY_S, LONGEST_RETRY_S, LeaderStream, leader_options, speak
 from elastic.rendezvous.reach import Reach
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
@@ -193,7 +193,7 @@ class LeaderSession:
                             self._beat_every = self._beats_in(order.welcome.beat_ms)
                             if speaking is None:
                                 self._welcome(order.welcome.term, outbox)
-                                speaking = asyncio.create_task(_speak(call, outbox))
+                                speaking = asyncio.create_task(speak(call, outbox))
                         case "addressed":
                             self._hear(list(order.addressed.to), self._reader.read(order.addressed))
                         case "drain_node" if order.drain_node.over:
@@ -271,8 +271,3 @@ def beats_between(spec: JobSpec, slots: int) -> int:
     """So many of a job's beats are one of an agent of that many slots, of which a large job has many; until a leader
     says how often it has to speak."""
     return max(1, int(spec.timing.scaled(spec.workers // max(1, slots)).beat_s / spec.timing.beat_s))
-
-
-async def _speak(call: Any, outbox: asyncio.Queue[pb.AgentWord]) -> None:
-    while True:
-        await call.write(await outbox.get())

@@ -16,6 +16,7 @@ import grpc.aio
 
 from elastic.protocol.messages import Order, Word
 from elastic.records.journal import Journal
+from elastic.rendezvous.leader_stream import speak
 from elastic.security.interceptor import AuthInterceptor
 from elastic.security.rejection_log import RejectionLog
 from elastic.wire import codec
@@ -159,7 +160,7 @@ class WorkerSocket(AgentServicer):
             link.outbox.put_nowait(kept)
         tasks = [
             asyncio.create_task(self._hear(link, words)),
-            asyncio.create_task(_pass_on(link, context)),
+            asyncio.create_task(speak(context, link.outbox)),
             asyncio.create_task(link.ended.wait()),
         ]
         try:
@@ -214,8 +215,3 @@ def _choose_path(path: Path) -> str:
     if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
         return str(path)
     return f"{tempfile.mkdtemp(prefix='elastic-agent-')}/agent.sock"
-
-
-async def _pass_on(link: WorkerLink, context: Any) -> None:
-    while True:
-        await context.write(await link.outbox.get())

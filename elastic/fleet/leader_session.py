@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from elastic.fleet.job_environment import NodeSettings
 from elastic.fleet.job_runner import SLACK_S, STOP_S
 from elastic.fleet.probes import NodeProbes
 from elastic.records import job_files
 from elastic.records.journal import Journal
-from elastic.rendezvous.leader_stream import FIRST_RETRY_S, LONGEST_RETRY_S, LeaderStream, leader_options
+from elastic.rendezvous.leader_stream import FIRST_RETRY_S, LONGEST_RETRY_S, LeaderStream, leader_options, speak
 from elastic.security.channels import ChannelFactory
 from elastic.security.job_user import acting
 from elastic.wire import codec
@@ -116,7 +116,7 @@ class FleetLeaderSession:
                             self._welcome(order.welcome.term, address)
                             self._outbox = outbox
                             self._attendant.on_welcome()
-                            speaking = asyncio.create_task(_speak(call, outbox))
+                            speaking = asyncio.create_task(speak(call, outbox))
                         case "duties" if order.duties.term >= self.term:
                             duties = {duty.job: duty for duty in order.duties.duties}
                             over = {over.job: over.result for over in order.duties.over}
@@ -171,8 +171,3 @@ class FleetLeaderSession:
             self._journal.write("log_unreadable", job=query.job, log=query.log, because=str(error))
             found = job_files.LogPiece(b"", query.offset, -1)
         return pb.LogPiece(number=query.number, text=found.text, end=found.end, size=found.size)
-
-
-async def _speak(call: Any, outbox: asyncio.Queue[pb.NodeWord]) -> None:
-    while True:
-        await call.write(await outbox.get())

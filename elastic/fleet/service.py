@@ -21,6 +21,7 @@ from elastic.fleet.probes import ReachProbes
 from elastic.protocol.worker_id import node_of
 from elastic.records import job_files
 from elastic.records.journal import Journal
+from elastic.rendezvous.leader_stream import speak
 from elastic.rendezvous.service import RendezvousService, first
 from elastic.security.expiry import SeenCertificates
 from elastic.security.interceptor import caller_of
@@ -75,7 +76,7 @@ class FleetService(FleetServicer):
             return
         tasks = [
             asyncio.create_task(self._listen(office, session, words)),
-            asyncio.create_task(_speak(session, context)),
+            asyncio.create_task(speak(context, session.outbox)),
             asyncio.create_task(session.ended.wait()),
         ]
         try:
@@ -334,8 +335,3 @@ async def _hello(words: AsyncIterator[pb.NodeWord]) -> pb.NodeHello:
     if not 1 <= hello.slots <= SLOTS_LIMIT:
         raise codec.WireError(f"slots={hello.slots} must be 1 to {SLOTS_LIMIT}")
     return hello
-
-
-async def _speak(session: NodeSession, context: Any) -> None:
-    while True:
-        await context.write(await session.outbox.get())

@@ -1,8 +1,11 @@
-"""How whoever attends a leader finds it among the replicas: the last one first, then each, and whom they name."""
+"""Streams between a leader and its agents. How an agent finds the leader among the replicas: the last one first, then
+each, and whom they name."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -41,6 +44,12 @@ def leader_options(beats: int = 1) -> Sequence[tuple[str, object]]:
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.5
 """Also below a third of fence_grace_s, so that a worker which has to be fenced hears of it in time."""
+
+
+async def speak(stream: Any, outbox: asyncio.Queue[Any]) -> None:
+    """Write to a stream, either side's, what is put into the outbox. Never returns."""
+    while True:
+        await stream.write(await outbox.get())
 
 
 class LeaderStream:

@@ -19,6 +19,7 @@ from elastic.protocol.messages import Word
 from elastic.protocol.worker_id import node_of
 from elastic.records.journal import Journal
 from elastic.rendezvous.leader import FAREWELL_S, AgentSession, JobLeader, happened
+from elastic.rendezvous.leader_stream import speak
 from elastic.security.interceptor import caller_of
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
@@ -147,7 +148,7 @@ class RendezvousService(RendezvousServicer):
             await reign.post(AgentUp(node, hello.slots))
             tasks += [
                 asyncio.create_task(self._listen(reign, session, words)),
-                asyncio.create_task(_speak(session, context)),
+                asyncio.create_task(speak(context, session.outbox)),
                 asyncio.create_task(happened(session.ended)),
             ]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -226,11 +227,6 @@ async def _goodbye(words: AsyncIterator[pb.AgentWord]) -> None:
 def _closed(job: str, result: dict[str, object]) -> dict[str, object]:
     told = {name: result[name] for name in ("generation", "because", "exit_code", "digest")}
     return {"job": job, "state": "closed", "members": [], **told}
-
-
-async def _speak(session: AgentSession, context: Any) -> None:
-    while True:
-        await context.write(await session.outbox.get())
 
 
 def _own_word(node: str, word: Word) -> Word:

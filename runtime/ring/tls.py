@@ -96,7 +96,7 @@ class SealedSocket(ssl.SSLSocket):
         return got, [], 0, None
 
     def shutdown(self, how: int) -> None:
-        """Shut down the connection below: a thread that is within a call finds it ended, and ends the TLS session itself."""
+        """Shut down the connection below. A thread that is within a call finds it ended, and ends the TLS session."""
         socket.socket.shutdown(self, how)
 
 
