@@ -15,7 +15,7 @@ import pytest
 from chaos_tests.support import resources
 from chaos_tests.support.processes import descendants, kill_if_there
 from tests.live.conftest import Quiet
-from tests.live.fleet import Fleet
+from tests.live.fleet import Fleet, lives
 
 DEATHS = int(os.environ.get("NODE_DEATHS", "12"))
 NODES = ("a", "b", "c")
@@ -34,12 +34,16 @@ class Deaths:
     def members(self) -> int:
         return len(self._fleet.status(self._job)["members"])
 
+    def _standing(self) -> list[str]:
+        """Nodes with a member that lives: a leader that has just begun names those of the record, or nobody."""
+        members = self._fleet.status(self._job)["members"]
+        return sorted({one["worker_id"].partition(".")[0] for one in members if lives(one["pid"])})
+
     def round(self) -> str:
         """One node, or two of three, and how long they are away; now and then the leading replica besides."""
         fleet, dice = self._fleet, self._dice
         # At least one node that is a member already stays, as long as the job is not the last one's alone.
-        members = fleet.until("a leader that knows the members", lambda: fleet.status(self._job)["members"])
-        spare = dice.choice(sorted({member["worker_id"].partition(".")[0] for member in members}))
+        spare = dice.choice(fleet.until("a member that lives", self._standing))
         victims = dice.sample(sorted(set(NODES) - {spare}), dice.choice((1, 1, 1, 2)))
         away_s = dice.choice(AWAY_S)
         how = dice.choice(("daemon", "daemon, then the rest", "the rest, then daemon"))
