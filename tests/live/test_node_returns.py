@@ -18,6 +18,8 @@ from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet, lives
 
 DEATHS = int(os.environ.get("NODE_DEATHS", "12"))
+ROUNDS_A_JOB = 24
+"""The script of the live tests waits for its end in step 140, and in more rounds than these it would come there."""
 NODES = ("a", "b", "c")
 AWAY_S = (0.0, 0.05, 0.5, 1.0, 3.0, 10.0)
 FDS_SPARE = 8
@@ -77,24 +79,25 @@ def test_no_node_stays_away_however_it_died_and_whenever_it_returns(tmp_path: Pa
     print(f"\nSEED={seed}", flush=True)
     dice = random.Random(seed)
     with Fleet(tmp_path, replicas=2, nodes=NODES) as fleet:
-        fleet.pace(0.3)
-        job = fleet.train("returns")
-        fleet.await_slots(job, "a.0", "b.0", "c.0")
-        deaths = Deaths(fleet, job, dice)
         before: dict[tuple[str, int], resources.HeldResources] = {}
-        for number in range(DEATHS):
-            said = deaths.round()
-            fleet.await_nodes(*NODES)
-            if dice.random() < 0.7:  # sometimes the next one comes before all are members again
-                fleet.await_slots(job, "a.0", "b.0", "c.0")
-            print(f"{number + 1}/{DEATHS}: {said}", flush=True)
-            for name, process in fleet.replicas.items():
-                before.setdefault((name, process.pid), resources.held(process.pid))
-        fleet.await_slots(job, "a.0", "b.0", "c.0")
+        for first in range(0, DEATHS, ROUNDS_A_JOB):
+            fleet.pace(0.3)
+            job = fleet.train("returns")
+            fleet.await_slots(job, "a.0", "b.0", "c.0")
+            deaths = Deaths(fleet, job, dice)
+            for number in range(first, min(first + ROUNDS_A_JOB, DEATHS)):
+                said = deaths.round()
+                fleet.await_nodes(*NODES)
+                if dice.random() < 0.7:  # sometimes the next one comes before all are members again
+                    fleet.await_slots(job, "a.0", "b.0", "c.0")
+                print(f"{number + 1}/{DEATHS}: {said}", flush=True)
+                for name, process in fleet.replicas.items():
+                    before.setdefault((name, process.pid), resources.held(process.pid))
+            fleet.await_slots(job, "a.0", "b.0", "c.0")
+            fleet.finish(job, quiet.digest, quiet.steps)
         for name, process in fleet.replicas.items():
             now = resources.held(process.pid)
             assert now.since(before[name, process.pid]).fds <= FDS_SPARE, f"{name} has kept something of what is gone"
         assert fleet.events("standby_begins"), "agents were started before the leader asked for them"
         assert not fleet.events("node_refused"), "each return is that of a daemon whose predecessor is gone"
-        fleet.finish(job, quiet.digest, quiet.steps)
         assert fleet.living() == []
