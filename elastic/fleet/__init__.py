@@ -23,7 +23,7 @@ agent of that job, the same program as under `elastic run`, which attends the jo
     node_daemon.py      the daemon of a node: what `elastic agent` runs
     leader_session.py   the daemon's stream to the leader
     job_runner.py       one job on one node: its directory and its agent
-    job_environment.py  what of the node's environment and accelerators a job's workers get
+    job_environment.py  what a job gets of the node: environment, accelerators, settings
     notice_board.py     a node's notices: asked for once, shown to all its jobs
     upgrade_state.py    what a daemon hands to the program that takes its place
     client.py           how an operator asks a fleet
