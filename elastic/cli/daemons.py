@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -192,6 +193,7 @@ def _agent(options: argparse.Namespace) -> int:
     ):
         waiting = standbys(jobs_dir, node, site.job_user, journal) if options.handover is None else {}
         # They import side by side with this process, which has the larger part of its own imports before it.
+        gc.disable()  # imports leave hardly any garbage, and to look for it is a tenth of their time
         import asyncio
 
         from elastic.agent.handover import Handed
@@ -199,6 +201,8 @@ def _agent(options: argparse.Namespace) -> int:
         from elastic.fleet.node_daemon import Daemon
         from elastic.security.channels import ChannelFactory
 
+        gc.freeze()
+        gc.enable()
         print(
             f"elastic: node {node} at {site.reach.address} with {options.slots} slots; jobs in {jobs_dir}", flush=True
         )

@@ -14,11 +14,10 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from datetime import datetime
 from typing import Any
 
-from elastic.preemption.metadata_http import ask
+from elastic.preemption.metadata_http import ask, date_of
 from elastic.preemption.notice import Notice, NoticeKind, seconds_until
 from elastic.preemption.provider import NoticeSource
 
@@ -60,7 +59,7 @@ def _notice(event: Mapping[str, Any], now: datetime) -> Notice:
         return Notice(NoticeKind.ADVICE, math.inf, because)
     left_s = 0.0
     if not_before:
-        left_s = seconds_until(parsedate_to_datetime(not_before).astimezone(UTC), now, WARNING_S[kind])
+        left_s = seconds_until(date_of(not_before), now, WARNING_S[kind])
     return Notice(NoticeKind.RECLAIM if kind == "Preempt" else NoticeKind.MAINTENANCE, left_s, because)
 
 

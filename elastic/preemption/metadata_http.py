@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +14,13 @@ from elastic.preemption.provider import Unanswered
 
 ANSWER_LIMIT = 65_536
 """Bytes; documents of metadata services are below 4 KiB."""
+
+
+def date_of(text: str) -> datetime:
+    """A date as HTTP's headers have it, in UTC. Raises ValueError."""
+    from email.utils import parsedate_to_datetime  # slow to import, and most nodes ask no metadata service
+
+    return parsedate_to_datetime(text).astimezone(UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class MetadataAnswer:
     def now(self) -> datetime:
         """The service's own time of this answer, so that its times are compared with its clock; else ours."""
         try:
-            return parsedate_to_datetime(self.headers["date"]).astimezone(UTC)
+            return date_of(self.headers["date"])
         except (KeyError, ValueError):
             return datetime.now(UTC)
 
@@ -64,6 +69,8 @@ def ask(
     body: bytes | None = None,
 ) -> MetadataAnswer:
     """base: "http://host[:port][/prefix]". Raises Unanswered if no whole answer came within timeout_s."""
+    import http.client  # as slow
+
     parts = urlsplit(base)
     where = f"{method} {base}{path}"
     if parts.scheme != "http" or not parts.hostname:
