@@ -74,9 +74,9 @@ class Judge:
         if world.leader is None or not world.leader.leads:
             return
         group = world.leader.group
-        for name, seen in group.workers.items():
-            here = not (seen.entered or seen.refused) and name not in {*group.outdated, *group.dead, *group.given_up}
-            require(not here or step_of(seen.snapshot) <= step, f"{seen} has kept what is newer than {record.began}")
+        for name in group.newcomers - group.dead.keys() - group.given_up.keys():
+            seen = group.workers[name]
+            require(step_of(seen.snapshot) <= step, f"{seen} has kept what is newer than {record.began}")
 
     def _begins_again(self, record: Generation, before: Generation) -> None:
         """Within max_restarts, from where the first members began; and if one of them has applied anything, its leader

@@ -189,8 +189,12 @@ class Leader:
             self.world.reach("several letters were taken together")
             self.world.events += len(letters)
         else:
+            seen = self.group.workers
             self.group, actions = membership.step(self.group, letters[0], self.clock.now_s)
             self.world.stepped("membership", before, letters[0], self.group.state)
+            for worker in seen.keys() & self.group.workers.keys():
+                if (was := seen[worker].stage) is not (now := self.group.workers[worker].stage):
+                    self.world.changes.add(("worker", str(was), type(letters[0]).__name__, str(now)))
         self.world.judge.grouped(self.group)
         if actions and self.world.is_told:
             self.world.say(self.host, f"{letters}")

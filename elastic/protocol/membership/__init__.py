@@ -11,6 +11,25 @@ anything.
        QUIESCING --every copy is lost--> FORMING, of processes that go on from what nodes have kept, or CLOSED
        any --a member has finished--> CLOSING --all have--> CLOSED
 
+Each worker has a stage (`Stage` in group.py), and only these may follow each other; `named` to `ready` are newcomers:
+
+    from                     to                     because
+    named                    announced to ready     its agent says how far it is
+    announced                invited                there is a place for it
+    invited                  announced              its agent came back and knows of no invitation
+    invited                  ready                  it asks to be admitted
+    ready                    invited                a loss generation was formed without it, so it has to ask again
+    newcomer                 refused                its numerics differ, its set-up hangs, or it gets no copy
+    newcomer, refused        member                 it says that it has entered a generation
+    newcomer                 member                 a durable form or loss generation lists it
+    member                   announced to ready     its agent came back and says that it has entered none
+    member                   finished               it has left the training loop
+    member                   left                   it drained, and those that stay have its last result
+    newcomer, refused        expelled               every copy of the state is lost: new processes take over
+    member                   expelled               a generation was formed without it
+    expelled                 killed                 fence_grace_s is over, and a later generation has completed a step
+    killed                   expelled               it came back all the same
+
     state_machine.py    each event to the function that knows what it means; deadlines; what follows a durable record
     events.py           what happens, and what a step asks the leader to do
     group.py            what the leader knows: the chain of records, and every worker

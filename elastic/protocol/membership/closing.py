@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from elastic.protocol.membership.events import Action, Note
-from elastic.protocol.membership.group import Group, State
+from elastic.protocol.membership.group import Group, Stage, State
 from elastic.protocol.membership.planned_changes import stop_waiting
 from elastic.protocol.membership.restore import revive
-from elastic.protocol.membership.transitions import become_closed, become_closing, dismiss
+from elastic.protocol.membership.transitions import become_closed, become_closing, dismiss, heard_inside, heard_to_be
 from elastic.protocol.messages import Failed, Finished, SlotGivenUp
 
 
@@ -31,7 +29,7 @@ def slot_given_up(g: Group, word: SlotGivenUp, now_s: float, do: list[Action]) -
     stop_waiting(g, slot, now_s, do)
     here = {*(g.running.ids if g.running is not None else ()), *g.coming}
     below = len(here) < g.spec.min_workers  # also with those that are on their way
-    alive = [worker for worker, seen in g.workers.items() if worker not in g.dead and not seen.refused]
+    alive = [worker for worker, seen in g.workers.items() if worker not in g.dead and seen.stage is not Stage.REFUSED]
     if word.exit_code == 2 or not alive or (below and g.state in (State.FORMING, State.PAUSED)):
         become_closed(g, word.exit_code, word.because, now_s, do)
     elif g.state is State.FORMING and g.lost:
@@ -42,8 +40,8 @@ def finished(g: Group, word: Finished, now_s: float, do: list[Action]) -> None:
     worker, digest = word.worker_id, word.digest
     if worker not in g.workers or not g.lists(worker):
         return
-    seen = g.workers[worker]
-    g.workers[worker] = replace(seen, finished=True, entered=max(seen.entered, word.generation))
+    heard_inside(g, worker, word.generation)
+    heard_to_be(g, worker, Stage.FINISHED)
     g.digest = g.digest or digest
     do.append(Note("finished", {"worker_id": worker, "digest": digest}))
     if digest != g.digest:
@@ -61,7 +59,7 @@ def finished(g: Group, word: Finished, now_s: float, do: list[Action]) -> None:
 
 def close_rest(g: Group, now_s: float, do: list[Action]) -> None:
     """One member has left the loop, so all have every result: whoever still waits in the last operation is done."""
-    dismiss(g, [worker for worker in g.alive(g.listed) if not g.workers[worker].finished], do)
+    dismiss(g, [worker for worker in g.alive(g.listed) if g.workers[worker].stage is not Stage.FINISHED], do)
     _end_if_all_finished(g, now_s, do)
 
 
@@ -73,5 +71,5 @@ def _end_if_all_finished(g: Group, now_s: float, do: list[Action]) -> None:
 
 def _is_awaited(g: Group, worker: str) -> bool:
     seen = g.workers.get(worker)
-    gone = worker in g.dead or worker in g.expelled or worker in g.given_up
-    return seen is not None and not gone and bool(seen.entered) and not (seen.finished or seen.left)
+    gone = worker in g.dead or worker in g.given_up
+    return seen is not None and not gone and bool(seen.entered) and seen.stage is Stage.MEMBER

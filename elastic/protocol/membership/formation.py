@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from elastic.protocol.membership.events import Action, Elected, Note, Tell
-from elastic.protocol.membership.group import Group, State, WorkerView
+from elastic.protocol.membership.group import ARCS, Group, Stage, State, WorkerView
 from elastic.protocol.membership.partitions import not_found_yet
 from elastic.protocol.membership.planned_changes import plan_change, settle, take_effect
 from elastic.protocol.membership.restore import founders, is_spare, revive, turn_out, waits_for_starting
@@ -17,9 +15,10 @@ from elastic.protocol.membership.transitions import (
     commit,
     dismiss,
     fence,
+    heard_to_be,
     told,
 )
-from elastic.protocol.messages import Announce, Close, Kind, Member, Plan, Publish, Quiesce, RingState
+from elastic.protocol.messages import Announce, Close, Kill, Kind, Member, Plan, Publish, Quiesce, RingState
 
 
 def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
@@ -33,7 +32,7 @@ def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
     for record in g.chain:
         for member in record.members:
             g.youngest = max(g.youngest, member.seniority)
-            g.workers[member.worker_id] = WorkerView(member, slot=-1, pid=0, numerics="")
+            g.workers[member.worker_id] = WorkerView(member, slot=-1, pid=0, numerics="", stage=Stage.NAMED)
             g.silent_nodes[member.node] = absent
     g.planned_s = now_s
     settle(g, f"adopted generation {g.top.number}", now_s, do)
@@ -45,13 +44,11 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
     listed = next((r.member(word.worker_id) for r in g.chain if r.member(word.worker_id)), None)
     member = listed or Member(word.worker_id, word.node, word.host, word.port, seniority)
     seen = WorkerView(
-        member, word.slot, word.pid, word.numerics, word.entered, word.ring, word.reduced, ready=word.ready,
-        invited=word.invited, finished=bool(known and known.finished), left=bool(known and known.left), moved_s=now_s,
-        snapshot=word.snapshot, shard_us=known.shard_us if known else 0, exchange_us=known.exchange_us if known else 0,
+        member, word.slot, word.pid, word.numerics, word.entered, word.ring, word.reduced, moved_s=now_s,
+        stage=_stage_of(word, known), expelled_s=known.expelled_s if known else 0.0, snapshot=word.snapshot,
+        shard_us=known.shard_us if known else 0, exchange_us=known.exchange_us if known else 0,
     )  # fmt: skip
     g.workers[word.worker_id] = seen
-    if word.ready:
-        g.asking.add(word.worker_id)
     g.silent_nodes.pop(word.node, None)
     if not word.entered:
         g.given_up.pop(word.worker_id, None)
@@ -65,6 +62,9 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
         return
     if (strange := _strange_numerics(g, seen)) is not None:
         _refuse(g, word.worker_id, strange, now_s, do)
+        return
+    if seen.stage is Stage.REFUSED:
+        do.append(Tell((word.worker_id,), Kill(g.term, word.worker_id)))  # the first order may have been lost
         return
     if g.state is State.FORMING and word.entered and g.chain:
         become_quiescing(g, f"{word.worker_id} holds the state after all", now_s, do)
@@ -86,6 +86,14 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
         plan_change(g, now_s, do)
 
 
+def _stage_of(word: Announce, known: WorkerView | None) -> Stage:
+    """Where an agent's word does not fit what is known here, it is the agent who does not know: it cannot tell who has
+    finished or left, is refused or expelled."""
+    said = Stage.READY if word.ready else Stage.INVITED if word.invited else Stage.ANNOUNCED
+    said = Stage.MEMBER if word.entered else said
+    return said if known is None or said in ARCS[known.stage] else known.stage
+
+
 def _is_stranded(g: Group, word: Announce) -> bool:
     """While the leader which committed base waits for its rings, nobody has promised to stay out of base."""
     return not (g.state is State.REBUILDING and g.base is not None and word.entered < g.base.number)
@@ -98,7 +106,7 @@ def _strange_numerics(g: Group, seen: WorkerView) -> str | None:
     listed = (worker for record in g.chain for worker in record.ids)
     for worker in listed if g.chain else g.workers:
         other = g.workers.get(worker)
-        if other is None or other is seen or not other.numerics or other.refused:
+        if other is None or other is seen or not other.numerics or other.stage is Stage.REFUSED:
             continue
         if other.numerics != seen.numerics:
             return f"its numerics ({seen.numerics}) differ from those of {worker} ({other.numerics})"
@@ -113,7 +121,7 @@ def _refuse(g: Group, worker: str, because: str, now_s: float, do: list[Action])
         advice = "run all workers on the same torch, thread count and CPU capability, or use --reduction allreduce"
         become_closed(g, 2, f"{worker} cannot take part in an exact job: {because}; {advice}", now_s, do)
         return
-    g.workers[worker] = replace(g.workers[worker], refused=True, ready=False)
+    heard_to_be(g, worker, Stage.REFUSED)
     do.append(Tell((worker,), Close(g.term, f"refused: {because}", 2)))
 
 

@@ -12,6 +12,54 @@ from elastic.config import JobSpec, Timing
 from elastic.protocol.messages import Doing, Failed, Generation, Member, Report, RingState, Unreadable
 
 
+class Stage(StrEnum):
+    """Where a worker stands in the job; ARCS says what may follow. Whether its process is dead and whether
+    its node is silent are other questions: see Group.dead, given_up, silent_nodes."""
+
+    NAMED = "named"
+    """A record of an earlier leader names it, and it has not announced itself to this one."""
+    ANNOUNCED = "announced"
+    """It waits as a spare, or for the first generation."""
+    INVITED = "invited"
+    """A newcomer that sets itself up and copies what it can."""
+    READY = "ready"
+    """A newcomer that has asked to be admitted, since the last loss generation."""
+    REFUSED = "refused"
+    """A newcomer that will not be admitted; it is told to end, or its process is killed."""
+    MEMBER = "member"
+    """It has entered a generation, or is listed by a durable form or loss generation."""
+    FINISHED = "finished"
+    """It has left the training loop with the last result of the job."""
+    LEFT = "left"
+    """It drained, and everybody that stays has its last result."""
+    EXPELLED = "expelled"
+    """The job goes on without it; it has been told, and its process is left alone for fence_grace_s."""
+    KILLED = "killed"
+    """Expelled, and its agent has been told to kill its process."""
+
+
+NEWCOMERS = (Stage.NAMED, Stage.ANNOUNCED, Stage.INVITED, Stage.READY)
+"""Workers at these stages have entered no generation, and may become members."""
+
+ARCS: dict[Stage, frozenset[Stage]] = {
+    stage: frozenset(map(Stage, after.split()))
+    for stage, after in {
+        Stage.NAMED: "announced invited ready member refused expelled",
+        Stage.ANNOUNCED: "invited member refused expelled",
+        Stage.INVITED: "announced ready member refused expelled",
+        Stage.READY: "invited member refused expelled",
+        Stage.REFUSED: "member expelled",
+        Stage.MEMBER: "announced invited ready finished left expelled",
+        Stage.FINISHED: "",
+        Stage.LEFT: "",
+        Stage.EXPELLED: "killed",
+        Stage.KILLED: "expelled",
+    }.items()
+}
+"""Stage of a worker -> the stages that may follow. Back to that of a newcomer leads what an agent says when its stream
+begins again: it knows of no invitation, or of no generation that its worker has entered."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """A worker as its latest words describe it."""
@@ -39,11 +87,9 @@ class WorkerView:
     computes: bool = True
     over: str = ""
     over_because: str = ""
-    ready: bool = False
-    invited: bool = False
-    finished: bool = False
-    left: bool = False
-    refused: bool = False
+    stage: Stage = Stage.ANNOUNCED
+    expelled_s: float = 0.0
+    """When it was expelled, or when its time of fence_grace_s was prolonged."""
     snapshot: str = ""
     """The newest whole one in its machine's memory when it started."""
     shard_us: int = 0
@@ -53,23 +99,25 @@ class WorkerView:
 
 
 class Roster(dict[str, WorkerView]):
-    """By worker. With nearly every word it is asked who has entered no generation yet, and whether anybody has entered
-    a certain one; of thousands nobody can be looked at for that. Changed by item, and by `discard`."""
+    """By worker. With nearly every word it is asked who is at a certain stage, and whether anybody has entered a
+    certain generation; of thousands nobody can be looked at for that. Changed by item, which raises AssertionError
+    where the new stage may not follow, and by `discard`."""
 
     def __init__(self, workers: Roster | None = None) -> None:
         super().__init__(workers if workers is not None else {})
-        self.outside: set[str] = set(workers.outside) if workers is not None else set()
-        """Who has entered none."""
+        self._at: dict[Stage, set[str]] = {
+            stage: set(workers.at(stage) if workers is not None else ()) for stage in Stage
+        }
         self._inside: Counter[int] = Counter(workers._inside) if workers is not None else Counter()
 
     def __setitem__(self, worker: str, seen: WorkerView) -> None:
         before = self.get(worker)
-        if before is None or before.entered != seen.entered:
+        if before is not None and before.stage is not seen.stage and seen.stage not in ARCS[before.stage]:
+            raise AssertionError(f"{worker} is {before.stage} and cannot become {seen.stage}")
+        if before is None or (before.entered, before.stage) != (seen.entered, seen.stage):
             self._leave(worker, before)
-            if seen.entered:
-                self._inside[seen.entered] += 1
-            else:
-                self.outside.add(worker)
+            self._inside[seen.entered] += 1
+            self._at[seen.stage].add(worker)
         super().__setitem__(worker, seen)
 
     def __delitem__(self, worker: str) -> None:
@@ -81,14 +129,18 @@ class Roster(dict[str, WorkerView]):
         if worker in self:
             del self[worker]
 
+    def at(self, *stages: Stage) -> set[str]:
+        """The workers at any of these stages."""
+        return set[str]().union(*(self._at[stage] for stage in stages))
+
     def has_entered(self, generation: int) -> bool:
-        """Whether that is the last one that somebody here has entered."""
+        """Whether this generation, above 0, is the last one that somebody here has entered."""
         return self._inside[generation] > 0
 
     def _leave(self, worker: str, before: WorkerView | None) -> None:
-        if before is not None and before.entered:
+        if before is not None:
             self._inside[before.entered] -= 1
-        self.outside.discard(worker)
+            self._at[before.stage].discard(worker)
 
 
 class State(StrEnum):
@@ -151,8 +203,6 @@ class Group:
     """When that was heard."""
     window_over: bool = False
     """The first generation may be formed with min_workers."""
-    asking: set[str] = field(default_factory=set)
-    """Whoever has asked to be admitted since the last loss generation, and may be a member by now."""
     turned_away: set[str] = field(default_factory=set)
     """Newcomers that a member could not reach; wanted again once the ring has settled without them."""
     missed: dict[str, int] = field(default_factory=dict)
@@ -171,8 +221,6 @@ class Group:
     """All members that live, because none of them gets on -> where it is: they are being ended."""
     hung_s: float = 0.0
     """When that was ordered last."""
-    expelled: dict[str, float] = field(default_factory=dict)
-    """Fenced workers -> when."""
     round: int = 0
     reports: dict[str, Report] = field(default_factory=dict)
     up: int = 0
@@ -228,9 +276,8 @@ class Group:
     begins_anew: bool = False
     """While FORMING with `lost`: it may do so."""
     lost: str = ""
-    """While FORMING: how every copy of the state was lost, in a sentence; "": the job has not begun."""
-    outdated: set[str] = field(default_factory=set)
-    """Workers from before that: they have been told to go, so that processes which know nothing take their places."""
+    """While FORMING: how every copy of the state was lost, in a sentence; "": the job has not begun. Newcomers from
+    before that are expelled, so that processes which know nothing take their places."""
 
     @property
     def top(self) -> Generation | None:
@@ -269,13 +316,18 @@ class Group:
     @property
     def newcomers(self) -> set[str]:
         """Workers that are no members yet and may become some."""
-        return {worker for worker in self.workers.outside if not self.workers[worker].refused}
+        return self.workers.at(*NEWCOMERS)
+
+    @property
+    def expelled(self) -> set[str]:
+        """Expelled workers whose processes live and are left alone for now."""
+        return self.workers.at(Stage.EXPELLED) - self.dead.keys()
 
     @property
     def spares(self) -> set[str]:
         """Newcomers for which there has been no place yet: they wait with everything set up. Once a job has begun."""
-        uninvited = {worker for worker in self.newcomers if not self.workers[worker].invited}
-        return {worker for worker in uninvited if not self.lists(worker)} if self.chain else set()
+        uninvited = self.workers.at(Stage.ANNOUNCED) if self.chain else set()
+        return {worker for worker in uninvited if not self.lists(worker)}
 
     @property
     def asked_for(self) -> int:
@@ -310,7 +362,7 @@ class Group:
     @property
     def coming(self) -> set[str]:
         """Newcomers on their way to a place."""
-        invited = {worker for worker in self.newcomers if self.workers[worker].invited}
+        invited = self.workers.at(Stage.INVITED, Stage.READY)
         return invited - {*self.dead, *self.given_up, *self.drains} if invited else invited
 
     @property
@@ -331,7 +383,7 @@ class Group:
         return {
             worker: one.moved_s + (at_work_s if one.computes else self.set_up_s)
             for worker, one in seen.items()
-            if not one.ready and one.member.node not in self.silent_nodes
+            if one.stage is Stage.INVITED and one.member.node not in self.silent_nodes
         }
 
     @property
@@ -356,7 +408,7 @@ class Group:
         if self.state not in (State.RUNNING, State.PAUSED) or self.committing or aim is None or running is None:
             return {}
         silent = self.silent_nodes
-        late = {w: one for w in self.workers.outside if (one := self.workers[w]).member.node not in silent}
+        late = {w: one for w in self.newcomers if (one := self.workers[w]).member.node not in silent}
         gone = {*self.dead, *self.given_up, *self.turned_away} if late else set()
         return {
             worker: max(one.moved_s, self.planned_s, self.attended_s.get(one.member.node, 0.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastic.protocol.membership.closing import close_rest
 from elastic.protocol.membership.events import Action, Note
-from elastic.protocol.membership.group import Group, State, slot_of
+from elastic.protocol.membership.group import Group, Stage, State, slot_of
 from elastic.protocol.membership.partitions import is_absence, not_found_yet
 from elastic.protocol.membership.planned_changes import close_if_all_left, plan_change
 from elastic.protocol.membership.restore import go_back, kept_badly, kept_to_go_back_to
@@ -28,20 +28,19 @@ def lost(
         return
     because = g.hung.get(worker, because) if dead else because
     if worker not in g.dead:
-        event = "worker_gone" if seen.left else "member_lost" if g.lists(worker) else "worker_lost"
+        event = "worker_gone" if seen.stage is Stage.LEFT else "member_lost" if g.lists(worker) else "worker_lost"
         do.append(Note(event, {"worker_id": worker, "because": because}))
     if dead:
         if seen.entered and now_s - seen.heard_s > g.timing.evict_s:
             g.applied = -1  # what it has done since is not known
-        if seen.ready and not seen.entered:
+        if seen.stage is Stage.READY:
             g.missed[slot_of(worker)] = g.missed.get(slot_of(worker), 0) + 1
-        g.expelled.pop(worker, None)
         if worker in g.hung:
             g.reports.pop(worker, None)  # what it had goes with it, and nobody is left to notice that it is dead
         g.dead[worker] = because
         g.snapshots[seen.member.node] = snapshot
         g.given_up.pop(worker, None)
-    elif worker in g.dead or worker in g.expelled:
+    elif worker in g.dead or seen.stage is Stage.EXPELLED:
         return
     else:
         g.given_up[worker] = because
@@ -61,7 +60,7 @@ def lost(
         decide(g, now_s, do)
     elif g.running is not None and not g.running.ids:
         close_if_all_left(g, now_s, do)
-    elif not (seen.left or seen.finished) or not g.alive(g.listed):
+    elif seen.stage not in (Stage.LEFT, Stage.FINISHED) or not g.alive(g.listed):
         if _in_effect(g, worker) or not g.alive(g.listed):
             become_quiescing(g, f"{worker} lost: {because}", now_s, do)
             decide(g, now_s, do)  # of the last one, nobody else would have to say anything
@@ -71,7 +70,7 @@ def lost(
 
 def _in_effect(g: Group, worker: str) -> bool:
     """Whether a live member is in a ring together with this worker."""
-    entered = {s.entered for w, s in g.workers.items() if w != worker and w not in g.dead and not s.left}
+    entered = {s.entered for w, s in g.workers.items() if w != worker and w not in g.dead and s.stage is not Stage.LEFT}
     return any(worker in r.ids for r in g.chain if r.number in entered or r is g.running)
 
 
@@ -157,7 +156,7 @@ def _gone(g: Group) -> str:
     by_cause: dict[str, list[str]] = {}
     for worker, because in (g.dead | g.given_up).items():
         seen = g.workers.get(worker)  # who died while a job formed anew is not kept there
-        if worker in g.listed and (seen is None or not seen.left):
+        if worker in g.listed and (seen is None or seen.stage is not Stage.LEFT):
             by_cause.setdefault(because, []).append(worker)
     few = list(by_cause.items())[:GONE_SHOWN]
     return "; ".join(f"{', '.join(sorted(workers)[:GONE_SHOWN])}{', ...' * (len(workers) > GONE_SHOWN)} ({because})"

@@ -3,11 +3,10 @@ waits once."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from elastic.protocol.membership.events import Action, Note, Tell
-from elastic.protocol.membership.group import Group, State, slot_of
+from elastic.protocol.membership.group import Group, Stage, State, slot_of
 from elastic.protocol.membership.planned_changes import stop_waiting
+from elastic.protocol.membership.transitions import move_on
 from elastic.protocol.messages import Kill
 
 OUTDATED = 3
@@ -24,7 +23,7 @@ def end_hung(g: Group, now_s: float, do: list[Action]) -> None:
         because = f"invited, and not ready after {waited_s:.0f} s in the same phase: {seen.phase or 'starting'}"
         do.append(Note("newcomer_hung", {"worker_id": worker, "because": because}))
         do.append(Tell((worker,), Kill(g.term, worker)))
-        g.workers[worker] = replace(seen, refused=True)
+        move_on(g, worker, Stage.REFUSED)
 
 
 def wait_for_slow(g: Group, worker: str, outdated: int, now_s: float, do: list[Action]) -> None:
@@ -34,7 +33,7 @@ def wait_for_slow(g: Group, worker: str, outdated: int, now_s: float, do: list[A
     slot, running = slot_of(worker), g.running
     if outdated < OUTDATED or g.awaited or slot in g.in_vain or g.state is not State.RUNNING or running is None:
         return
-    if worker in running.ids or worker in {*g.dead, *g.drains, *g.turned_away} or not g.workers[worker].invited:
+    if worker in running.ids or worker not in g.coming or worker in g.turned_away:
         return
     g.awaited, g.awaited_s = slot, now_s
     g.turned_away.add(worker)

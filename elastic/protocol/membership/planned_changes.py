@@ -13,14 +13,17 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from elastic.protocol.membership.events import Action, Note, Tell
-from elastic.protocol.membership.group import Group, Leaver, State, slot_of
+from elastic.protocol.membership.group import Group, Leaver, Stage, State, slot_of
 from elastic.protocol.membership.transitions import (
     become_closed,
     become_paused,
     become_quiescing,
     become_running,
     commit,
+    heard_inside,
+    heard_to_be,
     kill_expelled,
+    move_on,
 )
 from elastic.protocol.messages import (
     Doing,
@@ -54,7 +57,8 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
     aim, running = g.aim, g.running
     if g.state not in (State.RUNNING, State.PAUSED) or g.committing is not None or aim is None or running is None:
         return
-    if running is aim is g.top and not g.drains and not g.asking and _holds(g, aim.ids) == aim.hold:
+    asking = g.workers.at(Stage.READY)
+    if running is aim is g.top and not g.drains and not asking and _holds(g, aim.ids) == aim.hold:
         return  # nearly always, and told without a look at everybody
     lost = {*g.dead, *g.given_up, *g.turned_away}
     present = set(running.ids)
@@ -64,7 +68,7 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
     if not holders:
         # All that were to stay are lost. Who has said that it still is in the running generation stays instead.
         members = [m for m in running.members if g.workers[m.worker_id].entered == running.number]
-        members = [m for m in members if m.worker_id not in lost and not g.workers[m.worker_id].left]
+        members = [m for m in members if m.worker_id not in lost and not _has_left(g, m.worker_id)]
         members = members[:1] if aim.ids else members
         holders = [m.worker_id for m in members]
     if not holders:
@@ -126,10 +130,8 @@ def _leaves_early(g: Group, running: Generation, listed: set[str]) -> list[Membe
 def wanted_newcomers(g: Group, lost: set[str]) -> list[str]:
     """Newcomers that may be admitted, the first to come first."""
     assert g.aim is not None
-    asking = {worker: g.workers[worker] for worker in g.asking if worker in g.workers}
-    ready = [w for w, seen in asking.items() if seen.ready and not seen.refused and not seen.left]
-    ready = [w for w in ready if w not in g.drains and w not in lost and w not in g.aim.ids]
-    return sorted(ready, key=lambda worker: g.workers[worker].member.seniority)
+    asking = g.workers.at(Stage.READY) - lost - g.drains.keys() - set(g.aim.ids)
+    return sorted(asking, key=lambda worker: g.workers[worker].member.seniority)
 
 
 def wished_to_drain(g: Group, word: DrainWish, now_s: float, do: list[Action]) -> None:
@@ -205,7 +207,7 @@ def invite_spares(g: Group, now_s: float, do: list[Action]) -> None:
 
 
 def invite(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
-    g.workers[worker] = replace(g.workers[worker], invited=True, moved_s=now_s)
+    move_on(g, worker, Stage.INVITED, moved_s=now_s)
     do.append(Note("invited", {"worker_id": worker}))
     do.append(Tell((worker,), Invite(g.term, worker)))
     await_newcomer(g, worker, now_s, do)
@@ -243,8 +245,7 @@ def progressed(g: Group, word: Progress, now_s: float, do: list[Action]) -> None
         g.given_up.pop(word.worker_id, None)
     running = g.running
     g.workers[word.worker_id] = replace(
-        seen,
-        entered=max(seen.entered, word.generation),
+        heard_inside(g, word.worker_id, word.generation),
         reduced=max(seen.reduced, word.reduced),
         applied=max(seen.applied, word.applied),
         phase=word.phase,
@@ -284,7 +285,7 @@ def replace_stuck(g: Group, now_s: float, do: list[Action]) -> None:
         do.append(Tell((worker,), Kill(g.term, worker)))
         g.workers[worker] = replace(seen, moved_s=now_s)
         if g.running is not None and worker not in g.running.ids:
-            g.workers[worker] = replace(seen, refused=True, ready=False)
+            move_on(g, worker, Stage.REFUSED)
             g.turned_away.add(worker)
     if stuck:
         plan_change(g, now_s, do)
@@ -320,12 +321,13 @@ def left(g: Group, word: Left, now_s: float, do: list[Action]) -> None:
     if word.worker_id not in g.workers or record is None or g.state is State.QUIESCING:
         return
     all_gone = all(worker in g.dead or worker in g.given_up for worker in record.ids)
-    lost = any(not (worker in g.workers and g.workers[worker].left) for worker in record.ids)
+    lost = any(not _has_left(g, worker) for worker in record.ids)
     if g.state is not State.CLOSING and all_gone and lost:
         become_quiescing(g, f"everybody that stayed was lost before {word.worker_id} left", now_s, do)
         return
-    seen, running = g.workers[word.worker_id], g.running
-    g.workers[word.worker_id] = replace(seen, left=True, entered=max(seen.entered, word.generation))
+    running = g.running
+    heard_inside(g, word.worker_id, word.generation)
+    heard_to_be(g, word.worker_id, Stage.LEFT)
     do.append(Note("drained", {"worker_id": word.worker_id}))
     do.append(Tell((word.worker_id,), Release(g.term, word.worker_id)))
     if record.ids:
@@ -333,11 +335,15 @@ def left(g: Group, word: Left, now_s: float, do: list[Action]) -> None:
     close_if_all_left(g, now_s, do)
 
 
+def _has_left(g: Group, worker: str) -> bool:
+    return worker in g.workers and g.workers[worker].stage is Stage.LEFT
+
+
 def close_if_all_left(g: Group, now_s: float, do: list[Action]) -> None:
     """Nobody stays in the running generation: the job is over when the last member has left."""
     if g.running is None or g.running.ids or g.state is State.CLOSED:
         return
-    waiting = [worker for worker in g.alive(g.listed) if g.workers[worker].entered and not g.workers[worker].left]
+    waiting = [worker for worker in g.alive(g.listed) if g.workers[worker].entered and not _has_left(g, worker)]
     if not waiting:
         because = f"stopped after a step, because every node had to go ({g.running.because}); start the job again"
         become_closed(g, 6, because, now_s, do)

@@ -27,8 +27,8 @@ from elastic.checkpoints.naming import EntryName, is_series
 from elastic.checkpoints.pointer import Pointer
 from elastic.errors import ExitCode
 from elastic.protocol.membership.events import Action, Note, Point, Tell
-from elastic.protocol.membership.group import Group, WorkerView
-from elastic.protocol.membership.transitions import become_closed, become_forming, commit
+from elastic.protocol.membership.group import Group, Stage, WorkerView
+from elastic.protocol.membership.transitions import become_closed, become_forming, commit, move_on
 from elastic.protocol.messages import ANEW, CheckpointComplete, Fence, Kind, Member, Plan, Unreadable
 from elastic.protocol.recovery_plan import KeptState, newest_kept
 
@@ -77,10 +77,10 @@ def go_back(g: Group, lost: str, now_s: float, do: list[Action]) -> bool:
         del g.workers[worker]
         g.drains.pop(worker, None)
     # Members of whom nothing was heard for so long are left alone until a generation without them is durable.
-    g.lost, g.window_over, g.outdated = lost, False, {w for w, seen in g.workers.items() if not seen.entered}
+    g.lost, g.window_over = lost, False
     g.stuck, g.hung = set(), {}
     g.reports = {}  # who is dead stays so: one that holds the state after all does not wait for them
-    for worker in sorted(g.outdated):
+    for worker in sorted(worker for worker, seen in g.workers.items() if not seen.entered):
         turn_out(g, worker, now_s, do)
     begins = "begin again" if g.begins_anew else "go on from what is kept"
     become_forming(g, f"{lost}; waiting for new processes, to {begins}", now_s, do)
@@ -89,8 +89,8 @@ def go_back(g: Group, lost: str, now_s: float, do: list[Action]) -> bool:
 
 def turn_out(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
     """A process from before."""
-    g.outdated.add(worker)
-    g.expelled.setdefault(worker, now_s)
+    seen = g.workers[worker]
+    move_on(g, worker, Stage.EXPELLED, expelled_s=seen.expelled_s if seen.stage is Stage.EXPELLED else now_s)
     do.append(Tell((worker,), Fence(g.term, worker, g.lost)))
 
 
@@ -98,9 +98,7 @@ def revive(g: Group, now_s: float, do: list[Action]) -> None:
     """Form a generation of those that hold the newest, or end the job if there is nothing new and nobody else comes."""
     if g.committing is not None or not (g.window_over or _all_here(g)):
         return
-    gone = {*g.outdated, *g.dead, *g.given_up}
-    new = {worker: seen for worker, seen in g.workers.items() if not (seen.entered or seen.refused)}
-    present = {worker: seen for worker, seen in new.items() if worker not in gone}
+    present = {worker: g.workers[worker] for worker in g.newcomers - g.dead.keys() - g.given_up.keys()}
     damaged = g.unreadable.get(g.began)
     began = "" if damaged else g.began
     newest = newest_kept({worker: seen.snapshot for worker, seen in present.items()}, g.checkpoint, began)
@@ -137,7 +135,12 @@ def kept_badly(word: Unreadable) -> str:
 
 def _all_here(g: Group) -> bool:
     """Whether each slot has a process that knows nothing of what was lost; once nobody has any, nobody will come."""
-    return not g.starting and not g.outdated.intersection(g.workers)
+    return not g.starting and not _outdated(g)
+
+
+def _outdated(g: Group) -> set[str]:
+    """Newcomers from before every copy of the state was lost, that are not dead yet."""
+    return {worker for worker in g.workers.at(Stage.EXPELLED, Stage.KILLED) if not g.workers[worker].entered}
 
 
 def waits_for_starting(g: Group, has: str, now_s: float, do: list[Action]) -> bool:
@@ -146,7 +149,7 @@ def waits_for_starting(g: Group, has: str, now_s: float, do: list[Action]) -> bo
     if _all_here(g) or now_s >= g.since_s + g.spec.timing.orphan_limit_s:
         return False
     starting = [f"{count} on {node}" for node, count in g.starting.items()]
-    starting += [f"the one after {worker}" for worker in sorted(g.outdated.intersection(g.workers))]
+    starting += [f"the one after {worker}" for worker in sorted(_outdated(g))]
     because = f"{has}; waiting for those starting: {', '.join(starting)}"
     if because != g.because:
         g.because = because
@@ -174,7 +177,7 @@ def checkpointed(g: Group, word: CheckpointComplete, do: list[Action]) -> None:
     worker, name = word.worker_id, EntryName.parse(word.entry)
     if name is None or not is_series(word.series):
         do.append(Note("pointer_refused", {"worker_id": worker, "entry": word.entry, "because": "no such name"}))
-    elif worker not in g.listed or worker in {*g.dead, *g.given_up, *g.expelled}:
+    elif worker not in g.listed or worker in {*g.dead, *g.given_up} or g.workers[worker].stage is Stage.EXPELLED:
         because = "its writer is no member any more"
         do.append(Note("pointer_refused", {"worker_id": worker, "entry": word.entry, "because": because}))
     else:

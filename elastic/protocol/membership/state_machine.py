@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from copy import copy
-from dataclasses import replace
 
 from elastic.errors import ExitCode
 from elastic.protocol.membership.closing import failed, finished, slot_given_up
@@ -27,7 +26,7 @@ from elastic.protocol.membership.events import (
     Stopped,
 )
 from elastic.protocol.membership.formation import announced, elected, form
-from elastic.protocol.membership.group import Group, Roster, State
+from elastic.protocol.membership.group import Group, Roster, Stage, State
 from elastic.protocol.membership.hangs import end_mute, expel_if_stuck, mute_until_s
 from elastic.protocol.membership.loss import decide, lost, reported, wait_for_others
 from elastic.protocol.membership.newcomers import end_hung, stop_in_vain, wait_for_slow
@@ -51,7 +50,9 @@ from elastic.protocol.membership.transitions import (
     become_quiescing,
     become_rebuilding,
     fence,
+    heard_to_be,
     kill_expelled,
+    move_on,
     publish,
 )
 from elastic.protocol.messages import (
@@ -102,7 +103,7 @@ def advance(g: Group, events: Iterable[Event], now_s: float) -> tuple[Action, ..
 def _copied(group: Group) -> Group:
     g = copy(group)
     g.workers = Roster(group.workers)
-    for name in ("dead", "given_up", "silent_nodes", "attended_s", "slots", "expelled", "reports", "drains"):
+    for name in ("dead", "given_up", "silent_nodes", "attended_s", "slots", "reports", "drains"):
         setattr(g, name, dict(getattr(group, name)))
     for name in ("missed", "advanced_s", "accused", "failed_builds", "errors", "slots_given_up", "stuck_at"):
         setattr(g, name, dict(getattr(group, name)))
@@ -110,7 +111,7 @@ def _copied(group: Group) -> Group:
         setattr(g, name, dict(getattr(group, name)))
     for name in ("slow_since_s", "stragglers", "demoted_s"):
         setattr(g, name, dict(getattr(group, name)))
-    for name in ("asking", "turned_away", "in_vain", "stuck", "outdated"):
+    for name in ("turned_away", "in_vain", "stuck"):
         setattr(g, name, set(getattr(group, name)))
     return g
 
@@ -149,8 +150,8 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
             shed(g, now_s, do)
         case Ready(worker, _, outdated):
             if worker in g.workers:
-                g.workers[worker] = replace(g.workers[worker], ready=True)
-                g.asking.add(worker)
+                if not g.workers[worker].entered:  # of a member it is late
+                    heard_to_be(g, worker, Stage.READY)
                 g.given_up.pop(worker, None)
                 wait_for_slow(g, worker, outdated, now_s, do)
                 plan_change(g, now_s, do)
@@ -212,7 +213,7 @@ def deadline_s(g: Group) -> float:
         deadlines.append(g.awaited_until_s)
     if g.state is not State.CLOSED:
         deadlines.append(next_silence_ends_s(g))
-        deadlines += [since + timing.fence_grace_s for since in g.expelled.values()]
+        deadlines += [g.workers[worker].expelled_s + timing.fence_grace_s for worker in g.expelled]
     return min(deadlines)
 
 
@@ -248,9 +249,10 @@ def ticked(g: Group, now_s: float, do: list[Action]) -> None:
     if g.state is State.QUIESCING and now_s >= g.proof_ends_s:
         decide(g, now_s, do, waited_out=True)
     kill_expelled(g, now_s, do)
-    for worker, since in g.expelled.items():
-        if now_s >= since + timing.fence_grace_s:
-            g.expelled[worker] = now_s  # not before a later generation has completed a step: look again
+    for worker in g.expelled:
+        if now_s >= g.workers[worker].expelled_s + timing.fence_grace_s:
+            # Not before a later generation has completed a step: look again.
+            move_on(g, worker, Stage.EXPELLED, expelled_s=now_s)
 
 
 def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
@@ -280,18 +282,21 @@ def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
     lost = [worker for worker in record.ids if worker in g.dead or worker in g.given_up]
     for worker in set(g.dead) - members:
         g.workers.discard(worker)
-        for known in (g.dead, g.drains, g.expelled):
+        for known in (g.dead, g.drains):
             known.pop(worker, None)
     newcomers = g.newcomers
     g.given_up = {worker: why for worker, why in g.given_up.items() if worker in members or worker in newcomers}
-    g.asking, g.turned_away, g.stuck = set(), set(), set()
-    g.lost, g.outdated, g.hung = "", set(), {}
+    g.turned_away, g.stuck = set(), set()
+    g.lost, g.hung = "", {}
     g.advanced_s = {}
     for worker, seen in g.workers.items():
         if worker in members:
-            g.workers[worker] = replace(seen, entered=number, ring=RingState.BUILDING, ready=False)
-        else:
-            g.workers[worker] = replace(seen, ready=False, moved_s=now_s)  # a newcomer will say again that it is
+            settled = seen.stage in (Stage.FINISHED, Stage.LEFT)
+            stage = seen.stage if settled else Stage.MEMBER
+            move_on(g, worker, stage, entered=number, ring=RingState.BUILDING)
+        else:  # a newcomer will say again that it is ready
+            stage = Stage.INVITED if seen.stage is Stage.READY else seen.stage
+            move_on(g, worker, stage, moved_s=now_s)
     fence(g, sorted(worker for worker in before if worker in g.workers and worker not in members),
            record.because, now_s, do)  # fmt: skip
     publish(g, record, do)

@@ -1,4 +1,4 @@
-"""The only places which change the state of a group; each says why.
+"""The only places which change the state of a group, and the stage of a worker; each says why.
 
 How a generation is written down, and who is told of it. Workers that a later generation left out are told so, left
 alone for a while, then ended.
@@ -8,10 +8,32 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 from elastic.protocol.membership.events import Action, Commit, End, Note, Tell
-from elastic.protocol.membership.group import Group, State
+from elastic.protocol.membership.group import ARCS, Group, Stage, State, WorkerView
 from elastic.protocol.messages import Close, Fence, Generation, Kill, Kind, Member, Plan, Publish, Quiesce, Release
+
+
+def move_on(g: Group, worker: str, stage: Stage, **also: Any) -> None:
+    """By decision of the leader. also: other fields of its view that change. Raises AssertionError if ARCS has no such
+    arc."""
+    g.workers[worker] = replace(g.workers[worker], stage=stage, **also)
+
+
+def heard_to_be(g: Group, worker: str, stage: Stage) -> None:
+    """By a word of the worker's or its agent's. One that does not fit its stage is late, and leaves it as it is."""
+    if stage in ARCS[g.workers[worker].stage]:
+        move_on(g, worker, stage)
+
+
+def heard_inside(g: Group, worker: str, generation: int) -> WorkerView:
+    """By a word of the worker's that it has entered this generation; 0: none. Returns its view."""
+    if generation:
+        heard_to_be(g, worker, Stage.MEMBER)
+        move_on(g, worker, g.workers[worker].stage, entered=max(g.workers[worker].entered, generation))
+    return g.workers[worker]
 
 
 def become_forming(g: Group, because: str, now_s: float, do: list[Action]) -> None:
@@ -113,26 +135,22 @@ def fence(g: Group, workers: Iterable[str], because: str, now_s: float, do: list
     """Left alone for fence_grace: one that thaws within it finds itself fenced. Drained and newcomers are not."""
     for worker in workers:
         seen = g.workers[worker]
-        if seen.left or worker in g.drains:
+        if seen.stage is Stage.LEFT or worker in g.drains:
             do.append(Tell((worker,), Release(g.term, worker)))
         elif seen.entered:
-            if worker not in g.expelled:
-                g.expelled[worker] = now_s
+            if seen.stage is not Stage.EXPELLED:
+                move_on(g, worker, Stage.EXPELLED, expelled_s=now_s)
                 do.append(Note("expelled", {"worker_id": worker, "because": because}))
             do.append(Tell((worker,), Fence(g.term, worker, because)))
 
 
 def kill_expelled(g: Group, now_s: float, do: list[Action]) -> None:
     """fence_grace is over and a later generation has completed a step."""
-    base = g.base
-    if (
-        not g.expelled
-        or base is None
-        or not any(g.workers[w].reduced > base.plan.op for w in base.ids if w in g.workers)
-    ):
+    base, expelled = g.base, g.expelled
+    if not expelled or base is None or not any(g.workers[w].reduced > base.plan.op for w in base.ids if w in g.workers):
         return
-    for worker, since in list(g.expelled.items()):
-        if now_s >= since + g.spec.timing.fence_grace_s:
-            del g.expelled[worker]
+    for worker in sorted(expelled):
+        if now_s >= g.workers[worker].expelled_s + g.spec.timing.fence_grace_s:
+            move_on(g, worker, Stage.KILLED)
             do.append(Note("kill", {"worker_id": worker, "because": "fenced and fence_grace is over"}))
             do.append(Tell((worker,), Kill(g.term, worker)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic.protocol.membership import Committed, State, step
+from elastic.protocol.membership.group import Stage
 from elastic.protocol.messages import Generation, Kind, Member, Plan
 from elastic.protocol.worker_state import WorkerState
 from tests.unit.elastic.protocol.test_membership import Job
@@ -61,6 +62,13 @@ def test_who_waits_as_a_spare_or_has_to_go_does_not_hold_up_the_ring_with_its_co
     for line in (*BEGUN, "2 announce c", "2 drain c", "2 ready c 1 outdated=5"):
         job.feed(line)
     assert job.group.state is State.RUNNING and not job.group.awaited
+
+
+def test_a_member_that_asks_to_be_admitted_stays_a_member() -> None:
+    job = Job()
+    for line in (*BEGUN, "2 ready a 1"):
+        job.feed(line)
+    assert job.group.workers["a"].stage is Stage.MEMBER and job.group.committing is None
 
 
 def test_a_report_while_the_job_ends_starts_nothing() -> None:

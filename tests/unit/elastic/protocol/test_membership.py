@@ -29,6 +29,7 @@ from elastic.protocol.membership import (
     Stopped,
     Tell,
 )
+from elastic.protocol.membership.group import Stage
 from elastic.protocol.messages import (
     Announce,
     BuildFailedReport,
@@ -195,8 +196,15 @@ class Job:
         raise ValueError(f"unknown event {name}")
 
     def show(self) -> list[str]:
-        chain = " + ".join(f"{record.number}:{','.join(record.ids)}" for record in self.group.chain)
-        return [f"{self.group.state} [{chain}] {self.group.because}".replace("\n", " / ")]
+        group = self.group
+        chain = " + ".join(f"{record.number}:{','.join(record.ids)}" for record in group.chain)
+        workers = {str(stage): group.workers.at(stage) - group.dead.keys() for stage in Stage}
+        workers |= {"dead": set(group.dead), "given up": set(group.given_up)}
+        stages = [f"{name} {','.join(sorted(some))}" for name, some in workers.items() if some]
+        return [
+            f"{group.state} [{chain}] {group.because}".replace("\n", " / "),
+            f"  {'; '.join(stages) or 'nobody'}",
+        ]
 
 
 def node_of(worker: str) -> str:
