@@ -14,7 +14,6 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
 
 from elastic import stop_signals
 from elastic.agent import handover, options, upgrade_state
@@ -28,8 +27,7 @@ from elastic.agent.workers import WorkerManager
 from elastic.checkpoints.series import newest_in_memory
 from elastic.errors import ElasticError, ExitCode
 from elastic.protocol import worker_slot
-from elastic.protocol.messages import Close, Fence, Invite, Kill, Order, Publish, Quiesce, Release, SlotGivenUp, Word
-from elastic.protocol.worker_slot import Slot
+from elastic.protocol.messages import Close, Fence, Invite, Kill, Order, Publish, Quiesce, Release
 from elastic.records.job_directory import JobLock, read_settings
 from elastic.records.journal import Journal, journal_path
 from elastic.records.ledger import Ledger
@@ -56,7 +54,6 @@ class Agent:
         self._notices = given.notices
         self._grace_s = given.grace_s
         self._beat_s = spec.timing.beat_s
-        self._node = node
         self._journal = journal
         self._handed = handed
         slot_file = SlotFile(job_dir / f"{node}.slots.json")
@@ -66,14 +63,16 @@ class Agent:
             kept = newest_in_memory(read_settings(job_dir))
             inherited = upgrade_state.first(spec, node, slots + spec.spares, slot_file, kept)
         self._standing = inherited.standing
-        self._workforce = WorkerManager(
-            spec, job_dir, node, given.reach, journal, ledger, slot_file, inherited, self, fork_server
+        self._leader = LeaderSession(
+            spec, job_dir, node, slots, journal, self, given.reach, self._standing, inherited.term
+        )
+        self._workers = WorkerManager(
+            spec, job_dir, node, given.reach, journal, ledger, slot_file, inherited, self._leader, self, fork_server
         )
         self._place = UpgradeRequestFiles(job_dir, node)
         self._hands_over = False
         self._deferred: list[int] = []
-        self._attendance = LeaderSession(spec, job_dir, node, slots, journal, self, given.reach, inherited.term)
-        self._departure = NodeDrain(journal, self)
+        self._departure = NodeDrain(journal, self._workers, self._leader)
         self._end: Ended | None = None
         self._late_failure = False
         self._stop_status: int | None = None
@@ -87,13 +86,13 @@ class Agent:
         for sent, asked in stop_signals.obeyed().items():
             loop.add_signal_handler(sent, self._on_signal, sent, asked)
         loop.add_signal_handler(handover.SIGNAL, self._asked_to_hand_over)
-        await self._workforce.listen()
+        await self._workers.listen()
         self._departure.watch(self._notices)
         if self._handed is not None:
-            self._journal.write("agent_took_over", version=__version__, workers=self._workforce.inherited)
+            self._journal.write("agent_took_over", version=__version__, workers=self._workers.inherited)
         handover.begin(self._place, self._journal, self._handed)
-        await self._workforce.start()
-        attending = asyncio.create_task(self._attendance.always())
+        await self._workers.start()
+        attending = asyncio.create_task(self._leader.always())
         watching = asyncio.create_task(self._watch())
         over = asyncio.create_task(self._all_over.wait())
         try:
@@ -101,14 +100,14 @@ class Agent:
                 await task
                 if over.done():
                     break
-            await self._attendance.part(attending)
+            await self._leader.part(attending)
             return self._exit_code()
         finally:
             for running in (attending, watching, over):
                 running.cancel()
             await asyncio.gather(attending, watching, over, return_exceptions=True)
             self._departure.close()
-            await self._workforce.end()
+            await self._workers.end()
             self._place.end()
 
     def _exit_code(self) -> int:
@@ -125,16 +124,16 @@ class Agent:
             self._deferred.append(sent)
             return
         self._journal.write("agent_signalled", signal=number.name)
-        in_order = number == signal.SIGTERM and (self.has_others or self._grace_s is not None)
+        in_order = number == signal.SIGTERM and (self._workers.has_others or self._grace_s is not None)
         if in_order and not self._stops_when_empty and self._stop_status is None:
             self._stops_when_empty = True
             self._departure.asked(self._grace_s or GRACE_S, "it was asked to stop (SIGTERM)", source=SIGTERM)
             return
         if self._stop_status is not None:
-            self._workforce.kill_all()
+            self._workers.kill_all()
             return
         self._stop_status = 128 + number
-        self.for_all_slots(worker_slot.StopSlot())
+        self._workers.for_all_slots(worker_slot.StopSlot())
 
     # ------------------------------------------------------------------------------- another program's turn
 
@@ -152,14 +151,14 @@ class Agent:
             self._place,
             self._journal,
             Trial(options.TRIAL, sys.argv[1:]),
-            lambda: upgrade_state.write(self._workforce.heirloom(self.term)),
+            lambda: upgrade_state.write(self._workers.heirloom(self._leader.term)),
             lambda: self._in_the_way,
         )
         if request is None or self._hands_over:
             return
         self._hands_over = True
         try:
-            state = upgrade_state.write(await self._workforce.hand_over(self.term))
+            state = upgrade_state.write(await self._workers.hand_over(self._leader.term))
             handover.go(request, ["elastic.agent", *sys.argv[1:]], state, self._deferred)
         except Exception as error:  # this program has given up its workers: with it they end, and are started again
             print(f"elastic: the agent can neither hand over nor go on: {error!r}", file=sys.stderr, flush=True)
@@ -172,30 +171,9 @@ class Agent:
             return "the job ends here"
         if self._stops_when_empty or not self._departure.stays:
             return "the node leaves the job"
-        return self._workforce.in_the_way
+        return self._workers.in_the_way
 
     # ------------------------------------------------------------------------------------------ the workers
-
-    @property
-    def slots(self) -> Sequence[Slot]:
-        return self._workforce.slots
-
-    @property
-    def term(self) -> int:
-        return self._attendance.term
-
-    @property
-    def has_others(self) -> bool:
-        return self._standing.has_others(self._node)
-
-    def order(self, worker_id: str, order: Order) -> None:
-        self._workforce.order(worker_id, order)
-
-    def for_all_slots(self, event: worker_slot.Event) -> None:
-        self._workforce.for_all_slots(event)
-
-    def supervise_worker(self, worker_id: str, event: worker_slot.Event) -> None:
-        self._workforce.supervise_worker(worker_id, event)
 
     def on_announced(self, worker_id: str) -> None:
         self._departure.announced(worker_id)
@@ -210,22 +188,14 @@ class Agent:
         self._departure.look()
         if self._stops_when_empty and self._departure.is_done and self._stop_status is None:
             self._stop_status = 128 + signal.SIGTERM
-        if (self._end or self._stop_status is not None) and self._workforce.is_empty:
+        if (self._end or self._stop_status is not None) and self._workers.is_empty:
             self._all_over.set()
 
     # ------------------------------------------------------------------------------------ the leader speaks
 
-    def say(self, word: Word) -> None:
-        """To this leader now, and to every later one as far as it stays true."""
-        self._standing.heard(word)
-        if isinstance(word, SlotGivenUp):
-            self._journal.write("slot_given_up", slot=word.slot, because=word.because)
-        self._attendance.say(word)
-
-    def standing_words(self) -> tuple[Word, ...]:
+    def on_leader(self) -> None:
         for wish in self._departure.wishes():
             self._standing.heard(wish)
-        return self._standing.words()
 
     def on_drain(self, left_s: float, because: str) -> None:
         self._departure.asked(left_s, because)
@@ -239,37 +209,37 @@ class Agent:
         for worker_id in to:
             match order:
                 case Kill():
-                    self._workforce.end_worker(worker_id)
+                    self._workers.end_worker(worker_id)
                     continue
                 case Release():
-                    self.supervise_worker(worker_id, worker_slot.WorkerReleased())
+                    self._workers.supervise_worker(worker_id, worker_slot.WorkerReleased())
                 case Invite():
                     self._standing.invited(worker_id)
                 case Close():
-                    self.supervise_worker(worker_id, worker_slot.JobOver(complete=order.exit_code == 0))
+                    self._workers.supervise_worker(worker_id, worker_slot.JobOver(complete=order.exit_code == 0))
             if isinstance(order, Fence):
-                self._workforce.show_stacks(worker_id)
+                self._workers.show_stacks(worker_id)
             if isinstance(order, Fence | Release | Close):
                 because = getattr(order, "because", "released")
                 self._journal.write("ordered", worker_id=worker_id, order=type(order).__name__, because=because)
-            self._workforce.order(worker_id, order)
+            self._workers.order(worker_id, order)
 
     def on_orphaned(self, term: int) -> None:
         """Workers keep their state; the next leader hears that the ring is aborted, and rebuilds it."""
-        self._workforce.order_all(Quiesce(term, 0, self._standing.newest))
+        self._workers.order_all(Quiesce(term, 0, self._standing.newest))
 
     def on_end(self, ended: Ended) -> None:
         self._end = ended
-        self.for_all_slots(worker_slot.JobOver(complete=ended.exit_code == 0))
+        self._workers.for_all_slots(worker_slot.JobOver(complete=ended.exit_code == 0))
         # One that was cut off, or expelled, has not heard of it, and would wait in its ring for ever.
-        self._workforce.order_all(Close(self.term, ended.because, ended.exit_code))
+        self._workers.order_all(Close(self._leader.term, ended.because, ended.exit_code))
 
     async def _watch(self) -> None:
         """Look at silent workers, and send a beat upstream, every beat_s."""
         while True:
             await asyncio.sleep(self._beat_s)
-            self._attendance.beat()
-            self._workforce.look()
+            self._leader.beat()
+            self._workers.look()
 
 
 def main(fork_server: ForkServerProcess | None = None) -> int:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
 
+from elastic.agent.leader_session import LeaderSession
+from elastic.agent.workers import WorkerManager
 from elastic.preemption import policy
 from elastic.preemption.notice import Notice, NoticeKind
 from elastic.preemption.policy import Stay, StayPhase
 from elastic.preemption.provider import NoticeSource
 from elastic.preemption.watcher import NoticeWatcher, watch_all
 from elastic.protocol import worker_slot
-from elastic.protocol.messages import Drain, DrainOver, DrainWish, Order, Word
+from elastic.protocol.messages import Drain, DrainOver, DrainWish
 from elastic.protocol.worker_slot import Slot
 from elastic.records.journal import Journal
 
@@ -31,37 +32,13 @@ SIGTERM = "SIGTERM"
 LAST_WORD_S = 2.0
 
 
-class DrainEvents(Protocol):
-    """The agent, whose workers leave."""
-
-    @property
-    def slots(self) -> Sequence[Slot]: ...
-
-    @property
-    def term(self) -> int:
-        """The term of the newest leader."""
-        ...
-
-    @property
-    def has_others(self) -> bool:
-        """Whether members on other nodes go on without this one."""
-        ...
-
-    def for_all_slots(self, event: worker_slot.Event) -> None: ...
-    def supervise_worker(self, worker_id: str, event: worker_slot.Event) -> None: ...
-    def say(self, word: Word) -> None:
-        """To the leader."""
-
-    def order(self, worker_id: str, order: Order) -> None:
-        """To a worker."""
-
-
 class NodeDrain:
     """Used on the event loop; only the watchers' threads come from elsewhere, through `call_soon_threadsafe`."""
 
-    def __init__(self, journal: Journal, host: DrainEvents) -> None:
+    def __init__(self, journal: Journal, workers: WorkerManager, leader: LeaderSession) -> None:
         self._journal = journal
-        self._host = host
+        self._workers = workers
+        self._leader = leader
         self._stay = Stay()
         self._timer: asyncio.TimerHandle | None = None
         self._watchers: list[NoticeWatcher] = []
@@ -89,13 +66,13 @@ class NodeDrain:
     def announced(self, worker_id: str) -> None:
         """A worker has told the leader of itself."""
         if (wish := self._wish_of(worker_id)) is not None:
-            self._host.say(wish)
+            self._leader.say(wish)
             signalled = SIGTERM in self._stay.notices
-            self._host.order(worker_id, Drain(self._host.term, worker_id, wish.left_ms, wish.because, signalled))
+            self._workers.order(worker_id, Drain(self._leader.term, worker_id, wish.left_ms, wish.because, signalled))
 
     def wishes(self) -> Iterator[DrainWish]:
         """What a new leader has to be told, as of now."""
-        for worker_id in self._workers():
+        for worker_id in self._here():
             if (wish := self._wish_of(worker_id)) is not None:
                 yield wish
 
@@ -107,7 +84,9 @@ class NodeDrain:
     @property
     def is_done(self) -> bool:
         """Whether this node wanted to leave and no worker is on it any more."""
-        idle = all(slot.phase in (worker_slot.SlotPhase.AWAY, worker_slot.SlotPhase.OVER) for slot in self._host.slots)
+        idle = all(
+            slot.phase in (worker_slot.SlotPhase.AWAY, worker_slot.SlotPhase.OVER) for slot in self._workers.slots
+        )
         return idle and self._stay.phase is not StayPhase.STAYING
 
     def look(self) -> None:
@@ -162,25 +141,25 @@ class NodeDrain:
 
     def _leave(self) -> None:
         self._told = False
-        self._host.for_all_slots(worker_slot.NodeLeaves())
-        for worker_id in self._workers():
+        self._workers.for_all_slots(worker_slot.NodeLeaves())
+        for worker_id in self._here():
             self.announced(worker_id)
         self.look()
 
     def _end_workers(self, which: Callable[[Slot], bool]) -> None:
         """A member is ended only if others go on: the last copy of the state is not thrown away for a notice."""
-        for slot in list(self._host.slots):
+        for slot in list(self._workers.slots):
             is_member = slot.served and not slot.released
-            if slot.lives and which(slot) and (self._host.has_others or not is_member):
-                self._host.supervise_worker(slot.worker_id, worker_slot.KillOrdered())
+            if slot.lives and which(slot) and (self._workers.has_others or not is_member):
+                self._workers.supervise_worker(slot.worker_id, worker_slot.KillOrdered())
 
     def _return(self) -> None:
-        for worker_id in self._workers():
-            self._host.say(DrainOver(worker_id))
-        self._host.for_all_slots(worker_slot.NodeStays())
+        for worker_id in self._here():
+            self._leader.say(DrainOver(worker_id))
+        self._workers.for_all_slots(worker_slot.NodeStays())
 
-    def _workers(self) -> list[str]:
-        return [slot.worker_id for slot in self._host.slots if slot.lives and slot.joined]
+    def _here(self) -> list[str]:
+        return [slot.worker_id for slot in self._workers.slots if slot.lives and slot.joined]
 
     def _wish_of(self, worker_id: str) -> DrainWish | None:
         held = self._stay.urgent

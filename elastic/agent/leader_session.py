@@ -17,6 +17,7 @@ from typing import Protocol
 
 import grpc
 
+from elastic.agent.standing_words import StandingWords
 from elastic.config import JobSpec
 from elastic.errors import NotAdmitted
 from elastic.protocol.messages import Order, Progress, Word
@@ -42,10 +43,10 @@ class Ended:
 
 
 class LeaderSessionEvents(Protocol):
-    """Whose words and orders pass through the stream."""
+    """What the leader does, for the agent."""
 
-    def standing_words(self) -> tuple[Word, ...]:
-        """Everything that a leader which has never heard of this agent has to be told."""
+    def on_leader(self) -> None:
+        """A leader is about to be told all standing words."""
         ...
 
     def on_order(self, to: list[str], order: Order) -> None:
@@ -77,12 +78,13 @@ class LeaderSession:
         node: str,
         slots: int,
         journal: Journal,
-        attendant: LeaderSessionEvents,
+        events: LeaderSessionEvents,
         reach: Reach,
+        standing: StandingWords,
         term: int = 0,
     ) -> None:
-        """term: of the newest leader that a program before this one has seen. Raises ConfigError for certificates that
-        cannot be used."""
+        """standing, term: of a program before this one, or new and 0. Raises ConfigError for certificates that cannot
+        be used."""
         self._spec = spec
         self._door = reach.door()
         self._seeker = LeaderStream(lambda: reach.replicas or (self._address(),))
@@ -94,7 +96,8 @@ class LeaderSession:
         self._spoke = False
         self._progress: dict[str, Progress] = {}
         self._journal = journal
-        self._attendant = attendant
+        self._events = events
+        self._standing = standing
         self._outbox: asyncio.Queue[pb.AgentWord] | None = None
         self._term = term
         self._welcomed = False
@@ -107,9 +110,10 @@ class LeaderSession:
         return self._term
 
     def say(self, word: Word) -> None:
-        """To this leader, if there is one; a later one hears what is still true from standing_words.
+        """To this leader now, if there is one, and to every later one as far as it stays true.
 
         Where beats are rare, so are words of mere progress: the newest of each worker goes with the next beat."""
+        self._standing.heard(word)
         if isinstance(word, Progress) and self._beat_every > 1:
             self._progress[word.worker_id] = word
             return
@@ -154,7 +158,7 @@ class LeaderSession:
             if not orphaned and time.monotonic() >= led_s + self._spec.timing.orphan_limit_s:
                 # By now a leader elsewhere may take this ring for gone, so it must stop.
                 self._journal.write("parked", because=f"no leader for {self._spec.timing.orphan_limit_s:.0f} s")
-                self._attendant.on_orphaned(self._term)
+                self._events.on_orphaned(self._term)
                 orphaned = True
             if not self._over and (ended := self._result_on_file()) is not None:
                 self._end(ended)
@@ -197,9 +201,9 @@ class LeaderSession:
                         case "addressed":
                             self._hear(list(order.addressed.to), self._reader.read(order.addressed))
                         case "drain_node" if order.drain_node.over:
-                            self._attendant.on_drain_over()
+                            self._events.on_drain_over()
                         case "drain_node":
-                            self._attendant.on_drain(order.drain_node.left_ms / 1000, order.drain_node.because)
+                            self._events.on_drain(order.drain_node.left_ms / 1000, order.drain_node.because)
                         case "end" if order.end.term >= self._term:
                             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                                 await call.write(pb.AgentWord(goodbye=pb.Goodbye()))  # whoever said it may be gone
@@ -232,7 +236,8 @@ class LeaderSession:
             raise codec.WireError(f"a leader of term {term}, but term {self._term} has been seen")
         self._term, self._welcomed = term, True
         self._journal.write("attending", term=term)
-        for word in self._attendant.standing_words():
+        self._events.on_leader()
+        for word in self._standing.words():
             outbox.put_nowait(pb.AgentWord(word=codec.word_to_wire(word)))
         self._outbox = outbox
 
@@ -242,14 +247,14 @@ class LeaderSession:
             self._journal.write("order_refused", order=type(order).__name__, term=order.term, newest=self._term)
             return
         self._term = order.term
-        self._attendant.on_order(to, order)
+        self._events.on_order(to, order)
 
     def _end(self, ended: Ended) -> None:
         if self._over:
             return
         self._over = True
         self._journal.write("job_over", exit_code=ended.exit_code, because=ended.because)
-        self._attendant.on_end(ended)
+        self._events.on_end(ended)
 
     def _address(self) -> str:
         try:

@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 
+from elastic.agent.leader_session import LeaderSession
 from elastic.agent.ledger_writer import LedgerWriter
 from elastic.agent.process.launcher import Launcher
 from elastic.agent.process.mpirun import Mpirun
@@ -39,6 +40,7 @@ from elastic.protocol.messages import (
     Order,
     Progress,
     RingUp,
+    SlotGivenUp,
     Word,
     WorkerDead,
     WorkerFrozen,
@@ -57,14 +59,10 @@ SPAWN_PAUSE_S = 0.2
 
 
 class WorkerEvents(Protocol):
-    """The agent, who speaks for the workers."""
-
-    def say(self, word: Word) -> None:
-        """To this leader now, and to every later one as far as it stays true."""
-        ...
+    """What becomes of the workers, for the agent."""
 
     def on_announced(self, worker_id: str) -> None:
-        """That it has announced itself was said."""
+        """The leader has been told that it has announced itself."""
         ...
 
     def on_exited(self, worker_id: str, status: int) -> None:
@@ -89,7 +87,8 @@ class WorkerManager:
         ledger: Ledger,
         slot_file: SlotFile,
         inherited: AgentUpgradeState,
-        head: WorkerEvents,
+        leader: LeaderSession,
+        events: WorkerEvents,
         fork_server: ForkServerProcess | None = None,
     ) -> None:
         """fork_server: see Launcher."""
@@ -97,14 +96,16 @@ class WorkerManager:
         self._job_dir = job_dir
         self._reach = reach
         self._journal = journal
-        self._head = head
+        self._node = node
+        self._leader = leader
+        self._events = events
         self._employed = inherited.workers
         self._slots = list(inherited.slots)
         self._standing = inherited.standing
         self._frozen = set(inherited.frozen)
         self._slot_file = slot_file
         self._slots_refused = False
-        self._accounts = LedgerWriter(ledger, job_dir, journal, head.say)
+        self._accounts = LedgerWriter(ledger, job_dir, journal, leader.say)
         self._begun_with = 0 if inherited.workers else self._accounts.next_step
         """Steps that were on file before this agent had workers; 0 also if a program before it had them."""
         self._checkpoints = read_settings(job_dir)
@@ -179,6 +180,11 @@ class WorkerManager:
         return self._slots
 
     @property
+    def has_others(self) -> bool:
+        """Whether members on other nodes go on without those here."""
+        return self._standing.has_others(self._node)
+
+    @property
     def is_empty(self) -> bool:
         """Whether no worker is left, nor may one still start."""
         waiting = (worker_slot.SlotPhase.WAITING, worker_slot.SlotPhase.STARTING)
@@ -202,9 +208,11 @@ class WorkerManager:
         for action in actions:
             match action:
                 case worker_slot.SayTo(WorkerDead() as dead):
-                    self._head.say(replace(dead, snapshot=newest_in_memory(self._checkpoints)))
+                    self._leader.say(replace(dead, snapshot=newest_in_memory(self._checkpoints)))
                 case worker_slot.SayTo(word):
-                    self._head.say(word)
+                    if isinstance(word, SlotGivenUp):
+                        self._journal.write("slot_given_up", slot=word.slot, because=word.because)
+                    self._leader.say(word)
                 case worker_slot.Signal(sent):
                     self._signal(self._slots[number], sent)
                 case worker_slot.TellLeader():
@@ -212,7 +220,7 @@ class WorkerManager:
                 case worker_slot.Spawn(worker_id, restarted):
                     self._spawn(number, worker_id, restarted)
         self._arm(number)
-        self._head.on_step()
+        self._events.on_step()
 
     def _arm(self, number: int) -> None:
         if (timer := self._timers.pop(number, None)) is not None:
@@ -270,7 +278,7 @@ class WorkerManager:
     def _say_how_far(self, worker_id: str) -> None:
         """Its last beat may be old, and nobody else may be left to say how far this run has come."""
         steps = self._accounts.next_step
-        self._head.say(Progress(worker_id, 0, 0, steps if steps > self._begun_with else 0, "gone"))
+        self._leader.say(Progress(worker_id, 0, 0, steps if steps > self._begun_with else 0, "gone"))
 
     def on_exit(self, number: int, worker_id: str, status: int, last_words: Callable[[], str]) -> None:
         if cause := self._mpirun.left(worker_id):
@@ -280,7 +288,7 @@ class WorkerManager:
         self._frozen.discard(worker_id)
         self._accounts.keep_left_behind(worker_id)
         self._say_how_far(worker_id)
-        self._head.on_exited(worker_id, status)
+        self._events.on_exited(worker_id, status)
         self._supervise(number, worker_slot.Exited(status, last_words() if status else "", cause))
 
     # ------------------------------------------------------------------------------------------- words
@@ -301,9 +309,9 @@ class WorkerManager:
             case Finished():
                 self.supervise_worker(worker_id, worker_slot.MayLeave())
         self._detector.beat(worker_id, time.monotonic())
-        self._head.say(word)
+        self._leader.say(word)
         if isinstance(word, Announce):
-            self._head.on_announced(worker_id)
+            self._events.on_announced(worker_id)
 
     def _served(self, worker_id: str) -> None:
         if any(slot.worker_id == worker_id and not slot.served for slot in self._slots):
@@ -348,7 +356,7 @@ class WorkerManager:
                 self._journal.write("worker_frozen", worker_id=worker_id, because=verdict.because)
                 self._crew.show_stacks(worker_id)
                 self.supervise_worker(worker_id, worker_slot.FoundFrozen())
-                self._head.say(WorkerFrozen(worker_id, verdict.because))
+                self._leader.say(WorkerFrozen(worker_id, verdict.because))
             elif verdict.health is Health.ALIVE and worker_id in self._frozen:
                 self._frozen.discard(worker_id)
                 self._journal.write("worker_thawed", worker_id=worker_id)

@@ -42,7 +42,6 @@ from elastic.protocol.messages import (
     Report,
     RingUp,
     Share,
-    Word,
     WorkerDead,
 )
 from elastic.records.files import read_job
@@ -119,31 +118,27 @@ class Lodger:
         self._beats, self._beat_every = 0, beats_between(fleet.spec, slots=1)
         self._standing = StandingWords()
         self._standing.heard(Announce(self.worker, self.node, 0, 1 + number, "10.0.0.1", 4000, "torch 2.9"))
-        self.attendance = LeaderSession(fleet.spec, job_dir, self.node, 1, journal, self, Reach())
+        self.attendance = LeaderSession(fleet.spec, job_dir, self.node, 1, journal, self, Reach(), self._standing)
 
     def lose(self) -> None:
         self.alive = False
-        self._say(WorkerDead(self.worker, "killed by SIGKILL"))
+        self.attendance.say(WorkerDead(self.worker, "killed by SIGKILL"))
 
     def beat(self) -> None:
         self._beats += 1
         if self.entered and self.alive and self._beats % self._beat_every == 0:
-            self._say(Progress(self.worker, self.entered, self._steps, self._steps, "a shard", doing=Doing.SHARD))
+            self.attendance.say(
+                Progress(self.worker, self.entered, self._steps, self._steps, "a shard", doing=Doing.SHARD)
+            )
         self.attendance.beat()
 
     @property
     def _steps(self) -> int:
         return int((time.monotonic() - self._since_s) / STEP_S) if self.entered else 0
 
-    def _say(self, word: Word) -> None:
-        self._standing.heard(word)
-        self.attendance.say(word)
-
     # ----------------------------------------------------------------------------------------- the stream
 
-    def standing_words(self) -> tuple[Word, ...]:
-        return self._standing.words()
-
+    def on_leader(self) -> None: ...
     def on_order(self, to: list[str], order: Order) -> None:
         if self.worker not in to or not self.alive:
             return
@@ -152,7 +147,7 @@ class Lodger:
                 self._enter(generation)
                 self.fleet.heard(f"generation {generation.number}", self.worker)
             case Quiesce(_, number, up_to):
-                self._say(self._report(number, up_to))
+                self.attendance.say(self._report(number, up_to))
                 self.fleet.heard("quiesce", self.worker)
 
     def _enter(self, generation: Generation) -> None:
@@ -162,7 +157,7 @@ class Lodger:
         if generation.member(self.worker) is None:
             raise AssertionError(f"{self.worker} lives and is not in generation {generation.number}")
         self.entered = generation.number
-        self._say(RingUp(self.worker, generation.number))
+        self.attendance.say(RingUp(self.worker, generation.number))
 
     def _report(self, number: int, up_to: int) -> Report:
         """In the middle of a step: every second one has computed its shard, the others are about to."""

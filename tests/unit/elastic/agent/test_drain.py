@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -20,7 +21,7 @@ SPEC = JobSpec(name="job", command=("train",), workers=2)
 
 
 class Host:
-    """An agent on paper: two slots with members, orders and words kept."""
+    """The workers and the leader of an agent, on paper: two slots with members, orders and words kept."""
 
     term = 3
     has_others = True
@@ -62,7 +63,7 @@ def play(tmp_path: Path) -> Callable[[Callable[[Host, NodeDrain], None]], None]:
         async def on_loop() -> None:
             host = Host()
             with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
-                departure = NodeDrain(journal, host)
+                departure = NodeDrain(journal, cast(Any, host), cast(Any, host))
                 scene(host, departure)
                 departure.close()
 
@@ -126,7 +127,7 @@ def test_members_are_ended_in_the_end_only_if_others_go_on(tmp_path: Path, other
         host = Host()
         host.has_others = others
         with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
-            departure = NodeDrain(journal, host)
+            departure = NodeDrain(journal, cast(Any, host), cast(Any, host))
             departure.heard("EC2", notice(0.0))
             await asyncio.sleep(0.01)
             departure.close()

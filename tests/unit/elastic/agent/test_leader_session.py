@@ -11,8 +11,9 @@ import grpc.aio
 import pytest
 
 from elastic.agent.leader_session import Ended, LeaderSession, beats_between
+from elastic.agent.standing_words import StandingWords
 from elastic.config import JobSpec
-from elastic.protocol.messages import Order, Word
+from elastic.protocol.messages import Order
 from elastic.records.journal import Journal, read
 from elastic.rendezvous.leader_stream import leader_options
 from elastic.rendezvous.reach import Reach
@@ -33,9 +34,7 @@ class Attendant:
     def __init__(self) -> None:
         self.ended: list[Ended] = []
 
-    def standing_words(self) -> tuple[Word, ...]:
-        return ()
-
+    def on_leader(self) -> None: ...
     def on_order(self, to: list[str], order: Order) -> None: ...
     def on_orphaned(self, term: int) -> None: ...
     def on_drain(self, left_s: float, because: str) -> None: ...
@@ -60,7 +59,7 @@ async def replica(lead: JobEntry | None) -> tuple[grpc.aio.Server, str]:
 async def attend(journal: Journal, home: Path, replicas: Sequence[str]) -> list[Ended]:
     attendant = Attendant()
     spec = JobSpec(name="job", command=("train",), workers=1)
-    attendance = LeaderSession(spec, home, "a", 1, journal, attendant, Reach(replicas=tuple(replicas)))
+    attendance = LeaderSession(spec, home, "a", 1, journal, attendant, Reach(replicas=tuple(replicas)), StandingWords())
     await asyncio.wait_for(attendance.always(), PATIENCE_S)
     return attendant.ended
 
@@ -134,7 +133,8 @@ def test_an_agent_speaks_as_often_as_its_leader_says_and_as_it_says_later(tmp_pa
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
-            attendance = LeaderSession(spec, tmp_path, "a", 1, journal, Attendant(), Reach(replicas=(address,)))
+            reach = Reach(replicas=(address,))
+            attendance = LeaderSession(spec, tmp_path, "a", 1, journal, Attendant(), reach, StandingWords())
             attending = asyncio.create_task(attendance.always())
             async with asyncio.timeout(PATIENCE_S):
                 assert {await leader.heard.get(), await leader.heard.get()} == {"hello", "told 4"}

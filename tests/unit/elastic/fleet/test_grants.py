@@ -17,6 +17,7 @@ import pytest
 
 from chaos_tests.nemesis import nodes
 from elastic.agent.leader_session import LeaderSession
+from elastic.agent.standing_words import StandingWords
 from elastic.config import JobSpec
 from elastic.errors import NotAdmitted
 from elastic.fleet import admission, documents
@@ -262,7 +263,8 @@ class At:
         home = self.home / job
         home.mkdir()
         (home / TOKEN).write_text(token)
-        return LeaderSession(spec(job), home, "a", 1, self.journal, Attendant(), Reach(replicas=(self.address,)))
+        reach = Reach(replicas=(self.address,))
+        return LeaderSession(spec(job), home, "a", 1, self.journal, Attendant(), reach, StandingWords())
 
 
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, story: Callable[[At], Awaitable[None]]) -> list[Any]:
