@@ -1,0 +1,35 @@
+"""The modules of which mutants are made, and the tests that have to notice, the quick ones first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+TARGETS = {
+    "elastic/protocol/membership": ("elastic/protocol/test_membership.py", "elastic/protocol"),
+    "elastic/protocol/worker_state": ("elastic/protocol/test_worker_state.py", "elastic/protocol"),
+    "elastic/protocol": ("elastic/protocol",),
+    "elastic/records/ledger.py": ("elastic/records/test_ledger.py", "elastic/agent"),
+    "elastic/checkpoints": ("elastic/checkpoints", "elastic/cli", "runtime/checkpoint"),
+    "runtime/reduction": ("runtime/reduction", "runtime/worker"),
+}
+"""Module or package -> files and directories below tests/unit. Of a module the longest name that fits counts."""
+
+
+def modules() -> list[Path]:
+    """All of them, sorted."""
+    places = [ROOT / name for name in TARGETS]
+    found = {path for place in places for path in (place.rglob("*.py") if place.is_dir() else (place,))}
+    return sorted(path for path in found if path.name != "__init__.py")
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def tests_of(path: Path) -> list[str]:
+    """Those that have to notice a change of this module, in the order in which they are run."""
+    place = str(path.relative_to(ROOT))
+    name = max((name for name in TARGETS if place == name or place.startswith(f"{name}/")), key=len)
+    return [str(ROOT / "tests" / "unit" / test) for test in TARGETS[name]]
