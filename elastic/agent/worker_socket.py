@@ -16,7 +16,7 @@ import grpc.aio
 
 from elastic.protocol.messages import Order, Word
 from elastic.records.journal import Journal
-from elastic.rendezvous.leader_stream import speak
+from elastic.rendezvous.served_stream import ServedStream, serve
 from elastic.security.interceptor import AuthInterceptor
 from elastic.security.rejection_log import RejectionLog
 from elastic.wire import codec
@@ -51,12 +51,10 @@ class SocketEvents(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class WorkerLink:
+class WorkerLink(ServedStream[pb.AgentOrder]):
     """A worker's stream."""
 
     worker_id: str
-    outbox: asyncio.Queue[pb.AgentOrder] = field(default_factory=asyncio.Queue)
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -107,7 +105,7 @@ class WorkerSocket(AgentServicer):
         Path(self.path).unlink(missing_ok=True)  # they find the next program, and not this one again
         links = list(self._links.values())
         for link in links:
-            link.outbox.put_nowait(pb.AgentOrder(handover=pb.Handover()))
+            link.post(pb.AgentOrder(handover=pb.Handover()))
             self._kept[link.worker_id] = []
         gone = [asyncio.create_task(link.gone.wait()) for link in links]
         if gone:
@@ -128,7 +126,7 @@ class WorkerSocket(AgentServicer):
         if worker_id in self._kept:
             self._kept[worker_id].append(message)
         elif (link := self._links.get(worker_id)) is not None:
-            link.outbox.put_nowait(message)
+            link.post(message)
 
     def order_all(self, order: Order) -> None:
         for worker_id in {*self._links, *self._kept}:
@@ -157,27 +155,16 @@ class WorkerSocket(AgentServicer):
             older.ended.set()
         self._links[worker_id] = link
         for kept in self._kept.pop(worker_id, ()):
-            link.outbox.put_nowait(kept)
-        tasks = [
-            asyncio.create_task(self._hear(link, words)),
-            asyncio.create_task(speak(context, link.outbox)),
-            asyncio.create_task(link.ended.wait()),
-        ]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
+            link.post(kept)
+
+        def leave() -> None:
             if self._links.get(worker_id) is link:
                 del self._links[worker_id]
+
+        try:
+            await serve(context, link, self._hear(link, words), leave, self._journal, "worker", worker_id=worker_id)
+        finally:
             link.gone.set()
-        for result in results:
-            if isinstance(result, codec.WireError):
-                self._journal.write("worker_refused", worker_id=worker_id, because=str(result))
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(result))
-            elif isinstance(result, Exception):
-                self._journal.write("worker_stream_broke", worker_id=worker_id, because=repr(result))
 
     async def _hello(self, words: AsyncIterator[pb.WorkerWord]) -> str:
         async for word in words:
@@ -200,7 +187,7 @@ class WorkerSocket(AgentServicer):
                 case "record":
                     self._foreman.on_record(link.worker_id, message.record.line)
                     kept = pb.RecordsKept(up_to=message.record.number)
-                    link.outbox.put_nowait(pb.AgentOrder(kept=kept))
+                    link.post(pb.AgentOrder(kept=kept))
                 case "handover":
                     return
                 case "goodbye":

@@ -23,6 +23,7 @@ from elastic.fleet.registry import Registry
 from elastic.fleet.scheduler import OfferedNode, Schedule, schedule
 from elastic.records.journal import Journal
 from elastic.rendezvous.leader import StoreThread
+from elastic.rendezvous.served_stream import ServedStream
 from elastic.store.base import Store
 from elastic.store.election import LeadershipLost
 from elastic.store.lease import RETRY_S, LeaseKeeper
@@ -45,19 +46,16 @@ ABSENT_NODES_CHECK_S = 1.0
 ANSWER_S = 5.0
 """How long a node may take to read a piece of a log, or to look around."""
 
-OUTBOX_LIMIT = 1024
 
 T = TypeVar("T")
 
 
 @dataclass(eq=False, slots=True)
-class NodeSession:
+class NodeSession(ServedStream[pb.NodeOrder]):
     """One daemon's stream. troubles: job -> why its agent there does not run as it should. holds: the jobs whose agents
     have not left the node; None: it has not said so yet."""
 
     hello: pb.NodeHello
-    outbox: asyncio.Queue[pb.NodeOrder] = field(default_factory=lambda: asyncio.Queue(OUTBOX_LIMIT))
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
     leaves: str = ""
     notice: str = ""
     troubles: dict[str, str] = field(default_factory=dict)
@@ -65,13 +63,6 @@ class NodeSession:
     told: pb.Duties | None = None
     queries: dict[int, asyncio.Future[pb.LogPiece | pb.Examined]] = field(default_factory=dict)
     asked: int = 0
-
-    def post(self, order: pb.NodeOrder) -> None:
-        """Queue it; a daemon that does not read is cut off."""
-        try:
-            self.outbox.put_nowait(order)
-        except asyncio.QueueFull:
-            self.ended.set()
 
     async def ask(
         self, order: pb.NodeOrder, query: pb.LogQuery | pb.ExamineNode, within_s: float = ANSWER_S

@@ -21,7 +21,7 @@ from elastic.fleet.probes import ReachProbes
 from elastic.protocol.worker_id import node_of
 from elastic.records import job_files
 from elastic.records.journal import Journal
-from elastic.rendezvous.leader_stream import speak
+from elastic.rendezvous.served_stream import serve
 from elastic.rendezvous.service import RendezvousService, first
 from elastic.security.expiry import SeenCertificates
 from elastic.security.interceptor import caller_of
@@ -74,24 +74,9 @@ class FleetService(FleetServicer):
             self._journal.write("node_refused", because=str(error))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return
-        tasks = [
-            asyncio.create_task(self._listen(office, session, words)),
-            asyncio.create_task(speak(context, session.outbox)),
-            asyncio.create_task(session.ended.wait()),
-        ]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            office.detach(session)  # before anything is awaited: gRPC may cancel this call in the same moment
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, codec.WireError):
-                self._journal.write("node_refused", node=session.hello.node, because=str(result))
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(result))
-            elif isinstance(result, Exception):
-                self._journal.write("node_stream_broke", node=session.hello.node, because=repr(result))
+        hearing = self._listen(office, session, words)
+        node = session.hello.node
+        await serve(context, session, hearing, lambda: office.detach(session), self._journal, "node", node=node)
 
     async def _listen(self, office: FleetLeader, session: NodeSession, words: AsyncIterator[pb.NodeWord]) -> None:
         async for word in words:

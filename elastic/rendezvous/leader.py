@@ -38,6 +38,7 @@ from elastic.protocol.membership import (
 from elastic.protocol.messages import Generation, Order, Pointed
 from elastic.protocol.worker_id import node_of
 from elastic.records.journal import Journal
+from elastic.rendezvous.served_stream import ServedStream
 from elastic.store.election import LeadershipLost
 from elastic.store.lease import RETRY_S, LeaseKeeper
 from elastic.wire import elastic_pb2 as pb
@@ -50,8 +51,6 @@ FAREWELL_S = 5.0
 """How long the leader of an ended job waits for its agents to have heard of it."""
 
 MAILBOX_LIMIT = 65_536
-OUTBOX_LIMIT = 4_096
-"""Orders waiting for one agent; an agent that is so far behind is cut off and comes back to the newest."""
 
 T = TypeVar("T")
 
@@ -64,23 +63,13 @@ class SteppedDown:
 
 
 @dataclass(eq=False, slots=True)
-class AgentSession:
+class AgentSession(ServedStream[pb.LeaderOrder]):
     """One agent's stream. known: number -> digest of the generations that the agent has. token: by which it was
     admitted."""
 
     node: str
     known: dict[int, str] = field(default_factory=dict)
     token: str = field(default="", repr=False)
-    outbox: asyncio.Queue[pb.LeaderOrder] = field(default_factory=lambda: asyncio.Queue(OUTBOX_LIMIT))
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when this side ends it, when the agent says goodbye, and when it is over."""
-
-    def post(self, order: pb.LeaderOrder) -> None:
-        """Queue it; an agent that does not read is cut off."""
-        try:
-            self.outbox.put_nowait(order)
-        except asyncio.QueueFull:
-            self.ended.set()
 
 
 class JobLeader:
@@ -395,7 +384,7 @@ class JobLeader:
         sessions = list(self._agents.values())
         for session in sessions:
             session.post(pb.LeaderOrder(end=last))
-        waiting = [asyncio.create_task(happened(session.ended)) for session in sessions]
+        waiting = [asyncio.create_task(session.ended.wait()) for session in sessions]
         if waiting:
             _, late = await asyncio.wait(waiting, timeout=FAREWELL_S)
             for task in late:
@@ -414,10 +403,6 @@ class StoreThread:
 
     def close(self) -> None:
         self._thread.shutdown()
-
-
-async def happened(event: asyncio.Event) -> None:
-    await event.wait()
 
 
 def letters_at_once(workers: int) -> int:

@@ -18,8 +18,8 @@ from elastic.protocol.membership import AgentUp, Stopped
 from elastic.protocol.messages import Word
 from elastic.protocol.worker_id import node_of
 from elastic.records.journal import Journal
-from elastic.rendezvous.leader import FAREWELL_S, AgentSession, JobLeader, happened
-from elastic.rendezvous.leader_stream import speak
+from elastic.rendezvous.leader import FAREWELL_S, AgentSession, JobLeader
+from elastic.rendezvous.served_stream import serve
 from elastic.security.interceptor import caller_of
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
@@ -143,26 +143,8 @@ class RendezvousService(RendezvousServicer):
         if older := reign.is_older(node, known):
             await reign.post(Stopped(older, at_once=True))
         session = reign.attach(node, known, hello.token)
-        tasks: list[asyncio.Task[None]] = []
-        try:
-            await reign.post(AgentUp(node, hello.slots))
-            tasks += [
-                asyncio.create_task(self._listen(reign, session, words)),
-                asyncio.create_task(speak(context, session.outbox)),
-                asyncio.create_task(happened(session.ended)),
-            ]
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            reign.detach(session)  # before anything is awaited: gRPC may cancel this call in the same moment
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, codec.WireError):
-                lead.journal.write("agent_refused", node=node, because=str(result))
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(result))
-            elif isinstance(result, Exception):
-                lead.journal.write("agent_stream_broke", node=node, because=f"{type(result).__name__}: {result}")
+        hearing = self._listen(reign, session, AgentUp(node, hello.slots), words)
+        await serve(context, session, hearing, lambda: reign.detach(session), lead.journal, "agent", node=node)
 
     def _named(self, job: str) -> JobEntry:
         """Raises WireError for a job that has no entry."""
@@ -181,7 +163,10 @@ class RendezvousService(RendezvousServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
             raise  # abort has raised already
 
-    async def _listen(self, reign: JobLeader, session: AgentSession, words: AsyncIterator[pb.AgentWord]) -> None:
+    async def _listen(
+        self, reign: JobLeader, session: AgentSession, begins: AgentUp, words: AsyncIterator[pb.AgentWord]
+    ) -> None:
+        await reign.post(begins)
         try:
             async for word in words:
                 if not reign.is_current(session):

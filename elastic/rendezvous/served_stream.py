@@ -1,0 +1,64 @@
+"""A stream that this process serves: orders leave by its outbox, words are heard, and both end together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from elastic.records.journal import Journal
+from elastic.rendezvous.leader_stream import speak
+from elastic.wire import codec
+
+Order = TypeVar("Order")
+
+OUTBOX_LIMIT = 4_096
+"""Orders waiting for one reader; who is so far behind is cut off, and comes back to the newest."""
+
+
+@dataclass(eq=False, slots=True)
+class ServedStream(Generic[Order]):
+    outbox: asyncio.Queue[Order] = field(default_factory=lambda: asyncio.Queue(OUTBOX_LIMIT), kw_only=True)
+    ended: asyncio.Event = field(default_factory=asyncio.Event, kw_only=True)
+    """Set when this side ends it, when the other side says goodbye, and when it is over."""
+
+    def post(self, order: Order) -> None:
+        """Queue it; who does not read is cut off."""
+        try:
+            self.outbox.put_nowait(order)
+        except asyncio.QueueFull:
+            self.ended.set()
+
+
+async def serve(
+    context: Any,
+    stream: ServedStream[Any],
+    hearing: Coroutine[Any, Any, None],
+    leave: Callable[[], None],
+    journal: Journal,
+    who: str,
+    **fields: Any,
+) -> None:
+    """Until one of both sides ends it. hearing: the words, until there are no more; a WireError that it raises is told
+    to the other side. leave: takes the stream off its list. who, fields: the other side, in the journal."""
+    tasks = [
+        asyncio.create_task(hearing),
+        asyncio.create_task(speak(context, stream.outbox)),
+        asyncio.create_task(stream.ended.wait()),
+    ]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leave()  # before anything is awaited: gRPC may cancel this call in the same moment
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, codec.WireError):
+            journal.write(f"{who}_refused", because=str(result), **fields)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(result))
+        elif isinstance(result, Exception):
+            journal.write(f"{who}_stream_broke", because=repr(result), **fields)
