@@ -1,7 +1,14 @@
 """A worker under an agent: its operations survive the death of other members. And the sessions of a job of one.
 
-Threads: the user's runs the operations; a control thread hears the leader's orders and builds rings; others serve
-copies. They share one lock, which state_owner.py keeps.
+Threads: the user's runs the operations; a control thread hears the leader's orders; each ring is built, and each copy
+served, by one of its own. They share one lock, `SharedWorkerState.changed`:
+
+- It guards the worker's state, the sums, what the leader has ordered, and what donors serve. Each of them is read and
+  written under it only.
+- It is reentrant. Each `post` notifies all that wait for it, so a wait states its condition again.
+- Nobody waits for the network, for a device or for another thread while holding it: words go to a queue, sockets are
+  shut and not waited for, sums are added outside. A ring that ends calls `post` from its own thread.
+- The rings have a lock of their own, which is taken after this one and never before it.
 
     worker_session.py   the session of a worker under an agent
     operations.py       a member's way through its operations, until there is a result

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from elastic.config import Timing
 from elastic.errors import RingBroken, StateLost
 from elastic.protocol import worker_state
+from elastic.protocol.messages import Ready, Word
 from elastic.protocol.worker_state import Phase
 from elastic.records.journal import Journal
 from runtime.reduction.partial_sum import Json, Partial
@@ -31,42 +32,38 @@ RETRY_S = 0.02
 
 
 class OperationLoop:
-    """Called by the user's thread. The methods named as in Session do what is said there."""
+    """The part of a worker's session that the user's thread calls while it trains. A base class: WorkerSession makes
+    the parts. The methods named as in Session do what is said there."""
 
-    def __init__(
-        self,
-        standing: SharedWorkerState,
-        rings: Rings,
-        orders: LeaderOrders,
-        donor: CopyServer,
-        asker: CopyClient,
-        admission: JoinProtocol,
-        gauge: ProgressReporter,
-        journal: Journal,
-        timing: Timing,
-        *,
-        reduction: str,
-        retains: bool,
-        say_progress: Callable[[], None],
-    ) -> None:
-        """retains: the last result is kept for a member that may have missed it."""
-        self._standing = standing
-        self._me = standing.position.me
-        self._rings = rings
-        self._orders = orders
-        self._donor = donor
-        self._asker = asker
-        self._admission = admission
-        self._gauge = gauge
-        self._journal = journal
-        self._timing = timing
-        self._retains = retains
-        self._say_progress = say_progress
-        self._turn = RingExchange(standing, rings, gauge, reduction)
+    worker_id: str
+    reduction: str
+    _standing: SharedWorkerState
+    _rings: Rings
+    _orders: LeaderOrders
+    _donor: CopyServer
+    _asker: CopyClient
+    _admission: JoinProtocol
+    _gauge: ProgressReporter
+    _journal: Journal
+    _timing: Timing
+    _retains: bool
+    """Whether the last result is kept for a member that may have missed it."""
+
+    def __init__(self) -> None:
+        """Once the parts are there."""
+        self._turn = RingExchange(self._standing, self._rings, self._gauge, self.reduction)
         self._task = OperationSpec(Op(OpKind.SYNC, 0), {}, {}, None)
         self._pace = ShardPace()
         self._fresh_generation = 0
-        self.before_leaving: Callable[[], None] = lambda: None
+        self._before_leaving: Callable[[], None] = lambda: None
+        self.may_part = True
+
+    def _say(self, word: Word) -> None:
+        """To the agent, which passes it on to the leader."""
+        raise NotImplementedError
+
+    def _say_progress(self) -> None:
+        raise NotImplementedError
 
     @property
     def joining(self) -> bool:
@@ -80,7 +77,14 @@ class OperationLoop:
     def generation(self) -> int:
         return self._standing.position.entered
 
-    def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool) -> tuple[Op, Partial | None]:
+    def before_leaving(self, call: Callable[[], None]) -> None:
+        self._before_leaving = call
+
+    def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:
+        if not self.behind:
+            with self._standing.changed:
+                self._orders.ready = True
+                self._say(Ready(self.worker_id, self._orders.newest.number))
         carrier = self._donor.carrier
         assert carrier is not None
         op, result = self._admission.join(here, fingerprint, carrier, bound=bound)
@@ -92,9 +96,8 @@ class OperationLoop:
         return op, result
 
     def begin(
-        self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None, *, part: bool
+        self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None
     ) -> None:
-        """part: whether all may stop after it."""
         self._task = OperationSpec(op, fingerprint, groups or {}, own)
         joinable = op.kind is OpKind.PASS and op.pass_no == 0
         if joinable:
@@ -104,7 +107,7 @@ class OperationLoop:
             return
         self._leave_unless_leaving()
         with self._standing.changed:
-            self._standing.post(worker_state.Begin(op.units, joinable, part))
+            self._standing.post(worker_state.Begin(op.units, joinable, self.may_part))
             if joinable:
                 self._donor.open_window(op, self._pace.step_s + self._grace_s)
 
@@ -177,7 +180,7 @@ class OperationLoop:
                     (result,) = self._standing.roots()
                     result.settle()
                     if self._task.op.kind is OpKind.ALLREDUCE:  # whoever else had a value has gone with the result
-                        result.note = {self._me: self._task.own}
+                        result.note = {self.worker_id: self._task.own}
                     with self._standing.changed:
                         if self._complete(worker_state.Fetched(self._standing.position.reduced), result):
                             return result
@@ -217,7 +220,7 @@ class OperationLoop:
         except RingBroken as broken:
             self._standing.post(worker_state.RingLost(action.generation, str(broken)))
         else:
-            self.before_leaving()
+            self._before_leaving()
             self._standing.post(worker_state.Acknowledged())
 
     def _linger(self) -> None:
@@ -279,10 +282,10 @@ class OperationLoop:
             assert record is not None
             source = self._asker.initial(record, first.note, carrier)
             if source is None:
-                raise StateLost(f"the initial state of {self._me} differs, and nobody can send rank 0's any more")
+                raise StateLost(f"the initial state of {self.worker_id} differs, and nobody can send rank 0's any more")
             self._journal.write("initial_state_copied", generation=record.number, source=source)
         op = Op(OpKind.SYNC, 1, pass_no=1)
-        self.begin(op, {}, part=True)
+        self.begin(op, {})
         while True:
             while (unit := self.next_unit()) is not None:
                 self._standing.unit_done(Partial(unit, unit + 1))

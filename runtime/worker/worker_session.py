@@ -31,7 +31,6 @@ from elastic.protocol.messages import (
     Failed,
     Finished,
     Generation,
-    Ready,
     Unreadable,
     Word,
 )
@@ -42,7 +41,6 @@ from elastic.records.journal import Journal
 from elastic.security.rejection_log import RejectionLog
 from runtime.guards import numerics_fingerprint
 from runtime.reduction.flat_pool import CPU
-from runtime.reduction.partial_sum import Json, Partial
 from runtime.ring import mpi, nccl
 from runtime.ring.handshake import Hello
 from runtime.ring.listener import Listener
@@ -50,7 +48,7 @@ from runtime.ring.process_group import meeting
 from runtime.ring.ring_set import Rings
 from runtime.ring.tls import TlsContexts
 from runtime.script_end import raised_at
-from runtime.session import Copy, DrainNotice, JoinMeta, LoopPlace, Op, StepRecord
+from runtime.session import Copy, DrainNotice, JoinMeta, LoopPlace, StepRecord
 from runtime.state.training_state import Carrier
 from runtime.transfer.client import CopyClient
 from runtime.transfer.connection import CopyConnection
@@ -62,11 +60,10 @@ from runtime.worker.progress_report import ProgressReporter
 from runtime.worker.state_owner import SharedWorkerState
 
 
-class WorkerSession:
+class WorkerSession(OperationLoop):
     """Session (see session.py) of a worker that an agent started."""
 
     local_rank: int
-    reduction: str
 
     def __init__(self, environ: Mapping[str, str], threads: int, device: torch.device) -> None:
         """Raises ConfigError for a broken environment, and for a ring that it cannot have. Blocks for MPI only."""
@@ -98,30 +95,17 @@ class WorkerSession:
         meet = meeting(nccl.make_group, host, device) if kind is RingKind.NCCL else None
         if kind is RingKind.MPI:
             meet = mpi.MpiWorld(Ranks.from_environment(environ), self.worker_id, self._journal).meet
-        self._rings = rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, kind, meet)
-        self._standing = SharedWorkerState(self.worker_id, rings, self._send, self._journal, self.sums_on)
+        self._rings = Rings(self._listener, self.job, self.worker_id, self._timing.build_s, kind, meet)
+        self._standing = SharedWorkerState(self.worker_id, self._rings, self._say, self._journal, self.sums_on)
         self._standing.position = replace(self._standing.position, phase=Phase.FRESH)
         self._donor = CopyServer(self._standing, self._journal)
         self._asker = CopyClient(self.job, self.worker_id, seal)
-        self._orders = LeaderOrders(self._standing, self._asker, self._send, self._journal)
+        self._orders = LeaderOrders(self._standing, self._asker, self._say, self._journal)
         self._admission = JoinProtocol(self._standing, self._orders, self._asker, self._journal)
         self._applied = 0
         self._gauge = ProgressReporter(on_host=self.sums_on.type == "cpu")
-        self._walk = OperationLoop(
-            self._standing,
-            rings,
-            self._orders,
-            self._donor,
-            self._asker,
-            self._admission,
-            self._gauge,
-            self._journal,
-            self._timing,
-            reduction=self.reduction,
-            retains=told.retain_results,
-            say_progress=self._say_progress,
-        )
-        self.may_part = True
+        self._retains = told.retain_results
+        super().__init__()
         self._stopping = threading.Event()
         bits = numerics_fingerprint.fingerprint(threads, device)
         kept = newest_in_memory(Settings.from_environment(environ))
@@ -155,14 +139,6 @@ class WorkerSession:
         return record
 
     @property
-    def joining(self) -> bool:
-        return self._walk.joining
-
-    @property
-    def behind(self) -> bool:
-        return self._walk.behind
-
-    @property
     def astray(self) -> bool:
         return self._admission.astray
 
@@ -174,10 +150,6 @@ class WorkerSession:
     @property
     def world_size(self) -> int:
         return len(self._record.members)
-
-    @property
-    def generation(self) -> int:
-        return self._walk.generation
 
     def owned(self, units: int) -> tuple[int, ...] | None:
         record = self._record
@@ -205,9 +177,6 @@ class WorkerSession:
     def going(self) -> DrainNotice | None:
         return self._orders.going
 
-    def before_leaving(self, call: Callable[[], None]) -> None:
-        self._walk.before_leaving = call
-
     def place(self) -> LoopPlace:
         record = self._standing.position.record
         assert record is not None
@@ -233,7 +202,7 @@ class WorkerSession:
 
     # --------------------------------------------------------------------------------------------- its agent
 
-    def _send(self, word: Word) -> None:
+    def _say(self, word: Word) -> None:
         self._client.send(word)
 
     def _on_lost(self, because: str) -> None:
@@ -275,37 +244,11 @@ class WorkerSession:
     def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
         return self._admission.meta(until)
 
-    def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:
-        if not self.behind:
-            with self._standing.changed:
-                self._orders.ready = True
-                self._client.send(Ready(self.worker_id, self._orders.newest.number))
-        return self._walk.join(here, fingerprint, bound=bound)
-
     def copy_anew(self) -> Copy:
         return self._admission.copy_anew()
 
-    # ------------------------------------------------------------------------------------------- operations
-
-    def begin(
-        self, op: Op, fingerprint: dict[str, str], groups: dict[str, int] | None = None, own: Json = None
-    ) -> None:
-        self._walk.begin(op, fingerprint, groups, own, part=self.may_part)
-
-    def next_unit(self) -> int | None:
-        return self._walk.next_unit()
-
-    def unit_done(self, leaf: Partial) -> None:
-        self._walk.unit_done(leaf)
-
-    def finish(self) -> Partial | None:
-        return self._walk.finish()
-
     def loop_over(self) -> None:
         self._gauge.loop_over()
-
-    def used(self) -> None:
-        self._walk.used()
 
     # ---------------------------------------------------------------------------------------------- the end
 
