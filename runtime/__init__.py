@@ -14,4 +14,5 @@ Below, each package imports only those above it, and of `elastic` no package abo
     transfer/       copies of the state between workers
     worker/         a worker under an agent, and jobs of one
     job/            what a training script sees
+    torchrun/       the rendezvous of torchrun on etcd; in torchrun's agents, apart from all others
 """

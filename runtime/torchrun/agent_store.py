@@ -1,0 +1,81 @@
+"""What the agents of a round tell each other: the address of its first node, the ranks of their workers, barriers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store
+from torch.distributed import DistNetworkError, DistStoreError
+
+from elastic.errors import StoreError
+from runtime.torchrun.run_keys import CorruptValue, RunKeys
+from runtime.torchrun.state_backend import StateBackend
+
+
+class AgentStore(Store):
+    """A store of torch's for all agents of a run. torch puts the number of the round before each key. The methods are
+    those of torch.distributed.Store; they raise DistNetworkError if etcd does not answer, DistStoreError if a key does
+    not come in time. torch does not keep it alive: its maker has to."""
+
+    def __init__(self, keys: RunKeys, state: StateBackend) -> None:
+        """state: of the same agent; it knows which of the runs of this name is meant."""
+        super().__init__()
+        self._keys = keys
+        self._state = state
+
+    def set(self, key: str, value: str | bytes) -> None:
+        try:
+            self._keys.write(self._name(key), value.encode() if isinstance(value, str) else bytes(value))
+        except StoreError as error:
+            raise _network(error) from error
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._read(key)[0]
+
+    def add(self, key: str, amount: int) -> int:
+        while True:
+            value, revision = self._read(key)
+            total = int(value or b"0") + amount
+            try:
+                if self._keys.write(self._name(key), str(total).encode(), if_revision=revision) is not None:
+                    return total
+            except StoreError as error:
+                raise _network(error) from error
+
+    def check(self, keys: Sequence[str]) -> bool:
+        try:
+            return self._keys.await_all([self._name(key) for key in keys], 0.0)
+        except StoreError as error:
+            raise _network(error) from error
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        within: timedelta = timeout or self.timeout  # type: ignore[attr-defined]  # torch's own, which it sets
+        try:
+            there = self._keys.await_all([self._name(key) for key in keys], within.total_seconds())
+        except StoreError as error:
+            raise _network(error) from error
+        if not there:
+            raise DistStoreError(f"not within {within.total_seconds():g} s: {', '.join(keys)}")
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        self.wait(keys)
+        return [self._read(key)[0] for key in keys]
+
+    def _name(self, key: str) -> str:
+        return f"store-{self._state.began}/{key}"
+
+    def _read(self, key: str) -> tuple[bytes, int]:
+        """Nothing and 0, of a key that is not there."""
+        try:
+            there = self._keys.read(self._name(key))
+        except CorruptValue as error:
+            raise DistStoreError(str(error)) from error
+        except StoreError as error:
+            raise _network(error) from error
+        return (b"", 0) if there is None else (there.value, there.revision)
+
+
+def _network(error: StoreError) -> DistNetworkError:
+    return DistNetworkError(f"etcd: {error}")
