@@ -132,6 +132,7 @@ class Torchrun:
             command.stop()
 
 
+@pytest.mark.long
 @pytest.mark.etcd_faults
 def test_the_first_node_and_a_member_of_etcd_may_die(tmp_path: Path) -> None:
     """torch's c10d backend loses the job with the node that keeps its store, and torch's agents keep the address of a
