@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +65,10 @@ from elastic.protocol.reduction_tree import Node
 from tests.unit.trace import arguments, check
 
 SCENARIOS = sorted((Path(__file__).parent / "scenarios" / "membership").glob("*.txt"))
+
+
+SHOWN_OTHERWISE = {"state", "committed", "published", "announced", "quiesce_started", "quiesce_complete"}
+"""Notes that say what the lines of a scenario say anyway."""
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
@@ -198,12 +203,13 @@ class Job:
     def show(self) -> list[str]:
         group = self.group
         chain = " + ".join(f"{record.number}:{','.join(record.ids)}" for record in group.chain)
+        tick_s = membership.deadline_s(group)
         workers = {str(stage): group.workers.at(stage) - group.dead.keys() for stage in Stage}
         workers |= {"dead": set(group.dead), "given up": set(group.given_up)}
         stages = [f"{name} {','.join(sorted(some))}" for name, some in workers.items() if some]
         return [
             f"{group.state} [{chain}] {group.because}".replace("\n", " / "),
-            f"  {'; '.join(stages) or 'nobody'}",
+            f"  {'; '.join(stages) or 'nobody'}{'' if tick_s == float('inf') else f'; tick at {round(tick_s, 3):g}'}",
         ]
 
 
@@ -220,8 +226,8 @@ def nodes(text: str) -> tuple[Node, ...]:
 
 def tell(action: Action) -> str:
     match action:
-        case Note():
-            return ""
+        case Note(event, fields):
+            return "" if event in SHOWN_OTHERWISE else " ".join(["note", event, *map(str, _of_note(fields))])
         case Point(series, pointer):
             return f"point {series} {pointer.entry} of {pointer.holder}"
         case Commit(record):
@@ -239,6 +245,13 @@ def tell(action: Action) -> str:
                 case _:
                     said = type(order).__name__.lower()
             return f"{','.join(to)} <- {said}"
+
+
+def _of_note(fields: Mapping[str, object]) -> Iterator[object]:
+    """What a note is about, and what it says of it; not how long something took, to the tenth of a second."""
+    for name, value in fields.items():
+        if name in ("worker_id", "slot", "because", "shards"):
+            yield value if name != "because" else f"({str(value).replace(chr(10), ' / ')})"
 
 
 def describe(record: Generation) -> str:
