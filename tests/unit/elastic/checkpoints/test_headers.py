@@ -14,6 +14,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from elastic.checkpoints import description
 from elastic.checkpoints.description import FACTORIES, ITEM_BYTES, described_tensors, unique_names
 from elastic.checkpoints.export import export
 from elastic.checkpoints.layout import DTYPES, LENGTH, pieces
@@ -222,7 +223,7 @@ def test_any_manifest_is_sound_or_skipped(
         holder[part] = json.loads(data.draw(documents(holder[part]))).get("x")
     else:
         body = json.loads(data.draw(documents(body)))
-    sound_or_skipped(*taken, signed(body), tmp_path_factory.mktemp("out") / "export")
+    sound_or_skipped(*taken, signed(body), tmp_path_factory.mktemp("out") / "new" / "export")
 
 
 def test_tables_of_dtypes_are_those_of_torch() -> None:
@@ -237,6 +238,36 @@ def test_names_in_files_are_unique_and_only_doubles_are_changed(names: list[str]
     assert len(set(found)) == len(names)
     for number, (name, unique) in enumerate(zip(names, found, strict=True)):
         assert unique == name if name not in names[:number] else unique.startswith(f"{name}#")
+
+
+def test_a_name_that_is_there_already_gets_the_next_number_that_is_free() -> None:
+    assert unique_names(["a", "a", "a#1", "a", "b"]) == ["a", "a#2", "a#1", "a#3", "b"]
+
+
+@pytest.mark.parametrize(
+    ("around", "levels"),
+    [
+        (lambda inner: [inner], 1),
+        (lambda inner: {"key": inner}, 1),
+        (lambda inner: {"__tuple__": [inner]}, 2),
+        (lambda inner: {"__dict__": [["key", inner]]}, 2),
+        (lambda inner: {"__default__": [None, [["key", inner]]]}, 2),
+    ],
+    ids=["list", "object", "tuple", "dict", "default"],
+)
+def test_what_is_nested_too_deeply_is_refused_before_python_cannot_follow(
+    around: Callable[[Any], Any], levels: int
+) -> None:
+    def nested(times: int) -> Any:
+        value: Any = 1
+        for _ in range(times):
+            value = around(value)
+        return value
+
+    most = (description.DEPTH_MAX - 1) // levels
+    description._walk(nested(most), "state", [], description.DEPTH_MAX)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        description._walk(nested(most + 1), "state", [], description.DEPTH_MAX)
 
 
 # ------------------------------------------------------------------------------------------------- data files

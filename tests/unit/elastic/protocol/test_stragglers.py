@@ -242,7 +242,8 @@ def test_a_straggler_is_named_with_its_reason_until_it_is_as_fast_as_the_others(
     job.train(100, n1_0=190.0)
     assert membership.status(job.group)["stragglers"], "nearly as slow"
     job.train(1, n1_0=120.0)
-    assert membership.status(job.group)["stragglers"] == {} and len(job.notes("straggler_over")) == 1
+    assert membership.status(job.group)["stragglers"] == {}
+    assert job.notes("straggler_over") == [{"worker_id": "n.1.0", "shard_ms": 120.0}]
 
 
 def test_of_two_members_the_slower_one_can_be_a_straggler() -> None:
@@ -321,6 +322,20 @@ def test_nobody_is_demoted_if_a_spare_that_dies_could_leave_too_few() -> None:
     job = demoting(min_workers=3)
     job.train(100)
     assert job.told(Invite) == [] and not job.notes("demoted")
+
+
+def test_a_straggler_is_demoted_where_one_more_than_the_least_are_left_without_it() -> None:
+    assert demoting(min_workers=2).told(Invite) == ["n.3.0"]
+
+
+def test_members_are_compared_once_in_a_beat() -> None:
+    job = Job()
+    job.train(1.0, **EVEN)
+    compared_s = job.group.compared_s
+    for later_s, again in ((0.5, False), (1.0, True)):
+        job.now_s = compared_s + later_s * job.spec.timing.beat_s
+        job.feed(Progress("n.0.0", 1, job.op, job.op, "step"))
+        assert job.group.compared_s == (job.now_s if again else compared_s)
 
 
 def test_a_slot_is_not_demoted_again_and_again() -> None:

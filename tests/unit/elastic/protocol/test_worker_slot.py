@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from elastic.config import JobSpec, Timing
+from elastic.errors import ExitCode
 from elastic.protocol import worker_slot as sv
 from elastic.protocol.messages import SlotGivenUp, WorkerDead
 
@@ -443,3 +444,25 @@ def test_a_start_that_fails_when_its_job_has_ended_is_no_news() -> None:
     life.tell(0, sv.Due())
     life.tell(1, sv.StopSlot())
     assert life.tell(2, sv.SpawnFailed("no program")) == []
+
+
+def test_a_process_that_has_ended_is_not_signalled_any_more() -> None:
+    life = Life()
+    life.live(0.0)
+    assert life.slot.pid == 100
+    life.tell(1.0, sv.Exited(KILLED))
+    assert life.slot.pid == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (0, "exited with 0"),
+        (3, "exited with 3"),
+        (int(ExitCode.FENCED), "found itself fenced"),
+        (-9, "killed by SIGKILL"),
+        (-120, "killed by signal 120"),
+    ],
+)
+def test_how_a_process_ended_is_said_in_words(status: int, words: str) -> None:
+    assert sv.describe(status) == words

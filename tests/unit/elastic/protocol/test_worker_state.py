@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -518,3 +519,19 @@ def test_a_generation_without_anybody_waits_for_a_step_whose_begin_is_saved() ->
     for line in ("obtained 1 0,0", "begin 2 joinable", "started 1", "done 1 1-2", "header"):
         worker.feed(line)
     assert worker.p.carry == (2,)
+
+
+def test_a_result_that_cannot_be_copied_is_computed_but_for_what_is_held_or_just_computed() -> None:
+    behind = replace(
+        WorkerState("b"), phase=Phase.COLLECTING, entered=1, units=4, roots=((0, 1),), running=2, laggard="a", reduced=5
+    )
+    assert worker_state.step(behind, FetchFailed(5))[0].todo == (1, 3)
+    assert worker_state.step(replace(behind, running=None), FetchFailed(5))[0].todo == (1, 2, 3)
+    for late in (replace(behind, laggard=""), replace(behind, quiesced=True), replace(behind, reduced=6)):
+        assert worker_state.step(late, FetchFailed(5)) == (late, ())
+
+
+def test_a_newcomer_reports_that_it_holds_no_state() -> None:
+    _, actions = worker_state.step(WorkerState("c"), Quiesce(1, 1, 3))
+    (report,) = [action.word for action in actions if isinstance(action, Say)]
+    assert isinstance(report, Report) and (report.has_state, report.entered, report.promise) == (False, 0, 3)

@@ -221,6 +221,24 @@ def test_a_skipped_shard_counts_for_nothing_whatever_it_computed() -> None:
     assert copy_of(fold(counted, skipped)) == alone
 
 
+def test_a_result_that_is_not_accepted_leaves_no_gradient_and_the_buffers_from_before() -> None:
+    model, harvest = net()
+    before = [buffer.clone() for buffer in model.buffers()]
+    harvest.begin_pass(1, 0, 0)
+    result = run(model, harvest, 0)
+    result.flats["float32"][0] = float("inf")
+    asked: list[str] = []
+
+    def refuse(names: list[str]) -> bool:
+        asked.extend(names)
+        return False
+
+    harvest.install(result, "mean", refuse)
+    assert len(asked) == 1
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(old, new) for old, new in zip(before, model.buffers(), strict=True))
+
+
 def test_if_every_shard_is_skipped_nothing_changes() -> None:
     model, harvest = net()
     before = [buffer.clone() for buffer in model.buffers()]

@@ -20,7 +20,7 @@ from elastic.protocol.reduction_tree import Node, fold_nodes, split
 from runtime.reduction import over_mesh
 from runtime.reduction.over_mesh import Headers, Sums, exchange, exchange_native
 from runtime.reduction.partial_sum import Json, Partial, fold
-from runtime.reduction.schedule import DTYPES, pieces
+from runtime.reduction.schedule import ALIGN, DTYPES, pieces
 from runtime.ring.frames import Frame, FrameKind, Payload, PeerLink
 from runtime.ring.ring import Ring
 from tests.unit.rings import GENEROUS_S, build_all, everyone, listeners, rings, wait_until
@@ -467,3 +467,15 @@ def test_the_native_variant_lets_a_member_bring_nothing_but_every_leaf_must_come
         assert all(result.flats["float32"].equal(torch.ones(10)) for result in results)
     with rings(2) as built, pytest.raises(RingBroken, match="leaves"):
         everyone([lambda: member(built[0], [0]), lambda: member(built[1], [0])])
+
+
+@given(st.integers(1, 5), st.integers(1, 300), st.sampled_from([64, 256, 4096]))
+def test_the_slices_of_all_ranks_are_the_whole_and_begin_where_processors_read_fast(
+    world: int, length: int, piece_bytes: int
+) -> None:
+    covered = []
+    for rank in range(world):
+        found = pieces({"float32": length}, world, rank, piece_bytes)
+        assert all(piece.size <= piece_bytes for piece in found) and all(piece.lo % ALIGN == 0 for piece in found[:1])
+        covered += [element for piece in found for element in range(piece.lo, piece.hi)]
+    assert covered == list(range(length))
