@@ -15,7 +15,7 @@ LONG := -o timeout=1500 -o faulthandler_timeout=1600
 PROTOS = $(wildcard proto/elastic/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-slurm test-gpu test-chaos lint model proto demo soak bench bench-state bench-step bench-goodput bench-nodes bench-scale clean
+.PHONY: help setup etcd test unit sim sim-short live test-exact fuzz test-live test-slurm test-gpu test-chaos mutation lint model proto demo soak bench bench-state bench-step bench-goodput bench-nodes bench-scale clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ test-gpu: setup ## NCCL on one GPU: kill, freeze, join, and what one rank costs;
 
 test-chaos: setup etcd ## plant defects into the product, and see each caught by its invariant
 	$(BOUND) 60m $(PYTEST) $(LONG) tests/chaos
+
+mutation: setup ## change the deciding code in 500 places, one at a time, and see whether the unit tests notice (an hour)
+	$(PY) -m tests.mutation
 
 lint: setup ## ruff and mypy --strict
 	$(VENV)/bin/ruff check .

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -33,21 +34,31 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=500, help="how many mutants (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument("--only", default="", metavar="TEXT", help="of the mutants whose name has this text")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="those that survived, of such a file of outcomes")
     parser.add_argument("--processes", type=int, default=2, help="how many at a time (default %(default)s)")
     parser.add_argument("--json", type=Path, default=JSON_FILE, metavar="FILE", help="where all outcomes go")
     options = parser.parse_args()
     paths = {dotted(path): path for path in modules()}
     every = [one for module, path in paths.items() for one in mutants(module, path.read_text(encoding="utf-8"))]
     possible = [one for one in every if options.only in one.name]
+    if options.again is not None:
+        survived = {told["name"] for told in json.loads(options.again.read_bytes()) if not told["killed"]}
+        possible = [one for one in possible if one.name in survived]
     chosen = random.Random(options.seed).sample(possible, min(options.sample, len(possible)))
     print(f"{len(every)} mutants of {len(paths)} modules; {len(chosen)} are tried", flush=True)
-    with tempfile.TemporaryDirectory(prefix="elastic-mutation-") as directory:
-        outcomes = _try_all(chosen, paths, options.processes, Path(directory))
     known = _equivalent()
-    counts = Counter("killed" if killed else "equivalent" if name in known else "survived" for name, killed in outcomes)
+    counts: Counter[str] = Counter()
+    outcomes: list[dict[str, object]] = []
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    told = [asdict(one) | {"killed": dict(outcomes)[one.name]} for one in chosen]
-    options.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="elastic-mutation-") as directory:
+        for one, killed in _try_all(chosen, paths, options.processes, Path(directory)):
+            outcome = "killed" if killed else "equivalent" if one.name in known else "survived"
+            counts[outcome] += 1
+            outcomes.append(asdict(one) | {"killed": killed})
+            options.json.write_text(json.dumps(outcomes, indent=1) + "\n", encoding="utf-8")
+            if not killed:
+                where = f"{paths[one.module].relative_to(ROOT)}:{one.line}"
+                print(f"{len(outcomes)}/{len(chosen)} {outcome}: {where} {one.name}", flush=True)
     for stale in sorted(known - {one.name for one in every}):
         print(f"equivalent.txt: there is no such mutant any more: {stale}")
     share = counts["killed"] / max(1, counts["killed"] + counts["survived"])
@@ -58,10 +69,12 @@ def main() -> int:
     return 0 if share >= LEAST else 1
 
 
-def _try_all(chosen: list[Mutant], paths: dict[str, Path], processes: int, directory: Path) -> list[tuple[str, bool]]:
-    """Name -> whether its tests failed. Raises RuntimeError if tests fail without any mutant."""
-    usual_s = {tuple(tests): _usual_s(tests, directory) for tests in {tuple(tests_of(p)) for p in paths.values()}}
-    waiting, outcomes = list(reversed(chosen)), list[tuple[str, bool]]()
+def _try_all(
+    chosen: list[Mutant], paths: dict[str, Path], processes: int, directory: Path
+) -> Iterator[tuple[Mutant, bool]]:
+    """Whether its tests failed, of each as it is known. Raises RuntimeError if tests fail without any mutant."""
+    usual_s = {tests: _usual_s(tests, directory) for tests in {tuple(tests_of(paths[one.module])) for one in chosen}}
+    waiting = list(reversed(chosen))
     running: dict[int, tuple[Mutant, float]] = {}
     while waiting or running:
         while waiting and len(running) < processes:
@@ -72,12 +85,8 @@ def _try_all(chosen: list[Mutant], paths: dict[str, Path], processes: int, direc
         for pid, (one, until_s) in list(running.items()):
             if (code := trial.ended(pid, until_s)) is not None:
                 del running[pid]
-                outcomes.append((one.name, code != trial.PASSED))
-                if code == trial.PASSED:
-                    where = paths[one.module].relative_to(ROOT)
-                    print(f"{len(outcomes)}/{len(chosen)} survived: {where}:{one.line} {one.name}", flush=True)
+                yield one, code != trial.PASSED
         time.sleep(POLL_S)
-    return outcomes
 
 
 def _usual_s(tests: tuple[str, ...], directory: Path) -> float:

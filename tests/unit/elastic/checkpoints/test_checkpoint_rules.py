@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from elastic.checkpoints.manifest import FileEntry, Manifest, Moment, PartNote
 from elastic.checkpoints.naming import EntryName, check_series, is_inside
 from elastic.checkpoints.partition import Rows, share
+from elastic.checkpoints.pointer import Pointer
 from elastic.checkpoints.policy import (
     FIRST_S,
     LEAST_S,
@@ -268,3 +269,17 @@ def test_a_large_tensor_is_split_evenly() -> None:
         250,
         249,
     ]
+
+
+def test_where_a_checkpoint_costs_twice_what_passes_between_failures_it_is_taken_as_often_as_they_come() -> None:
+    assert best_interval_s(2.0, 1.0) == 1.0 and best_interval_s(3.0, 1.0) == 1.0
+
+
+def test_a_pointer_is_read_as_it_was_written_and_a_damaged_one_is_named() -> None:
+    pointer = Pointer("step-000000000100.0.g1-00000000", "a.0.0", 1)
+    assert Pointer.from_json(pointer.to_json()) == pointer
+    sound = json.loads(pointer.to_json())
+    changes = ({"since": "1"}, {"since": True}, {"holder": 1}, {"entry": "step"}, {"more": 1})
+    for damaged in (b"", b"[]", b"{}", *(json.dumps(sound | change).encode() for change in changes)):
+        with pytest.raises(CheckpointCorrupt):
+            Pointer.from_json(damaged)

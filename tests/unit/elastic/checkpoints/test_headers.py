@@ -99,6 +99,7 @@ CHANGES: dict[str, Callable[[Body], object]] = {
     "no files": set_in("files", to=[]),
     "no header": lambda body: body.pop("header"),
     "a header of another format": set_in("header", "format", to=2),
+    "an object with something more": lambda body: next(iter(body["header"]["objects"].values())).update(more=1),
     "no tensors": lambda body: body["header"].pop("tensors"),
     "tensors that are no list": set_in("header", "tensors", to={}),
     "a tensor too little": lambda body: body["header"]["tensors"].pop(),

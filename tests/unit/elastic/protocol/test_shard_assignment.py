@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from elastic.protocol.messages import Generation, Kind, Member, Plan
 from elastic.protocol.recovery_plan import default_units_of, paces_of
 from elastic.protocol.reduction_tree import fold_nodes
-from elastic.protocol.shard_assignment import SLACK_PERCENT, even_sizes, most_terms, sizes, slowest
+from elastic.protocol.shard_assignment import SLACK_PERCENT, costs, even_sizes, most_terms, sizes, slowest
 
 PACES = st.lists(st.integers(1, 10**7), min_size=1, max_size=12).map(tuple)
 
@@ -76,3 +76,7 @@ def test_the_successor_of_a_record_keeps_the_paces_of_those_who_stay() -> None:
     assert paces_of(("a", "c", "new"), before) == (10, 30, 0)
     assert paces_of(("new", "newer"), before) == ()
     assert paces_of(("a", "b"), record(())) == paces_of(("a",), None) == ()
+
+
+def test_an_unknown_pace_is_taken_for_the_median_of_the_others() -> None:
+    assert costs((0, 0)) == (1, 1) and costs((1, 5, 0)) == (1, 5, 1) and costs((7, 0, 3, 9)) == (7, 7, 3, 9)

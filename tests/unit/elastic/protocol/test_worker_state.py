@@ -535,3 +535,16 @@ def test_a_newcomer_reports_that_it_holds_no_state() -> None:
     _, actions = worker_state.step(WorkerState("c"), Quiesce(1, 1, 3))
     (report,) = [action.word for action in actions if isinstance(action, Say)]
     assert isinstance(report, Report) and (report.has_state, report.entered, report.promise) == (False, 0, 3)
+
+
+def test_a_planned_generation_is_pending_once_and_never_below_what_was_promised() -> None:
+    members = tuple(Member(worker, worker, "host", 1, rank) for rank, worker in enumerate("ab"))
+    first = Generation(1, Kind.FORM, 1, members, Plan(), "")
+    later = Generation(3, Kind.PLANNED, 1, members, Plan(), "")
+    p, _ = worker_state.step(WorkerState("a"), Publish(1, first))
+    p, actions = worker_state.step(p, Publish(1, later))
+    assert p.pending == (later,) and actions == (BuildRing(later),)
+    assert worker_state.step(p, Publish(1, later)) == (p, ())
+    promised, _ = worker_state.step(p, Quiesce(1, 1, 5))
+    after, _ = worker_state.step(promised, Publish(1, replace(later, number=4)))
+    assert after.pending == promised.pending
