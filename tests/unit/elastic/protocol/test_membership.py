@@ -184,7 +184,7 @@ class Job:
             case "finished":
                 return Finished(worker, number, plain[2])
             case "failed":
-                return Failed(worker, 0, plain[1], "Traceback")
+                return Failed(worker, 0, plain[1], "Traceback", int(options.get("exit", 1)))
             case "dead":
                 return WorkerDead(worker, "signal 9", options.get("snapshot", ""))
             case "unreadable":

@@ -121,6 +121,8 @@ def test_shards_follow_speed_once_the_difference_has_lasted() -> None:
     assert (record.kind, record.ids, record.plan.paces) == (Kind.PLANNED, job.members, (50_000, 100_000, 100_000))
     assert job.shares == (4, 2, 2)
     assert record.because == "shards follow speed: a pass takes about 200.0 ms, it was 300.0 ms"
+    shards = {"n.0.0": 4, "n.1.0": 2, "n.2.0": 2}
+    assert job.notes("balanced") == [{"shards": shards, "because": record.because}]
     assert not [action for action in job.done if isinstance(action, Tell) and isinstance(action.order, Quiesce)]
 
 

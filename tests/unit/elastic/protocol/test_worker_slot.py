@@ -446,10 +446,13 @@ def test_a_start_that_fails_when_its_job_has_ended_is_no_news() -> None:
     assert life.tell(2, sv.SpawnFailed("no program")) == []
 
 
-def test_a_process_that_has_ended_is_not_signalled_any_more() -> None:
+@pytest.mark.parametrize("before", [None, sv.StopSlot(), sv.NodeLeaves(), sv.MayLeave()])
+def test_a_process_that_has_ended_is_not_signalled_any_more(before: sv.Event | None) -> None:
     life = Life()
     life.live(0.0)
     assert life.slot.pid == 100
+    if before is not None:
+        life.tell(0.5, before)
     life.tell(1.0, sv.Exited(KILLED))
     assert life.slot.pid == 0
 
