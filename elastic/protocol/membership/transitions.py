@@ -30,9 +30,10 @@ def heard_to_be(g: Group, worker: str, stage: Stage) -> None:
 
 def heard_inside(g: Group, worker: str, generation: int) -> WorkerView:
     """By a word of the worker's that it has entered this generation; 0: none. Returns its view."""
-    if generation:
-        heard_to_be(g, worker, Stage.MEMBER)
-        move_on(g, worker, g.workers[worker].stage, entered=max(g.workers[worker].entered, generation))
+    seen = g.workers[worker]
+    if generation > seen.entered:
+        stage = Stage.MEMBER if Stage.MEMBER in ARCS[seen.stage] else seen.stage
+        move_on(g, worker, stage, entered=generation)
     return g.workers[worker]
 
 
