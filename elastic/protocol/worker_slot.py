@@ -350,7 +350,9 @@ def _exited(slot: Slot, exit_: Exited, now_s: float) -> tuple[Slot, tuple[Action
     dead = () if slot.told_dead else (SayTo(WorkerDead(slot.worker_id, because)),)
     gone = replace(slot, pid=0, told_dead=False)
     if slot.phase in (SlotPhase.LEAVING, SlotPhase.STOPPING):
-        late = slot.phase is SlotPhase.LEAVING and slot.may_leave and exit_.status and not is_from_outside(exit_.status)
+        # One that was released may hear of the job's end before it has gone, and then leaves with the job's own code.
+        failed = exit_.status not in (ExitCode.DONE, ExitCode.DRAINED) and not is_from_outside(exit_.status)
+        late = slot.phase is SlotPhase.LEAVING and slot.may_leave and failed
         told = (
             (TellLeader(slot.worker_id, _at(because, exit_.last_words), exit_.last_words, replaced=False),)
             if late

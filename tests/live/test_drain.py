@@ -53,6 +53,7 @@ def spread(tmp_path: Path, etcd: EmbeddedEtcd, request: pytest.FixtureRequest) -
 def assert_as_quiet(job: Spread, quiet: Quiet) -> None:
     result = job.await_result()
     assert (result["exit_code"], result["digest"]) == (0, quiet.digest)
+    job.until("all steps on file", lambda: len(job.steps()) >= len(quiet.steps))
     assert [(line["step"], line["scalars"]) for line in job.steps()] == [
         (line["step"], line["scalars"]) for line in quiet.steps
     ]

@@ -24,7 +24,7 @@ import grpc
 
 from elastic.agent.worker.step_spool import StepSpool, spill_path
 from elastic.errors import ElasticError
-from elastic.protocol.messages import Order, Progress, Word
+from elastic.protocol.messages import Finished, Order, Progress, Word
 from elastic.rendezvous.operator_client import CHANNEL_OPTIONS, said_by
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
@@ -120,7 +120,9 @@ class AgentClient:
             with self._changed:
                 self._changed.wait_for(self._has_something)
                 moving = self._moving or self._moves > mine
-                word = self._words.popleft() if self._words and not moving else None
+                # Steps before the word that all are done: who reads the job's result finds them on file.
+                last = bool(self._words) and isinstance(self._words[0], Finished) and self._backlog.has_next
+                word = self._words.popleft() if self._words and not moving and not last else None
             if moving:
                 yield pb.WorkerWord(handover=pb.Handover())
                 return

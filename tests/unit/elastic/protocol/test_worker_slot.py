@@ -469,3 +469,13 @@ def test_a_process_that_has_ended_is_not_signalled_any_more(before: sv.Event | N
 )
 def test_how_a_process_ended_is_said_in_words(status: int, words: str) -> None:
     assert sv.describe(status) == words
+
+
+def test_a_released_worker_that_leaves_with_the_code_of_a_job_which_stopped_in_order_has_not_failed() -> None:
+    for code, told in ((ExitCode.DRAINED, 0), (ExitCode.SCRIPT_FAILED, 1)):
+        life = Life()
+        life.live(0.0)
+        life.tell(1.0, sv.WorkerReleased())
+        life.tell(1.0, sv.JobOver(complete=False))
+        life.tell(1.1, sv.Exited(code))
+        assert len(life.told) == told
