@@ -117,6 +117,7 @@ SELDOM = _AT_ONCE | {
     ("worker", "member", "ready"): _LISTED,
     ("worker", "named", "refused"): "its node has come back and says nothing of it for progress_s",
     ("worker", "announced", "refused"): _ALIKE,
+    ("worker", "announced", "ready"): "an agent tells every leader of the invitation (ready-uninvited.txt)",
     ("worker", "invited", "member"): _COPIED,
     ("worker", "invited", "announced"): _NOT_LOST,
     ("worker", "refused", "member"): "it enters its generation in the moment in which it is given up",

@@ -45,7 +45,7 @@ ARCS: dict[Stage, frozenset[Stage]] = {
     stage: frozenset(map(Stage, after.split()))
     for stage, after in {
         Stage.NAMED: "announced invited ready member refused expelled",
-        Stage.ANNOUNCED: "invited member refused expelled",
+        Stage.ANNOUNCED: "invited ready member refused expelled",
         Stage.INVITED: "announced ready member refused expelled",
         Stage.READY: "invited member refused expelled",
         Stage.REFUSED: "member expelled",
