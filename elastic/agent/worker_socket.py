@@ -52,9 +52,10 @@ class SocketEvents(Protocol):
 
 @dataclass(eq=False, slots=True)
 class WorkerLink(ServedStream[pb.AgentOrder]):
-    """A worker's stream."""
+    """A worker's stream. One that stands still is not cut off: it hears that it is fenced when it goes on."""
 
     worker_id: str
+    outbox: asyncio.Queue[pb.AgentOrder] = field(default_factory=asyncio.Queue, kw_only=True)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
 

@@ -21,6 +21,8 @@ OUTBOX_LIMIT = 4_096
 
 @dataclass(eq=False, slots=True)
 class ServedStream(Generic[Order]):
+    """outbox: what `serve` writes to it."""
+
     outbox: asyncio.Queue[Order] = field(default_factory=lambda: asyncio.Queue(OUTBOX_LIMIT), kw_only=True)
     ended: asyncio.Event = field(default_factory=asyncio.Event, kw_only=True)
     """Set when this side ends it, when the other side says goodbye, and when it is over."""

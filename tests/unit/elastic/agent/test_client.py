@@ -1,4 +1,4 @@
-"""In which order an agent hears what its worker has queued."""
+"""A worker's stream to its agent: in which order words go, and that orders wait for a worker which stands still."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 import grpc
 
 from elastic.agent.worker.client import AgentClient
+from elastic.agent.worker_socket import WorkerLink
 from elastic.protocol.messages import Finished, Progress
+from elastic.rendezvous.served_stream import OUTBOX_LIMIT
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import AgentServicer, add_AgentServicer_to_server
@@ -59,3 +61,10 @@ def test_a_worker_says_that_it_has_finished_behind_its_last_steps(tmp_path: Path
         client.close()
         server.stop(grace=None)
     assert heard == ["Progress", '{"step":1}', '{"step":2}', "Finished"]
+
+
+def test_a_worker_that_stands_still_is_not_cut_off_however_many_orders_wait() -> None:
+    link = WorkerLink("a.0.0")
+    for _ in range(2 * OUTBOX_LIMIT):
+        link.post(pb.AgentOrder())
+    assert not link.ended.is_set() and link.outbox.qsize() == 2 * OUTBOX_LIMIT
