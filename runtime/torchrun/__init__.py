@@ -1,6 +1,6 @@
 """`torchrun --rdzv-backend=elastic`: the rendezvous of torchrun on etcd v3. It runs in torchrun's agents, no workers.
 
-torch's own etcd backends speak version 2 of etcd's protocol, which etcd serves no longer; with the c10d backend the job
+torch's own etcd backends speak version 2 of etcd's protocol, which etcd 3.6 has no more; with the c10d backend the job
 ends with the machine that holds its store. Here what the agents agree on is in etcd, of which members may fail.
 
     handler.py        what torch finds under the entry point `torchrun.handlers`

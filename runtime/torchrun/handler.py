@@ -25,7 +25,8 @@ def handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
 
 
 def create(parameters: RendezvousParameters) -> RendezvousHandler:
-    """Of `--rdzv-endpoint` and `--rdzv-conf`; asks nobody yet. Raises ConfigError, which torchrun shows."""
+    """Make the handler that `--rdzv-endpoint` and `--rdzv-conf` describe. Nothing is sent to etcd yet. Raises
+    ConfigError for options that cannot be meant; torchrun shows it."""
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
     from elastic.errors import ConfigError

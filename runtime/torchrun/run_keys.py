@@ -106,6 +106,7 @@ class RunKeys:
             try:
                 watch = self._store.watch(key, listing.revision + 1, lambda _: changed.set(), timeout_s=ATTEMPT_S)
             except StoreUnavailable:
+                time.sleep(min(left_s, LOOK_S))  # no watch to wait on: look again
                 continue
             try:
                 changed.wait(min(left_s, LOOK_S))

@@ -72,4 +72,4 @@ def _end_if_all_finished(g: Group, now_s: float, do: list[Action]) -> None:
 def _is_awaited(g: Group, worker: str) -> bool:
     seen = g.workers.get(worker)
     gone = worker in g.dead or worker in g.given_up
-    return seen is not None and not gone and bool(seen.entered) and seen.stage is Stage.MEMBER
+    return seen is not None and not gone and seen.stage is Stage.MEMBER
