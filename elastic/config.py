@@ -304,6 +304,14 @@ class JobSpec:
         "elastic-ring[mpi]",
     )
 
+    ranks: int = _option(
+        "--ranks",
+        "N",
+        0,
+        "the script is one for torchrun, with DistributedDataParallel: it sees a world of N ranks for ever, which the "
+        "workers compute, however many there are (default: it calls elastic.join())",
+    )
+
     threads: int = _option("--threads", "T", 1, "torch threads of each worker")
     """Part of the bits, so it never depends on the machine."""
 
@@ -388,6 +396,8 @@ class JobSpec:
             )
         if self.max_workers is not None and self.max_workers < self.workers:
             raise ConfigError(f"max_workers={self.max_workers} must be >= workers={self.workers}, or be left out")
+        if self.ranks < 0:
+            raise ConfigError(f"ranks={self.ranks} must be >= 0; 0 is a script that calls elastic.join()")
         if self.spares < 0:
             raise ConfigError(f"spares={self.spares} must be >= 0; 0 starts replacements when they are needed")
         check_pairs("env", self.env)

@@ -36,7 +36,13 @@ ElasticError
     ├── NotUnderElastic       start the script with `elastic run`
     ├── SecondLoop            wrap the loops in job.epochs()
     ├── LeaderOnly            call it where every worker passes
-    └── NotCarried            replace what cannot be copied to newcomers
+    ├── NotCarried            replace what cannot be copied to newcomers
+    ├── ReadAhead             with --ranks: call backward() for each batch before taking the next
+    ├── MidShardCollective    with --ranks: call it behind the step, or before the loop
+    ├── TwoBackwards          with --ranks: call backward() once a batch
+    ├── LeftPass              with --ranks: leave the loop where all ranks do
+    ├── UnknownBatches        with --ranks: give the training loader a DistributedSampler
+    └── NotInPlace            with --ranks: leave the call out, or start the script in another way
 """
 
 from __future__ import annotations
@@ -222,3 +228,27 @@ class LeaderOnly(UsageError):
 
 class NotCarried(UsageError):
     """Replace what cannot be copied to newcomers bit by bit, as the message says."""
+
+
+class ReadAhead(UsageError):
+    """With logical ranks: call backward() for each batch of the training loader before taking the next."""
+
+
+class MidShardCollective(UsageError):
+    """With logical ranks: call it behind the step or before the loop, not between a batch and its backward()."""
+
+
+class TwoBackwards(UsageError):
+    """With logical ranks: call backward() once a batch, or all but the last under no_sync()."""
+
+
+class LeftPass(UsageError):
+    """With logical ranks: leave the training loop only where all ranks do, with all gradients reduced."""
+
+
+class UnknownBatches(UsageError):
+    """With logical ranks: give the training DataLoader a DistributedSampler."""
+
+
+class NotInPlace(UsageError):
+    """With logical ranks: leave out what the message names, or start the script in another way."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from elastic.agent.worker import held_signals
+from elastic.agent.worker.environment import RANKS
 from elastic.agent.worker.import_scan import Program, program_of
 from elastic.errors import ColdStart
 from runtime.forkserver import process_title
@@ -63,6 +64,10 @@ def run(program: Program, command: Sequence[str]) -> None:
     for entry in sys.path[:1]:
         sys.path_importer_cache.pop(entry, None)  # listed when the user's files were perhaps others
     main = _fresh_main()
+    if os.environ.get(RANKS, "0") != "0":
+        from runtime.ddp.enable import enable
+
+        enable()
     try:
         if program.is_module:
             sys.argv[:] = ["-m", *program.arguments]

@@ -51,6 +51,22 @@ def join(*, seed: int = 0, device: str | torch.device | None = None, threads: in
 
     Raises ConfigError for bad arguments and a second join, NotUnderElastic under a launcher of many processes.
     """
+    job = begin(seed=seed, device=device, threads=threads)
+    torch.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
+    return job
+
+
+def begin(
+    *,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    threads: int | None = None,
+    close: Callable[[], None] | None = None,
+) -> Job:
+    """As `join`, but the random numbers stay where the script has put them. close: what ends the job when the script
+    ends (default: its own `close`)."""
     global _current
     if _current is not None:
         raise ConfigError("elastic.join() was called twice; call it once and pass the job on")
@@ -59,10 +75,7 @@ def join(*, seed: int = 0, device: str | torch.device | None = None, threads: in
     chosen = process_start.device(device)
     torch.set_num_threads(threads)
     job = Job(process_start.session(threads, chosen), seed=seed, threads=threads, device=chosen)
-    torch.manual_seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    random.seed(seed)
-    job._script_end = ScriptEnd(job.close, job._fail)
+    job._script_end = ScriptEnd(close or job.close, job._fail)
     _current = job
     return job
 

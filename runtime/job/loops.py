@@ -74,7 +74,8 @@ class Steps(Iterator[Step]):
         self._extent = extent
         self.initial = training.next_step - extent.first
         """Steps of this loop that were done before this worker came: `tqdm(steps, initial=steps.initial)`."""
-        self._running: RunningPass | None = None
+        self.running: RunningPass | None = None
+        """The step that was handed out last."""
         self._over = False
 
     def __len__(self) -> int:
@@ -101,7 +102,7 @@ class Steps(Iterator[Step]):
                 training.end_steps()
             raise StopIteration
         place = extent.locate(training.next_step)
-        self._running = running = RunningPass(self._work, place, extent.locate)
+        self.running = running = RunningPass(self._work, place, extent.locate)
         step = Step(training, running)
         if "Unregistered" not in self._work.allow:
             training.watch_strays(caller)
@@ -109,7 +110,7 @@ class Steps(Iterator[Step]):
         return step
 
     def _is_complete(self) -> bool:
-        extent, used_up = self._extent, self._running is not None and self._running.ended
+        extent, used_up = self._extent, self.running is not None and self.running.ended
         return used_up or (extent.length is not None and self._training.next_step - extent.first >= extent.length)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -26,6 +26,18 @@ from runtime.state.change_detection import StateMarks
 Gradients: TypeAlias = Literal["mean", "sum"]
 Nonfinite: TypeAlias = Literal["pass", "skip", "stop"]
 Source: TypeAlias = Loader | Stream
+
+
+class ShardSource(Protocol):
+    """What a pass asks of its data; see Loader."""
+
+    def weight(self, shard: int) -> float: ...
+    def samples(self, epoch: int, step: int) -> list[Any]: ...
+    def begin_step(self, epoch: int, step: int) -> None: ...
+    def batch(self, wanted: Wanted, own: tuple[int, ...] | None) -> Any: ...
+    def ends(self, shard: int) -> bool: ...
+    def release(self) -> None: ...
+
 
 REHEARSALS = 2
 """Shards run and thrown away at the start, where there are as many: the second one meets what the first left. One is
@@ -58,7 +70,7 @@ class PassWork:
     finite, which guards are off."""
 
     shards: int
-    loader: Source | None
+    loader: ShardSource | None
     gradients: Gradients
     allow: frozenset[str]
     nonfinite: Nonfinite = "pass"
@@ -144,33 +156,41 @@ class Pass(Iterator[Any]):
 
     def __next__(self) -> Any:
         """The next batch. Raises the guard rails' errors for what the body did with the one before."""
+        shard = self.next_shard()
+        if shard is None:
+            raise StopIteration
+        return self.begin_shard(shard)
+
+    def next_shard(self) -> int | None:
+        """End the shard that runs, if one does, and say which one is to be computed now; None: the result of all is in
+        place. Raises the guard rails' errors for what the body did."""
         if self._running.shard is not None and self._phase != "new":
             self._end_shard(self._running.shard)
         if self._phase == "new":
             self._open()
         if self._phase == "rehearsing":
             if self._rehearsals:
-                return self._begin_shard(self._rehearsals.pop(0))
+                return self._rehearsals.pop(0)
             if self._rehearsed and (shard := self._untried) is not None:
-                return self._begin_shard(shard)
+                return shard
             self._end_rehearsal()
         if self._phase == "trying":
             if (shard := self._untried) is not None:
-                return self._begin_shard(shard)
+                return shard
             assert self._result is not None
             self._end(self._result)
         while self._phase == "collecting":
             unit = self._training.session.next_unit()
             if unit is not None:
-                return self._begin_shard(unit)
+                return unit
             self._check_unchanged()
             result = self._training.session.finish()
             if result is not None and (shard := self._untried) is not None:
                 self._phase, self._result = "trying", result
-                return self._begin_shard(shard)
+                return shard
             if result is not None:
                 self._end(result)
-        raise StopIteration
+        return None
 
     @property
     def _untried(self) -> int | None:
@@ -194,11 +214,18 @@ class Pass(Iterator[Any]):
         training.harvest().begin_pass(training.seed, place.index, self._number)
         self._phase = "rehearsing"
         shards = self._running.work.shards
-        if first or not (self._number in training.passes_tried or training.session.owned(shards)):
-            self._rehearsals = list(range(min(REHEARSALS, shards) if first else 1))
+        if (rehearsals := self._rehearsals_due(first)) > 0:
+            self._rehearsals = list(range(min(rehearsals, shards)))
             self._rehearsed = True
         if first and "LossDivided" not in self._running.work.allow:
             training.watch_losses(lambda loss: checks.check_loss(loss, shards))
+
+    def _rehearsals_due(self, first: bool) -> int:
+        """first: of the job, or of this worker."""
+        if first:
+            return REHEARSALS
+        training = self._training
+        return int(not (self._number in training.passes_tried or training.session.owned(self._running.work.shards)))
 
     def _end_rehearsal(self) -> None:
         training, place = self._training, self._running.place
@@ -225,7 +252,8 @@ class Pass(Iterator[Any]):
     def _op(self, place: Place) -> Op:
         return Op(OpKind.PASS, self._running.work.shards, self._training.epoch_of_op, place.index, self._number)
 
-    def _begin_shard(self, shard: int) -> Any:
+    def begin_shard(self, shard: int) -> Any:
+        """Its batch, with everything that the shard may read as it was when the pass began."""
         training, running = self._training, self._running
         training.running = shard
         loader, place = running.work.loader, running.place

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -103,6 +103,8 @@ class Training:
         """What the samples of this epoch are planned from; None: the script draws its own."""
         self._data_elsewhere: dict[str, Json] | None = None
         """The same, of the members, or of the run that this one goes on from."""
+        self.where: Callable[[], dict[str, str]] = dict
+        """What else says where the script is, for the fingerprint."""
         self.looped = False
         """This epoch has had its steps() loop."""
         self._planned: tuple[int | None, int] | None = None
@@ -299,6 +301,21 @@ class Training:
                 self.riders.arrive(result.scalars)
                 return result
 
+    def in_turns(self, op: Op, fingerprint: dict[str, str]) -> Iterator[int]:
+        """As `run`, where the caller computes each unit that it is given before it asks for the next one."""
+        self.session.begin(op, fingerprint)
+        while True:
+            while (unit := self.session.next_unit()) is not None:
+                self.running = unit
+                yield unit
+                leaf = empty_leaf(unit)
+                leaf.scalars = self.riders.travel(leaf.scalars)
+                self.session.unit_done(leaf)
+                self.running = None
+            if (result := self.session.finish()) is not None:
+                self.riders.arrive(result.scalars)
+                return
+
     def collective(
         self,
         kind: OpKind,
@@ -376,9 +393,16 @@ class Training:
         self._called_early(key, step, value)
         return deepcopy(value)
 
-    def shared(self, name: str, compute: Callable[[int], Partial], reply: Callable[[Partial], Json]) -> Json:
+    def shared(
+        self,
+        name: str,
+        compute: Callable[[int], Partial],
+        reply: Callable[[Partial], Json],
+        kind: OpKind = OpKind.ONCE,
+        own: Json = None,
+    ) -> Json:
         """Something that all workers have in common from before the loop; a newcomer gets it from a member, and a
-        resumed run from the checkpoint."""
+        resumed run from the checkpoint. kind, own: as in `collective`."""
         label = f"shared({name})"
         if name in self._shared:
             return deepcopy(self._shared[name])
@@ -401,9 +425,14 @@ class Training:
             self._shared[name] = found.moment.shared[name]
         else:
             self._leaders = "job.shared()"
-            self._shared[name] = reply(self.run(Op(OpKind.ONCE, 1, label=label), {}, compute))
+            self._shared[name] = reply(self.run(Op(kind, 1, label=label), {}, compute, own))
             self._leaders = None
         return deepcopy(self._shared[name])
+
+    @property
+    def data_elsewhere(self) -> dict[str, Json] | None:
+        """What the samples of the epoch in progress are planned from, as others, or an earlier run, had it."""
+        return self._data_elsewhere
 
     @property
     def elsewhere(self) -> bool:
@@ -423,6 +452,7 @@ class Training:
         """What all workers must have in common now: three readable parts, and hashes over some weights and buffers."""
         return {
             "data": json.dumps(self.data, sort_keys=True),
+            **self.where(),
             "learning rates": ", ".join(map(repr, self.carrier.learning_rates())),
             "job.state": _shown(json.dumps(self.values.to_json(), sort_keys=True)),
             "weights, rates and job.state": self.carrier.fingerprint(self.next_step),

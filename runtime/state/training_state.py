@@ -462,9 +462,7 @@ class Carrier:
         for name, _, _, tensor in self._named_buffers():
             if name not in merged:
                 marks[f"buffer {name}"] = tensor_mark(tensor, full)
-        for name, optimizer in self.optimizers().items():
-            for i, group in enumerate(optimizer.param_groups):
-                marks[f"learning rate of {name}, group {i}"] = float(group.get("lr", math.nan))
+        marks |= self.watch_rates()
         for name, scheduler in self.schedulers().items():
             marks[f"scheduler {name}"] = scheduler.last_epoch
         for key, value in self.values.as_dict().items():
@@ -472,6 +470,14 @@ class Carrier:
             plain = encode_value(key, value, tensors)
             marks[f"job.state.{key}"] = (json.dumps(plain), [tensor_mark(tensor, full) for _, tensor in tensors])
         return StateMarks(marks, full)
+
+    def watch_rates(self) -> dict[str, object]:
+        """The part of `watch` that is about learning rates."""
+        return {
+            f"learning rate of {name}, group {i}": float(group.get("lr", math.nan))
+            for name, optimizer in self.optimizers().items()
+            for i, group in enumerate(optimizer.param_groups)
+        }
 
     def changed(self, before: StateMarks) -> list[str]:
         """What differs from the snapshot, in words: "parameter model.fc.weight", "buffer model.queue",

@@ -23,6 +23,8 @@ SLOT = "ELASTIC_SLOT"
 """Which of its node's workers this is, from 0."""
 THREADS = "ELASTIC_THREADS"
 """What `elastic run --threads` says, for a script that does not say it itself."""
+RANKS = "ELASTIC_RANKS"
+"""For how many ranks the script was written, which is one for torchrun. Unset or "0": it calls elastic.join()."""
 WORKER_ID = "ELASTIC_WORKER_ID"
 
 
@@ -36,6 +38,7 @@ class WorkerEnvironment:
     job_dir: Path
     slot: int
     restarted: bool
+    ranks: int
     threads: int
     reduction: Reduction
     retain_results: bool
@@ -64,6 +67,7 @@ class WorkerEnvironment:
             job_dir=job_dir,
             slot=slot,
             restarted=restarted,
+            ranks=spec.ranks,
             threads=spec.threads,
             reduction=spec.reduction,
             retain_results=spec.retain_results,
@@ -88,6 +92,7 @@ class WorkerEnvironment:
             "ELASTIC_NODE": self.node,
             SLOT: str(self.slot),
             "ELASTIC_RESTARTED": "1" if self.restarted else "0",
+            RANKS: str(self.ranks),
             THREADS: str(self.threads),
             "ELASTIC_REDUCTION": str(self.reduction),
             "ELASTIC_RETAIN_RESULTS": "1" if self.retain_results else "0",
@@ -109,6 +114,7 @@ class WorkerEnvironment:
                 job_dir=Path(environ["ELASTIC_JOB_DIR"]),
                 slot=int(environ[SLOT]),
                 restarted=environ["ELASTIC_RESTARTED"] == "1",
+                ranks=int(environ[RANKS]),
                 threads=int(environ[THREADS]),
                 reduction=Reduction(environ["ELASTIC_REDUCTION"]),
                 retain_results=environ["ELASTIC_RETAIN_RESULTS"] == "1",

@@ -1,0 +1,20 @@
+"""Logical ranks: a script written for torchrun and DistributedDataParallel trains in place, unchanged.
+
+The script sees WORLD_SIZE = N for ever. Each of these N *logical ranks* is one shard of every step, whoever computes
+it: its batches are those that the script's own DistributedSampler gives that rank. A worker that computes several of
+them, or inherits one, is handed one more turn of the script's own loop. Only in the *last turn* of a step are the
+gradients of all ranks in place, and only there optimizers and schedulers act; all turns before are *silent*.
+
+    seams.py          what is replaced in torch while a script runs here, and put back
+    mistakes.py       what a script does that logical ranks cannot, made loud
+    rank_values.py    what a collective gives, from what the workers bring for the logical ranks; pure
+    sampler_source.py the batches that a DistributedSampler gives each rank
+    turns.py          one pass over the ranks, a turn of the script's loop for each of this worker's
+    rank_script.py    the script: what it has made, and where it is
+    batches.py        what iterating over a DataLoader gives: turns, or an evaluation
+    collectives.py    torch.distributed's collectives, of logical ranks
+    process_group.py  the backend "elastic" of torch.distributed, and the rank that it answers with
+    wrapper.py        DistributedDataParallel without its reducer
+    held_back.py      what optimizers, schedulers and the like do not do in a silent turn
+    enable.py         all of it, in a process that asks for it
+"""

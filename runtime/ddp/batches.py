@@ -1,0 +1,69 @@
+"""What iterating over a DataLoader gives: the turns of a training loop, the batches of an evaluation, or what it always
+gives."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+from runtime.ddp.rank_script import RankScript, Turn
+from runtime.ddp.sampler_source import sampler_of
+
+
+class TrainingBatches(Iterator[Any]):
+    """One epoch of the training loader. A class and not a generator, as a generator left by `break` says nothing."""
+
+    def __init__(self, script: RankScript, loader: DataLoader[Any], sampler: DistributedSampler[Any]) -> None:
+        self._script = script
+        self._over = False
+        script.begin_epoch(loader, sampler)
+
+    def __next__(self) -> Any:
+        if self._over:
+            raise StopIteration
+        try:
+            return self._script.next_batch()
+        except StopIteration:
+            self._over = True
+            raise
+
+
+def iterate(original: Any) -> Any:
+    """DataLoader.__iter__. A loader without a DistributedSampler gives each worker the same, as ever."""
+
+    @functools.wraps(original)
+    def __iter__(loader: DataLoader[Any]) -> Iterator[Any]:
+        script = RankScript.current()
+        sampler = sampler_of(loader)
+        if script is None or sampler is None:
+            found: Iterator[Any] = original(loader)
+            return found
+        if not torch.is_grad_enabled() or not all(model.training for model in script.modules):
+            return script.evaluation(loader, sampler)
+        return TrainingBatches(script, loader, sampler)
+
+    return __iter__
+
+
+class Counted(enumerate):  # type: ignore[type-arg]  # generic for the type checker only
+    """enumerate(), of which a training loader's batches, also inside tqdm(), are counted as each rank counts them: a
+    worker that computes two ranks, or has come later, finds the numbers that the others find."""
+
+    def __new__(cls, iterable: Iterable[Any], start: int = 0) -> Any:
+        script = RankScript.current()
+        if script is not None:
+            inner = getattr(iterable, "iterable", iterable)
+            if isinstance(inner, DataLoader | TrainingBatches):
+                return _numbered(script, iterable, start)
+        return super().__new__(cls, iterable, start)
+
+
+def _numbered(script: RankScript, iterable: Iterable[Any], start: int) -> Iterator[tuple[int, Any]]:
+    count = start
+    for batch in iterable:
+        yield (start + script.number if script.turn is Turn.OPEN else count), batch
+        count += 1

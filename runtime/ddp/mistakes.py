@@ -1,0 +1,87 @@
+"""What a script does that cannot be done in place, made loud: each error says what was seen, and what to write."""
+
+from __future__ import annotations
+
+from elastic.errors import (
+    LeftPass,
+    MidShardCollective,
+    NotInPlace,
+    ReadAhead,
+    StrayGradient,
+    TwoBackwards,
+    UnknownBatches,
+)
+
+ELSE = (
+    "Or write the loop with job.steps(), where this can be said, or start the script with torchrun "
+    "--rdzv-backend=elastic, where every worker is restarted when one is lost."
+)
+
+
+def read_ahead() -> ReadAhead:
+    return ReadAhead(
+        "the training loader was asked for a batch before the one it gave last had come to backward(). Each batch is a "
+        "turn for one rank, whose gradients are reduced at the end of backward(): take one batch, call backward(), and "
+        "then take the next, without prefetching or list(loader), and without `continue` before backward(). If this is "
+        f"an evaluation, call model.eval() before the loop. {ELSE}"
+    )
+
+
+def in_turn(call: str) -> MidShardCollective:
+    return MidShardCollective(
+        f"{call} was called between a batch and its backward(), where the other ranks, whose turns this worker may "
+        "have to compute later, cannot answer yet. Call it behind optimizer.step(), or before the loop. SyncBatchNorm "
+        f"does so in each forward: use BatchNorm, whose statistics are merged exactly. {ELSE}"
+    )
+
+
+def two_backwards() -> TwoBackwards:
+    return TwoBackwards(
+        "a second backward() of a DistributedDataParallel model came in one turn, after the gradients of all ranks had "
+        "been asked for. Add the losses up and call backward() once, or put all but the last one under "
+        f"`with model.no_sync():`. {ELSE}"
+    )
+
+
+def left_turn() -> LeftPass:
+    return LeftPass(
+        "the training loop was left, by `break` or `return`, in a turn whose step is not over: other ranks' gradients "
+        "are missing. What ends a loop has to be the same for all ranks: count steps by `enumerate(loader)` or by the "
+        f"scheduler, and compare what dist.all_reduce() gives, not a rank's own loss. {ELSE}"
+    )
+
+
+def unreduced(batches: int, length: int) -> LeftPass:
+    return LeftPass(
+        f"the epoch ended after {batches} batches whose gradients were added up under no_sync() and never reduced: it "
+        f"has {length} batches of each rank. Step on the last batch too, `if (i + 1) % every == 0 or i + 1 == "
+        "len(loader)`, or leave the rest out: DataLoader(..., drop_last=True) with a fitting batch size."
+    )
+
+
+def left_gradient(name: str, where: str) -> StrayGradient:
+    return StrayGradient(
+        f"{name} still had a gradient of an earlier step when backward() began in {where}; torchrun would add it to "
+        "this one. Call optimizer.zero_grad() in every step, also behind the last batch of an epoch."
+    )
+
+
+def unknown_batches() -> UnknownBatches:
+    return UnknownBatches(
+        "backward() of a DistributedDataParallel model came outside of a loop over a DataLoader with a "
+        "DistributedSampler: nobody knows which samples belong to which rank. Give the training DataLoader "
+        "sampler=DistributedSampler(dataset), as torchrun needs it too. "
+        f"{ELSE}"
+    )
+
+
+def not_in_place(what: str, instead: str = "") -> NotInPlace:
+    return NotInPlace(f"{what} does not work with logical ranks. {instead}{' ' * bool(instead)}{ELSE}")
+
+
+def never_trained() -> UnknownBatches:
+    return UnknownBatches(
+        "the script has ended without one step: it asked for no batch of a DataLoader that has a DistributedSampler. "
+        "A library's own loop (Trainer.fit) is not known here; write the loop with DataLoader(dataset, "
+        f"sampler=DistributedSampler(dataset)). {ELSE}"
+    )

@@ -1,0 +1,237 @@
+"""The backend "elastic" of torch.distributed: a process group of all logical ranks, in which this worker is one."""
+
+from __future__ import annotations
+
+import functools
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, _create_work_from_future  # type: ignore[attr-defined]
+from torch.distributed import distributed_c10d
+
+from elastic.errors import ConfigError
+from runtime.ddp import collectives, mistakes, rank_values
+from runtime.ddp.rank_script import RankScript
+from runtime.ddp.rank_values import RankValue
+from runtime.ddp.seams import Seams
+
+NAME = "elastic"
+_OPS = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "avg",
+    dist.ReduceOp.MAX: "max",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.PRODUCT: "product",
+}
+REFUSED = (
+    "allgather_into_tensor_coalesced",
+    "_reduce_scatter_base",
+    "alltoall",
+    "alltoall_base",
+    "recv",
+    "recv_anysource",
+    "reduce_scatter",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
+"""What one rank alone sends or gets: the worker that computes it now need not be the one that has the data."""
+
+
+class LiveRank(int):
+    """The rank, of which the question whether it is 0 is answered when it is asked: the leader is, whoever that is now,
+    and nobody in a silent turn. Everything else is that of the rank with which this worker began."""
+
+    def __eq__(self, other: object) -> bool:
+        script = RankScript.current()
+        if script is None or not isinstance(other, int):
+            return int.__eq__(self, other)
+        return script.rank_now == int(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __bool__(self) -> bool:
+        return self != 0
+
+    __hash__ = int.__hash__
+
+
+class RankGroup(dist.ProcessGroup):
+    """All logical ranks. Made by `init_process_group` and by `new_group` without ranks=.
+
+    torch calls these methods in one of several forms; the form without options of its own is not called by it.
+    """
+
+    def __init__(self, script: RankScript) -> None:
+        super().__init__(script.home, script.ranks)  # type: ignore[call-arg]  # torch's stubs lack this one
+        self._script = script
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def rank(self) -> int:
+        return LiveRank(self._script.home)
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
+        op = _op(opts)
+        for tensor in tensors:
+            values = collectives.exchange(self._script, f"dist.all_reduce({op})", tensor)
+            tensor.copy_(self._reduced(values, op))
+        return _done(tensors)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
+        """The sum goes to every rank, as the root may be computed by any worker."""
+        return self.allreduce(tensors, opts)
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
+        if opts is not None and opts.rootRank != 0:
+            raise mistakes.not_in_place(f"dist.broadcast from rank {opts.rootRank}", "Broadcast from rank 0.")
+        for tensor in tensors:
+            values = collectives.exchange(self._script, "dist.broadcast", tensor)
+            tensor.copy_(next(entry.value for entry in values if entry.ranks))
+        return _done(tensors)
+
+    def allgather(  # type: ignore[override]
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        for rows, tensor in zip(outputs, inputs, strict=True):
+            for row, value in zip(rows, self._by_rank("dist.all_gather", tensor), strict=True):
+                row.copy_(value)
+        return _done(outputs)
+
+    def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
+        rows = self._by_rank("dist.all_gather_into_tensor", tensor)
+        output.copy_(torch.cat([row.reshape(-1) for row in rows]).view_as(output))
+        return _done([output])
+
+    def gather(  # type: ignore[override]
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        for number, tensor in enumerate(inputs):
+            found = self._by_rank("dist.gather", tensor)
+            for row, value in zip(outputs[number] if outputs else [], found, strict=False):
+                row.copy_(value)
+        return _done(outputs)
+
+    def barrier(self, opts: Any = None) -> Any:
+        collectives.exchange(self._script, "dist.barrier", torch.zeros(()))
+        return _done([])
+
+    def _by_rank(self, call: str, tensor: torch.Tensor) -> list[torch.Tensor]:
+        values = collectives.exchange(self._script, call, tensor)
+        try:
+            return rank_values.by_rank(values, self._script.ranks)
+        except ValueError as why:
+            raise mistakes.not_in_place(f"{call} here ({why})", "Use dist.all_reduce.") from why
+
+    def _reduced(self, values: list[RankValue], op: str) -> torch.Tensor:
+        if gone := rank_values.lost(values, self._script.ranks):
+            print(f"elastic: ranks {gone} were lost in dist.all_reduce({op}): it is that of the others", flush=True)
+        try:
+            return rank_values.reduce(values, op, self._script.ranks)
+        except ValueError as why:
+            raise mistakes.not_in_place(f"dist.all_reduce({op}) here ({why})") from why
+
+
+def _refused(name: str) -> Any:
+    def refuse(self: RankGroup, *args: Any, **kwargs: Any) -> Any:
+        raise mistakes.not_in_place(f"dist.{name.strip('_')}")
+
+    return refuse
+
+
+for _name in REFUSED:
+    setattr(RankGroup, _name, _refused(_name))
+
+
+def _op(opts: Any) -> str:
+    if opts is None:
+        return "sum"
+    found = next((name for op, name in _OPS.items() if opts.reduceOp == op), None)
+    if found is None:
+        raise mistakes.not_in_place(f"the reduction {opts.reduceOp}", "Use SUM, AVG, MAX, MIN or PRODUCT.")
+    return found
+
+
+def _done(result: Any) -> Any:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(result)
+    return _create_work_from_future(future)
+
+
+def _create(store: Any, rank: int, size: int, timeout: timedelta) -> RankGroup:
+    script = RankScript.running()
+    if size != script.ranks:
+        raise mistakes.not_in_place(f"a group of {size} of {script.ranks} ranks", "Use the whole world.")
+    return RankGroup(script)
+
+
+def install(seams: Seams) -> None:
+    """init_process_group, whatever its backend, makes the group of all logical ranks."""
+    if NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, _create, devices=["cpu", "cuda"])
+    for module in (dist, distributed_c10d):
+        seams.wrap(module, "init_process_group", _init)
+        seams.wrap(module, "new_group", _new_group)
+        seams.wrap(module, "destroy_process_group", _destroy)
+        seams.wrap(module, "monitored_barrier", _monitored_barrier)
+
+
+def _init(original: Any) -> Any:
+    @functools.wraps(original)
+    def init_process_group(
+        backend: Any = None,
+        init_method: Any = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        **_: Any,
+    ) -> None:
+        script = RankScript.current()
+        if script is None:
+            original(backend, init_method, timeout, world_size, rank, **_)
+            return
+        if world_size not in (-1, script.ranks):
+            raise ConfigError(
+                f"init_process_group(world_size={world_size}), and the job has {script.ranks} ranks: start the script "
+                f"with --ranks {world_size}"
+            )
+        script.connect()
+        original(NAME, store=HashStore(), rank=script.home, world_size=script.ranks)
+
+    return init_process_group
+
+
+def _new_group(original: Any) -> Any:
+    @functools.wraps(original)
+    def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return original(ranks, timeout, backend if RankScript.current() is None else NAME, *args, **kwargs)
+
+    return new_group
+
+
+def _destroy(original: Any) -> Any:
+    @functools.wraps(original)
+    def destroy_process_group(group: Any = None) -> None:
+        script = RankScript.current()
+        if script is not None and group is None:
+            script.leave()
+        original(group)
+
+    return destroy_process_group
+
+
+def _monitored_barrier(original: Any) -> Any:
+    @functools.wraps(original)
+    def monitored_barrier(group: Any = None, *args: Any, **kwargs: Any) -> None:
+        if RankScript.current() is None:
+            original(group, *args, **kwargs)
+        else:
+            dist.barrier(group)
+
+    return monitored_barrier

@@ -1,0 +1,125 @@
+"""One pass over the logical ranks of which the script's own loop computes this worker's part, a turn for each rank.
+
+A pass ends inside the script's backward(), where DistributedDataParallel would reduce: that of the last turn leaves the
+gradients of all ranks in place. Each pass costs each worker a turn: one that has no rank, or has got the result from
+others, computes rank 0's for nobody, so that its script comes to its optimizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from runtime.data.random_state import seed_all
+from runtime.ddp import mistakes
+from runtime.ddp.sampler_source import SamplerSource
+from runtime.job.passes import Pass, RunningPass
+from runtime.job.training import Training
+
+
+class Turns(Pass):
+    """Used by the user's thread only: `first`, then `backward_ended` and `following` until it is `over`."""
+
+    def __init__(self, training: Training, running: RunningPass, source: SamplerSource) -> None:
+        super().__init__(training, running)
+        self._source = source
+        self._next: int | None = None
+        self._turns = 0
+        self._batches = 0
+        """Of the turn in progress."""
+        source.before = source.used
+        self.fresh = True
+        """The turn in progress has had no backward()."""
+        self._gradients: list[torch.Tensor | None] = []
+        """Those that the pass has found: the script adds up those of several passes, or is still to drop them."""
+        self.over = False
+        """The result of all is in place."""
+        self.rank: int | None = None
+        """Whose turn this is, or was; None of one that counts for nobody."""
+
+    def _rehearsals_due(self, first: bool) -> int:
+        session = self._training.session
+        return int(session.joining or session.behind or not session.owned(self._running.work.shards))
+
+    @property
+    def _untried(self) -> int | None:
+        return 0 if self._turns == 0 else None
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for _, parameter in self._training.carrier.parameters()]
+
+    def first(self) -> Any:
+        """The batch of the first turn."""
+        self._gradients = [parameter.grad for parameter in self._parameters]
+        self._next = self.next_shard()
+        return self.following()
+
+    def following(self) -> Any:
+        """The batch of the next turn."""
+        assert self._next is not None, "each pass has a turn at least"
+        self._batches, self.fresh = 1, True
+        batch = self.begin_shard(self._next)
+        self.rank = self._next if self._phase == "collecting" else None
+        self._put_back()
+        return batch
+
+    def more(self) -> Any:
+        """One more batch of the turn in progress: its backward() was not to reduce yet. Raises IndexError if the epoch
+        has none."""
+        assert self._running.shard is not None
+        number, rank = self._source.first + self._source.before + self._batches, self._running.shard.index
+        if number >= len(self._source):
+            raise IndexError(number)
+        own = self._training.session.owned(self._running.work.shards)
+        batch = self._source.fetch_ahead(number, rank, own)
+        seed_all(self._training.seed, self._running.place.index, self._number, f"shard {rank}", self._batches)
+        self._batches += 1
+        return batch
+
+    def settle_rates(self) -> None:
+        """The script may set a learning rate at the top of a turn, the same in all turns of the pass."""
+        if self._turns == 0:
+            rates = self._training.carrier.watch_rates()
+            self._snapshot, self._checksums = (
+                None if marks is None else replace(marks, marks={**marks.marks, **rates})
+                for marks in (self._snapshot, self._checksums)
+            )
+
+    @property
+    def number(self) -> int:
+        """Of the batch in the epoch that was handed out last."""
+        return self._source.first + self._source.before + self._batches - 1
+
+    def set_gradients_aside(self) -> None:
+        """Those that were there before the turn's first backward(), which the turn's are kept apart from. Raises
+        StrayGradient for what the step before has left."""
+        self._gradients = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        self.fresh = False
+        found = self._gradients
+        if self._number == 0:
+            for (name, _), gradient in zip(self._training.carrier.parameters(), found, strict=True):
+                if gradient is not None and bool(gradient.any()):
+                    raise mistakes.left_gradient(name, self._where)
+            self._gradients = [None] * len(found)  # zeros would turn -0.0 into 0.0, and a newcomer has none
+
+    def _put_back(self) -> None:
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+
+    def backward_ended(self) -> None:
+        """The turn's gradients are complete. Computes nothing, but may wait for the others' turns."""
+        self._turns += 1
+        self._source.used = self._source.before + self._batches
+        self._next = self.next_shard()
+        if self._next is not None:
+            return
+        for parameter, before in zip(self._parameters, self._gradients, strict=True):
+            if before is not None:
+                parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
+        self.over = True

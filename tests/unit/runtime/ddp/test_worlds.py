@@ -1,0 +1,61 @@
+"""Unchanged torchrun scripts end with the same bits in every world, through deaths and joins."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.runtime.ddp import threads
+from tests.unit.runtime.ddp.threads import Main
+
+SCRIPTS = ["plain", "accumulation"]
+
+
+@pytest.fixture(autouse=True)
+def seams() -> Iterator[None]:
+    with threads.seams():
+        yield
+
+
+def main_of(script: str) -> Main:
+    main: Main = importlib.import_module(f"tests.ddp_scripts.{script}").main
+    return main
+
+
+def check(main: Main, quiet: tuple[str, list[object]], workers: int, **how: object) -> threads.Outcome:
+    outcome = threads.together(workers, main, **how)  # type: ignore[arg-type]
+    assert not outcome.errors
+    assert set(outcome.digests.values()) == {quiet[0]}
+    assert all(ledger == quiet[1] for name, ledger in outcome.ledgers.items() if name not in outcome.joined)
+    return outcome
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_any_number_of_workers_has_the_bits_and_the_ledger_of_one(script: str) -> None:
+    main = main_of(script)
+    quiet = threads.alone(main)
+    for workers in (2, 3, 4, 6):
+        check(main, quiet, workers)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_death_at_any_moment_changes_no_bit(script: str) -> None:
+    main = main_of(script)
+    quiet = threads.alone(main)
+    for operation in (1, 2, 3, 7):
+        for units in (0, 1):
+            check(main, quiet, 3, kills={"w0": (operation, units)})
+    check(main, quiet, 4, kills={"w0": (3, 0), "w2": (4, 0), "w1": (5, 1)})
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_newcomer_in_any_step_changes_no_bit(script: str) -> None:
+    main = main_of(script)
+    quiet = threads.alone(main)
+    steps = len(quiet[1]) // 2
+    for asked, admitted in ((0, 0), (0, 2), (1, 3), (steps, steps + 1), (steps + 2, steps + 2)):
+        outcome = check(main, quiet, 2, newcomers=1, asked_at=asked, admit_at=admitted)
+        assert outcome.joined == {"n0": admitted}
+    check(main, quiet, 2, kills={"w0": (6, 0)}, newcomers=1, asked_at=1, admit_at=2)

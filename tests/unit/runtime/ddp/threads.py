@@ -1,0 +1,103 @@
+"""Scripts of tests/ddp_scripts in the world of threads of tests/unit/worlds.py: deaths in any operation, newcomers, any
+number of workers, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d
+from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
+
+from runtime.ddp.enable import install
+from runtime.ddp.rank_script import RankScript
+from runtime.ddp.seams import Seams
+from runtime.session import Session, StepRecord
+from tests.unit.jobs import Recorded, make_job
+from tests.unit.worlds import Killed, World
+
+RANKS = 4
+
+Main = Callable[[], object]
+
+
+class ThreadScript(RankScript):
+    """On a session that the test has made."""
+
+    def __init__(self, session: Session, ranks: int, home: int) -> None:
+        super().__init__(ranks, home)
+        self._session = session
+
+    def connect(self) -> None:
+        self.job = make_job(self._session)
+
+
+@contextmanager
+def seams() -> Iterator[None]:
+    """Everything replaced in torch, with a default process group for each thread, until the context ends."""
+    found = Seams()
+    install(found)
+    found.replace(distributed_c10d, "_world", ThreadLocalWorld())
+    for name in ("_register_process_group", "_unregister_process_group"):  # by name, one for all threads
+        found.replace(distributed_c10d, name, lambda *args: None)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        found.restore()
+        RankScript._here.script = None
+
+
+def run(session: Session, main: Main, ranks: int = RANKS, home: int = 0) -> str:
+    """The script's digest."""
+    script = ThreadScript(session, ranks, home)
+    script.enter()
+    if hasattr(ThreadLocalWorld._world, "world"):
+        del ThreadLocalWorld._world.world
+    torch.manual_seed(0)
+    main()
+    script.leave()
+    assert script.job is not None
+    digest = script.job.digest()
+    script.job.close()
+    return digest
+
+
+@dataclass
+class Outcome:
+    digests: dict[str, str]
+    errors: dict[str, BaseException]
+    ledgers: dict[str, list[Any]]
+    joined: dict[str, int]
+
+
+def alone(main: Main, ranks: int = RANKS) -> tuple[str, list[Any]]:
+    """Digest and ledger of a job of one."""
+    session = Recorded()
+    return run(session, main, ranks), ledger(session.records)
+
+
+def ledger(records: list[StepRecord]) -> list[Any]:
+    """What the records of all worlds have in common."""
+    return [(record.step, record.epoch, record.lr, record.samples, record.data) for record in records]
+
+
+def together(
+    workers: int, main: Main, kills: Mapping[str, tuple[int, int]] | None = None, ranks: int = RANKS, **newcomers: int
+) -> Outcome:
+    world = World(workers, kills=kills)
+
+    def one(session: Any) -> str:
+        number = int(session.worker_id[1:])
+        return run(session, main, ranks, min(number, ranks - 1))
+
+    world.run(one, **newcomers)
+    errors = {name: error for name, error in world.errors.items() if not isinstance(error, Killed)}
+    ledgers = {name: ledger(session.records) for name, session in world.sessions.items() if name in world.digests}
+    return Outcome(dict(world.digests), errors, ledgers, dict(world.joined_at))
