@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator
 from enum import StrEnum
+from types import FrameType
 from typing import Any, ClassVar, cast
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from elastic.errors import ConfigError, JoinMissed
 from runtime.data.random_state import seed_all
 from runtime.ddp import mistakes
+from runtime.ddp.frame_values import Counters, FrameValues
 from runtime.ddp.rank_values import Standing
 from runtime.ddp.sampler_source import Position, SamplerSource
 from runtime.ddp.turns import Turns
@@ -86,6 +88,10 @@ class RankScript:
         self._reduces: bool | None = None
         """What a forward() since the last backward() has asked for: True: that this backward() reduces; None: none."""
         self._evaluations = 0
+        self._outside: set[int] = set()
+        self._counters = Counters()
+        self._values = FrameValues()
+        """As they were when the pass in progress began."""
 
     @classmethod
     def current(cls) -> RankScript | None:
@@ -100,9 +106,13 @@ class RankScript:
         assert found is not None
         return found
 
-    def enter(self) -> None:
-        """Become the current script of this thread."""
+    def enter(self, below: FrameType | None = None) -> None:
+        """Become the current script of this thread. below: of the frames that stand now, the innermost one that is not
+        the script's."""
         self._here.script = self
+        while below is not None:
+            self._outside.add(id(below))
+            below = below.f_back
 
     def connect(self) -> None:
         """Become a worker of the job."""
@@ -186,6 +196,7 @@ class RankScript:
             for number, thing in enumerate(things)
         }
         self.job.register(**named, position=self._position)
+        self.training.carrier.leave_undigested("position")
         self.training.where = lambda: {"batch of the epoch": str(self._position.batch)}
         self.training.claim_shards(self.ranks)
         self.training.plan_steps(None, self.ranks)
@@ -231,6 +242,7 @@ class RankScript:
         if self.turn is Turn.OPEN:
             raise mistakes.read_ahead()
         if self.turn is Turn.ENDED:
+            self._values.put_back()
             batch = turns.following()
             self._count(turns)
             return batch
@@ -244,6 +256,7 @@ class RankScript:
         self._turns = turns = Turns(self.training, self._steps.running, self._source)
         self.turned.clear()
         self.brought.clear()
+        self._values = FrameValues.read(self._outside)
         batch = turns.first()
         self._count(turns)
         return batch
@@ -258,6 +271,11 @@ class RankScript:
         if self._steps.running is not None:
             source.end_step()
             self._steps.running.ended = source.left == 0
+        values = FrameValues.read(self._outside)
+        if self._position.copied:
+            self._take_over(values)
+            values = FrameValues.read(self._outside)
+        self._position.values = self._counters.step(values)
         try:
             next(self._steps)
         except StopIteration:
@@ -309,8 +327,19 @@ class RankScript:
             return
         self.turn, self._reduces = Turn.ENDED, None
         self._turns.backward_ended()
+        if self._position.copied:
+            self._take_over(self._values)
         if self._turns.over:
             self._stepped = False
+        else:
+            # What the script counts behind a silent turn must not end its loop: the step is not over.
+            self._values.become_earlier(self._counters.earlier)
+
+    def _take_over(self, values: FrameValues) -> None:
+        """The state of others, or of an earlier run, has come. values: of this script when it was where they were."""
+        self._position.copied = False
+        self._counters.told(self._position.values)
+        values.become(self._position.values)
 
     # Evaluation
 

@@ -12,6 +12,7 @@ from elastic.errors import ConfigError
 from elastic.protocol.sampling import hash_of
 from runtime.data.loader import SAMPLES_LISTED_MAX, seed_fetch
 from runtime.data.prefetcher import Habit, Prefetcher, Wanted
+from runtime.ddp.frame_values import Plain
 
 
 def sampler_of(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
@@ -24,17 +25,22 @@ def sampler_of(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
 
 
 class Position:
-    """How many batches of this epoch each rank has had when the step in progress began. It is copied to newcomers and
-    written into checkpoints, as what is registered."""
+    """Where the script was when the step in progress began. It is registered, so that newcomers copy it and checkpoints
+    have it."""
 
     def __init__(self) -> None:
         self.batch = 0
+        """How many batches of this epoch each rank has had."""
+        self.values: dict[str, Plain] = {}
+        """The plain values of the script's frames that change while it trains (see frame_values.py)."""
+        self.copied = False
+        """It was, and the script has not got these values yet."""
 
-    def state_dict(self) -> dict[str, int]:
-        return {"batch": self.batch}
+    def state_dict(self) -> dict[str, Any]:
+        return {"batch": self.batch, "values": dict(self.values)}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.batch = state["batch"]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.batch, self.values, self.copied = state["batch"], dict(state["values"]), True
 
 
 class SamplerSource:

@@ -42,6 +42,7 @@ class Turns(Pass):
 
     def _rehearsals_due(self, first: bool) -> int:
         session = self._training.session
+        self._fingerprint = self._training.fingerprint()
         return int(session.joining or session.behind or not session.owned(self._running.work.shards))
 
     @property

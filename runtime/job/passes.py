@@ -147,6 +147,8 @@ class Pass(Iterator[Any]):
         self._result: Partial | None = None
         """The reduced result of the pass, held back while a shard runs that is thrown away."""
         self._rehearsed = False
+        self._fingerprint: dict[str, str] | None = None
+        """As it was when the pass began, if the script may change it in a rehearsal."""
         self._snapshot: StateMarks | None = None
         self._checksums: StateMarks | None = None
 
@@ -237,7 +239,8 @@ class Pass(Iterator[Any]):
         if training.session.joining or (training.session.behind and self._number == 0):
             self._check_unchanged()
             here = self._op(place)
-            op, result = training.session.join(here, training.fingerprint(), bound=training.bound)
+            op, result = training.session.join(here, self._fingerprint or training.fingerprint(), bound=training.bound)
+            self._fingerprint = None
             training.astray = training.session.astray
             self._running.place = place = self._running.locate(op.step)
             training.adopt(place.index, place.epoch)
@@ -246,7 +249,8 @@ class Pass(Iterator[Any]):
                 self._end(result)
                 return
             self._snapshot, self._checksums = training.carrier.watch(), training.carrier.watch(full=True)
-        training.session.begin(self._op(place), training.fingerprint(), training.harvest().groups())
+        fingerprint = self._fingerprint or training.fingerprint()
+        training.session.begin(self._op(place), fingerprint, training.harvest().groups())
         self._phase = "collecting"
 
     def _op(self, place: Place) -> Op:

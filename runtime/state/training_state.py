@@ -60,6 +60,7 @@ class Carrier:
         self._device = device
         self._objects: dict[str, Any] = {}
         self._declared: dict[str, str] = {}
+        self._undigested: set[str] = set()
         self._frozen = False
         self._parameters: list[NamedParameter] = []
         self._kinds: list[Kind] = []
@@ -91,6 +92,10 @@ class Carrier:
             check_registrable(name, thing)
         self._objects |= things
         self._declared |= dict(buffers or {})
+
+    def leave_undigested(self, name: str) -> None:
+        """Of this object, which is copied, digests say nothing: it has no tensors, and differs between workers."""
+        self._undigested.add(name)
 
     def freeze(self) -> None:
         """No more registrations: find parameters and buffers. A second call does nothing.
@@ -426,7 +431,8 @@ class Carrier:
             name: cast(dict[str, Json], entry)["state"]
             for name, entry in cast(dict[str, Json], header["objects"]).items()
         }
-        for name, tree in (*trees.items(), ("job.state", header["state"])):
+        digested = {name: tree for name, tree in trees.items() if name not in self._undigested}
+        for name, tree in (*digested.items(), ("job.state", header["state"])):
             found += [(path, json.dumps(value), None) for path, value in plain_leaves(tree, name)]
         return found
 

@@ -10,7 +10,8 @@ import pytest
 from tests.unit.runtime.ddp import threads
 from tests.unit.runtime.ddp.threads import Main
 
-SCRIPTS = ["plain", "accumulation"]
+SCRIPTS = {"plain": 7, "accumulation": 4, "endless": 6}
+"""-> steps of an epoch."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +55,7 @@ def test_a_death_at_any_moment_changes_no_bit(script: str) -> None:
 def test_a_newcomer_in_any_step_changes_no_bit(script: str) -> None:
     main = main_of(script)
     quiet = threads.alone(main)
-    steps = len(quiet[1]) // 2
+    steps = SCRIPTS[script]
     for asked, admitted in ((0, 0), (0, 2), (1, 3), (steps, steps + 1), (steps + 2, steps + 2)):
         outcome = check(main, quiet, 2, newcomers=1, asked_at=asked, admit_at=admitted)
         assert outcome.joined == {"n0": admitted}

@@ -3,6 +3,7 @@ number of workers, in one process."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ def seams() -> Iterator[None]:
 def run(session: Session, main: Main, ranks: int = RANKS, home: int = 0) -> str:
     """The script's digest."""
     script = ThreadScript(session, ranks, home)
-    script.enter()
+    script.enter(sys._getframe())
     if hasattr(ThreadLocalWorld._world, "world"):
         del ThreadLocalWorld._world.world
     torch.manual_seed(0)
