@@ -49,6 +49,11 @@ def seed_all(*position: object) -> int:
     return derived
 
 
+def seed_shard(seed: int, step: int, pass_no: int, shard: int, part: int = 0) -> int:
+    """The same for the computation of a shard. part: of several that it has."""
+    return seed_all(seed, step, pass_no, f"shard {shard}", *([part] if part else []))
+
+
 def drawn_from() -> object:
     """Where the random numbers of torch, numpy and random stand; differs from before if any was drawn."""
     numpy_state = np.random.get_state(legacy=False)

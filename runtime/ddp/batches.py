@@ -20,7 +20,7 @@ class TrainingBatches(Iterator[Any]):
     def __init__(self, script: RankScript, loader: DataLoader[Any], sampler: DistributedSampler[Any]) -> None:
         self._script = script
         self._over = False
-        script.begin_epoch(loader, sampler)
+        script.iterate(loader, sampler)
 
     def __next__(self) -> Any:
         if self._over:

@@ -2,7 +2,7 @@
 
 Before the training loop a collective is what all workers have in common: a newcomer gets what it gave. Between a batch
 and its backward() there is none. Behind backward() each turn brings the value of its rank, and the last turn has the
-result. Elsewhere a worker stands for all its ranks (see rank_values.py).
+result. Elsewhere each of a worker's ranks has the worker's value.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from runtime.ddp import mistakes
 from runtime.ddp.rank_script import RankScript, Turn
-from runtime.ddp.rank_values import RankValue, Standing
+from runtime.ddp.rank_values import RankValue
 from runtime.job.training import empty_leaf
 from runtime.reduction.partial_sum import Json
 from runtime.session import OpKind
@@ -27,13 +27,15 @@ def exchange(script: RankScript, call: str, value: torch.Tensor) -> list[RankVal
     """
     label = f"{call} of {small_values.described(value)}"
     if not script.begun:
-        own = _packed([RankValue(_owned(script), Standing.EACH, value)], call)
+        own = _packed([RankValue(_owned(script), value)], call)
         name = f"{script.calls} {label}"
         script.calls += 1
         note = script.training.shared(name, empty_leaf, lambda result: result.note, OpKind.ALLREDUCE, own)
         return _unpacked(note, value.device)
-    if script.turn in (Turn.OPEN, Turn.UNREDUCED):
+    if script.turn in (Turn.OPEN, Turn.UNREDUCED, Turn.VOID):
         raise mistakes.in_turn(call)
+    if script.evaluating:
+        raise mistakes.in_evaluation(call)
     if script.passing or script.training.session.joining:
         return alone(script, value)
     number, script.calls = script.calls, script.calls + 1
@@ -48,7 +50,7 @@ def exchange(script: RankScript, call: str, value: torch.Tensor) -> list[RankVal
 
 def alone(script: RankScript, value: torch.Tensor) -> list[RankValue]:
     """Each rank has this value."""
-    return [RankValue(tuple(range(script.ranks)), Standing.EACH, value.detach().clone())]
+    return [RankValue(tuple(range(script.ranks)), value.detach().clone())]
 
 
 def _owned(script: RankScript) -> tuple[int, ...]:
@@ -57,27 +59,25 @@ def _owned(script: RankScript) -> tuple[int, ...]:
 
 def _brought(script: RankScript, number: int, value: torch.Tensor) -> list[RankValue]:
     """What this worker brings to the n-th collective of a turn that is not silent, or outside of the training loop."""
-    if script.standing is Standing.TOGETHER:
-        return [RankValue(script.evaluated, Standing.TOGETHER, value)]
     if script.turn is Turn.ENDED:
         turned = [rank for rank in script.turned if rank is not None]
         rows = script.brought.get(number, {})
         if rows.keys() == set(turned):
-            return [RankValue((rank,), Standing.EACH, rows[rank]) for rank in sorted(rows)]
-        return [RankValue(tuple(sorted(turned)), Standing.EACH, value)]
-    return [RankValue(_owned(script), Standing.EACH, value)]
+            return [RankValue((rank,), rows[rank]) for rank in sorted(rows)]
+        return [RankValue(tuple(sorted(turned)), value)]
+    return [RankValue(_owned(script), value)]
 
 
 def _packed(values: list[RankValue], call: str) -> Json:
-    document = [[list(entry.ranks), str(entry.standing), entry.value.detach()] for entry in values if entry.ranks]
+    document = [[list(entry.ranks), entry.value.detach()] for entry in values if entry.ranks]
     return small_values.pack(document, call)
 
 
 def _unpacked(note: Json, device: torch.device) -> list[RankValue]:
     """The values of all workers, in rank order."""
     found = [
-        RankValue(tuple(ranks), Standing(standing), value)
+        RankValue(tuple(ranks), value)
         for own in cast(dict[str, dict[str, Json]], note).values()
-        for ranks, standing, value in small_values.unpack(own, lambda _: device)
+        for ranks, value in small_values.unpack(own, lambda _: device)
     ]
     return sorted(found, key=lambda entry: entry.ranks)

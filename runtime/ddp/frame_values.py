@@ -13,7 +13,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 
@@ -86,6 +86,37 @@ class FrameValues:
                 if now._tensors.get(place, (None, None))[0] is tensor:
                     tensor.copy_(before)
 
+    def added(self) -> dict[str, float]:
+        """What has been added since to the numbers and to the elements of the tensors: place -> difference."""
+        now = FrameValues.read(self._outside)
+        found: dict[str, float] = {}
+        for place, was in self._plain.items():
+            here = now._plain.get(place)
+            if _is_number(was) and _is_number(here) and here != was:
+                found[place.text] = float(here - was)
+        for place, (tensor, before) in self._tensors.items():
+            if now._tensors.get(place, (None, None))[0] is tensor and not torch.equal(tensor, before):
+                for number, value in enumerate((tensor - before).double().reshape(-1).tolist()):
+                    found[f"{place.text} {number}"] = value
+        return found
+
+    def add(self, totals: Mapping[str, float], ranks: int) -> None:
+        """To each number and tensor what all ranks have added to it, divided by their number. A whole number becomes a
+        fraction if need be; a tensor of whole numbers is rounded."""
+        now = FrameValues.read(self._outside)
+        wanted: dict[Place, Plain] = {}
+        for place, here in now._plain.items():
+            if place.text in totals and isinstance(here, int | float):
+                total = totals[place.text]
+                share: float = int(total) // ranks if total % ranks == 0 and type(here) is int else total / ranks
+                wanted[place] = here + share
+        self._write(wanted)
+        for place, (tensor, _) in now._tensors.items():
+            if any(f"{place.text} {number}" in totals for number in range(tensor.numel())):
+                values = [totals.get(f"{place.text} {number}", 0.0) / ranks for number in range(tensor.numel())]
+                with torch.no_grad():
+                    tensor += torch.tensor(values, dtype=torch.float64).reshape(tensor.shape).to(tensor)
+
     def become(self, others: Mapping[str, Plain]) -> None:
         """Take over the values that a member had when it was here. A whole number keeps what this worker has added to
         its own since then, as the member has done too; every other value that it has changed since stays."""
@@ -141,6 +172,10 @@ class Counters:
     def told(self, names: Mapping[str, Plain]) -> None:
         """A member has seen these change."""
         self._changing |= names.keys()
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return type(value) in (int, float)
 
 
 def _changed(now: Mapping[Place, Plain], place: Place, value: Plain) -> bool:

@@ -35,6 +35,13 @@ def in_turn(call: str) -> MidShardCollective:
     )
 
 
+def in_evaluation(call: str) -> MidShardCollective:
+    return MidShardCollective(
+        f"{call} was called inside the loop of an evaluation, where other workers may be with other ranks' batches. "
+        f"Add up in the loop, and call it behind the loop. {ELSE}"
+    )
+
+
 def two_backwards() -> TwoBackwards:
     return TwoBackwards(
         "a second backward() of a DistributedDataParallel model came in one turn, after the gradients of all ranks had "

@@ -123,19 +123,20 @@ class RankGroup(dist.ProcessGroup):
         return _done([])
 
     def _by_rank(self, call: str, tensor: torch.Tensor) -> list[torch.Tensor]:
+        if self._script.evaluated and self._script.training.session.world_size != self._script.ranks:
+            raise mistakes.not_in_place(
+                f"{call} of what an evaluation has collected", "Add up, and use dist.all_reduce."
+            )
         values = collectives.exchange(self._script, call, tensor)
         try:
             return rank_values.by_rank(values, self._script.ranks)
         except ValueError as why:
-            raise mistakes.not_in_place(f"{call} here ({why})", "Use dist.all_reduce.") from why
+            raise mistakes.not_in_place(f"{call} here ({why})", "") from why
 
     def _reduced(self, values: list[RankValue], op: str) -> torch.Tensor:
         if gone := rank_values.lost(values, self._script.ranks):
             print(f"elastic: ranks {gone} were lost in dist.all_reduce({op}): it is that of the others", flush=True)
-        try:
-            return rank_values.reduce(values, op, self._script.ranks)
-        except ValueError as why:
-            raise mistakes.not_in_place(f"dist.all_reduce({op}) here ({why})") from why
+        return rank_values.reduce(values, op, self._script.ranks)
 
 
 def _refused(name: str) -> Any:

@@ -17,17 +17,16 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from elastic.errors import ConfigError, JoinMissed
-from runtime.data.random_state import seed_all
+from runtime.data.random_state import randomness_kept, seed_all, seed_shard
 from runtime.ddp import mistakes
 from runtime.ddp.frame_values import Counters, FrameValues
-from runtime.ddp.rank_values import Standing
 from runtime.ddp.sampler_source import Position, SamplerSource
 from runtime.ddp.turns import Turns
 from runtime.guards.checks import OPTIONAL
 from runtime.job.job import Job, begin
 from runtime.job.loops import Extent, Steps
 from runtime.job.passes import PassWork
-from runtime.job.training import Loop, Training, empty_leaf
+from runtime.job.training import Loop, Training
 from runtime.session import Op, OpKind
 
 ALLOW = OPTIONAL - {"StateChanged"}
@@ -39,12 +38,16 @@ class Turn(StrEnum):
     """Where the script is in its training loop."""
 
     OUTSIDE = "outside"
+    OFFERED = "offered"
+    """It has the first batch of an iteration over its loader, which no model has seen yet."""
     OPEN = "open"
     """It has a batch, and its backward() is still to come."""
     UNREDUCED = "unreduced"
     """Its backward() came under no_sync(): this rank's gradients are added up."""
     ENDED = "ended"
     """Its backward() has asked for the gradients of all ranks."""
+    VOID = "void"
+    """The batch that was offered is not that of the rank to be computed: this turn is for nobody."""
     PASSING = "passing"
     """The epoch is over: a newcomer runs one batch of it, of which nothing stays."""
 
@@ -70,9 +73,10 @@ class RankScript:
         """Collectives in the turn in progress; before the training loop, since the script has begun."""
         self.brought: dict[int, dict[int, torch.Tensor]] = {}
         """What turns of the pass in progress have brought to their n-th collective: n -> rank -> value."""
-        self.standing = Standing.EACH
-        self.evaluated: tuple[int, ...] = ()
-        """Of which ranks this worker has run the evaluation, if standing is TOGETHER."""
+        self.evaluated = False
+        """One has come since the last training batch: what it has collected in lists is not that of one rank."""
+        self.evaluating = False
+        """One is in progress."""
         self._position = Position()
         self.begun = False
         """The training loop has."""
@@ -80,7 +84,10 @@ class RankScript:
         """Which of the job's epochs this worker is in, or passes by."""
         self._entry = 0
         """The epoch in which this worker came to the job."""
+        self._loader: tuple[DataLoader[Any], DistributedSampler[Any]] | None = None
         self._source: SamplerSource | None = None
+        self._offered = 0
+        """The rank whose batch was."""
         self._steps: Steps | None = None
         self._turns: Turns | None = None
         self._stepped = True
@@ -144,7 +151,7 @@ class RankScript:
     @property
     def silent(self) -> bool:
         """What the script does to its state now would be done once too often."""
-        if self.turn is Turn.PASSING:
+        if self.turn in (Turn.PASSING, Turn.VOID):
             return True
         if self._turns is None or self._turns.over:
             return False
@@ -161,16 +168,35 @@ class RankScript:
 
     # Epochs and steps
 
-    def begin_epoch(self, loader: DataLoader[Any], sampler: DistributedSampler[Any]) -> None:
-        """The script begins to iterate over its training loader. Raises LeftPass, ConfigError, JoinMissed."""
+    def iterate(self, loader: DataLoader[Any], sampler: DistributedSampler[Any]) -> None:
+        """The script begins to iterate over its training loader. Raises LeftPass."""
         self._end_epoch()
+        self._loader = (loader, sampler)
+
+    def _offer(self) -> Any:
+        """The first batch of the iteration. The epoch begins when a model sees it: scripts take a batch to look at."""
+        assert self._loader is not None
+        if self.job is None:
+            raise ConfigError("the training loop began before dist.init_process_group(); call that first")
+        self._source = SamplerSource(*self._loader, self.ranks, self._position)
+        owned = self.training.session.owned(self.ranks)
+        self._offered = owned[0] if owned else 0
+        self._values = FrameValues.read(self._outside)
+        batch = self._source.fetch(0, 0, self._offered)
+        seed_shard(self.training.seed, self.training.next_step, 0, self._offered)
+        self.turn = Turn.OFFERED
+        return batch
+
+    def _begin_epoch(self) -> None:
+        """The model is about to see the first batch of the iteration."""
+        assert self._loader is not None and self._source is not None
+        (_, sampler), source = self._loader, self._source
         if not self.begun:
             self._begin()
             self._epoch = self._first_epoch(sampler)
         else:
             self._epoch += 1
-        self._evaluations, self.standing = 0, Standing.EACH
-        self._source = SamplerSource(loader, sampler, self.ranks, self._position)
+        self._evaluations = 0
         if self.passing:
             self.turn = Turn.PASSING
             return
@@ -180,13 +206,15 @@ class RankScript:
         training.begin_epoch(self._epoch)
         if not training.elsewhere:
             self._position.batch = 0
-        first = training.begin_steps(self._source.about())
-        work = PassWork(self.ranks, self._source, "mean", ALLOW)
+        first = training.begin_steps(source.about())
+        work = PassWork(self.ranks, source, "mean", ALLOW)
         self._steps = Steps(training, work, Extent(first, self._epoch, None, None, None))
+        self._new_step(source, self._values)
+        fits = self.turned[-1] in (self._offered, None) and source.first == 0
+        self.turn = Turn.OPEN if fits else Turn.VOID
 
     def _begin(self) -> None:
-        if self.job is None:
-            raise ConfigError("the training loop began before dist.init_process_group(); call that first")
+        assert self.job is not None
         self.begun = True
         if not self.seen.get("model"):
             raise ConfigError("the training loop began without a DistributedDataParallel model; wrap the model before")
@@ -215,66 +243,62 @@ class RankScript:
 
     def next_batch(self) -> Any:
         """Raises StopIteration when the epoch is over; what the guards say of the turn before."""
+        match self.turn:
+            case Turn.OUTSIDE:
+                return self._offer()
+            case Turn.OFFERED | Turn.OPEN:
+                raise mistakes.read_ahead()
+            case Turn.PASSING:
+                for model in self.seen["model"]:
+                    model.zero_grad()
+                self._end_epoch()
+                raise StopIteration
         turns, source = self._turns, self._source
-        assert source is not None
-        if self.turn is Turn.PASSING:
-            return self._passing_by()
-        if turns is not None and not turns.over:
-            batch = self._same_pass(turns, source)
-        elif turns is not None and not self._stepped and source.left:
-            batch = self._new_pass()
+        assert turns is not None and source is not None
+        if self.turn is Turn.UNREDUCED:
+            batch = self._more(turns, source)
+        elif not turns.over:
+            self._values.put_back()
+            batch = self._following(turns)
+        elif not self._stepped and source.left:
+            batch = self._new_pass(FrameValues.read(self._outside))
         else:
-            batch = self._new_step(source)
-        self.turn, self.standing, self._reduces = Turn.OPEN, Standing.EACH, None
+            batch = self._new_step(source, FrameValues.read(self._outside))
+        self.turn, self.evaluated, self._reduces = Turn.OPEN, False, None
         return batch
 
-    def _passing_by(self) -> Any:
-        assert self._source is not None
-        if self._source.used:
-            for model in self.seen["model"]:
-                model.zero_grad()
-            self._source, self.turn = None, Turn.OUTSIDE
-            raise StopIteration
-        self._source.used = 1
-        return self._source.fetch(0, 0, 0)
-
-    def _same_pass(self, turns: Turns, source: SamplerSource) -> Any:
-        if self.turn is Turn.OPEN:
-            raise mistakes.read_ahead()
-        if self.turn is Turn.ENDED:
-            self._values.put_back()
-            batch = turns.following()
-            self._count(turns)
-            return batch
+    def _more(self, turns: Turns, source: SamplerSource) -> Any:
         try:
             return turns.more()
         except IndexError as end:
             raise mistakes.unreduced(source.left, len(source)) from end
 
-    def _new_pass(self) -> Any:
-        assert self._steps is not None and self._steps.running is not None and self._source is not None
-        self._turns = turns = Turns(self.training, self._steps.running, self._source)
-        self.turned.clear()
-        self.brought.clear()
-        self._values = FrameValues.read(self._outside)
-        batch = turns.first()
-        self._count(turns)
-        return batch
-
-    def _count(self, turns: Turns) -> None:
-        """A turn begins."""
+    def _following(self, turns: Turns) -> Any:
+        """The next turn of a pass begins."""
+        if self.turn is Turn.VOID:
+            self.turned.pop()
+        batch = turns.following()
         self.turned.append(turns.rank)
         self.calls = 0
+        return batch
 
-    def _new_step(self, source: SamplerSource) -> Any:
+    def _new_pass(self, values: FrameValues) -> Any:
+        """values: those with which it begins."""
+        assert self._steps is not None and self._steps.running is not None and self._source is not None
+        self._turns = Turns(self.training, self._steps.running, self._source)
+        self.turned.clear()
+        self.brought.clear()
+        self._values = values
+        self._turns.begin()
+        return self._following(self._turns)
+
+    def _new_step(self, source: SamplerSource, values: FrameValues) -> Any:
         assert self._steps is not None
         if self._steps.running is not None:
             source.end_step()
             self._steps.running.ended = source.left == 0
-        values = FrameValues.read(self._outside)
         if self._position.copied:
             self._take_over(values)
-            values = FrameValues.read(self._outside)
         self._position.values = self._counters.step(values)
         try:
             next(self._steps)
@@ -283,7 +307,7 @@ class RankScript:
             if self.training.riders.stopped is not None:
                 raise SystemExit(0) from None  # from here it would end the epoch, and the script begin the next one
             raise
-        return self._new_pass()
+        return self._new_pass(values)
 
     def _end_epoch(self) -> None:
         """The script has left its loop, by itself or as its data is used up."""
@@ -306,6 +330,9 @@ class RankScript:
 
     def forward(self, *, reduces: bool) -> None:
         """A DistributedDataParallel model runs, and its backward() is to reduce or not, as DDP's own."""
+        if self.turn is Turn.OFFERED:
+            with randomness_kept():
+                self._begin_epoch()
         if self.turn is Turn.OPEN and self._turns is not None and self._reduces is None:
             self._turns.settle_rates()
         self._reduces = reduces or bool(self._reduces)
@@ -315,7 +342,7 @@ class RankScript:
         if self.turn is Turn.OPEN:
             if self._turns is not None and self._turns.fresh and self._reduces is not None:
                 self._turns.set_gradients_aside()
-        elif self._reduces is not None and self.turn is not Turn.PASSING:
+        elif self._reduces is not None and self.turn not in (Turn.PASSING, Turn.VOID):
             raise mistakes.two_backwards() if self.turn is Turn.ENDED else mistakes.unknown_batches()
 
     def after_backward(self) -> None:
@@ -344,34 +371,38 @@ class RankScript:
     # Evaluation
 
     def evaluation(self, loader: DataLoader[Any], sampler: DistributedSampler[Any]) -> Generator[Any, None, None]:
-        """The batches of all ranks for which this worker stands; of a lost worker's ranks, again, by another one."""
+        """The batches of this worker's ranks, one rank after another; those of a lost worker's ranks by another one.
+
+        What the loop adds up is what each rank would have on the average: sums and counts of all ranks, divided by
+        their number. Then a sum over ranks is that of all batches, and each worker has the same, also if one is lost.
+        """
         source = SamplerSource(loader, sampler, self.ranks, Position())
+        if self.turn in (Turn.OFFERED, Turn.OPEN, Turn.UNREDUCED):
+            raise mistakes.in_turn("an evaluation")
+        start = FrameValues.read(self._outside)
+        if self.passing or self.silent or (self.begun and self.training.session.joining):
+            yield source.fetch(0, 0, 0)  # so that the names are bound which the loop binds
+            start.put_back()
+            return
+        self.evaluated = True
+        found: list[dict[str, float]] = []
         if self.job is None or not self.begun:
             for rank in range(self.ranks):
+                start.put_back()
                 yield from source.of_rank(rank)
-            return
-        if self.turn in (Turn.OPEN, Turn.UNREDUCED):
-            raise mistakes.in_turn("an evaluation")
-        if self.passing or self.silent or self.training.session.joining:
-            yield source.fetch(0, 0, 0)  # so that the names are bound which the loop binds
-            return
-        training, label = self.training, f"evaluation {self._evaluations}"
-        self._evaluations += 1
-        covered: list[int] = []
-        missing = list(range(self.ranks))
-        while missing:
-            op = Op(OpKind.EVALUATE, len(missing), training.epoch, training.next_step, label=label)
-            for unit in training.in_turns(op, training.fingerprint()):
-                covered.append(missing[unit])
-                yield from source.of_rank(missing[unit])
-            everywhere = training.collective(
-                OpKind.ALLREDUCE, f"{label}: ranks", 1, empty_leaf, lambda result: result.note, own=[*sorted(covered)]
-            )
-            assert isinstance(everywhere, dict)
-            done = {rank for ranks in everywhere.values() for rank in ranks}  # type: ignore[union-attr]
-            missing = sorted(set(range(self.ranks)) - done)
-        self.standing, self.evaluated = Standing.TOGETHER, tuple(sorted(covered))
-        seed_all(training.seed, training.next_step, label)
+                found.append(start.added())
+        else:
+            training, label = self.training, f"evaluation {self._evaluations}"
+            self._evaluations += 1
+            op = Op(OpKind.EVALUATE, self.ranks, training.epoch, training.next_step, label=label)
+            self.evaluating = True
+            for rank in training.in_turns(op, training.fingerprint(), start.added, found):
+                start.put_back()
+                yield from source.of_rank(rank)
+            self.evaluating = False
+            seed_all(training.seed, training.next_step, label)
+        start.put_back()
+        start.add(_totals(found), self.ranks)
 
     # The end
 
@@ -391,6 +422,14 @@ class RankScript:
             raise mistakes.never_trained()
         self.leave()
         self.job.close()
+
+
+def _totals(found: list[dict[str, float]]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for added in found:
+        for name, value in added.items():
+            totals[name] = totals.get(name, 0.0) + value
+    return totals
 
 
 def watched_backward(original: Any) -> Any:

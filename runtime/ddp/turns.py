@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime.data.random_state import seed_all
+from runtime.data.random_state import seed_shard
 from runtime.ddp import mistakes
 from runtime.ddp.sampler_source import SamplerSource
 from runtime.job.passes import Pass, RunningPass
@@ -21,7 +21,7 @@ from runtime.job.training import Training
 
 
 class Turns(Pass):
-    """Used by the user's thread only: `first`, then `backward_ended` and `following` until it is `over`."""
+    """Used by the user's thread only: `begin`, then `following` and `backward_ended` until it is `over`."""
 
     def __init__(self, training: Training, running: RunningPass, source: SamplerSource) -> None:
         super().__init__(training, running)
@@ -53,14 +53,13 @@ class Turns(Pass):
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for _, parameter in self._training.carrier.parameters()]
 
-    def first(self) -> Any:
-        """The batch of the first turn."""
+    def begin(self) -> None:
+        """Find out whose turn the first one is."""
         self._gradients = [parameter.grad for parameter in self._parameters]
         self._next = self.next_shard()
-        return self.following()
 
     def following(self) -> Any:
-        """The batch of the next turn."""
+        """The batch of the next turn, or, if its script has had another batch, of the same one."""
         assert self._next is not None, "each pass has a turn at least"
         self._batches, self.fresh = 1, True
         batch = self.begin_shard(self._next)
@@ -77,7 +76,7 @@ class Turns(Pass):
             raise IndexError(number)
         own = self._training.session.owned(self._running.work.shards)
         batch = self._source.fetch_ahead(number, rank, own)
-        seed_all(self._training.seed, self._running.place.index, self._number, f"shard {rank}", self._batches)
+        seed_shard(self._training.seed, self._running.place.index, self._number, rank, self._batches)
         self._batches += 1
         return batch
 

@@ -301,19 +301,24 @@ class Training:
                 self.riders.arrive(result.scalars)
                 return result
 
-    def in_turns(self, op: Op, fingerprint: dict[str, str]) -> Iterator[int]:
-        """As `run`, where the caller computes each unit that it is given before it asks for the next one."""
+    def in_turns(
+        self, op: Op, fingerprint: dict[str, str], said: Callable[[], dict[str, float]], totals: list[dict[str, float]]
+    ) -> Iterator[int]:
+        """As `run`, where the caller computes each unit that it is given before it asks for the next one.
+
+        said: what there is to say of it then. totals: gets the sums of that over all units.
+        """
         self.session.begin(op, fingerprint)
         while True:
             while (unit := self.session.next_unit()) is not None:
                 self.running = unit
                 yield unit
                 leaf = empty_leaf(unit)
-                leaf.scalars = self.riders.travel(leaf.scalars)
+                leaf.scalars = self.riders.travel({name: ("sum", value, 0.0) for name, value in said().items()})
                 self.session.unit_done(leaf)
                 self.running = None
             if (result := self.session.finish()) is not None:
-                self.riders.arrive(result.scalars)
+                totals.append(self.riders.arrive(result.scalars))
                 return
 
     def collective(

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from elastic.errors import NotCarried
-from runtime.data.random_state import ShardRandom, own_random, seed_all
+from runtime.data.random_state import ShardRandom, own_random, seed_all, seed_shard
 from runtime.reduction.buffers import Buffer, Modes
 from runtime.reduction.flat_pool import CPU, Flats
 from runtime.reduction.layout import FlatGroup
@@ -101,7 +101,7 @@ class Harvest:
         """Everything a shard may read is put back to the pass's start, and its random numbers are seeded."""
         self._restore()
         self._clear_gradients()
-        seed = seed_all(*self._at, f"shard {shard}")
+        seed = seed_shard(*self._at, shard)
         return own_random(seed)
 
     def drop_shard(self) -> None:

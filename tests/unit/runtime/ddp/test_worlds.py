@@ -10,7 +10,7 @@ import pytest
 from tests.unit.runtime.ddp import threads
 from tests.unit.runtime.ddp.threads import Main
 
-SCRIPTS = {"plain": 7, "accumulation": 4, "endless": 6}
+SCRIPTS = {"plain": 7, "accumulation": 4, "endless": 6, "trainer": 4, "evaluated": 4}
 """-> steps of an epoch."""
 
 

@@ -3,6 +3,7 @@ number of workers, in one process."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import torch
 from torch.distributed import distributed_c10d
 from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
 
-from runtime.ddp.enable import install
+from runtime.ddp.enable import environment, install
 from runtime.ddp.rank_script import RankScript
 from runtime.ddp.seams import Seams
 from runtime.session import Session, StepRecord
@@ -62,6 +63,7 @@ def run(session: Session, main: Main, ranks: int = RANKS, home: int = 0) -> str:
     if hasattr(ThreadLocalWorld._world, "world"):
         del ThreadLocalWorld._world.world
     torch.manual_seed(0)
+    os.environ.update(environment(ranks, home))
     main()
     script.leave()
     assert script.job is not None
