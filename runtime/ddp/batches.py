@@ -20,7 +20,7 @@ class TrainingBatches(Iterator[Any]):
     def __init__(self, script: RankScript, loader: DataLoader[Any], sampler: DistributedSampler[Any]) -> None:
         self._script = script
         self._over = False
-        script.iterate(loader, sampler)
+        script.iterate(self, loader, sampler)
 
     def __next__(self) -> Any:
         if self._over:
@@ -65,5 +65,5 @@ class Counted(enumerate):  # type: ignore[type-arg]  # generic for the type chec
 def _numbered(script: RankScript, iterable: Iterable[Any], start: int) -> Iterator[tuple[int, Any]]:
     count = start
     for batch in iterable:
-        yield (start + script.number if script.turn is Turn.OPEN else count), batch
+        yield (start + script.number if script.turn in (Turn.OFFERED, Turn.OPEN) else count), batch
         count += 1

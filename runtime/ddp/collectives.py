@@ -32,7 +32,7 @@ def exchange(script: RankScript, call: str, value: torch.Tensor) -> list[RankVal
         script.calls += 1
         note = script.training.shared(name, empty_leaf, lambda result: result.note, OpKind.ALLREDUCE, own)
         return _unpacked(note, value.device)
-    if script.turn in (Turn.OPEN, Turn.UNREDUCED, Turn.VOID):
+    if script.between:
         raise mistakes.in_turn(call)
     if script.evaluating:
         raise mistakes.in_evaluation(call)

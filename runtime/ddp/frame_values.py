@@ -59,7 +59,7 @@ class FrameValues:
         """Of the script's frames that have come to this call. outside: ids of frames that are not the script's."""
         found = cls()
         found._outside = outside
-        for number, frame in enumerate(_frames(outside)):
+        for number, frame in enumerate(frames(outside)):
             for place, value in _values(number, frame):
                 match value:
                     case list():
@@ -143,7 +143,7 @@ class FrameValues:
         self._write(wanted)
 
     def _write(self, values: Mapping[Place, Plain]) -> None:
-        for number, frame in enumerate(_frames(self._outside) if values else ()):
+        for number, frame in enumerate(frames(self._outside) if values else ()):
             mine = {place: value for place, value in values.items() if place.frame == number}
             if mine:
                 _write(frame, mine)
@@ -158,8 +158,12 @@ class Counters:
         self.earlier: dict[str, int] = {}
         """The whole numbers among them, as they were at the beginning of the step before."""
 
-    def step(self, values: FrameValues) -> dict[str, Plain]:
-        """Those that have changed from one step to another, as they are at the beginning of this one."""
+    def of(self, values: FrameValues) -> dict[str, Plain]:
+        """Those that have changed from one step to another."""
+        return {name: value for name, value in values.plain().items() if name in self._changing}
+
+    def step(self, values: FrameValues) -> None:
+        """A step's first batch is handed out."""
         now, before = values.plain(), self._before
         if before is not None:
             self._changing |= {name for name, value in now.items() if name in before and before[name] != value}
@@ -167,7 +171,6 @@ class Counters:
             name: value for name, value in (before or {}).items() if name in self._changing and type(value) is int
         }
         self._before = now
-        return {name: value for name, value in now.items() if name in self._changing}
 
     def told(self, names: Mapping[str, Plain]) -> None:
         """A member has seen these change."""
@@ -182,7 +185,7 @@ def _changed(now: Mapping[Place, Plain], place: Place, value: Plain) -> bool:
     return place in now and (type(now[place]) is not type(value) or now[place] != value)
 
 
-def _frames(outside: Collection[int]) -> list[FrameType]:
+def frames(outside: Collection[int]) -> list[FrameType]:
     """Those of the script's own files, outermost first."""
     found: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)

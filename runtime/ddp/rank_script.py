@@ -7,7 +7,8 @@ passes and steps, and says what is silent.
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+import weakref
+from collections.abc import Callable, Generator
 from enum import StrEnum
 from types import FrameType
 from typing import Any, ClassVar, cast
@@ -19,7 +20,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 from elastic.errors import ConfigError, JoinMissed
 from runtime.data.random_state import randomness_kept, seed_all, seed_shard
 from runtime.ddp import mistakes
-from runtime.ddp.frame_values import Counters, FrameValues
+from runtime.ddp.frame_values import Counters, FrameValues, frames
+from runtime.ddp.loop_shape import counting_loop
 from runtime.ddp.sampler_source import Position, SamplerSource
 from runtime.ddp.turns import Turns
 from runtime.guards.checks import OPTIONAL
@@ -85,9 +87,11 @@ class RankScript:
         self._entry = 0
         """The epoch in which this worker came to the job."""
         self._loader: tuple[DataLoader[Any], DistributedSampler[Any]] | None = None
+        """Over which the script iterates, until a model has seen the first batch."""
+        self._iterator: Callable[[], Any] = lambda: None
         self._source: SamplerSource | None = None
-        self._offered = 0
-        """The rank whose batch was."""
+        self._offered = (0, 0)
+        """Number and rank of the batch that was."""
         self._steps: Steps | None = None
         self._turns: Turns | None = None
         self._stepped = True
@@ -98,7 +102,9 @@ class RankScript:
         self._outside: set[int] = set()
         self._counters = Counters()
         self._values = FrameValues()
-        """As they were when the pass in progress began."""
+        """As they were when the first batch of the pass in progress was handed out."""
+        self._at_forward = FrameValues()
+        """As they were when a model saw it."""
 
     @classmethod
     def current(cls) -> RankScript | None:
@@ -168,29 +174,57 @@ class RankScript:
 
     # Epochs and steps
 
-    def iterate(self, loader: DataLoader[Any], sampler: DistributedSampler[Any]) -> None:
+    def iterate(self, iterator: Any, loader: DataLoader[Any], sampler: DistributedSampler[Any]) -> None:
         """The script begins to iterate over its training loader. Raises LeftPass."""
         self._end_epoch()
-        self._loader = (loader, sampler)
+        self._loader, self._iterator = (loader, sampler), weakref.ref(iterator)
 
-    def _offer(self) -> Any:
-        """The first batch of the iteration. The epoch begins when a model sees it: scripts take a batch to look at."""
-        assert self._loader is not None
-        if self.job is None:
-            raise ConfigError("the training loop began before dist.init_process_group(); call that first")
-        self._source = SamplerSource(*self._loader, self.ranks, self._position)
+    @property
+    def between(self) -> bool:
+        """The script is between a batch and its backward(), where nothing can be done together."""
+        if self.turn is Turn.OFFERED:
+            return self._iterator() is not None  # or it has left the loop at its top
+        return self.turn in (Turn.OPEN, Turn.UNREDUCED, Turn.VOID)
+
+    def _offer(self, source: SamplerSource, number: int) -> Any:
+        """The first batch of a step, of the rank whose turn will probably be the first. The step begins when a model
+        sees it: scripts take a batch to look at, or leave the loop at its top."""
+        self._source = source
         owned = self.training.session.owned(self.ranks)
-        self._offered = owned[0] if owned else 0
+        self._offered = (number, owned[0] if owned else 0)
         self._values = FrameValues.read(self._outside)
-        batch = self._source.fetch(0, 0, self._offered)
-        seed_shard(self.training.seed, self.training.next_step, 0, self._offered)
+        self._counters.step(self._values)
+        batch = source.offer(*self._offered, owned)
+        seed_shard(self.training.seed, self.training.next_step + (self._turns is not None), 0, self._offered[1])
         self.turn = Turn.OFFERED
         return batch
 
-    def _begin_epoch(self) -> None:
-        """The model is about to see the first batch of the iteration."""
-        assert self._loader is not None and self._source is not None
-        (_, sampler), source = self._loader, self._source
+    def _begin_step(self) -> None:
+        """The model is about to see the batch that was offered."""
+        source = self._source
+        assert source is not None
+        self._at_forward = values = FrameValues.read(self._outside)
+        if self._loader is not None:
+            (_, sampler), self._loader = self._loader, None
+            self._begin_epoch(source, sampler)
+            if self.passing:
+                self.turn = Turn.PASSING
+                return
+        assert self._steps is not None
+        if not self._position.copied:
+            self._position.values = self._counters.of(values)
+        try:
+            next(self._steps)
+        except StopIteration:
+            raise SystemExit(0) from None  # the job is stopped; the script would begin its next epoch
+        self._turns = self._new_turns()
+        self._turns.begin()
+        self._turns.following()
+        self.turned.append(self._turns.rank)
+        fits = self._turns.rank is None or self._offered == (source.first, self._turns.rank)
+        self.turn = Turn.OPEN if fits else Turn.VOID
+
+    def _begin_epoch(self, source: SamplerSource, sampler: DistributedSampler[Any]) -> None:
         if not self.begun:
             self._begin()
             self._epoch = self._first_epoch(sampler)
@@ -198,7 +232,6 @@ class RankScript:
             self._epoch += 1
         self._evaluations = 0
         if self.passing:
-            self.turn = Turn.PASSING
             return
         training = self.training
         if self._steps is not None:
@@ -209,9 +242,6 @@ class RankScript:
         first = training.begin_steps(source.about())
         work = PassWork(self.ranks, source, "mean", ALLOW)
         self._steps = Steps(training, work, Extent(first, self._epoch, None, None, None))
-        self._new_step(source, self._values)
-        fits = self.turned[-1] in (self._offered, None) and source.first == 0
-        self.turn = Turn.OPEN if fits else Turn.VOID
 
     def _begin(self) -> None:
         assert self.job is not None
@@ -243,9 +273,19 @@ class RankScript:
 
     def next_batch(self) -> Any:
         """Raises StopIteration when the epoch is over; what the guards say of the turn before."""
+        batch = self._next_batch()
+        self.evaluated, self._reduces, self.calls = False, None, 0
+        return batch
+
+    def _next_batch(self) -> Any:
         match self.turn:
             case Turn.OUTSIDE:
-                return self._offer()
+                assert self._loader is not None
+                if self.job is None:
+                    raise ConfigError("the training loop began before dist.init_process_group(); call that first")
+                if (loop := counting_loop(reversed(frames(self._outside)))) is not None:
+                    raise mistakes.counted(loop)
+                return self._offer(SamplerSource(*self._loader, self.ranks, self._position), 0)
             case Turn.OFFERED | Turn.OPEN:
                 raise mistakes.read_ahead()
             case Turn.PASSING:
@@ -253,18 +293,23 @@ class RankScript:
                     model.zero_grad()
                 self._end_epoch()
                 raise StopIteration
-        turns, source = self._turns, self._source
+        turns, source, turn = self._turns, self._source, self.turn
         assert turns is not None and source is not None
-        if self.turn is Turn.UNREDUCED:
-            batch = self._more(turns, source)
-        elif not turns.over:
+        self.turn = Turn.OPEN
+        if turn is Turn.UNREDUCED:
+            return self._more(turns, source)
+        if not turns.over:
             self._values.put_back()
-            batch = self._following(turns)
+            if turn is Turn.VOID:
+                self.turned.pop()
         elif not self._stepped and source.left:
-            batch = self._new_pass(FrameValues.read(self._outside))
+            self._values = FrameValues.read(self._outside)
+            self._turns = turns = self._new_turns()
+            turns.begin()
         else:
-            batch = self._new_step(source, FrameValues.read(self._outside))
-        self.turn, self.evaluated, self._reduces = Turn.OPEN, False, None
+            return self._next_step(source)
+        batch = turns.following()
+        self.turned.append(turns.rank)
         return batch
 
     def _more(self, turns: Turns, source: SamplerSource) -> Any:
@@ -273,41 +318,27 @@ class RankScript:
         except IndexError as end:
             raise mistakes.unreduced(source.left, len(source)) from end
 
-    def _following(self, turns: Turns) -> Any:
-        """The next turn of a pass begins."""
-        if self.turn is Turn.VOID:
-            self.turned.pop()
-        batch = turns.following()
-        self.turned.append(turns.rank)
-        self.calls = 0
-        return batch
-
-    def _new_pass(self, values: FrameValues) -> Any:
-        """values: those with which it begins."""
+    def _new_turns(self) -> Turns:
+        """A pass begins."""
         assert self._steps is not None and self._steps.running is not None and self._source is not None
-        self._turns = Turns(self.training, self._steps.running, self._source)
         self.turned.clear()
         self.brought.clear()
-        self._values = values
-        self._turns.begin()
-        return self._following(self._turns)
+        return Turns(self.training, self._steps.running, self._source)
 
-    def _new_step(self, source: SamplerSource, values: FrameValues) -> Any:
-        assert self._steps is not None
-        if self._steps.running is not None:
-            source.end_step()
-            self._steps.running.ended = source.left == 0
-        if self._position.copied:
-            self._take_over(values)
-        self._position.values = self._counters.step(values)
+    def _next_step(self, source: SamplerSource) -> Any:
+        assert self._steps is not None and self._steps.running is not None
+        source.end_step()
+        if source.left:
+            return self._offer(source, source.first)
+        self._steps.running.ended = True
+        self._end_epoch()
         try:
             next(self._steps)
         except StopIteration:
-            self._end_epoch()
             if self.training.riders.stopped is not None:
-                raise SystemExit(0) from None  # from here it would end the epoch, and the script begin the next one
+                raise SystemExit(0) from None
             raise
-        return self._new_pass(values)
+        raise AssertionError("an epoch that has ended has no further step")
 
     def _end_epoch(self) -> None:
         """The script has left its loop, by itself or as its data is used up."""
@@ -322,8 +353,8 @@ class RankScript:
     @property
     def number(self) -> int:
         """Of the batch in the epoch that was handed out last, as the script's rank counts it."""
-        if self._turns is None:
-            return 0
+        if self.turn is Turn.OFFERED or self._turns is None:
+            return self._offered[0]
         return self._turns.number
 
     # Forward and backward
@@ -332,9 +363,11 @@ class RankScript:
         """A DistributedDataParallel model runs, and its backward() is to reduce or not, as DDP's own."""
         if self.turn is Turn.OFFERED:
             with randomness_kept():
-                self._begin_epoch()
-        if self.turn is Turn.OPEN and self._turns is not None and self._reduces is None:
+                self._begin_step()
+        if self.turn is Turn.OPEN and self._turns is not None and self._turns.fresh and self._reduces is None:
             self._turns.settle_rates()
+            if self._position.copied and not self.training.session.joining:
+                self._take_over(FrameValues.read(self._outside))
         self._reduces = reduces or bool(self._reduces)
 
     def before_backward(self) -> None:
@@ -355,7 +388,7 @@ class RankScript:
         self.turn, self._reduces = Turn.ENDED, None
         self._turns.backward_ended()
         if self._position.copied:
-            self._take_over(self._values)
+            self._take_over(self._at_forward)
         if self._turns.over:
             self._stepped = False
         else:
@@ -377,7 +410,7 @@ class RankScript:
         their number. Then a sum over ranks is that of all batches, and each worker has the same, also if one is lost.
         """
         source = SamplerSource(loader, sampler, self.ranks, Position())
-        if self.turn in (Turn.OFFERED, Turn.OPEN, Turn.UNREDUCED):
+        if self.between:
             raise mistakes.in_turn("an evaluation")
         start = FrameValues.read(self._outside)
         if self.passing or self.silent or (self.begun and self.training.session.joining):

@@ -73,6 +73,7 @@ class SamplerSource:
                 "each as many"
             )
         self._prefetcher: Prefetcher | None = None
+        self._offered: tuple[tuple[int, int], Any] | None = None
 
     def _drawn(self, rank: int) -> list[list[int]]:
         """The samples of each of a rank's batches in this epoch."""
@@ -152,7 +153,14 @@ class SamplerSource:
 
     def batch(self, wanted: Wanted, own: tuple[int, ...] | None) -> Any:
         """The first batch of a rank in a pass of the step in progress."""
-        return self.fetch_ahead(self.first + self.before, wanted.shard, own)
+        wish, offered = (self.first + self.before, wanted.shard), self._offered
+        self._offered = None
+        return offered[1] if offered is not None and offered[0] == wish else self.fetch_ahead(*wish, own)
+
+    def offer(self, number: int, rank: int, own: tuple[int, ...] | None) -> Any:
+        """As `fetch_ahead`, of the batch that a pass will probably ask for next."""
+        self._offered = ((number, rank), self.fetch_ahead(number, rank, own))
+        return self._offered[1]
 
     def fetch_ahead(self, number: int, rank: int, own: tuple[int, ...] | None) -> Any:
         """A rank's batch of that number in the epoch, by the processes that the loader asks for with num_workers.

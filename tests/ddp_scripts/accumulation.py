@@ -34,6 +34,7 @@ def main(epochs=2):
         for i, (bx, by) in enumerate(loader):
             last = (i + 1) % EVERY == 0
             with nullcontext() if last else model.no_sync():
+                bx = bx + 0.1 * torch.randn_like(bx)
                 with torch.autocast("cpu", dtype=torch.bfloat16):
                     loss = F.cross_entropy(model(bx), by) / EVERY
                 scaler.scale(loss).backward()

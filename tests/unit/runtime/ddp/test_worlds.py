@@ -10,7 +10,7 @@ import pytest
 from tests.unit.runtime.ddp import threads
 from tests.unit.runtime.ddp.threads import Main
 
-SCRIPTS = {"plain": 7, "accumulation": 4, "endless": 6, "trainer": 4, "evaluated": 4}
+SCRIPTS = {"plain": 7, "accumulation": 4, "endless": 6, "trainer": 4, "evaluated": 4, "spawned": 2}
 """-> steps of an epoch."""
 
 
@@ -56,7 +56,7 @@ def test_a_newcomer_in_any_step_changes_no_bit(script: str) -> None:
     main = main_of(script)
     quiet = threads.alone(main)
     steps = SCRIPTS[script]
-    for asked, admitted in ((0, 0), (0, 2), (1, 3), (steps, steps + 1), (steps + 2, steps + 2)):
+    for asked, admitted in ((0, 0), (0, 1), (1, min(3, steps - 1)), (steps, steps + 1), (steps + 1, steps + 1)):
         outcome = check(main, quiet, 2, newcomers=1, asked_at=asked, admit_at=admitted)
         assert outcome.joined == {"n0": admitted}
-    check(main, quiet, 2, kills={"w0": (6, 0)}, newcomers=1, asked_at=1, admit_at=2)
+    check(main, quiet, 2, kills={"w0": (steps + 4, 0)}, newcomers=1, asked_at=0, admit_at=1)
