@@ -84,8 +84,8 @@ def unknown_batches() -> UnknownBatches:
 
 def counted(loop: str) -> NotInPlace:
     return NotInPlace(
-        f"{loop} counts the turns of this loop, and a worker that computes two ranks has two turns a step. Iterate over "
-        "the loader itself, `for i, batch in enumerate(loader):` with `if i == n: break`, or count in a variable, "
+        f"{loop} counts the turns of this loop, and a worker that computes two ranks has two turns a step. Iterate "
+        "over the loader itself, `for i, batch in enumerate(loader):` with `if i == n: break`, or count in a variable, "
         f"`while step < n:`. {ELSE}"
     )
 

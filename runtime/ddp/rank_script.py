@@ -205,6 +205,8 @@ class RankScript:
         assert source is not None
         self._at_forward = values = FrameValues.read(self._outside)
         if self._loader is not None:
+            if (loop := counting_loop(reversed(frames(self._outside)))) is not None:
+                raise mistakes.counted(loop)
             (_, sampler), self._loader = self._loader, None
             self._begin_epoch(source, sampler)
             if self.passing:
@@ -283,8 +285,6 @@ class RankScript:
                 assert self._loader is not None
                 if self.job is None:
                     raise ConfigError("the training loop began before dist.init_process_group(); call that first")
-                if (loop := counting_loop(reversed(frames(self._outside)))) is not None:
-                    raise mistakes.counted(loop)
                 return self._offer(SamplerSource(*self._loader, self.ranks, self._position), 0)
             case Turn.OFFERED | Turn.OPEN:
                 raise mistakes.read_ahead()
@@ -346,9 +346,8 @@ class RankScript:
             raise mistakes.left_turn()
         self._turns, self.turn = None, Turn.OUTSIDE
         self.turned.clear()
-        if self._source is not None:
-            self._source.close()
-            self._source = None
+        self.release()
+        self._source = None
 
     @property
     def number(self) -> int:
@@ -438,6 +437,11 @@ class RankScript:
         start.add(_totals(found), self.ranks)
 
     # The end
+
+    def release(self) -> None:
+        """End the processes that fetch batches ahead."""
+        if self._source is not None:
+            self._source.close()
 
     def leave(self) -> None:
         """The script's process group is destroyed, or the script has ended: there are no more steps."""

@@ -41,6 +41,7 @@ class ThreadScript(RankScript):
 def seams() -> Iterator[None]:
     """Everything replaced in torch, with a default process group for each thread, until the context ends."""
     found = Seams()
+    found.replace(sys, "excepthook", sys.excepthook)  # torch wraps it in each init_process_group
     install(found)
     found.replace(distributed_c10d, "_world", ThreadLocalWorld())
     for name in ("_register_process_group", "_unregister_process_group"):  # by name, one for all threads
@@ -64,7 +65,10 @@ def run(session: Session, main: Main, ranks: int = RANKS, home: int = 0) -> str:
         del ThreadLocalWorld._world.world
     torch.manual_seed(0)
     os.environ.update(environment(ranks, home))
-    main()
+    try:
+        main()
+    finally:
+        script.release()
     script.leave()
     assert script.job is not None
     digest = script.job.digest()
