@@ -119,5 +119,7 @@ def _verdict(epoch: Epoch) -> str:
         return "the script draws its own samples; the ledger does not know them"
     if epoch.findings:
         return "not as planned"
-    once = {"weighted": "each place drawn once", "stream": "each batch once"}.get(epoch.order, "each sample once")
+    once = {"weighted": "each place drawn once", "stream": "each batch once", "sampler": "each rank its own"}.get(
+        epoch.order, "each sample once"
+    )
     return once if epoch.finished else f"{once} so far"

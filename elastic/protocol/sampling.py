@@ -12,6 +12,7 @@ and the sample is where that falls among the running sums of the weights.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
@@ -205,6 +206,14 @@ class SamplePlan:
 def hash_of(indices: list[int]) -> str:
     """SHA-256, in hex, of the indices as little-endian int64: how the ledger names the samples of a large shard."""
     return hashlib.sha256(np.array(indices, dtype="<i8").tobytes()).hexdigest()
+
+
+def hash_of_ranks(ranks: Iterable[list[int]]) -> str:
+    """The same of what each rank of a DistributedSampler is given in an epoch, rank after rank."""
+    sha = hashlib.sha256()
+    for indices in ranks:
+        sha.update(hash_of(indices).encode())
+    return sha.hexdigest()
 
 
 @lru_cache(maxsize=4)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from elastic.protocol.sampling import Indices, SamplePlan, hash_of
+from elastic.protocol.sampling import Indices, SamplePlan, hash_of, hash_of_ranks
 from elastic.records.ledger import Line
 
 NAMED_MAX = 20
@@ -35,7 +35,8 @@ class Epoch:
 
     number: int
     order: str
-    """ "shuffled", "in order", "weighted", "stream", or "unknown": the script draws its own."""
+    """ "shuffled", "in order", "weighted", "stream"; "sampler": a DistributedSampler's; "unknown": the script draws its
+    own."""
     steps: int = 0
     planned_steps: int | None = None
     used: int = 0
@@ -116,7 +117,12 @@ class _Contents(Protocol):
 def _contents(epoch: Epoch, first: int, data: dict[str, Any] | None) -> _Contents | None:
     if data is None:
         return None
-    return _Batches(epoch, first, data["shards"]) if epoch.order == "stream" else _Samples(epoch, first, data)
+    match epoch.order:
+        case "stream":
+            return _Batches(epoch, first, data["shards"])
+        case "sampler":
+            return _Sampled(epoch, first, data)
+    return _Samples(epoch, first, data)
 
 
 class _Batches:
@@ -134,6 +140,43 @@ class _Batches:
 
     def end(self) -> None:
         """Nobody knows how many there are."""
+
+
+class _Sampled:
+    """Checks a torchrun script: each rank had what its DistributedSampler gives it, by a hash of that."""
+
+    def __init__(self, epoch: Epoch, first: int, data: dict[str, Any]) -> None:
+        self._epoch, self._first, self._sha256 = epoch, first, data["sha256"]
+        self._samples: int = data["samples"]
+        self._planned: int = data["drawn"]
+        self._ranks: list[list[int]] = [[] for _ in range(data["shards"])]
+        self._listed = True
+
+    def take(self, at: int, given: list[Any]) -> None:
+        if len(given) != len(self._ranks):
+            what = f"it had samples of {len(given)} ranks, there are {len(self._ranks)}"
+            self._epoch.findings.append(EpochFinding(self._epoch.number, self._first + at, what))
+        for rank, had in zip(self._ranks, given, strict=False):
+            if isinstance(had, list):
+                rank += had
+            else:
+                self._listed = False
+
+    def end(self) -> None:
+        epoch, drawn = self._epoch, [sample for rank in self._ranks for sample in rank]
+        epoch.used = len(set(drawn))
+        epoch.repeated = len(drawn) - epoch.used
+        if not self._listed:
+            what = "the samples of some steps are listed by their hash only, so the order of the epoch is not known"
+        elif len(drawn) < self._planned:
+            epoch.planned_steps = epoch.steps + 1  # nobody knows how many batches the script takes for a step
+            return
+        elif hash_of_ranks(self._ranks) != self._sha256:
+            what = "its ranks had other samples, or in another order, than the DistributedSampler gives them"
+        else:
+            epoch.left_out = self._samples - epoch.used
+            return
+        epoch.findings.append(EpochFinding(epoch.number, None, what))
 
 
 class _Samples:

@@ -261,6 +261,11 @@ class RankScript:
         self.training.claim_shards(self.ranks)
         self.training.plan_steps(None, self.ranks)
         self._entry = self.training.enter_loop(Loop.EPOCHS).epoch
+        if self.training.next_step == 0:
+            self.job.print(
+                f"elastic: {self.ranks} ranks in place, computed by {self.job.world_size} workers; the ranks of a lost "
+                "worker go to the others, and no bit changes"
+            )
 
     def _first_epoch(self, sampler: DistributedSampler[Any]) -> int:
         """Which of the job's epochs the script begins with: the first, or, if it has found a snapshot of its own, the

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import Any, cast
 
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from elastic.errors import ConfigError
-from elastic.protocol.sampling import hash_of
+from elastic.protocol.sampling import hash_of, hash_of_ranks
 from runtime.data.loader import SAMPLES_LISTED_MAX, seed_fetch
 from runtime.data.prefetcher import Habit, Prefetcher, Wanted
 from runtime.ddp.frame_values import Plain
@@ -114,17 +113,16 @@ class SamplerSource:
         return int(getattr(self._sampler, "epoch", 0))
 
     def about(self) -> dict[str, Any]:
-        """All that decides which samples a step has, as JSON. sha256: of the samples of each rank in turn."""
-        sha = hashlib.sha256()
-        for batches in self._batches:
-            sha.update(hash_of([index for batch in batches for index in batch]).encode())
+        """All that decides which samples a step has, as JSON. drawn: how many samples all ranks have."""
+        ranks = [[index for batch in batches for index in batch] for batches in self._batches]
         return {
             "order": "sampler",
             "shards": self.shards,
             "samples": len(self._loader.dataset),  # type: ignore[arg-type]  # it is no IterableDataset
+            "drawn": sum(map(len, ranks)),
             "batches": len(self),
             "sampler_epoch": self.epoch,
-            "sha256": sha.hexdigest(),
+            "sha256": hash_of_ranks(ranks),
         }
 
     def weight(self, shard: int) -> float:

@@ -22,6 +22,12 @@ from elastic.errors import ColdStart
 from runtime.forkserver import process_title
 from runtime.script_end import ScriptEnd
 
+FOR_TORCHRUN = (
+    "This is a script for torchrun. Start it with `elastic run --ranks N ...`, N as in torchrun --nproc-per-node=N: it "
+    "trains unchanged, and a dead worker is invisible in the weights. Or with `torchrun --rdzv-backend=elastic ...`, "
+    "where all workers are restarted when one is lost."
+)
+
 
 def sources(program: Program) -> list[tuple[str, str]]:
     """(file, text) of what the program runs first, in order. Nothing of it is run.
@@ -80,6 +86,8 @@ def run(program: Program, command: Sequence[str]) -> None:
         for _ in range(1 if program.is_module else 2):
             trace = trace.tb_next if trace is not None else None
         error = error.with_traceback(trace)
+        if isinstance(error, ValueError) and "environment variable RANK expected" in str(error):
+            error.add_note(FOR_TORCHRUN)
         if isinstance(error, SystemExit):
             if ScriptEnd.current is not None:
                 ScriptEnd.current.on_exit(error)
