@@ -31,7 +31,7 @@ _KINDS = (int, float, bool, str, type(None))
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ValuePlace:
     """Where a value is: a local name of a frame, or an attribute of the object with that name."""
 
     frame: int
@@ -49,9 +49,9 @@ class FrameValues:
     """What there was at one moment. Made by `read`."""
 
     def __init__(self) -> None:
-        self._plain: dict[Place, Plain] = {}
-        self._lists: dict[Place, tuple[list[Any], int]] = {}
-        self._tensors: dict[Place, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._plain: dict[ValuePlace, Plain] = {}
+        self._lists: dict[ValuePlace, tuple[list[Any], int]] = {}
+        self._tensors: dict[ValuePlace, tuple[torch.Tensor, torch.Tensor]] = {}
         self._outside: Collection[int] = ()
 
     @classmethod
@@ -104,7 +104,7 @@ class FrameValues:
         """To each number and tensor what all ranks have added to it, divided by their number. A whole number becomes a
         fraction if need be; a tensor of whole numbers is rounded."""
         now = FrameValues.read(self._outside)
-        wanted: dict[Place, Plain] = {}
+        wanted: dict[ValuePlace, Plain] = {}
         for place, here in now._plain.items():
             if place.text in totals and isinstance(here, int | float):
                 total = totals[place.text]
@@ -121,7 +121,7 @@ class FrameValues:
         """Take over the values that a member had when it was here. A whole number keeps what this worker has added to
         its own since then, as the member has done too; every other value that it has changed since stays."""
         now = FrameValues.read(self._outside)
-        wanted: dict[Place, Plain] = {}
+        wanted: dict[ValuePlace, Plain] = {}
         for place, before in self._plain.items():
             if place.text not in others or place not in now._plain:
                 continue
@@ -135,21 +135,21 @@ class FrameValues:
     def become_earlier(self, earlier: Mapping[str, int]) -> None:
         """Whole numbers become what they would be now in a step that had begun with these."""
         now = FrameValues.read(self._outside)
-        wanted: dict[Place, Plain] = {}
+        wanted: dict[ValuePlace, Plain] = {}
         for place, before in self._plain.items():
             here = now._plain.get(place)
             if place.text in earlier and type(here) is int and type(before) is int:
                 wanted[place] = earlier[place.text] + here - before
         self._write(wanted)
 
-    def _write(self, values: Mapping[Place, Plain]) -> None:
+    def _write(self, values: Mapping[ValuePlace, Plain]) -> None:
         for number, frame in enumerate(frames(self._outside) if values else ()):
             mine = {place: value for place, value in values.items() if place.frame == number}
             if mine:
                 _write(frame, mine)
 
 
-class Counters:
+class FrameCounters:
     """Which plain values a script changes while it trains, and what they are in the step in progress."""
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ def _is_number(value: object) -> TypeGuard[float]:
     return type(value) in (int, float)
 
 
-def _changed(now: Mapping[Place, Plain], place: Place, value: Plain) -> bool:
+def _changed(now: Mapping[ValuePlace, Plain], place: ValuePlace, value: Plain) -> bool:
     return place in now and (type(now[place]) is not type(value) or now[place] != value)
 
 
@@ -196,10 +196,10 @@ def frames(outside: Collection[int]) -> list[FrameType]:
     return found[::-1]
 
 
-def _values(number: int, frame: FrameType) -> Iterator[tuple[Place, Any]]:
+def _values(number: int, frame: FrameType) -> Iterator[tuple[ValuePlace, Any]]:
     objects = 0
     for name, value in list(frame.f_locals.items()):
-        place = Place(number, frame.f_code.co_qualname, name)
+        place = ValuePlace(number, frame.f_code.co_qualname, name)
         if name.startswith("__"):
             continue
         if _looked_at(value):
@@ -208,7 +208,7 @@ def _values(number: int, frame: FrameType) -> Iterator[tuple[Place, Any]]:
             objects += 1
             for attribute, inner in list(vars(value).items()):
                 if _looked_at(inner):
-                    yield Place(number, place.function, name, attribute), inner
+                    yield ValuePlace(number, place.function, name, attribute), inner
 
 
 def _looked_at(value: object) -> bool:
@@ -229,7 +229,7 @@ def _is_scripts_own(value: object) -> bool:
     return file is not None and not file.startswith((OURS, *LIBRARIES))
 
 
-def _write(frame: FrameType, values: Mapping[Place, Plain]) -> None:
+def _write(frame: FrameType, values: Mapping[ValuePlace, Plain]) -> None:
     names = frame.f_locals
     for place, value in values.items():
         if place.attribute:

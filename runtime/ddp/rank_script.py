@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from elastic.errors import ConfigError, JoinMissed
 from runtime.data.random_state import randomness_kept, seed_all, seed_shard
 from runtime.ddp import mistakes
-from runtime.ddp.frame_values import Counters, FrameValues, frames
+from runtime.ddp.frame_values import FrameCounters, FrameValues, frames
 from runtime.ddp.loop_shape import counting_loop
 from runtime.ddp.sampler_source import Position, SamplerSource
 from runtime.ddp.turns import Turns
@@ -100,7 +100,7 @@ class RankScript:
         """What a forward() since the last backward() has asked for: True: that this backward() reduces; None: none."""
         self._evaluations = 0
         self._outside: set[int] = set()
-        self._counters = Counters()
+        self._counters = FrameCounters()
         self._values = FrameValues()
         """As they were when the first batch of the pass in progress was handed out."""
         self._at_forward = FrameValues()

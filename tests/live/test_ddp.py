@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from chaos_tests.support.processes import Command
 from elastic.records import ledger
 from elastic.records.exactly_once import prove
-from tests.live.jobs import ROOT, Job
+from tests.live.jobs import DEADLINE_S, ROOT, Job
 
 SCRIPTS = ROOT / "tests" / "ddp_scripts"
 RANKS = "4"
@@ -69,3 +71,23 @@ def test_without_ranks_a_torchrun_script_is_told_what_to_write(tmp_path: Path) -
 
 def logs(job: Job) -> str:
     return "".join(path.read_text() for path in sorted((job.dir / "logs").glob("*.log")))
+
+
+def test_losses_are_those_of_torchrun_but_for_the_last_bits(tmp_path: Path) -> None:
+    """DistributedDataParallel divides before it adds, and gloo adds in another order: close, and not equal."""
+    script = [str(ROOT / "docs" / "examples" / "train_ddp.py"), "--epochs", "2", "--log-every", "1"]
+    with Job(tmp_path, "--workers", "1", "--ranks", "2", *script) as job:
+        assert job.wait() == 0, job.output
+        here = losses(job.output)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *script]
+    there = Command(torchrun, tmp_path / "torchrun.out", environment={"OMP_NUM_THREADS": "1"}, cwd=tmp_path)
+    try:
+        assert there.process.wait(DEADLINE_S) == 0, there.output
+    finally:
+        there.stop()
+    assert len(here) == 64
+    assert here[:50] == pytest.approx(losses(there.output)[:50], rel=1e-5)
+
+
+def losses(output: str) -> list[float]:
+    return [float(line.rpartition(" ")[2]) for line in output.splitlines() if line.startswith("epoch ")]
