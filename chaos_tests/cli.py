@@ -111,6 +111,7 @@ def _add_run(actions: Any) -> None:
         help="how long faults are injected, from the first step on (default: 80%% of the undisturbed run)",
     )
     run.add_argument("--workers", type=int, metavar="N", help="workers (default: 3, or those of the job)")
+    run.add_argument("--ranks", type=int, metavar="N", help="of a script for torchrun, as in `elastic run --ranks`")
     run.add_argument("--job", metavar="job.toml", help="a job in TOML in place of a script")
     run.add_argument(
         "--trace",

@@ -60,6 +60,8 @@ class Campaign:
     plan: tuple[Planned, ...] = ()
     job: str = ""
     directory: str = ""
+    ranks: int = 0
+    """Of a script for torchrun; 0: it calls elastic.join(), or `job` says it."""
 
 
 def quiet_run(campaign: Campaign) -> float:
@@ -101,6 +103,7 @@ def on_one_machine(
         program = [sys.executable, "-m", "chaos_tests.cluster.local_job", str(specification), str(job_dir)]
     else:
         options = ["--max-restarts", str(RESTARTS), "--workers", str(campaign.workers)]
+        options += ["--ranks", str(campaign.ranks)]
         program = elastic_run(job_dir, options, campaign.command)
     directory = Path(campaign.directory) if campaign.directory else None
     with LocalJob(job_dir, program, on_poll, environment, directory) as job:
@@ -122,6 +125,7 @@ def specification(campaign: Campaign) -> JobSpec:
         name=default_name(name),
         command=command,
         workers=campaign.workers,
+        ranks=campaign.ranks,
         max_restarts=RESTARTS,
         checkpoint_every=CHECKPOINT_EVERY,
         snapshot_every=SNAPSHOT_EVERY,

@@ -45,6 +45,7 @@ def scenario_of(options: argparse.Namespace) -> tuple[Scenario, list[str]]:
             ("seed", options.seed),
             ("duration_s", options.duration),
             ("workers", options.workers),
+            ("ranks", options.ranks),
             ("job", options.job),
             ("trace", options.trace),
             ("speed", options.speed),
@@ -67,14 +68,20 @@ def campaign_of(scenario: Scenario, words: Sequence[str], home: Path) -> Campaig
             raise ConfigError("no script given: write `elastic chaos run -- train.py`, or give --job job.toml")
         workers, command, job = scenario.workers if scenario.workers is not None else WORKERS, tuple(words), ""
         _check_workers("--workers", workers)
+        if scenario.ranks is not None and scenario.ranks < 1:
+            raise ConfigError(f"--ranks {scenario.ranks} must be at least 1")
     else:
         if words:
             raise ConfigError(f"{scenario.job} names the script; leave out {' '.join(words)!r:.200}")
+        if scenario.ranks is not None:
+            raise ConfigError(f"--ranks {scenario.ranks}: {scenario.job} says how many there are; write ranks = in it")
         spec = _specification(scenario)
         workers, command, job = spec.workers, spec.command, codec.job_to_json(spec).decode()
     seed = scenario.seed if scenario.seed is not None else secrets.randbelow(1_000_000)
     preset, plan = _faults(scenario, workers)
-    return Campaign(home, command, workers, preset, seed, scenario.duration_s, plan, job, str(Path.cwd()))
+    return Campaign(
+        home, command, workers, preset, seed, scenario.duration_s, plan, job, str(Path.cwd()), scenario.ranks or 0
+    )
 
 
 def _faults(scenario: Scenario, workers: int) -> tuple[str, tuple[Planned, ...]]:

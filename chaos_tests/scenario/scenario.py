@@ -4,6 +4,7 @@ preset = "everything"        or faults with commas between; or [[fault]] tables;
 seed = 7
 duration = "2m"
 workers = 3
+ranks = 4                    of a script for torchrun, see docs/ddp.md
 job = "job.toml"             in place of a script on the command line; from the scenario's directory
 trace = "spot.csv"           of nodes that come and go; from the scenario's directory, or one that comes along
 speed = 20                   so many times faster than it was recorded
@@ -39,6 +40,7 @@ class Scenario:
     seed: int | None = None
     duration_s: float | None = None
     workers: int | None = None
+    ranks: int | None = None
     job: str = ""
     trace: str = ""
     speed: float | None = None
@@ -63,12 +65,13 @@ def scenario_from_toml(text: str, where: str) -> Scenario:
     if not isinstance(tables, list):
         raise ConfigError(f"{where}: write [[fault]] above the fields of a fault")
     try:
-        _check_names(document, ("preset", "seed", "duration", "workers", "job", "trace", "speed"))
+        _check_names(document, ("preset", "seed", "duration", "workers", "ranks", "job", "trace", "speed"))
         scenario = Scenario(
             preset=_text(document, "preset"),
             seed=_integer(document, "seed"),
             duration_s=_duration(document, "duration"),
             workers=_integer(document, "workers"),
+            ranks=_integer(document, "ranks"),
             job=_text(document, "job"),
             trace=_text(document, "trace"),
             speed=_speed(document),

@@ -15,7 +15,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elastic.checkpoints import description
-from elastic.checkpoints.description import FACTORIES, ITEM_BYTES, described_tensors, unique_names
+from elastic.checkpoints.description import (
+    DIMENSIONS_MAX,
+    FACTORIES,
+    ITEM_BYTES,
+    described_tensors,
+    is_dense,
+    sizes,
+    unique_names,
+)
 from elastic.checkpoints.export import export
 from elastic.checkpoints.layout import DTYPES, LENGTH, pieces
 from elastic.checkpoints.manifest import FileEntry, Manifest, PartNote, _digest
@@ -360,3 +368,13 @@ def test_where_the_job_stands_is_read_or_fails(encoded: bytes) -> None:
     except CopyFailed:
         return
     assert meta.step >= 0 and isinstance(meta.state, dict)
+
+
+def test_a_tensor_may_have_as_many_dimensions_as_there_may_be_and_no_more() -> None:
+    assert sizes([1] * DIMENSIONS_MAX, "shape") == (1,) * DIMENSIONS_MAX
+    with pytest.raises(ValueError, match="shape cannot be"):
+        sizes([1] * (DIMENSIONS_MAX + 1), "shape")
+
+
+def test_a_dimension_of_one_element_may_have_any_stride() -> None:
+    assert is_dense((1, 3), (7, 1)) and not is_dense((2, 3), (7, 1))

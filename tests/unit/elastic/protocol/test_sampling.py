@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elastic.errors import ConfigError
-from elastic.protocol.sampling import SamplePlan, Weights, permute
+from elastic.protocol.sampling import LENGTH_MAX, SamplePlan, Weights, permute
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -297,3 +297,7 @@ def test_what_a_plan_is_about_says_all_that_decides_the_samples() -> None:
     about = SamplePlan(3, 3, 1, seed=5, weights=weights).about()
     assert (about["order"], about["seed"], about["weights"]) == ("weighted", 5, weights.digest)
     assert weights.digest != Weights([1, 2, 4]).digest
+
+
+def test_the_longest_dataset_can_be_planned() -> None:
+    assert SamplePlan(LENGTH_MAX, 1 << 20, 1, shuffle=True).steps == LENGTH_MAX >> 20
