@@ -1,0 +1,1066 @@
+"""Scripts that break one rule of logical ranks are stopped by an error that names it; those that do what its message
+says train, and so do scripts that come close."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from elastic.errors import (
+    ConfigError,
+    LeftAlone,
+    LeftPass,
+    MidShardCollective,
+    NotCarried,
+    NotInPlace,
+    ReadAhead,
+    StateChanged,
+    StrayGradient,
+    TwoBackwards,
+    UnknownBatches,
+    UsageError,
+)
+from runtime.ddp.rank_script import RankScript
+from tests.unit.jobs import Recorded
+from tests.unit.runtime.ddp import threads
+from tests.unit.runtime.ddp.threads import Main
+
+SAMPLES = 84
+BATCHES = 7
+"""Of an epoch, of 3 samples."""
+
+SEEN: defaultdict[str, list[Any]] = defaultdict(list)
+"""What scripts tell the test: name -> what each worker, in each turn that counts, has told."""
+
+
+@pytest.fixture(autouse=True)
+def seams() -> Iterator[None]:
+    SEEN.clear()
+    with threads.seams():
+        yield
+
+
+def tell(name: str, value: object) -> None:
+    if not RankScript.running().silent:
+        SEEN[name].append(value)
+
+
+class Setup:
+    """What all scripts have in common."""
+
+    def __init__(self, batch_size: int = 3, norm: bool = False) -> None:
+        dist.init_process_group("gloo")
+        torch.manual_seed(1)
+        x = torch.randn(SAMPLES, 4)
+        data = TensorDataset(x, x.sum(1, keepdim=True))
+        layers: list[nn.Module] = [nn.Linear(4, 3), nn.BatchNorm1d(3) if norm else nn.Tanh(), nn.Linear(3, 1)]
+        self.model = DDP(nn.Sequential(*layers))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.sampler: DistributedSampler[Any] = DistributedSampler(data)
+        self.loader: DataLoader[Any] = DataLoader(data, batch_size=batch_size, sampler=self.sampler)
+        held_out = torch.arange(32.0).reshape(32, 1).expand(32, 4).contiguous()
+        tests = TensorDataset(held_out, held_out[:, :1].clone())
+        test_sampler: DistributedSampler[Any] = DistributedSampler(tests, shuffle=False)
+        self.test_loader: DataLoader[Any] = DataLoader(tests, batch_size=4, sampler=test_sampler)
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return F.mse_loss(self.model(x), y)
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = self.loss(x, y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()  # type: ignore[no-any-return]
+
+
+def stopped(main: Main, kind: type[BaseException], message: str) -> None:
+    """By this error, in every worker, however many there are, if one of them has several ranks."""
+    with pytest.raises(kind, match=message):
+        threads.alone(main)
+    assert {type(error) for error in threads.together(2, main).errors.values()} == {kind}
+
+
+def trains(main: Main, steps: int | None = None, workers: Iterable[int] = (2, 4)) -> None:
+    """With the same bits in every world, and what is told is told alike in all of them."""
+    digest, ledger = threads.alone(main)
+    told = {name: values[:] for name, values in SEEN.items()}
+    assert steps in (None, len(ledger))
+    for count in workers:
+        SEEN.clear()
+        outcome = threads.together(count, main)
+        assert outcome.errors == {}
+        assert set(outcome.digests.values()) == {digest}
+        assert all(records == ledger for records in outcome.ledgers.values())
+        for name, values in told.items():
+            assert sorted(SEEN[name], key=repr) == sorted(values * count, key=repr)
+
+
+# ReadAhead
+
+
+def list_of_the_loader() -> None:
+    setup = Setup()
+    for x, y in list(setup.loader):
+        setup.step(x, y)
+
+
+def two_batches_for_one_backward() -> None:
+    setup = Setup()
+    it = iter(setup.loader)
+    while True:
+        (x, y), (u, v) = next(it), next(it)
+        setup.step(torch.cat([x, u]), torch.cat([y, v]))
+
+
+def a_batch_left_out() -> None:
+    setup = Setup()
+    for i, (x, y) in enumerate(setup.loader):
+        if i == 1:
+            continue
+        setup.step(x, y)
+
+
+def a_batch_left_out_behind_the_model() -> None:
+    setup = Setup()
+    for i, (x, y) in enumerate(setup.loader):
+        loss = setup.loss(x, y)
+        if i == 1:
+            continue
+        setup.optimizer.zero_grad()
+        loss.backward()
+        setup.optimizer.step()
+
+
+def a_batch_left_out_by_weight() -> None:
+    """What to write instead of `continue`."""
+    setup = Setup()
+    for i, (x, y) in enumerate(setup.loader):
+        loss = setup.loss(x, y) * float(i != 1)
+        setup.optimizer.zero_grad()
+        loss.backward()
+        setup.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "main",
+    [list_of_the_loader, two_batches_for_one_backward, a_batch_left_out, a_batch_left_out_behind_the_model],
+)
+def test_a_second_batch_before_backward_is_named(main: Main) -> None:
+    stopped(main, ReadAhead, "take one batch, call backward")
+
+
+def test_a_batch_whose_loss_does_not_count_is_a_step() -> None:
+    trains(a_batch_left_out_by_weight, BATCHES)
+
+
+# MidShardCollective
+
+
+def all_reduce_before_backward() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        loss = setup.loss(x, y)
+        dist.all_reduce(loss.detach().clone())
+        setup.optimizer.zero_grad()
+        loss.backward()
+        setup.optimizer.step()
+
+
+def barrier_before_the_model() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        dist.barrier()
+        setup.step(x, y)
+
+
+def all_reduce_behind_the_step() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        loss = setup.step(x, y)
+        dist.all_reduce(loss)
+        tell("loss", loss.item())
+
+
+def evaluate(setup: Setup, collective: Callable[[torch.Tensor], object] | None = None) -> list[float]:
+    totals = torch.zeros(2)
+    setup.model.eval()
+    with torch.no_grad():
+        for x, y in setup.test_loader:
+            setup.model(x)
+            totals[0] += y.sum()
+            totals[1] += len(y)
+            if collective is not None:
+                collective(totals)
+    dist.all_reduce(totals)
+    setup.model.train()
+    return totals.tolist()
+
+
+def all_reduce_in_an_evaluation() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        setup.step(x, y)
+    evaluate(setup, dist.all_reduce)
+
+
+def all_reduce_behind_an_evaluation() -> None:
+    setup = Setup()
+    tell("before", evaluate(setup))
+    for x, y in setup.loader:
+        setup.step(x, y)
+    tell("behind", evaluate(setup))
+    assert SEEN["before"][0] == SEEN["behind"][0] == [496.0, 32.0]
+
+
+def evaluation_before_backward() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        loss = setup.loss(x, y)
+        evaluate(setup)
+        setup.optimizer.zero_grad()
+        loss.backward()
+        setup.optimizer.step()
+
+
+@pytest.mark.parametrize("main", [all_reduce_before_backward, barrier_before_the_model, evaluation_before_backward])
+def test_a_collective_between_a_batch_and_its_backward_is_named(main: Main) -> None:
+    stopped(main, MidShardCollective, "between a batch and its backward")
+
+
+def test_a_collective_inside_an_evaluation_is_named() -> None:
+    stopped(all_reduce_in_an_evaluation, MidShardCollective, "inside the loop of an evaluation")
+
+
+def test_behind_the_step_each_rank_brings_its_value_and_all_get_the_sum() -> None:
+    trains(all_reduce_behind_the_step, BATCHES)
+
+
+def test_behind_an_evaluation_there_is_the_sum_of_all_batches() -> None:
+    trains(all_reduce_behind_an_evaluation, BATCHES)
+
+
+def synchronised_norm() -> None:
+    setup = Setup(norm=True)
+    setup.model = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(setup.model.module))
+    for x, y in setup.loader:
+        setup.step(x, y)
+
+
+def norm() -> None:
+    setup = Setup(norm=True)
+    for x, y in setup.loader:
+        setup.step(x, y)
+
+
+def test_synchronised_batch_norm_is_named_and_batch_norm_works() -> None:
+    stopped(synchronised_norm, NotCarried, "SyncBatchNorm, .* use BatchNorm")
+    trains(norm, BATCHES)
+
+
+# TwoBackwards
+
+
+def two_models_outputs() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        setup.optimizer.zero_grad()
+        setup.loss(x, y).backward()
+        setup.loss(-x, -y).backward()
+        setup.optimizer.step()
+
+
+def two_losses_of_one_output() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        out: Any = setup.model(x)
+        setup.optimizer.zero_grad()
+        F.mse_loss(out, y).backward(retain_graph=True)
+        F.l1_loss(out, y).backward()
+        setup.optimizer.step()
+
+
+def two_losses_added_up() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        loss = setup.loss(x, y) + setup.loss(-x, -y)
+        setup.optimizer.zero_grad()
+        loss.backward()
+        setup.optimizer.step()
+
+
+def first_backward_without_reduction() -> None:
+    """As the message of TwoBackwards says."""
+    setup = Setup()
+    for x, y in setup.loader:
+        setup.optimizer.zero_grad()
+        with setup.model.no_sync():
+            setup.loss(x, y).backward()
+        setup.loss(-x, -y).backward()
+        setup.optimizer.step()
+
+
+def test_a_second_backward_in_a_turn_is_named() -> None:
+    stopped(two_models_outputs, TwoBackwards, "Add the losses up")
+    trains(two_losses_added_up, BATCHES)
+
+
+@pytest.mark.xfail(strict=True, reason="before_backward takes a backward() without a forward() for one of other models")
+def test_a_second_backward_of_one_output_is_named() -> None:
+    stopped(two_losses_of_one_output, TwoBackwards, "a second backward")
+
+
+@pytest.mark.xfail(strict=True, raises=UnknownBatches, reason="before_backward refuses it: the turn is UNREDUCED")
+def test_a_second_backward_works_if_the_first_is_under_no_sync() -> None:
+    trains(first_backward_without_reduction, BATCHES)
+
+
+# LeftPass
+
+
+def left_by_the_loss_of_one_rank() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        loss = setup.step(x, y)
+        if loss.item() > 0:
+            break
+
+
+def left_by_the_loss_of_all_ranks() -> None:
+    """As the message of LeftPass says."""
+    setup = Setup()
+    for x, y in setup.loader:
+        loss = setup.step(x, y)
+        dist.all_reduce(loss)
+        tell("loss", loss.item())
+        if loss.item() > 0:
+            break
+
+
+def accumulated(every: int, fits: bool) -> None:
+    setup = Setup()
+    for i, (x, y) in enumerate(setup.loader):
+        if (i + 1) % every and not (fits and i + 1 == len(setup.loader)):
+            with setup.model.no_sync():
+                setup.loss(x, y).backward()
+        else:
+            setup.loss(x, y).backward()
+            setup.optimizer.step()
+            setup.optimizer.zero_grad()
+
+
+def test_leaving_the_loop_in_a_silent_turn_is_named() -> None:
+    stopped(left_by_the_loss_of_one_rank, LeftPass, "compare what dist.all_reduce")
+
+
+def test_leaving_the_loop_alone_is_named_where_each_worker_has_a_rank() -> None:
+    def main() -> None:
+        setup = Setup()
+        for x, y in setup.loader:
+            setup.step(x, y)
+            if dist.get_rank() == 0:
+                break
+
+    assert {type(error) for error in threads.together(4, main).errors.values()} == {LeftAlone}
+
+
+@pytest.mark.xfail(
+    strict=True, reason="in a silent turn all_reduce gives ranks * its own value, and the loop is left by it"
+)
+def test_leaving_the_loop_by_what_all_reduce_gives_works() -> None:
+    trains(left_by_the_loss_of_all_ranks, 1)
+
+
+def test_accumulation_that_does_not_fit_the_epoch_is_named_and_works_with_a_step_on_the_last_batch() -> None:
+    stopped(lambda: accumulated(3, False), LeftPass, "Step on the last batch too")
+    trains(lambda: accumulated(3, True), 3)
+
+
+# UnknownBatches
+
+
+def batches_of_a_tensor() -> None:
+    setup = Setup()
+    setup.step(torch.ones(2, 4), torch.ones(2, 1))
+
+
+def batches_of_another_loader() -> None:
+    setup = Setup()
+    for x, y in DataLoader(setup.loader.dataset, batch_size=3):
+        setup.step(x, y)
+
+
+def no_batches() -> None:
+    Setup()
+    RankScript.running().close()
+
+
+def test_a_backward_outside_of_such_a_loop_is_named() -> None:
+    stopped(batches_of_a_tensor, UnknownBatches, "sampler=DistributedSampler")
+    stopped(batches_of_another_loader, UnknownBatches, "sampler=DistributedSampler")
+
+
+def test_a_script_of_several_workers_that_never_trains_is_named() -> None:
+    assert {type(error) for error in threads.together(2, no_batches).errors.values()} == {UnknownBatches}
+
+
+# NotInPlace
+
+
+def before_the_loop(call: Callable[[Setup], object]) -> Main:
+    def main() -> None:
+        setup = Setup()
+        call(setup)
+        for x, y in setup.loader:
+            setup.step(x, y)
+
+    return main
+
+
+def sharded(setup: Setup) -> object:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the import compiles with what torch has deprecated itself
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    return ZeroRedundancyOptimizer(setup.model.parameters(), torch.optim.SGD, lr=0.1)
+
+
+REFUSED: dict[str, Callable[[Setup], object]] = {
+    "send": lambda _: dist.send(torch.ones(1), 3),
+    "recv": lambda _: dist.recv(torch.ones(1), 3),
+    "recv from anyone": lambda _: dist.recv(torch.ones(1)),
+    "isend": lambda _: dist.isend(torch.ones(1), 3),
+    "broadcast from another rank": lambda _: dist.broadcast(torch.ones(1), 1),
+    "objects from another rank": lambda _: dist.broadcast_object_list([1], 1),
+    "scatter": lambda _: dist.scatter(torch.ones(1), [torch.ones(1)] * 4 if dist.get_rank() == 0 else None),
+    "reduce_scatter": lambda _: dist.reduce_scatter(torch.ones(1), [torch.ones(1)] * 4),
+    "all_to_all": lambda _: dist.all_to_all_single(torch.ones(4), torch.ones(4)),
+    "bitwise": lambda _: dist.all_reduce(torch.ones(1, dtype=torch.int64), dist.ReduceOp.BAND),
+    "comm hook": lambda setup: setup.model.register_comm_hook(None, lambda state, bucket: None),
+    "sharded optimizer": sharded,
+    "group of some": lambda _: dist.new_group([0, 1]),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_what_one_rank_alone_sends_gets_or_holds_is_named(call: str) -> None:
+    with pytest.raises(NotInPlace, match="does not work with logical ranks"):
+        threads.alone(before_the_loop(REFUSED[call]))
+
+
+@pytest.mark.xfail(strict=True, reason="torch makes no group where the home rank is none of it, so nothing refuses it")
+def test_a_group_of_other_ranks_is_named_too() -> None:
+    with pytest.raises(NotInPlace):
+        threads.alone(before_the_loop(lambda _: dist.new_group([2, 3])))
+
+
+def counted_by_a_range() -> None:
+    setup = Setup()
+    it = iter(setup.loader)
+    for _ in range(4):
+        x, y = next(it)
+        setup.step(x, y)
+
+
+def counted_by_a_zip() -> None:
+    setup = Setup()
+    for _, (x, y) in zip(range(4), setup.loader, strict=False):
+        setup.step(x, y)
+
+
+def counted_by_a_slice() -> None:
+    setup = Setup()
+    for _, (x, y) in enumerate(itertools.islice(setup.loader, 4)):
+        setup.step(x, y)
+
+
+def counted_by_a_variable() -> None:
+    """As the message says."""
+    setup = Setup()
+    it, step = iter(setup.loader), 0
+    while step < 4:
+        x, y = next(it)
+        setup.step(x, y)
+        step += 1
+
+
+def counted_by_enumerate() -> None:
+    """As the message says."""
+    setup = Setup()
+    for i, (x, y) in enumerate(setup.loader):
+        if i == 4:
+            break
+        setup.step(x, y)
+
+
+@pytest.mark.parametrize("main", [counted_by_a_range, counted_by_a_zip, counted_by_a_slice])
+def test_a_loop_that_counts_turns_is_named(main: Main) -> None:
+    stopped(main, NotInPlace, "counts the turns of this loop")
+
+
+@pytest.mark.parametrize("main", [counted_by_a_variable, counted_by_enumerate])
+def test_what_its_message_says_works(main: Main) -> None:
+    trains(main, 4)
+
+
+def counted_by_a_named_range() -> None:
+    setup = Setup()
+    it, steps = iter(setup.loader), range(4)
+    for _ in steps:
+        x, y = next(it)
+        setup.step(x, y)
+
+
+def counted_over_a_generator() -> None:
+    setup = Setup()
+
+    def forever() -> Iterator[Any]:
+        while True:
+            yield from setup.loader
+
+    for i, (x, y) in enumerate(forever()):
+        if i == 4:
+            break
+        setup.step(x, y)
+
+
+def counted_in_a_dict() -> None:
+    setup = Setup()
+    it, state = iter(setup.loader), {"step": 0}
+    while state["step"] < 4:
+        x, y = next(it)
+        setup.step(x, y)
+        state["step"] += 1
+
+
+def counted_in_a_namespace() -> None:
+    setup = Setup()
+    it, state = iter(setup.loader), SimpleNamespace(step=0)
+    while state.step < 4:
+        x, y = next(it)
+        setup.step(x, y)
+        state.step += 1
+
+
+def counted_two_levels_deep() -> None:
+    setup = Setup()
+    it, trainer = iter(setup.loader), Trainer()
+    while trainer.state.step < 4:
+        x, y = next(it)
+        setup.step(x, y)
+        trainer.state.step += 1
+
+
+class State:
+    def __init__(self) -> None:
+        self.step = 0
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.state = State()
+
+
+@pytest.mark.xfail(
+    strict=True, reason="turns are counted as steps: one worker trains 1 step, four train 4, and no error"
+)
+@pytest.mark.parametrize(
+    "main",
+    [
+        counted_by_a_named_range,
+        counted_over_a_generator,
+        counted_in_a_dict,
+        counted_in_a_namespace,
+        counted_two_levels_deep,
+    ],
+)
+def test_steps_that_are_counted_elsewhere_are_as_many_in_every_world_or_are_named(main: Main) -> None:
+    found = set()
+    for workers in (1, 4):
+        outcome = threads.together(workers, main)
+        assert all(isinstance(error, UsageError) for error in outcome.errors.values())
+        found |= {len(records) for records in outcome.ledgers.values()}
+    assert len(found) <= 1
+
+
+def several_times_through_the_model() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        out = torch.zeros(())
+        for _ in range(2):
+            out = out + setup.model(x)
+        loss: Any = F.mse_loss(out, y)
+        setup.optimizer.zero_grad()
+        loss.backward()
+        setup.optimizer.step()
+
+
+@pytest.mark.xfail(strict=True, raises=NotInPlace, reason="loop_shape takes a loop inside a turn for that of the turns")
+def test_a_range_inside_a_turn_counts_no_turns() -> None:
+    trains(several_times_through_the_model, BATCHES)
+
+
+# StrayGradient
+
+
+def gradients_never_dropped() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        setup.loss(x, y).backward()
+        setup.optimizer.step()
+
+
+def gradients_dropped_behind_the_step() -> None:
+    """As the message says."""
+    setup = Setup()
+    for x, y in setup.loader:
+        setup.loss(x, y).backward()
+        setup.optimizer.step()
+        setup.optimizer.zero_grad()
+
+
+def test_a_gradient_of_the_step_before_is_named_and_zero_grad_helps() -> None:
+    stopped(gradients_never_dropped, StrayGradient, "zero_grad")
+    trains(gradients_dropped_behind_the_step, BATCHES)
+
+
+def weights_changed_by_hand() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        setup.model.zero_grad()
+        setup.loss(x, y).backward()
+        with torch.no_grad():
+            for parameter in setup.model.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(parameter.grad, alpha=0.1)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="nothing sees it: in a silent turn .grad is None, and four workers train 1 step of 7"
+)
+def test_weights_that_no_optimizer_changes_are_named() -> None:
+    for workers in (1, 4):
+        errors = threads.together(workers, weights_changed_by_hand).errors
+        assert errors
+        assert all(isinstance(error, UsageError) for error in errors.values())
+
+
+# ConfigError
+
+
+def optimizer_made_late() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        setup.step(x, y)
+        setup.optimizer = torch.optim.SGD(setup.model.parameters(), lr=0.01)
+
+
+def scheduler_made_late() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        setup.step(x, y)
+    torch.optim.lr_scheduler.StepLR(setup.optimizer, 2)
+
+
+def sampler_for_two() -> None:
+    setup = Setup()
+    sampler: DistributedSampler[Any] = DistributedSampler(setup.loader.dataset, num_replicas=2, rank=0)
+    for x, y in DataLoader(setup.loader.dataset, batch_size=3, sampler=sampler):
+        setup.step(x, y)
+
+
+def world_of_two() -> None:
+    dist.init_process_group("gloo", rank=0, world_size=2)
+
+
+def no_process_group() -> None:
+    data = TensorDataset(torch.ones(8, 1))
+    sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=4, rank=0)
+    for _ in DataLoader(data, sampler=sampler):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("main", "message"),
+    [
+        (optimizer_made_late, "make it before the first epoch"),
+        (scheduler_made_late, "make it before the first epoch"),
+        (sampler_for_two, "leave num_replicas= out"),
+        (world_of_two, "start the script with --ranks 2"),
+        (no_process_group, "init_process_group"),
+    ],
+)
+def test_what_cannot_begin_is_named(main: Main, message: str) -> None:
+    stopped(main, ConfigError, message)
+
+
+# What works
+
+
+def left_at_the_top() -> None:
+    setup = Setup()
+    for epoch in range(2):
+        setup.sampler.set_epoch(epoch)
+        for i, (x, y) in enumerate(setup.loader):
+            if i == 2:
+                break
+            setup.step(x, y)
+        dist.barrier()
+
+
+def left_at_the_bottom() -> None:
+    setup = Setup()
+    step = 0
+    while True:
+        for x, y in setup.loader:
+            setup.step(x, y)
+            step += 1
+            if step >= 9:
+                break
+        if step >= 9:
+            break
+
+
+def left_at_the_bottom_by_enumerate() -> None:
+    setup = Setup()
+    for i, (x, y) in enumerate(setup.loader, 1):
+        setup.step(x, y)
+        if i == 3:
+            break
+
+
+def drawn_before_the_model() -> None:
+    setup = Setup()
+    for epoch in range(2):
+        setup.sampler.set_epoch(epoch)
+        for x, y in setup.loader:
+            setup.step(x + random.random() * torch.randn_like(x), y)
+
+
+def looked_at() -> None:
+    """One batch is taken before the loop, to see how it looks."""
+    setup = Setup()
+    x, y = next(iter(setup.loader))
+    tell("shape", tuple(x.shape))
+    for x, y in setup.loader:
+        setup.step(x, y)
+
+
+def set_up_together() -> None:
+    setup = Setup()
+    seed = torch.full((2,), float(dist.get_rank() + 5))
+    dist.broadcast(seed, 0)
+    words: list[Any] = [{"lr": 0.05} if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(words, src=0)
+    worlds: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(worlds, dist.get_world_size())
+    group = dist.new_group()
+    ones = torch.ones(1)
+    dist.all_reduce(ones, group=group)
+    dist.barrier()
+    dist.monitored_barrier()
+    tell("all", (words, worlds, ones.item()))
+    assert words[0] == {"lr": 0.05} and worlds == [4] * 4 and ones.item() == 4
+    for parameter in setup.optimizer.param_groups:
+        parameter["lr"] = words[0]["lr"]
+    for x, y in setup.loader:
+        setup.step(x, y)
+
+
+@pytest.mark.parametrize(
+    ("main", "steps"),
+    [
+        (left_at_the_top, 4),
+        (left_at_the_bottom, 9),
+        (left_at_the_bottom_by_enumerate, 3),
+        (drawn_before_the_model, 2 * BATCHES),
+        (looked_at, BATCHES),
+        (set_up_together, BATCHES),
+    ],
+)
+def test_scripts_that_come_close_have_the_same_bits_in_every_world(main: Main, steps: int) -> None:
+    trains(main, steps, (2, 3))
+
+
+@pytest.mark.parametrize("main", [left_at_the_top, left_at_the_bottom, drawn_before_the_model])
+def test_they_have_them_through_deaths_and_joins(main: Main) -> None:
+    digest, _ = threads.alone(main)
+    for how in ({"kills": {"w0": (2, 0)}}, {"kills": {"w0": (3, 1)}}, {"newcomers": 1, "asked_at": 0, "admit_at": 1}):
+        outcome = threads.together(3, main, **how)
+        assert outcome.errors == {}
+        assert set(outcome.digests.values()) == {digest}
+
+
+def one_step_by_a_variable() -> None:
+    setup = Setup()
+    it, step = iter(setup.loader), 0
+    while step < 1:
+        x, y = next(it)
+        setup.step(x, y)
+        step += 1
+
+
+def one_step_by_enumerate() -> None:
+    setup = Setup()
+    for i, (x, y) in enumerate(setup.loader):
+        setup.step(x, y)
+        if i == 0:
+            break
+
+
+@pytest.mark.xfail(strict=True, raises=LeftPass, reason="FrameCounters.earlier is empty in the first step")
+@pytest.mark.parametrize("main", [one_step_by_a_variable, one_step_by_enumerate])
+def test_a_script_may_train_one_step(main: Main) -> None:
+    trains(main, 1)
+
+
+def held_iterator() -> None:
+    setup = Setup()
+    it, step = iter(setup.loader), 0
+    while True:
+        x, y = next(it)
+        if step == 2:
+            break
+        setup.step(x, y)
+        step += 1
+    dist.barrier()
+
+
+@pytest.mark.xfail(strict=True, raises=MidShardCollective, reason="`between` asks whether the iterator still lives")
+def test_a_loop_left_at_its_top_may_keep_its_iterator() -> None:
+    trains(held_iterator, 2)
+
+
+def reduced_now_and_then() -> None:
+    setup = Setup()
+    for i, (x, y) in enumerate(setup.loader):
+        loss = setup.step(x, y)
+        if i % 3 == 1:
+            dist.all_reduce(loss)
+            tell("loss", loss.item())
+
+
+@pytest.mark.xfail(
+    strict=True, reason="a silent turn sees `i` of the step before, and brings its value one step too late"
+)
+def test_what_is_reduced_every_third_step_is_the_sum_over_ranks() -> None:
+    trains(reduced_now_and_then)
+
+
+def remembered_by_step() -> None:
+    setup = Setup()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(setup.optimizer, 0.5)
+    rates: dict[int, float] = {}
+    for i, (x, y) in enumerate(setup.loader):
+        setup.step(x, y)
+        rates[i] = setup.optimizer.param_groups[0]["lr"]
+        scheduler.step()
+    tell("rates", list(rates.items()))
+
+
+@pytest.mark.xfail(
+    strict=True, reason="a silent turn sees `i` of the step before, and writes over what that had written"
+)
+def test_what_is_remembered_under_the_number_of_a_step_is_that_of_the_step() -> None:
+    trains(remembered_by_step)
+
+
+def counted_as_tensor() -> None:
+    setup = Setup()
+    total: Any = 0.0
+    for x, y in setup.loader:
+        total += torch.ones_like(setup.step(x, y))
+    tell("total", float(total))
+
+
+def counted_as_new_tensor() -> None:
+    setup = Setup()
+    total = torch.zeros(())
+    for x, y in setup.loader:
+        total = total + torch.ones_like(setup.step(x, y))
+    tell("total", total.item())
+
+
+@pytest.mark.xfail(strict=True, reason="FrameValues.put_back leaves a name alone that holds another tensor than before")
+@pytest.mark.parametrize("main", [counted_as_tensor, counted_as_new_tensor])
+def test_a_sum_that_is_a_tensor_counts_steps_too(main: Main) -> None:
+    trains(main)
+
+
+def evaluated_as_tensor() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        setup.step(x, y)
+    setup.model.eval()
+    right: Any = 0
+    with torch.no_grad():
+        for _x, y in setup.test_loader:
+            right += (y >= 0).sum()
+    found = torch.as_tensor(right).clone()
+    dist.all_reduce(found)
+    tell("right", found.item())
+
+
+def evaluated_in_a_tensor_of_the_caller() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        setup.step(x, y)
+    totals = torch.zeros(1)
+
+    def validate(totals: torch.Tensor) -> None:
+        setup.model.eval()
+        with torch.no_grad():
+            for _x, y in setup.test_loader:
+                totals += len(y)
+
+    validate(totals)
+    dist.all_reduce(totals)
+    tell("samples", totals.item())
+    assert totals.item() == 32.0
+
+
+def evaluated_in_part() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+        setup.step(x, y)
+    setup.model.eval()
+    total = torch.zeros(1)
+    with torch.no_grad():
+        for i, (_x, y) in enumerate(setup.test_loader):
+            if i == 1:
+                break
+            total += len(y)
+    dist.all_reduce(total)
+    tell("samples", total.item())
+
+
+def evaluated_in_the_loop() -> None:
+    setup = Setup()
+    for i, (x, y) in enumerate(setup.loader):
+        setup.step(x, y)
+        if i == 0:
+            totals = evaluate(setup)
+            tell("totals", totals)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="`correct += (...).sum()` makes a tensor of a number, which is neither undone nor added"
+)
+def test_an_evaluation_may_count_in_a_tensor_that_was_a_number() -> None:
+    trains(evaluated_as_tensor)
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="FrameValues.add adds once for each frame that holds the tensor"
+)
+def test_an_evaluation_may_add_to_a_tensor_of_its_caller() -> None:
+    trains(evaluated_in_a_tensor_of_the_caller)
+
+
+@pytest.mark.xfail(strict=True, raises=MidShardCollective, reason="`break` leaves RankScript.evaluating set for ever")
+def test_an_evaluation_may_be_left_early() -> None:
+    trains(evaluated_in_part)
+
+
+@pytest.mark.xfail(strict=True, reason="behind a backward() silent turns bring zeros, as they have evaluated nothing")
+def test_an_evaluation_behind_a_step_has_the_sum_of_all_batches() -> None:
+    trains(evaluated_in_the_loop)
+
+
+def scheduler_at_the_top() -> None:
+    setup = Setup()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(setup.optimizer, 0.9)
+    for i, (x, y) in enumerate(setup.loader):
+        if i > 0:
+            scheduler.step()
+        setup.step(x, y)
+
+
+def scheduler_at_the_bottom() -> None:
+    setup = Setup()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(setup.optimizer, 0.9)
+    for x, y in setup.loader:
+        setup.step(x, y)
+        scheduler.step()
+
+
+@pytest.mark.parametrize("main", [scheduler_at_the_top, scheduler_at_the_bottom])
+def test_a_scheduler_may_step_at_either_end_of_the_loop(main: Main) -> None:
+    trains(main, BATCHES)
+
+
+class Moved(Recorded):
+    """Its ranks are others while it is `elsewhere`, as if another worker were there still."""
+
+    elsewhere = False
+
+    def owned(self, units: int) -> tuple[int, ...]:
+        return (units - 1,) if self.elsewhere else tuple(range(units))
+
+
+def moved(*, at_the_top: bool) -> str:
+    """The digest of a job which gets more ranks between the batch and the forward of step 2.
+
+    at_the_top: of the loop, its scheduler steps.
+    """
+    session = Moved()
+
+    def main() -> None:
+        setup = Setup()
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(setup.optimizer, 0.9)
+        for i, (x, y) in enumerate(setup.loader):
+            session.elsewhere = False
+            if at_the_top and i > 0:
+                scheduler.step()
+            setup.step(x, y)
+            if not at_the_top:
+                scheduler.step()
+            if i == 1 and not RankScript.running().silent:
+                session.elsewhere = True
+
+    return threads.run(session, main)
+
+
+def test_a_worker_that_gets_ranks_with_a_batch_in_its_hands_begins_with_the_first_of_them() -> None:
+    digest, _ = threads.alone(scheduler_at_the_bottom)
+    assert moved(at_the_top=False) == digest
+
+
+@pytest.mark.xfail(
+    strict=True, raises=StateChanged, reason="`silent` is False in the turn that becomes VOID and behind it"
+)
+def test_a_scheduler_at_the_top_steps_once_where_a_worker_gets_ranks_with_a_batch_in_its_hands() -> None:
+    digest, _ = threads.alone(scheduler_at_the_top)
+    assert moved(at_the_top=True) == digest
+
+
+def step_with_a_closure() -> None:
+    setup = Setup()
+    for x, y in setup.loader:
+
+        def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> float:
+            setup.optimizer.zero_grad()
+            loss = setup.loss(x, y)
+            loss.backward()
+            return float(loss.item())
+
+        setup.optimizer.step(closure)
+
+
+@pytest.mark.xfail(
+    strict=True, raises=ReadAhead, reason="the optimizer acts in the first turn, and no closure is called then"
+)
+def test_an_optimizer_with_a_closure_trains() -> None:
+    trains(step_with_a_closure, BATCHES)
