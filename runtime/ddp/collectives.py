@@ -59,7 +59,7 @@ def _owned(script: RankScript) -> tuple[int, ...]:
 
 def _brought(script: RankScript, number: int, value: torch.Tensor) -> list[RankValue]:
     """What this worker brings to the n-th collective of a turn that is not silent, or outside of the training loop."""
-    if script.turn is Turn.ENDED:
+    if script.turn is Turn.ENDED and not script.evaluated:
         turned = [rank for rank in script.turned if rank is not None]
         rows = script.brought.get(number, {})
         if rows.keys() == set(turned):

@@ -66,6 +66,8 @@ def _unless_silent(original: Any) -> Any:
         script = RankScript.current()
         if script is None:
             return original(self, *args, **kwargs)
+        if isinstance(self, Optimizer) and (args or kwargs.get("closure") is not None):
+            raise mistakes.not_in_place("optimizer.step(closure)", "Call backward() in the loop, and step() behind it.")
         if script.silent:
             return None
         result = original(self, *args, **kwargs)

@@ -1,36 +1,69 @@
-"""What counts the turns of a training loop beside the script's own variables: a range(), a zip(), an islice().
+"""The loop that stands around a script's training step, by its source: what counts its turns, and what ends it.
 
-Their place is kept inside the interpreter, where silent turns cannot be undone: a loop over range(1000) would end after
-a thousand turns, which are fewer steps.
+A range(), a zip() or an islice() keeps its place inside the interpreter, where silent turns cannot be undone: a loop
+over range(1000) would end after a thousand turns, which are fewer steps. And a condition such as `if step == total:
+break` must not end the loop in a silent turn.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
+import itertools
 import linecache
-from collections.abc import Iterable
-from types import FrameType
+from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType, FrameType
+from typing import TypeAlias
 
 COUNTING = frozenset({"range", "trange", "zip", "islice"})
+_COUNTERS = (range, zip, itertools.islice)
+
+_UNKNOWN = (ast.Call, ast.Await, ast.NamedExpr, ast.Attribute, ast.Subscript)
+"""In a condition: what cannot be worked out from local names alone."""
+
+Loop: TypeAlias = ast.For | ast.While
 
 
 def counting_loop(frames: Iterable[FrameType]) -> str | None:
     """Where the innermost loop around a call is one whose turns are counted so: "train.py:12: for i in range(1000)".
     frames: innermost first. None: it is not, or its text cannot be read."""
     for frame in frames:
-        loop = _innermost(_loops(frame.f_code.co_filename), frame.f_lineno)
+        loop = _around(frame)
         if loop is None:
             continue
-        if isinstance(loop, ast.For) and (name := _called(loop.iter)) in COUNTING:
-            target = ast.unparse(loop.target)
-            return f"{frame.f_code.co_filename}:{loop.lineno}: for {target} in {name}(...)"
+        if isinstance(loop, ast.For) and (counter := _counter(loop.iter, frame)) is not None:
+            return f"{frame.f_code.co_filename}:{loop.lineno}: for {ast.unparse(loop.target)} in {counter}"
         return None
     return None
 
 
+def would_leave(frames: Iterable[FrameType], values: Mapping[tuple[FrameType, str], object]) -> bool:
+    """Whether a condition ends the innermost loop around a call if the local names that the loop assigns have these
+    values, or may do so: what it calls is not called, and what hangs on an object is not known. frames: innermost
+    first."""
+    for frame in frames:
+        loop = _around(frame)
+        if loop is not None:
+            grows = _assigned(loop)
+            names = {name: value for (owner, name), value in values.items() if owner is frame and name in grows}
+            return any(_holds(code, negated, names, frame) for code, negated in _ends(frame.f_code.co_filename, loop))
+    return False
+
+
+def _around(frame: FrameType) -> Loop | None:
+    """The innermost loop of the frame's function around its current line."""
+    line, first = frame.f_lineno, frame.f_code.co_firstlineno
+    around = [
+        loop
+        for loop in _loops(frame.f_code.co_filename)
+        if first <= loop.lineno <= line <= (loop.body[-1].end_lineno or loop.lineno)
+    ]
+    return max(around, key=lambda loop: loop.lineno, default=None)
+
+
 @functools.lru_cache(maxsize=16)
-def _loops(filename: str) -> list[ast.For | ast.While]:
+def _loops(filename: str) -> list[Loop]:
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except SyntaxError:
@@ -38,17 +71,64 @@ def _loops(filename: str) -> list[ast.For | ast.While]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
 
 
-def _innermost(loops: Iterable[ast.For | ast.While], line: int) -> ast.For | ast.While | None:
-    around = [loop for loop in loops if loop.lineno <= line <= (loop.end_lineno or loop.lineno)]
-    return max(around, key=lambda loop: loop.lineno, default=None)
-
-
-def _called(node: ast.expr) -> str | None:
-    """The name of what a call calls; of enumerate(), tqdm() and the like what stands inside."""
+def _counter(node: ast.expr, frame: FrameType) -> str | None:
+    """What counts, in the head of a loop: also inside enumerate(), tqdm() and the like, and under a name."""
+    if isinstance(node, ast.Name):
+        value = frame.f_locals.get(node.id, frame.f_globals.get(node.id))
+        return f"{node.id}, a {type(value).__name__}," if isinstance(value, _COUNTERS) else None
     if not isinstance(node, ast.Call):
         return None
-    function = node.func
-    name = function.id if isinstance(function, ast.Name) else getattr(function, "attr", None)
-    if name in COUNTING or not node.args:
-        return name
-    return _called(node.args[0])
+    name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", None)
+    if name in COUNTING:
+        return f"{name}(...)"
+    inside = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "iterable")]
+    return next((found for part in inside if (found := _counter(part, frame)) is not None), None)
+
+
+@functools.lru_cache(maxsize=16)
+def _ends(filename: str, loop: Loop) -> list[tuple[CodeType | None, bool]]:
+    """(condition, whether it ends the loop by not being true); None: one that calls something."""
+    found: list[tuple[ast.expr, bool]] = [(loop.test, True)] if isinstance(loop, ast.While) else []
+    found += [(node.test, False) for node in _inside(loop.body) if isinstance(node, ast.If) and _leaves(node)]
+    return [(_compiled(filename, test), negated) for test, negated in found]
+
+
+def _assigned(loop: Loop) -> frozenset[str]:
+    """The names that the loop gives values to."""
+    return frozenset(
+        node.id for node in ast.walk(loop) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
+
+
+def _inside(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """All statements, but those of inner loops and functions."""
+    for statement in body:
+        yield statement
+        if not isinstance(statement, ast.For | ast.While | ast.FunctionDef | ast.ClassDef):
+            for name in ("body", "orelse", "finalbody"):
+                yield from _inside(getattr(statement, name, []))
+
+
+def _leaves(node: ast.If) -> bool:
+    return any(isinstance(statement, ast.Break | ast.Return) for statement in _inside(node.body))
+
+
+def _compiled(filename: str, test: ast.expr) -> CodeType | None:
+    if any(
+        isinstance(node, ast.Call | ast.Await | ast.NamedExpr | ast.Attribute | ast.Subscript)
+        for node in ast.walk(test)
+    ):
+        return None
+    return compile(ast.Expression(test), filename, "eval")
+
+
+def _holds(code: CodeType | None, negated: bool, names: Mapping[str, object], frame: FrameType) -> bool:
+    if code is None:
+        return True
+    if not names.keys() & set(code.co_names):
+        return False
+    try:
+        values = {**frame.f_globals, **frame.f_locals, **names, "__builtins__": builtins}
+        return bool(eval(code, values)) != negated
+    except Exception:
+        return True  # it cannot be said

@@ -37,8 +37,9 @@ def in_turn(call: str) -> MidShardCollective:
 
 def in_evaluation(call: str) -> MidShardCollective:
     return MidShardCollective(
-        f"{call} was called inside the loop of an evaluation, where other workers may be with other ranks' batches. "
-        f"Add up in the loop, and call it behind the loop. {ELSE}"
+        f"{call} came inside the loop of an evaluation, where other workers may be with other ranks' batches. "
+        "Add up in the loop, and call it behind the loop; and let the loop run to its end, without `break`: take fewer "
+        f"samples. {ELSE}"
     )
 
 

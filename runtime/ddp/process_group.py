@@ -211,7 +211,12 @@ def _init(original: Any) -> Any:
 def _new_group(original: Any) -> Any:
     @functools.wraps(original)
     def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return original(ranks, timeout, backend if RankScript.current() is None else NAME, *args, **kwargs)
+        script = RankScript.current()
+        if script is None:
+            return original(ranks, timeout, backend, *args, **kwargs)
+        if ranks is not None and sorted(ranks) != list(range(script.ranks)):
+            raise mistakes.not_in_place(f"a group of the ranks {sorted(ranks)}", "Use the whole world.")
+        return original(None, timeout, NAME, *args, **kwargs)
 
     return new_group
 

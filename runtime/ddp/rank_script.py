@@ -21,7 +21,7 @@ from elastic.errors import ConfigError, JoinMissed
 from runtime.data.random_state import randomness_kept, seed_all, seed_shard
 from runtime.ddp import mistakes
 from runtime.ddp.frame_values import FrameCounters, FrameValues, frames
-from runtime.ddp.loop_shape import counting_loop
+from runtime.ddp.loop_shape import counting_loop, would_leave
 from runtime.ddp.sampler_source import Position, SamplerSource
 from runtime.ddp.turns import Turns
 from runtime.guards.checks import OPTIONAL
@@ -98,7 +98,11 @@ class RankScript:
         """An optimizer has stepped since the last result."""
         self._reduces: bool | None = None
         """What a forward() since the last backward() has asked for: True: that this backward() reduces; None: none."""
+        self._marks: list[tuple[int, int] | None] | None = None
+        """Of the gradients, before a backward() of what no model has made in this turn since it ended."""
         self._evaluations = 0
+        self._counting: str | None = None
+        """The loop that has asked for the first batch of an epoch, if it counts turns."""
         self._outside: set[int] = set()
         self._counters = FrameCounters()
         self._values = FrameValues()
@@ -194,6 +198,8 @@ class RankScript:
         self._offered = (number, owned[0] if owned else 0)
         self._values = FrameValues.read(self._outside)
         self._counters.step(self._values)
+        if self._loader is not None:
+            self._counting = counting_loop(reversed(frames(self._outside)))
         batch = source.offer(*self._offered, owned)
         seed_shard(self.training.seed, self.training.next_step + (self._turns is not None), 0, self._offered[1])
         self.turn = Turn.OFFERED
@@ -203,10 +209,12 @@ class RankScript:
         """The model is about to see the batch that was offered."""
         source = self._source
         assert source is not None
+        if self.evaluating:
+            raise mistakes.in_evaluation("a training step")
         self._at_forward = values = FrameValues.read(self._outside)
         if self._loader is not None:
-            if (loop := counting_loop(reversed(frames(self._outside)))) is not None:
-                raise mistakes.counted(loop)
+            if self._counting is not None:
+                raise mistakes.counted(self._counting)
             (_, sampler), self._loader = self._loader, None
             self._begin_epoch(source, sampler)
             if self.passing:
@@ -250,6 +258,10 @@ class RankScript:
         self.begun = True
         if not self.seen.get("model"):
             raise ConfigError("the training loop began without a DistributedDataParallel model; wrap the model before")
+        if not self.seen.get("optimizer"):
+            raise mistakes.not_in_place(
+                "A script without an optimizer of torch.optim", "Weights are changed by its step()."
+            )
         named = {
             kind if number == 0 else f"{kind}{number + 1}": thing
             for kind, things in self.seen.items()
@@ -368,6 +380,8 @@ class RankScript:
         if self.turn is Turn.OFFERED:
             with randomness_kept():
                 self._begin_step()
+        if self.turn is Turn.UNREDUCED:
+            self.turn = Turn.OPEN  # once more with the same batch
         if self.turn is Turn.OPEN and self._turns is not None and self._turns.fresh and self._reduces is None:
             self._turns.settle_rates()
             if self._position.copied and not self.training.session.joining:
@@ -379,11 +393,17 @@ class RankScript:
         if self.turn is Turn.OPEN:
             if self._turns is not None and self._turns.fresh and self._reduces is not None:
                 self._turns.set_gradients_aside()
+        elif self.turn is Turn.ENDED and self._reduces is None:
+            self._marks = self._gradient_marks()
         elif self._reduces is not None and self.turn not in (Turn.PASSING, Turn.VOID):
             raise mistakes.two_backwards() if self.turn is Turn.ENDED else mistakes.unknown_batches()
 
     def after_backward(self) -> None:
         """Ends the turn if it was asked for, and the pass if it was the last one."""
+        if self._marks is not None:
+            marks, self._marks = self._marks, None
+            if marks != self._gradient_marks():
+                raise mistakes.two_backwards()
         if self._turns is None or self.turn is not Turn.OPEN or self._reduces is None:
             return
         if not self._reduces:
@@ -397,7 +417,18 @@ class RankScript:
             self._stepped = False
         else:
             # What the script counts behind a silent turn must not end its loop: the step is not over.
-            self._values.become_earlier(self._counters.earlier)
+            earlier = self._counters.earlier
+            predicted = self._values.predicted(self._at_forward, earlier)
+            if would_leave(reversed(frames(self._outside)), predicted):
+                self._values.become_earlier(earlier)
+
+    def _gradient_marks(self) -> list[tuple[int, int] | None]:
+        """What differs when a backward() has added to a gradient."""
+        return [
+            None if parameter.grad is None else (id(parameter.grad), parameter.grad._version)
+            for module in self.seen["model"]
+            for parameter in module.parameters()
+        ]
 
     def _take_over(self, values: FrameValues) -> None:
         """The state of others, or of an earlier run, has come. values: of this script when it was where they were."""
@@ -416,6 +447,8 @@ class RankScript:
         source = SamplerSource(loader, sampler, self.ranks, Position())
         if self.between:
             raise mistakes.in_turn("an evaluation")
+        if self.evaluating:
+            raise mistakes.in_evaluation("another evaluation")
         start = FrameValues.read(self._outside)
         if self.passing or self.silent or (self.begun and self.training.session.joining):
             yield source.fetch(0, 0, 0)  # so that the names are bound which the loop binds

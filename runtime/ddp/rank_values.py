@@ -6,7 +6,7 @@ rank alone; elsewhere a worker has one for all its ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,22 +39,27 @@ def reduce(values: Sequence[RankValue], op: str, ranks: int) -> torch.Tensor:
     ordered = _once(values)
     first = ordered[0].value
     wide = torch.float64 if first.is_floating_point() else torch.int64
-    rows = torch.stack([entry.value.to(wide) for entry in ordered])
-    times = torch.tensor([len(entry.ranks) for entry in ordered]).reshape(-1, *[1] * first.dim()).to(rows)
-    present = int(times.sum())
-    match op:
-        case "max":
-            result = rows.amax(0)
-        case "min":
-            result = rows.amin(0)
-        case "product":
-            result = (rows**times).prod(0)
-        case "avg":
-            result = (rows * times).sum(0) / present
-        case _:
-            total = (rows * times).sum(0)
-            result = total if present == ranks else total * ranks / present
+    by_rank = sorted(
+        ((rank, entry.value.to(wide)) for entry in ordered for rank in entry.ranks), key=lambda pair: pair[0]
+    )
+    result = by_rank[0][1].clone()
+    for _, value in by_rank[1:]:
+        result = _FOLDS[op](result, value)
+    present = len(by_rank)
+    if op == "avg":
+        result = result.double() / present
+    elif op == "sum" and present != ranks:
+        result = result * ranks / present if first.is_floating_point() else result * ranks // present
     return result.to(first.dtype)
+
+
+_FOLDS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "product": torch.mul,
+}
 
 
 def _once(values: Sequence[RankValue]) -> list[RankValue]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from elastic.errors import ConfigError
 from elastic.protocol.sampling import hash_of, hash_of_ranks
 from runtime.data.loader import SAMPLES_LISTED_MAX, seed_fetch
 from runtime.data.prefetcher import Habit, Prefetcher, Wanted
+from runtime.data.random_state import randomness_kept
 from runtime.ddp.frame_values import Plain
 
 
@@ -63,9 +65,16 @@ class SamplerSource:
         self.shards = ranks
         self.used = self.before = 0
         self._position = position
+        self._pid = self._begun_in = os.getpid()
         self._loader = loader
         self._sampler = sampler
-        self._batches = [self._drawn(rank) for rank in range(ranks)]
+        with randomness_kept():
+            self._batches = [self._drawn(rank) for rank in range(ranks)]
+        drawn = {index for batches in self._batches for batch in batches for index in batch}
+        if ranks > 1 and len(drawn) > 1 and all(batches == self._batches[0] for batches in self._batches):
+            raise ConfigError(
+                f"{type(sampler).__name__} gives every rank the same samples: let it look at its rank in each __iter__"
+            )
         if len({len(batches) for batches in self._batches}) != 1:
             raise ConfigError(
                 f"the ranks have {[len(batches) for batches in self._batches]} batches; a DistributedSampler gives "
@@ -77,6 +86,7 @@ class SamplerSource:
     def _drawn(self, rank: int) -> list[list[int]]:
         """The samples of each of a rank's batches in this epoch."""
         own, self._sampler.rank = self._sampler.rank, rank
+        seed_fetch(self.seed, self.epoch, -1, 0)  # some draw from the global generators, alike in all ranks
         try:
             if self._loader.batch_sampler is None:
                 return [[index] for index in self._loader.sampler]
@@ -171,6 +181,9 @@ class SamplerSource:
 
     def fetch(self, epoch: int, number: int, rank: int) -> Any:
         """The collated batch, with random numbers that depend on the sampler's seed and epoch, number and rank only."""
+        if self._loader.worker_init_fn is not None and os.getpid() not in (self._pid, self._begun_in):
+            self._begun_in = os.getpid()
+            self._loader.worker_init_fn(0)
         number = min(number, len(self) - 1)  # what is guessed behind the end of the epoch is never asked for
         seed_fetch(self.seed, self.epoch, number, rank)
         dataset: Any = self._loader.dataset

@@ -244,7 +244,6 @@ def test_what_all_have_added_is_shared_out() -> None:
     assert (sums.tolist(), whole.tolist(), whole.dtype) == ([0.5, 0.5], [2], torch.int64)
 
 
-@pytest.mark.xfail(strict=True, reason="FrameValues.add adds to the tensor once for each name and frame that holds it")
 def test_a_tensor_with_two_names_is_added_to_once() -> None:
     sums = torch.zeros(1)
     again = sums
@@ -256,7 +255,6 @@ def test_a_tensor_with_two_names_is_added_to_once() -> None:
     assert again.item() == 1.0
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="FrameValues.added subtracts tensors of bools")
 def test_a_tensor_of_flags_may_change_in_an_evaluation() -> None:
     seen = torch.zeros(3, dtype=torch.bool)
     values = FrameValues.read()
@@ -275,7 +273,6 @@ def test_a_minimum_that_began_at_infinity_does_not_become_nan() -> None:
     assert lowest == 3.0
 
 
-@pytest.mark.xfail(strict=True, reason="put_back leaves a name alone that holds a tensor now")
 def test_a_number_that_became_a_tensor_is_put_back() -> None:
     total = unknown(0.0)
     values = FrameValues.read()
@@ -284,7 +281,6 @@ def test_a_number_that_became_a_tensor_is_put_back() -> None:
     assert total == 0.0
 
 
-@pytest.mark.xfail(strict=True, reason="put_back leaves a name alone that holds another tensor now")
 def test_a_sum_of_tensors_that_is_bound_anew_is_put_back() -> None:
     total = torch.zeros(())
     values = FrameValues.read()
@@ -293,7 +289,6 @@ def test_a_sum_of_tensors_that_is_bound_anew_is_put_back() -> None:
     assert total.item() == 0.0
 
 
-@pytest.mark.xfail(strict=True, raises=AttributeError, reason="setattr on a frozen dataclass")
 def test_a_frozen_object_that_was_replaced_does_not_stop_the_script() -> None:
     state = Frozen()
     values = FrameValues.read()

@@ -218,9 +218,6 @@ def test_a_text_that_cannot_be_read_has_no_loops(tmp_path: Path) -> None:
         assert found["result"] is None
 
 
-@pytest.mark.xfail(
-    strict=True, reason="loop_shape looks at lines, also at those of a loop in which a function is defined"
-)
 def test_a_function_that_is_defined_in_a_loop_is_not_called_by_it() -> None:
     for _fold in range(1):
 
@@ -231,7 +228,6 @@ def test_a_function_that_is_defined_in_a_loop_is_not_called_by_it() -> None:
             assert train_step() is None
 
 
-@pytest.mark.xfail(strict=True, reason="loop_shape takes the else of a loop for a part of it")
 def test_the_else_of_a_loop_is_not_inside_it() -> None:
     for _attempt in range(1):
         pass
@@ -239,14 +235,12 @@ def test_the_else_of_a_loop_is_not_inside_it() -> None:
         assert here() is None
 
 
-@pytest.mark.xfail(strict=True, reason="loop_shape reads only what stands in the loop's head")
 def test_a_range_with_a_name_counts_turns_too() -> None:
     steps = range(3)
     for _step in steps:
         assert here() is not None
 
 
-@pytest.mark.xfail(strict=True, reason="loop_shape looks into the first positional argument only")
 def test_a_range_that_is_given_by_keyword_counts_turns_too() -> None:
     for _step in progress(iterable=range(3)):
         assert here() is not None

@@ -96,23 +96,19 @@ def test_one_value_of_four_ranks_gives_the_same_bits_whoever_brings_it(op: str, 
     check_worlds(op, dtype, 4)
 
 
-@pytest.mark.xfail(strict=True, reason="times * value is rounded once, and value + value + ... at each addition")
 @pytest.mark.parametrize("op", ["sum", "avg"])
 def test_one_float64_of_six_ranks_gives_the_same_bits_whoever_brings_it(op: str) -> None:
     check_worlds(op, torch.float64, 6)
 
 
-@pytest.mark.xfail(strict=True, reason="value ** times is not value * value * ...")
 def test_a_float64_product_gives_the_same_bits_whoever_brings_it() -> None:
     check_worlds("product", torch.float64, 4)
 
 
-@pytest.mark.xfail(strict=True, reason="total * ranks / present of whole numbers goes through float32")
 def test_a_scaled_sum_of_whole_numbers_is_exact_where_it_can_be() -> None:
     assert reduce([RankValue((0,), torch.tensor(2**30 + 1))], "sum", 2).item() == 2**31 + 2
 
 
-@pytest.mark.xfail(strict=True, reason="the mean of whole numbers goes through float32")
 def test_the_mean_of_one_whole_number_is_that_number() -> None:
     assert reduce([RankValue((0, 1), torch.tensor(2**30 + 1))], "avg", 2).item() == 2**30 + 1
 

@@ -221,13 +221,11 @@ def test_a_loader_without_such_a_sampler_has_none() -> None:
     assert sampler_of(DataLoader(DATA, shuffle=True, batch_size=None)) is None
 
 
-@pytest.mark.xfail(strict=True, reason="SamplerSource._drawn does not give each rank the same global random state")
 def test_a_sampler_that_draws_from_the_global_generator_gives_every_sample_once() -> None:
     torch.manual_seed(0)
     assert of_all(DataLoader(DATA, sampler=Drawn(), batch_size=6)) == list(range(44))
 
 
-@pytest.mark.xfail(strict=True, reason="SamplerSource does not see that a sampler ignores its rank")
 def test_a_sampler_that_ignores_its_rank_is_refused() -> None:
     with pytest.raises(ConfigError):
         of_all(DataLoader(DATA, sampler=Early(), batch_size=6))
@@ -249,7 +247,6 @@ def opens(worker: int) -> None:
     DATA_OPENED.base = 100
 
 
-@pytest.mark.xfail(strict=True, reason="the processes that fetch ahead do not call worker_init_fn")
 def test_the_loaders_worker_init_fn_is_called() -> None:
     loader = made(DATA_OPENED, 0, 0, {"shuffle": False}, False, batch_size=3, num_workers=1, worker_init_fn=opens)
     source = source_of(loader)
