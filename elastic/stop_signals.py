@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,11 @@ ASKED = {order: asked for asked, order in ORDERS.items()}
 
 BLOCKED = (*HELD, *ORDERS.values())
 """Signals that wait until a process that starts, or becomes another program, can hear them."""
+
+WAKES_S = 0.25
+"""How long a process is given to take a signal that was sent to it; one that is frozen never does."""
+
+_MASKS = ("SigCgt", "SigBlk", "ShdPnd")
 
 PARENT = "ELASTIC_PARENT"
 """Environment variable: the pid of the process that has started this one and tells it when to stop. Programs further
@@ -55,12 +61,18 @@ def blocked() -> Iterator[None]:
 def order_to(pid: int, asked: signal.Signals) -> int:
     """The signal that asks this child to stop: the plain one where it does not listen to orders, such as a program of
     before an upgrade, or a worker that is a shell."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return asked
-    masks = {line[:6]: int(line.split()[1], 16) for line in status.splitlines() if line[:6] in ("SigBlk", "SigCgt")}
-    caught, waiting = masks.get("SigCgt", 0), masks.get("SigBlk", 0)
+    until_s = time.monotonic() + WAKES_S
+    while True:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return asked
+        masks = {line[:6]: int(line.split()[1], 16) for line in status.splitlines() if line[:6] in _MASKS}
+        caught, waiting, pending = (masks.get(name, 0) for name in _MASKS)
+        # sigwait unblocks what it waits for; the kernel blocks it again when it takes the signal that was just sent.
+        if not (pending & ~waiting) >> (asked - 1) & 1 or time.monotonic() >= until_s:
+            break
+        time.sleep(0.001)
     # A script that waits for SIGTERM in sigwait blocks that alone; a child that is starting blocks both.
     listens = (waiting if waiting >> (asked - 1) & 1 else caught) >> (LISTENS - 1) & 1
     return ORDERS[asked] if listens else asked
