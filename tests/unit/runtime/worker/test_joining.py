@@ -580,11 +580,18 @@ def test_a_newcomer_that_a_step_waits_for_gives_way_to_a_new_process_if_it_is_bo
         c.admission.join(at_step(5), {}, c.carrier, bound=True)
 
 
-def test_a_copy_that_was_cut_off_is_followed_by_a_held_one(make: Make) -> None:
+def test_a_copy_that_was_cut_off_is_followed_by_a_held_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     a, c = make("a", 7.0), make("c")
     follow(a, c)
     over = threading.Event()
-    c.before_load = lambda: over.wait(GENEROUS_S)
+    fits = c.carrier.check
+
+    def check(header: dict[str, Json]) -> None:
+        """Before the first byte of the tensors is asked for: a copy that is here as a whole cannot be cut off."""
+        over.wait(GENEROUS_S)
+        fits(header)
+
+    monkeypatch.setattr(c.carrier, "check", check)
     thread, joined = joining(c)
     a.begin(STEP)
     a.await_position(lambda p: p.copying == ("c",))
