@@ -9,8 +9,7 @@ gradients of all ranks in place, and only there optimizers and schedulers act; a
     mistakes.py       what a script does that logical ranks cannot, made loud
     rank_values.py    what a collective gives, from what the workers bring for the logical ranks; pure
     sampler_source.py the batches that a DistributedSampler gives each rank
-    frame_values.py   counters and sums in the script's frames: undone after silent turns, given to newcomers
-    loop_shape.py     loops whose turns are counted where nothing can be undone
+    frames/           what the script keeps in its frames: undone after silent turns, given to newcomers
     turns.py          one pass over the ranks, a turn of the script's loop for each of this worker's
     rank_script.py    the script: what it has made, and where it is
     batches.py        what iterating over a DataLoader gives: turns, or an evaluation

@@ -50,20 +50,24 @@ def iterate(original: Any) -> Any:
 
 
 class Counted(enumerate):  # type: ignore[type-arg]  # generic for the type checker only
-    """enumerate(), of which a training loader's batches, also inside tqdm(), are counted as each rank counts them: a
-    worker that computes two ranks, or has come later, finds the numbers that the others find."""
+    """enumerate(), of which a training loader's batches, also inside tqdm(), zip() or a generator of the script's, are
+    counted as each rank counts them: a worker that computes two ranks, or has come later, finds the numbers that the
+    others find."""
 
     def __new__(cls, iterable: Iterable[Any], start: int = 0) -> Any:
         script = RankScript.current()
         if script is not None:
             inner = getattr(iterable, "iterable", iterable)
-            if isinstance(inner, DataLoader | TrainingBatches):
+            if isinstance(inner, DataLoader | Iterator):
                 return _numbered(script, iterable, start)
         return super().__new__(cls, iterable, start)
 
 
 def _numbered(script: RankScript, iterable: Iterable[Any], start: int) -> Iterator[tuple[int, Any]]:
-    count = start
-    for batch in iterable:
-        yield (start + script.number if script.turn in (Turn.OFFERED, Turn.OPEN) else count), batch
-        count += 1
+    """A batch that was handed out since the item before has its own number; other items are counted."""
+    count, batches = start, script.batches
+    for item in iterable:
+        if script.batches != batches and script.turn in (Turn.OFFERED, Turn.OPEN):
+            count = start + script.number
+        yield count, item
+        count, batches = count + 1, script.batches

@@ -68,7 +68,7 @@ def _unless_silent(original: Any) -> Any:
             return original(self, *args, **kwargs)
         if isinstance(self, Optimizer) and (args or kwargs.get("closure") is not None):
             raise mistakes.not_in_place("optimizer.step(closure)", "Call backward() in the loop, and step() behind it.")
-        if script.silent:
+        if script.holds_back(self, original.__name__):
             return None
         result = original(self, *args, **kwargs)
         if isinstance(self, Optimizer | torch.amp.GradScaler):

@@ -91,8 +91,30 @@ def counted(loop: str) -> NotInPlace:
     )
 
 
-def not_in_place(what: str, instead: str = "") -> NotInPlace:
-    return NotInPlace(f"{what} does not work with logical ranks. {instead}{' ' * bool(instead)}{ELSE}")
+def changed_data(name: str, elements: int) -> NotInPlace:
+    return NotInPlace(
+        f"{name}, a tensor of {elements:,} elements, was changed in a turn whose step is not over, and is too large to "
+        f"be undone. Make it a buffer of the model, or change it before the loop or between epochs. {ELSE}"
+    )
+
+
+def averaged_early(name: str) -> NotInPlace:
+    return not_in_place(
+        f"Changing {name}, an average of the weights, behind a backward() under no_sync()",
+        "A newcomer that copies it meanwhile would lose that: update it behind optimizer.step().",
+    )
+
+
+def changed_by_hand() -> NotInPlace:
+    return not_in_place(
+        "Changing the weights without an optimizer's step()",
+        "A turn that is not the last of its step would change them too: use an optimizer of torch.optim, or one of a "
+        "class that is derived from torch.optim.Optimizer.",
+    )
+
+
+def not_in_place(what: str, instead: str) -> NotInPlace:
+    return NotInPlace(f"{what} does not work with logical ranks. {instead} {ELSE}")
 
 
 def never_trained() -> UnknownBatches:

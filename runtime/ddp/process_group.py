@@ -26,13 +26,18 @@ _OPS = {
     dist.ReduceOp.PRODUCT: "product",
 }
 REFUSED = (
-    "allgather_into_tensor_coalesced",
     "_reduce_scatter_base",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
     "alltoall",
     "alltoall_base",
     "recv",
     "recv_anysource",
     "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor_coalesced",
     "scatter",
     "send",
@@ -109,6 +114,8 @@ class RankGroup(dist.ProcessGroup):
         output.copy_(torch.cat([row.reshape(-1) for row in rows]).view_as(output))
         return _done([output])
 
+    all_gather_single = _allgather_base  # type: ignore[assignment]  # as the others: any work will do
+
     def gather(  # type: ignore[override]
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
@@ -131,7 +138,7 @@ class RankGroup(dist.ProcessGroup):
         try:
             return rank_values.by_rank(values, self._script.ranks)
         except ValueError as why:
-            raise mistakes.not_in_place(f"{call} here ({why})", "") from why
+            raise mistakes.not_in_place(f"{call} here ({why})", "Use dist.all_reduce.") from why
 
     def _reduced(self, values: list[RankValue], op: str) -> torch.Tensor:
         if gone := rank_values.lost(values, self._script.ranks):
@@ -141,7 +148,7 @@ class RankGroup(dist.ProcessGroup):
 
 def _refused(name: str) -> Any:
     def refuse(self: RankGroup, *args: Any, **kwargs: Any) -> Any:
-        raise mistakes.not_in_place(f"dist.{name.strip('_')}")
+        raise mistakes.not_in_place(f"dist.{name.strip('_')}", "Use all_reduce, all_gather, or broadcast from rank 0.")
 
     return refuse
 

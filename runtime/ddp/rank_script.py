@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from enum import StrEnum
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, ClassVar, cast
 
 import torch
@@ -20,8 +20,12 @@ from torch.utils.data import DataLoader, DistributedSampler
 from elastic.errors import ConfigError, JoinMissed
 from runtime.data.random_state import randomness_kept, seed_all, seed_shard
 from runtime.ddp import mistakes
-from runtime.ddp.frame_values import FrameCounters, FrameValues, frames
-from runtime.ddp.loop_shape import counting_loop, would_leave
+from runtime.ddp.frames.loop_shape import Loop as LoopText
+from runtime.ddp.frames.loop_shape import counting_loop, inside, loop_around, would_leave
+from runtime.ddp.frames.model_copies import ModelCopies
+from runtime.ddp.frames.places import ScriptFrames
+from runtime.ddp.frames.plain_values import FrameCounters, FrameValues, total
+from runtime.ddp.rank_values import RankValue
 from runtime.ddp.sampler_source import Position, SamplerSource
 from runtime.ddp.turns import Turns
 from runtime.guards.checks import OPTIONAL
@@ -59,80 +63,88 @@ class RankScript:
 
     _here: ClassVar[threading.local] = threading.local()
 
-    def __init__(self, ranks: int, home: int) -> None:
-        """home: the rank that the script sees in its environment, 0..ranks-1."""
+    def __init__(self, ranks: int, home: int, below: FrameType | None = None) -> None:
+        """home: the rank that the script sees in its environment, 0..ranks-1. below: of the frames that stand when the
+        script begins, the innermost one that is not the script's."""
         self.ranks = ranks
         self.home = home
         self.job: Job | None = None
         self.seen: dict[str, list[Any]] = {}
         """What the script has made, by kind ("model", "optimizer", ...), in the order in which it was made."""
         self.modules: list[nn.Module] = []
-        """Its DistributedDataParallel models, as it holds them."""
+        """The script's DistributedDataParallel models, as it holds them."""
         self.turn = Turn.OUTSIDE
+        self.batches = 0
+        """Training batches that were handed out."""
         self.turned: list[int | None] = []
-        """The ranks of this worker's turns in the pass in progress, also of the one in progress; None: of no rank."""
+        """The ranks of this worker's turns in the pass in progress, the current turn included; None: of no rank."""
         self.calls = 0
         """Collectives in the turn in progress; before the training loop, since the script has begun."""
         self.brought: dict[int, dict[int, torch.Tensor]] = {}
         """What turns of the pass in progress have brought to their n-th collective: n -> rank -> value."""
+        self.results: dict[int, tuple[str, list[RankValue]]] = {}
+        """What the n-th collective of the last real turn gave: n -> (call, value)."""
         self.evaluated = False
-        """One has come since the last training batch: what it has collected in lists is not that of one rank."""
+        """An evaluation has come since the last training batch: what it has collected in lists is not of one rank."""
         self.evaluating = False
-        """One is in progress."""
-        self._position = Position()
+        """An evaluation is in progress, or was left before its end."""
         self.begun = False
-        """The training loop has."""
+        """The training loop has begun: a model has seen its first batch."""
+        self.frames = ScriptFrames(below)
+        self._position = Position()
+        self._copies: ModelCopies | None = None
         self._epoch = -1
-        """Which of the job's epochs this worker is in, or passes by."""
+        """The epoch of the job that this worker is in, or passes by."""
         self._entry = 0
         """The epoch in which this worker came to the job."""
         self._loader: tuple[DataLoader[Any], DistributedSampler[Any]] | None = None
-        """Over which the script iterates, until a model has seen the first batch."""
+        """What the script iterates over, until a model has seen the first batch."""
         self._iterator: Callable[[], Any] = lambda: None
+        self._loop: tuple[CodeType, LoopText] | None = None
+        """The loop in which the script took the batch that it has."""
         self._source: SamplerSource | None = None
         self._offered = (0, 0)
-        """Number and rank of the batch that was."""
+        """Number and rank of the batch that the script took last."""
         self._steps: Steps | None = None
         self._turns: Turns | None = None
         self._stepped = True
         """An optimizer has stepped since the last result."""
+        self._at_top: set[tuple[int, str]] = set()
+        """What acted after a batch was offered and before a model saw it: (id, method)."""
         self._reduces: bool | None = None
-        """What a forward() since the last backward() has asked for: True: that this backward() reduces; None: none."""
-        self._marks: list[tuple[int, int] | None] | None = None
-        """Of the gradients, before a backward() of what no model has made in this turn since it ended."""
+        """Whether the next backward() reduces, as the forward()s since the last backward() ask; None: none came."""
+        self._gradient_versions: list[tuple[int, int] | None] | None = None
+        """The gradients at the beginning of a backward() that came behind the turn's, and of no model's output."""
+        self._weight_versions: list[int] = []
+        """The weights when the last result came."""
         self._evaluations = 0
         self._counting: str | None = None
         """The loop that has asked for the first batch of an epoch, if it counts turns."""
-        self._outside: set[int] = set()
         self._counters = FrameCounters()
-        self._values = FrameValues()
-        """As they were when the first batch of the pass in progress was handed out."""
-        self._at_forward = FrameValues()
-        """As they were when a model saw it."""
+        self._values = FrameValues(self.frames)
+        """Plain values as they were when the first batch of the pass in progress was handed out."""
+        self._at_forward = FrameValues(self.frames)
+        """Plain values as they were when a model saw that batch."""
 
     @classmethod
     def current(cls) -> RankScript | None:
-        """That of this thread."""
+        """The script that this thread runs, or None."""
         found: RankScript | None = getattr(cls._here, "script", None)
         return found
 
     @classmethod
     def running(cls) -> RankScript:
-        """That of this thread, which there is."""
+        """The script that this thread runs; the caller knows that there is one."""
         found = cls.current()
         assert found is not None
         return found
 
-    def enter(self, below: FrameType | None = None) -> None:
-        """Become the current script of this thread. below: of the frames that stand now, the innermost one that is not
-        the script's."""
+    def enter(self) -> None:
+        """Become the current script of this thread."""
         self._here.script = self
-        while below is not None:
-            self._outside.add(id(below))
-            below = below.f_back
 
     def connect(self) -> None:
-        """Become a worker of the job."""
+        """Become a worker of the job, which ends with the script."""
         self.job = begin(close=self.close)
 
     @property
@@ -160,7 +172,7 @@ class RankScript:
 
     @property
     def silent(self) -> bool:
-        """What the script does to its state now would be done once too often."""
+        """Whether what the script does to its state now would be done once too often."""
         if self.turn in (Turn.PASSING, Turn.VOID):
             return True
         if self._turns is None or self._turns.over:
@@ -169,12 +181,20 @@ class RankScript:
 
     @property
     def passing(self) -> bool:
-        """The script is in an epoch, or behind one, that is over in the job: nothing of it counts."""
+        """Whether the script is in an epoch that is over in the job, or behind such an epoch: nothing of it counts."""
         return self.begun and self._epoch < self._entry
 
     def stepped(self) -> None:
         """An optimizer has stepped, or a GradScaler has decided that it does not."""
         self._stepped = True
+
+    def holds_back(self, thing: object, method: str) -> bool:
+        """Whether a method that changes the state of something is to do nothing: the turn is silent, or it repeats the
+        top of a turn that was for nobody."""
+        at_top = (id(thing), method)
+        if self.turn is Turn.OFFERED:
+            self._at_top.add(at_top)
+        return self.silent or (self.turn is Turn.OPEN and at_top in self._at_top)
 
     # Epochs and steps
 
@@ -186,8 +206,8 @@ class RankScript:
     @property
     def between(self) -> bool:
         """The script is between a batch and its backward(), where nothing can be done together."""
-        if self.turn is Turn.OFFERED:
-            return self._iterator() is not None  # or it has left the loop at its top
+        if self.turn is Turn.OFFERED:  # unless the script has left the loop at its top
+            return self._iterator() is not None and (self._loop is None or inside(self.frames.standing(), *self._loop))
         return self.turn in (Turn.OPEN, Turn.UNREDUCED, Turn.VOID)
 
     def _offer(self, source: SamplerSource, number: int) -> Any:
@@ -196,10 +216,13 @@ class RankScript:
         self._source = source
         owned = self.training.session.owned(self.ranks)
         self._offered = (number, owned[0] if owned else 0)
-        self._values = FrameValues.read(self._outside)
+        self._values = FrameValues.read(self.frames)
         self._counters.step(self._values)
+        self._at_top.clear()
+        standing = self.frames.standing()[::-1]
+        self._loop = loop_around(standing)
         if self._loader is not None:
-            self._counting = counting_loop(reversed(frames(self._outside)))
+            self._counting = counting_loop(standing)
         batch = source.offer(*self._offered, owned)
         seed_shard(self.training.seed, self.training.next_step + (self._turns is not None), 0, self._offered[1])
         self.turn = Turn.OFFERED
@@ -211,7 +234,7 @@ class RankScript:
         assert source is not None
         if self.evaluating:
             raise mistakes.in_evaluation("a training step")
-        self._at_forward = values = FrameValues.read(self._outside)
+        self._at_forward = values = FrameValues.read(self.frames)
         if self._loader is not None:
             if self._counting is not None:
                 raise mistakes.counted(self._counting)
@@ -220,7 +243,8 @@ class RankScript:
             if self.passing:
                 self.turn = Turn.PASSING
                 return
-        assert self._steps is not None
+        assert self._steps is not None and self._copies is not None
+        self._copies.step(self.training.next_step)
         if not self._position.copied:
             self._position.values = self._counters.of(values)
         try:
@@ -233,6 +257,10 @@ class RankScript:
         self.turned.append(self._turns.rank)
         fits = self._turns.rank is None or self._offered == (source.first, self._turns.rank)
         self.turn = Turn.OPEN if fits else Turn.VOID
+        if fits:
+            self._at_top.clear()
+        else:
+            self._copies.keep()
 
     def _begin_epoch(self, source: SamplerSource, sampler: DistributedSampler[Any]) -> None:
         if not self.begun:
@@ -267,6 +295,10 @@ class RankScript:
             for kind, things in self.seen.items()
             for number, thing in enumerate(things)
         }
+        modules = [thing for thing in (*self.modules, *named.values()) if isinstance(thing, nn.Module)]
+        self._copies = ModelCopies(self.frames, modules)
+        if self._copies.found:
+            named["averages"] = self._copies
         self.job.register(**named, position=self._position)
         self.training.carrier.leave_undigested("position")
         self.training.where = lambda: {"batch of the epoch": str(self._position.batch)}
@@ -294,6 +326,7 @@ class RankScript:
         """Raises StopIteration when the epoch is over; what the guards say of the turn before."""
         batch = self._next_batch()
         self.evaluated, self._reduces, self.calls = False, None, 0
+        self.batches += 1
         return batch
 
     def _next_batch(self) -> Any:
@@ -316,11 +349,13 @@ class RankScript:
         if turn is Turn.UNREDUCED:
             return self._more(turns, source)
         if not turns.over:
-            self._values.put_back()
+            self._undo()
             if turn is Turn.VOID:
                 self.turned.pop()
         elif not self._stepped and source.left:
-            self._values = FrameValues.read(self._outside)
+            if self._weight_versions != self._versions_of_weights():
+                raise mistakes.changed_by_hand()
+            self._values = FrameValues.read(self.frames)
             self._turns = turns = self._new_turns()
             turns.begin()
         else:
@@ -328,6 +363,12 @@ class RankScript:
         batch = turns.following()
         self.turned.append(turns.rank)
         return batch
+
+    def _undo(self) -> None:
+        """Undo what the turn that ends here has done to what the script keeps itself."""
+        assert self._copies is not None
+        self._values.put_back(objects=True)
+        self._copies.put_back()
 
     def _more(self, turns: Turns, source: SamplerSource) -> Any:
         try:
@@ -344,6 +385,8 @@ class RankScript:
 
     def _next_step(self, source: SamplerSource) -> Any:
         assert self._steps is not None and self._steps.running is not None
+        if not self._stepped and self._weight_versions != self._versions_of_weights():
+            raise mistakes.changed_by_hand()
         source.end_step()
         if source.left:
             return self._offer(source, source.first)
@@ -358,7 +401,7 @@ class RankScript:
         raise AssertionError("an epoch that has ended has no further step")
 
     def _end_epoch(self) -> None:
-        """The script has left its loop, by itself or as its data is used up."""
+        """The script has left its loop: by `break`, or because the epoch has no more batches."""
         if self._turns is not None and not self._turns.over:
             raise mistakes.left_turn()
         self._turns, self.turn = None, Turn.OUTSIDE
@@ -368,7 +411,7 @@ class RankScript:
 
     @property
     def number(self) -> int:
-        """Of the batch in the epoch that was handed out last, as the script's rank counts it."""
+        """The number in its epoch, from 0, of the batch that was handed out last, as a rank counts its batches."""
         if self.turn is Turn.OFFERED or self._turns is None:
             return self._offered[0]
         return self._turns.number
@@ -385,7 +428,7 @@ class RankScript:
         if self.turn is Turn.OPEN and self._turns is not None and self._turns.fresh and self._reduces is None:
             self._turns.settle_rates()
             if self._position.copied and not self.training.session.joining:
-                self._take_over(FrameValues.read(self._outside))
+                self._take_over(FrameValues.read(self.frames))
         self._reduces = reduces or bool(self._reduces)
 
     def before_backward(self) -> None:
@@ -394,41 +437,53 @@ class RankScript:
             if self._turns is not None and self._turns.fresh and self._reduces is not None:
                 self._turns.set_gradients_aside()
         elif self.turn is Turn.ENDED and self._reduces is None:
-            self._marks = self._gradient_marks()
+            self._gradient_versions = self._versions_of_gradients()
         elif self._reduces is not None and self.turn not in (Turn.PASSING, Turn.VOID):
             raise mistakes.two_backwards() if self.turn is Turn.ENDED else mistakes.unknown_batches()
 
     def after_backward(self) -> None:
         """Ends the turn if it was asked for, and the pass if it was the last one."""
-        if self._marks is not None:
-            marks, self._marks = self._marks, None
-            if marks != self._gradient_marks():
+        if self._gradient_versions is not None:
+            versions, self._gradient_versions = self._gradient_versions, None
+            if versions != self._versions_of_gradients():
                 raise mistakes.two_backwards()
         if self._turns is None or self.turn is not Turn.OPEN or self._reduces is None:
             return
+        assert self._copies is not None
         if not self._reduces:
             self.turn, self._reduces = Turn.UNREDUCED, None
+            self._copies.keep()  # whether this turn is silent is not known yet
             return
+        self._copies.check_unchanged()
         self.turn, self._reduces = Turn.ENDED, None
         self._turns.backward_ended()
         if self._position.copied:
             self._take_over(self._at_forward)
         if self._turns.over:
             self._stepped = False
-        else:
-            # What the script counts behind a silent turn must not end its loop: the step is not over.
-            earlier = self._counters.earlier
-            predicted = self._values.predicted(self._at_forward, earlier)
-            if would_leave(reversed(frames(self._outside)), predicted):
-                self._values.become_earlier(earlier)
+            self._weight_versions = self._versions_of_weights()
+            self._copies.done()
+            return
+        self._copies.keep()
+        # What the script counts behind a silent turn must not end its loop: the step is not over.
+        earlier = self._counters.earlier
+        counters = would_leave(self.frames.standing()[::-1], self._values.predicted(self._at_forward, earlier))
+        if counters is not None:
+            self._values.become_earlier(earlier, counters)
 
-    def _gradient_marks(self) -> list[tuple[int, int] | None]:
-        """What differs when a backward() has added to a gradient."""
+    def _versions_of_gradients(self) -> list[tuple[int, int] | None]:
+        """What differs when a backward() has added to a gradient of a model."""
         return [
             None if parameter.grad is None else (id(parameter.grad), parameter.grad._version)
-            for module in self.seen["model"]
-            for parameter in module.parameters()
+            for parameter in self._weights()
         ]
+
+    def _versions_of_weights(self) -> list[int]:
+        """What differs when a weight of a model was changed in place."""
+        return [parameter._version for parameter in self._weights()]
+
+    def _weights(self) -> Iterator[nn.Parameter]:
+        return (parameter for module in self.seen["model"] for parameter in module.parameters())
 
     def _take_over(self, values: FrameValues) -> None:
         """The state of others, or of an earlier run, has come. values: of this script when it was where they were."""
@@ -449,16 +504,16 @@ class RankScript:
             raise mistakes.in_turn("an evaluation")
         if self.evaluating:
             raise mistakes.in_evaluation("another evaluation")
-        start = FrameValues.read(self._outside)
+        start = FrameValues.read(self.frames)
         if self.passing or self.silent or (self.begun and self.training.session.joining):
             yield source.fetch(0, 0, 0)  # so that the names are bound which the loop binds
-            start.put_back()
+            start.put_back(objects=False)
             return
         self.evaluated = True
         found: list[dict[str, float]] = []
         if self.job is None or not self.begun:
             for rank in range(self.ranks):
-                start.put_back()
+                start.put_back(objects=False)
                 yield from source.of_rank(rank)
                 found.append(start.added())
         else:
@@ -467,12 +522,12 @@ class RankScript:
             op = Op(OpKind.EVALUATE, self.ranks, training.epoch, training.next_step, label=label)
             self.evaluating = True
             for rank in training.in_turns(op, training.fingerprint(), start.added, found):
-                start.put_back()
+                start.put_back(objects=False)
                 yield from source.of_rank(rank)
             self.evaluating = False
             seed_all(training.seed, training.next_step, label)
-        start.put_back()
-        start.add(_totals(found), self.ranks)
+        start.put_back(objects=False)
+        start.add(total(found), self.ranks)
 
     # The end
 
@@ -487,6 +542,8 @@ class RankScript:
             return
         if self.training.session.joining:
             raise JoinMissed(f"the script was over in epoch {self._epoch}, and the job is in epoch {self._entry}")
+        if self.evaluating:
+            raise mistakes.in_evaluation("the end of the script")
         self._end_epoch()
         self.training.end_loop()
 
@@ -497,14 +554,6 @@ class RankScript:
             raise mistakes.never_trained()
         self.leave()
         self.job.close()
-
-
-def _totals(found: list[dict[str, float]]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for added in found:
-        for name, value in added.items():
-            totals[name] = totals.get(name, 0.0) + value
-    return totals
 
 
 def watched_backward(original: Any) -> Any:

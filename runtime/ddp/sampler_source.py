@@ -13,7 +13,7 @@ from elastic.protocol.sampling import hash_of, hash_of_ranks
 from runtime.data.loader import SAMPLES_LISTED_MAX, seed_fetch
 from runtime.data.prefetcher import Habit, Prefetcher, Wanted
 from runtime.data.random_state import randomness_kept
-from runtime.ddp.frame_values import Plain
+from runtime.ddp.frames.plain_values import Plain
 
 
 def sampler_of(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
@@ -33,7 +33,7 @@ class Position:
         self.batch = 0
         """How many batches of this epoch each rank has had."""
         self.values: dict[str, Plain] = {}
-        """The plain values of the script's frames that change while it trains (see frame_values.py)."""
+        """The plain values of the script's frames that change while it trains (see frames/plain_values.py)."""
         self.copied = False
         """It was, and the script has not got these values yet."""
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -29,8 +30,8 @@ Main = Callable[[], object]
 class ThreadScript(RankScript):
     """On a session that the test has made."""
 
-    def __init__(self, session: Session, ranks: int, home: int) -> None:
-        super().__init__(ranks, home)
+    def __init__(self, session: Session, ranks: int, home: int, below: FrameType) -> None:
+        super().__init__(ranks, home, below)
         self._session = session
 
     def connect(self) -> None:
@@ -59,8 +60,8 @@ def seams() -> Iterator[None]:
 
 def run(session: Session, main: Main, ranks: int = RANKS, home: int = 0) -> str:
     """The script's digest."""
-    script = ThreadScript(session, ranks, home)
-    script.enter(sys._getframe())
+    script = ThreadScript(session, ranks, home, sys._getframe())
+    script.enter()
     if hasattr(ThreadLocalWorld._world, "world"):
         del ThreadLocalWorld._world.world
     torch.manual_seed(0)

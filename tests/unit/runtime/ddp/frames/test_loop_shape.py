@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from runtime.ddp.loop_shape import counting_loop
+from runtime.ddp.frames.loop_shape import counting_loop
 
 T = TypeVar("T")
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import runpy
-import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
-from runtime.ddp.frame_values import FrameCounters, FrameValues
+from runtime.ddp.frames.places import ScriptFrames
+from runtime.ddp.frames.plain_values import FrameCounters, FrameValues, total
+
+HERE = ScriptFrames()
 
 
 class Meter:
@@ -42,32 +43,32 @@ def unknown(value: object) -> Any:
 
 def test_numbers_texts_and_none_are_put_back() -> None:
     whole, part, flag, text, best = unknown(1), unknown(0.5), unknown(True), unknown("a"), unknown(None)
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     whole, part, flag, text, best = 2, 1.5, False, "b", unknown(0.25)
-    values.put_back()
+    values.put_back(objects=True)
     assert (whole, part, flag, text, best) == (1, 0.5, True, "a", None)
 
 
 def test_a_flag_that_equals_a_number_is_put_back_as_what_it_was() -> None:
     flag, number = unknown(True), unknown(0)
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     flag, number = unknown(1), unknown(False)
-    values.put_back()
+    values.put_back(objects=True)
     assert (type(flag), type(number)) == (bool, int)
 
 
 def test_names_that_came_later_stay() -> None:
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     later = 3
-    values.put_back()
+    values.put_back(objects=True)
     assert later == 3
 
 
 def test_a_name_that_is_deleted_stays_deleted() -> None:
     gone = 1
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     del gone
-    values.put_back()
+    values.put_back(objects=True)
     assert "gone" not in locals()
 
 
@@ -76,23 +77,23 @@ def test_a_variable_of_a_closure_is_put_back_from_either_frame() -> None:
 
     def counted() -> FrameValues:
         nonlocal count
-        found = FrameValues.read()
+        found = FrameValues.read(HERE)
         count += 1
         return found
 
     def undone(found: FrameValues) -> None:
-        found.put_back()
+        found.put_back(objects=True)
 
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     counted()
-    values.put_back()
+    values.put_back(objects=True)
     assert count == 0
 
     def inside() -> int:
         nonlocal count
-        found = FrameValues.read()
+        found = FrameValues.read(HERE)
         count += 5
-        found.put_back()
+        found.put_back(objects=True)
         return count
 
     assert inside() == 0
@@ -106,9 +107,9 @@ def test_what_other_frames_hold_is_not_mixed_up_by_name() -> None:
 
     def inner() -> int:
         count = 10
-        values = FrameValues.read()
+        values = FrameValues.read(HERE)
         count += 5
-        values.put_back()
+        values.put_back(objects=True)
         return count
 
     assert (inner(), count) == (10, 1)
@@ -117,10 +118,11 @@ def test_what_other_frames_hold_is_not_mixed_up_by_name() -> None:
 def test_globals_of_the_script_are_put_back(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "from runtime.ddp.frame_values import FrameValues\n"
+        "from runtime.ddp.frames.places import ScriptFrames\n"
+        "from runtime.ddp.frames.plain_values import FrameValues\n"
         "step, seen, __version__ = 0, [], 1\n"
         "def work():\n    global step, __version__\n    step += 1\n    __version__ += 1\n    seen.append(step)\n"
-        "values = FrameValues.read()\nwork()\nvalues.put_back()\n"
+        "values = FrameValues.read(ScriptFrames())\nwork()\nvalues.put_back(objects=True)\n"
     )
     found = runpy.run_path(str(script))
     assert (found["step"], found["seen"], found["__version__"]) == (0, [], 2)
@@ -129,35 +131,35 @@ def test_globals_of_the_script_are_put_back(tmp_path: Path) -> None:
 def test_attributes_of_the_scripts_own_objects_are_put_back() -> None:
     meter = Meter()
     meter.update(1.0)
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     meter.update(2.0)
-    values.put_back()
+    values.put_back(objects=True)
     assert (meter.count, meter.best, meter.seen, meter.sums.tolist()) == (1, 1.0, [1], [1.0, 1.0, 1.0])
 
 
 def test_modules_and_objects_of_libraries_are_left_alone() -> None:
     layer, path = torch.nn.Linear(2, 2), unknown(Path("a"))
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     layer.training, layer.in_features = False, 3
-    values.put_back()
+    values.put_back(objects=True)
     assert (layer.training, layer.in_features, path) == (False, 3, Path("a"))
 
 
 def test_lists_lose_what_was_appended_and_another_list_stays() -> None:
     kept, other = [1, 2], unknown([1])
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     kept.append(3)
     kept[0] = 7
     other = [4, 5, 6]
-    values.put_back()
+    values.put_back(objects=True)
     assert (kept, other) == ([7, 2], [4, 5, 6])
 
 
 def test_a_list_that_became_shorter_stays() -> None:
     kept = [1, 2, 3]
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     kept.pop()
-    values.put_back()
+    values.put_back(objects=True)
     assert kept == [1, 2]
 
 
@@ -165,12 +167,12 @@ def test_short_tensors_are_put_back_in_place_and_long_ones_are_data() -> None:
     short, long = torch.zeros(64), torch.zeros(65)
     weight = torch.zeros(2, requires_grad=True)
     held = short
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     short += 1
     long += 1
     with torch.no_grad():
         weight += 1
-    values.put_back()
+    values.put_back(objects=True)
     assert held is short
     assert (short.sum().item(), long.sum().item(), weight.sum().item()) == (0, 65, 2)
 
@@ -179,9 +181,9 @@ def test_the_frame_of_a_generator_is_one_as_long_as_it_runs() -> None:
     def turns() -> Iterator[int]:
         turn = 0
         while True:
-            values = FrameValues.read()
+            values = FrameValues.read(HERE)
             turn += 1
-            values.put_back()
+            values.put_back(objects=True)
             yield turn
             turn += 1
 
@@ -190,9 +192,9 @@ def test_the_frame_of_a_generator_is_one_as_long_as_it_runs() -> None:
     for expected in (0, 1, 2):
         consumed += 1
         assert next(generator) == expected
-        values = FrameValues.read()
+        values = FrameValues.read(HERE)
         consumed += 1
-        values.put_back()
+        values.put_back(objects=True)
     assert consumed == 3
 
 
@@ -203,19 +205,19 @@ def test_a_generator_that_waits_keeps_its_values() -> None:
         number = 0
         while True:
             if not found:
-                found.append(FrameValues.read())
+                found.append(FrameValues.read(HERE))
             yield number
             number += 1
 
     generator = numbers()
     assert [next(generator) for _ in range(3)] == [0, 1, 2]
-    found[0].put_back()
+    found[0].put_back(objects=True)
     assert next(generator) == 3
 
 
 def test_what_was_added_is_told_of_numbers_and_elements_and_not_of_flags() -> None:
     count, part, flag, text, sums, same = 1, 0.5, True, "a", torch.zeros(2), 4
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     count, part, flag, text, same = count + 2, part - 0.25, False, "b", same + 0
     sums[1] += 3
     added = {
@@ -233,12 +235,12 @@ def test_what_all_have_added_is_shared_out() -> None:
         torch.zeros(2),
         torch.zeros(1, dtype=torch.int64),
     )
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     even, odd, part = even + 8, odd + 2, part + 1.0
     sums += 2
     whole += 8
     added = values.added()
-    values.put_back()
+    values.put_back(objects=True)
     values.add(added, 4)
     assert (even, type(even), odd, part) == (3, int, 1.5, 0.75)
     assert (sums.tolist(), whole.tolist(), whole.dtype) == ([0.5, 0.5], [2], torch.int64)
@@ -247,70 +249,68 @@ def test_what_all_have_added_is_shared_out() -> None:
 def test_a_tensor_with_two_names_is_added_to_once() -> None:
     sums = torch.zeros(1)
     again = sums
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     sums += 4
     added = values.added()
-    values.put_back()
+    values.put_back(objects=True)
     values.add(added, 4)
     assert again.item() == 1.0
 
 
 def test_a_tensor_of_flags_may_change_in_an_evaluation() -> None:
     seen = torch.zeros(3, dtype=torch.bool)
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     seen[0] = True
     assert not any("seen" in name for name in values.added())
 
 
-@pytest.mark.xfail(strict=True, reason="inf + (x - inf) is nan: a minimum is taken for a sum")
-def test_a_minimum_that_began_at_infinity_does_not_become_nan() -> None:
-    lowest = unknown(float("inf"))
-    values = FrameValues.read()
-    lowest = min(lowest, 3.0)
-    added = values.added()
-    values.put_back()
-    values.add(added, 1)
-    assert lowest == 3.0
+def test_a_number_that_began_at_infinity_becomes_the_lowest_or_highest_of_all_ranks() -> None:
+    lowest, highest, tensor = unknown(float("inf")), unknown(-float("inf")), unknown(float("inf"))
+    values = FrameValues.read(HERE)
+    found = []
+    for value in (3.0, 2.0, 4.0):
+        lowest, highest, tensor = min(lowest, value), max(highest, value), torch.tensor(min(tensor, value))
+        found.append(values.added())
+        values.put_back(objects=False)
+    values.add(total(found), 3)
+    assert (lowest, highest, tensor.item()) == (2.0, 4.0, 2.0)
 
 
 def test_a_number_that_became_a_tensor_is_put_back() -> None:
     total = unknown(0.0)
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     total += torch.tensor(2.0)
-    values.put_back()
+    values.put_back(objects=True)
     assert total == 0.0
 
 
 def test_a_sum_of_tensors_that_is_bound_anew_is_put_back() -> None:
     total = torch.zeros(())
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     total = total + 2.0
-    values.put_back()
+    values.put_back(objects=True)
     assert total.item() == 0.0
 
 
 def test_a_frozen_object_that_was_replaced_does_not_stop_the_script() -> None:
     state = Frozen()
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     state = replace(state, step=state.step + 1)
-    values.put_back()
+    values.put_back(objects=True)
     assert state.step in (0, 1)
 
 
-@pytest.mark.xfail(
-    sys.version_info < (3, 13), strict=True, reason="the dict of frame.f_locals keeps what the frame has dropped"
-)
 def test_what_the_script_deletes_is_freed() -> None:
     big = torch.zeros(1000)
     there = weakref.ref(big)
-    FrameValues.read()
+    FrameValues.read(HERE)
     del big
     assert there() is None
 
 
 def test_a_newcomer_takes_over_and_keeps_what_it_has_added_since() -> None:
     step, lr, epoch, flag, best = unknown(0), unknown(0.1), unknown(0), unknown(False), unknown(None)
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     there = {
         name: {"step": 7, "lr": 0.01, "epoch": 2, "flag": True, "best": 0.5}[name.rpartition(" ")[2]]
         for name in values.plain()
@@ -323,7 +323,7 @@ def test_a_newcomer_takes_over_and_keeps_what_it_has_added_since() -> None:
 
 def test_a_flag_is_no_number_to_be_added_to() -> None:
     flag, number = unknown(False), unknown(3)
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     flag = True
     values.become({name: 5 for name in values.plain() if name.endswith((" flag", " number"))})
     assert (flag, number) == (True, 5)
@@ -331,18 +331,18 @@ def test_a_flag_is_no_number_to_be_added_to() -> None:
 
 def test_values_of_unknown_names_are_ignored() -> None:
     step = unknown(0)
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     values.become({"0 main elsewhere": 4})
-    values.become_earlier({"0 main elsewhere": 4})
+    values.become_earlier({"0 main elsewhere": 4}, ())
     assert step == 0
 
 
 def test_whole_numbers_are_those_of_the_step_before_in_a_silent_turn() -> None:
     step, part, flag = unknown(5), unknown(0.5), unknown(True)
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     earlier = {name: 4 for name in values.plain() if name.endswith((" step", " part", " flag"))}
     step, part = step + 1, part + 1
-    values.become_earlier(earlier)
+    values.become_earlier(earlier, ())
     assert (step, part, flag) == (5, 1.5, True)
 
 
@@ -355,14 +355,14 @@ def last_names(values: dict[str, Any]) -> dict[str, Any]:
 def test_counters_are_what_changed_from_step_to_step() -> None:
     counters = FrameCounters()
     step, lr, same = unknown(3), unknown(0.5), unknown(9)
-    counters.step(FrameValues.read())
-    assert counters.of(FrameValues.read()) == counters.earlier == {}
+    counters.step(FrameValues.read(HERE))
+    assert counters.of(FrameValues.read(HERE)) == counters.earlier == {}
     step, lr = step + 1, lr / 2
-    counters.step(values := FrameValues.read())
+    counters.step(values := FrameValues.read(HERE))
     assert last_names(counters.of(values)) == {"step": 4, "lr": 0.25}
     assert last_names(counters.earlier) == {"step": 3}
     step += 1
-    counters.step(values := FrameValues.read())
+    counters.step(values := FrameValues.read(HERE))
     assert last_names(counters.of(values)) == {"step": 5, "lr": 0.25}
     assert last_names(counters.earlier) == {"step": 4}
     assert same == 9
@@ -371,10 +371,10 @@ def test_counters_are_what_changed_from_step_to_step() -> None:
 def test_a_newcomer_is_told_which_values_are_counters() -> None:
     counters = FrameCounters()
     same = unknown(9)
-    values = FrameValues.read()
+    values = FrameValues.read(HERE)
     counters.told({name: 1 for name in values.plain() if name.endswith(" same")})
     assert last_names(counters.of(values)) == {"same": 9}
     counters.step(values)
-    counters.step(FrameValues.read())
+    counters.step(FrameValues.read(HERE))
     assert last_names(counters.earlier) == {"same": 9}
     assert same == 9

@@ -13,6 +13,7 @@ import functools
 import itertools
 import linecache
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import TypeAlias
 
@@ -38,28 +39,50 @@ def counting_loop(frames: Iterable[FrameType]) -> str | None:
     return None
 
 
-def would_leave(frames: Iterable[FrameType], values: Mapping[tuple[FrameType, str], object]) -> bool:
-    """Whether a condition ends the innermost loop around a call if the local names that the loop assigns have these
-    values, or may do so: what it calls is not called, and what hangs on an object is not known. frames: innermost
-    first."""
+def would_leave(frames: Iterable[FrameType], values: Mapping[tuple[FrameType, str], object]) -> frozenset[str] | None:
+    """The local names in the conditions that end the innermost loop around a call if the names that the loop assigns
+    have these values, or that may end it: what a condition calls is not called, and what hangs on an object is not
+    known. None: no condition ends the loop. frames: innermost first."""
     for frame in frames:
         loop = _around(frame)
         if loop is not None:
             grows = _assigned(loop)
             names = {name: value for (owner, name), value in values.items() if owner is frame and name in grows}
-            return any(_holds(code, negated, names, frame) for code, negated in _ends(frame.f_code.co_filename, loop))
-    return False
+            ends = [end for end in _ends(frame.f_code.co_filename, loop) if _holds(end, names, frame)]
+            return frozenset().union(*(end.names for end in ends)) & grows if ends else None
+    return None
+
+
+def inside(frames: Iterable[FrameType], code: CodeType, loop: Loop) -> bool:
+    """Whether a function of these frames is in this loop of its own."""
+    return any(frame.f_code is code and _around_line(loop, frame.f_lineno) for frame in frames)
+
+
+def loop_around(frames: Iterable[FrameType]) -> tuple[CodeType, Loop] | None:
+    """The innermost loop around a call, and the code that it is part of. frames: innermost first."""
+    return next(((frame.f_code, loop) for frame in frames if (loop := _around(frame)) is not None), None)
+
+
+@dataclass(frozen=True)
+class _End:
+    """A condition that ends a loop."""
+
+    code: CodeType | None
+    """None: the condition calls something."""
+    negated: bool
+    """The loop ends when the condition is not true."""
+    names: frozenset[str]
 
 
 def _around(frame: FrameType) -> Loop | None:
     """The innermost loop of the frame's function around its current line."""
     line, first = frame.f_lineno, frame.f_code.co_firstlineno
-    around = [
-        loop
-        for loop in _loops(frame.f_code.co_filename)
-        if first <= loop.lineno <= line <= (loop.body[-1].end_lineno or loop.lineno)
-    ]
+    around = [loop for loop in _loops(frame.f_code.co_filename) if first <= loop.lineno and _around_line(loop, line)]
     return max(around, key=lambda loop: loop.lineno, default=None)
+
+
+def _around_line(loop: Loop, line: int) -> bool:
+    return loop.lineno <= line <= (loop.body[-1].end_lineno or loop.lineno)
 
 
 @functools.lru_cache(maxsize=16)
@@ -86,11 +109,17 @@ def _counter(node: ast.expr, frame: FrameType) -> str | None:
 
 
 @functools.lru_cache(maxsize=16)
-def _ends(filename: str, loop: Loop) -> list[tuple[CodeType | None, bool]]:
-    """(condition, whether it ends the loop by not being true); None: one that calls something."""
+def _ends(filename: str, loop: Loop) -> list[_End]:
     found: list[tuple[ast.expr, bool]] = [(loop.test, True)] if isinstance(loop, ast.While) else []
     found += [(node.test, False) for node in _inside(loop.body) if isinstance(node, ast.If) and _leaves(node)]
-    return [(_compiled(filename, test), negated) for test, negated in found]
+    return [
+        _End(
+            _compiled(filename, test),
+            negated,
+            frozenset(node.id for node in ast.walk(test) if isinstance(node, ast.Name)),
+        )
+        for test, negated in found
+    ]
 
 
 def _assigned(loop: Loop) -> frozenset[str]:
@@ -114,21 +143,19 @@ def _leaves(node: ast.If) -> bool:
 
 
 def _compiled(filename: str, test: ast.expr) -> CodeType | None:
-    if any(
-        isinstance(node, ast.Call | ast.Await | ast.NamedExpr | ast.Attribute | ast.Subscript)
-        for node in ast.walk(test)
-    ):
+    if any(isinstance(node, _UNKNOWN) for node in ast.walk(test)):
         return None
     return compile(ast.Expression(test), filename, "eval")
 
 
-def _holds(code: CodeType | None, negated: bool, names: Mapping[str, object], frame: FrameType) -> bool:
-    if code is None:
+def _holds(end: _End, names: Mapping[str, object], frame: FrameType) -> bool:
+    """Whether the loop ends if these names have these values, or may do so."""
+    if end.code is None:
         return True
-    if not names.keys() & set(code.co_names):
+    if not names.keys() & end.names:
         return False
     try:
         values = {**frame.f_globals, **frame.f_locals, **names, "__builtins__": builtins}
-        return bool(eval(code, values)) != negated
+        return bool(eval(end.code, values)) != end.negated
     except Exception:
         return True  # it cannot be said

@@ -1,0 +1,8 @@
+"""What stands in the frames of a script while it trains. A silent turn runs the script's own code once more, and what
+that code does to counters, sums and averages has to be undone.
+
+places.py        the values in the script's frames, where each of them is, and how another one is put there
+plain_values.py  numbers, strings and short tensors: undone, summed over an evaluation, given to newcomers
+model_copies.py  larger tensors: averages of the weights, and whatever else the script keeps beside the model
+loop_shape.py    loops whose turns are counted where nothing can be undone, and what ends a loop
+"""

@@ -1,0 +1,155 @@
+"""Where values are in the frames of a script, from a local name through objects to an attribute or a key."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from runtime.script_end import LIBRARIES, OURS
+
+DEPTH_MAX = 3
+"""Objects between a local name and a value, at most: trainer.state.meter.count has so many."""
+OBJECTS_MAX = 64
+"""Objects that are looked into, for each frame, and entries of a dict that is looked into."""
+_COLLECTIONS: Any = (dict, list, tuple)
+
+
+@dataclass(frozen=True, slots=True)
+class ValuePlace:
+    """The place of a value: a local name of a frame, or an attribute, a key or an index of what that name holds."""
+
+    frame: int
+    """0: the outermost frame of the script."""
+    function: str
+    name: str
+    path: tuple[str | int, ...] = ()
+    """Attributes, keys and indices from the object with that name to the value."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.frame} {self.function} {self.spelling}"
+
+    @property
+    def spelling(self) -> str:
+        """The value as a script would spell it, without brackets."""
+        return ".".join(map(str, (self.name, *self.path)))
+
+    def under(self, key: str | int) -> ValuePlace:
+        """The place of an attribute, of a key or of an index of the object that is here."""
+        return ValuePlace(self.frame, self.function, self.name, (*self.path, key))
+
+
+class ScriptFrames:
+    """The frames of the script's own files that stand around a call, innermost last."""
+
+    def __init__(self, below: FrameType | None = None) -> None:
+        """below: the innermost frame that stands now and is not the script's; it and all frames around it are left out.
+        None: no frame is left out for that reason."""
+        self._outside: set[int] = set()
+        while below is not None:
+            self._outside.add(id(below))
+            below = below.f_back
+        self.holders: set[int] = set()
+        """Ids of objects that hold averages of the weights: their numbers count too, whatever class they are of."""
+
+    def standing(self) -> list[FrameType]:
+        """The frames, outermost first."""
+        found: list[FrameType] = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and id(frame) not in self._outside:
+            if not frame.f_code.co_filename.startswith((OURS, *LIBRARIES, "<")):
+                found.append(frame)
+            frame = frame.f_back
+        return found[::-1]
+
+    def names(self) -> Iterator[tuple[ValuePlace, Any]]:
+        """Each local name of each frame, and its value."""
+        for number, frame in enumerate(self.standing()):
+            for name, value in _locals(frame).items():
+                if not name.startswith("__"):
+                    yield ValuePlace(number, frame.f_code.co_qualname, name), value
+
+    def values(self) -> Iterator[tuple[ValuePlace, Any]]:
+        """Local names, and attributes and keys of the script's own objects, of namespaces and of short dicts."""
+        seen: set[int] = set()
+        objects = dict[int, int]()
+        for place, value in self.names():
+            yield place, value
+            yield from self._inside(place, value, seen, objects)
+
+    def _inside(
+        self, place: ValuePlace, owner: Any, seen: set[int], objects: dict[int, int]
+    ) -> Iterator[tuple[ValuePlace, Any]]:
+        if not self._is_scripts_own(owner) or id(owner) in seen or objects.get(place.frame, 0) >= OBJECTS_MAX:
+            return
+        seen.add(id(owner))
+        objects[place.frame] = objects.get(place.frame, 0) + 1
+        for key, value in list((owner if isinstance(owner, dict) else vars(owner)).items()):
+            if type(key) is str:
+                yield place.under(key), value
+                if len(place.path) + 1 < DEPTH_MAX:
+                    yield from self._inside(place.under(key), value, seen, objects)
+
+    def _is_scripts_own(self, value: object) -> bool:
+        """Whether the class of a value is defined in a file of the script, and it has attributes; or the value is a
+        namespace, or a short dict. A module of a network is none of these: its state is registered, or is none."""
+        if type(value) is dict:
+            return len(value) <= OBJECTS_MAX
+        if isinstance(value, type | torch.nn.Module | torch.Tensor) or not hasattr(value, "__dict__"):
+            return False
+        if isinstance(value, SimpleNamespace | argparse.Namespace) or id(value) in self.holders:
+            return True
+        module = sys.modules.get(type(value).__module__)
+        file = getattr(module, "__file__", None)
+        return file is not None and not file.startswith((OURS, *LIBRARIES))
+
+    def write(self, values: Mapping[ValuePlace, object]) -> None:
+        """Put a value at each of these places. What cannot be written, as its owner is another object by now or is
+        immutable, stays."""
+        for number, frame in enumerate(self.standing() if values else ()):
+            mine = {place: value for place, value in values.items() if place.frame == number}
+            if mine:
+                _write(frame, mine)
+
+
+def _locals(frame: FrameType) -> dict[str, Any]:
+    """A copy of the frame's names and values.
+
+    Below Python 3.13 a function's frame.f_locals is a dict that the interpreter keeps with the frame: it would keep
+    alive what the script drops. So it is emptied, unless the script holds it too, by locals().
+    """
+    names = frame.f_locals
+    found = dict(names)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.getrefcount(names) <= 3:
+        names.clear()
+    return found
+
+
+def _write(frame: FrameType, values: Mapping[ValuePlace, object]) -> None:
+    names = frame.f_locals
+    for place, value in values.items():
+        if not place.path:
+            names[place.name] = value
+            continue
+        with contextlib.suppress(AttributeError, LookupError, TypeError):
+            owner: Any = names[place.name]
+            for key in place.path[:-1]:
+                owner = owner[key] if isinstance(owner, _COLLECTIONS) else getattr(owner, str(key))
+            if isinstance(owner, _COLLECTIONS):
+                owner[place.path[-1]] = value
+            else:
+                setattr(owner, str(place.path[-1]), value)
+    if sys.version_info < (3, 13) and names is not frame.f_globals:
+        # Until then f_locals is a copy, and this is what debuggers call to write it back.
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+        if sys.getrefcount(names) <= 3:
+            names.clear()

@@ -1,0 +1,250 @@
+"""The plain values in the frames of a script: counters, running sums, the best accuracy so far.
+
+A script counts turns where it means steps. So what a silent turn has done to plain values is undone before the next
+turn of the same pass, and a newcomer gets those that change from a member. Plain values are numbers, strings, None,
+short tensors and the length of lists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from types import FrameType
+from typing import Any, TypeAlias, TypeGuard
+
+import torch
+
+from runtime.ddp.frames.places import ValuePlace, ScriptFrames
+
+Plain: TypeAlias = int | float | bool | str | None
+
+TEXT_MAX = 200
+"""Characters of a string; a longer one is data."""
+TENSOR_MAX = 64
+"""Elements of a tensor; a larger one is data, or an average of the weights."""
+_ABSENT = object()
+_KINDS = (int, float, bool, str, type(None))
+_LOWEST, _HIGHEST = "lowest ", "highest "
+
+
+class FrameValues:
+    """The plain values that there were at one moment. Made by `read`."""
+
+    def __init__(self, frames: ScriptFrames) -> None:
+        self._frames = frames
+        self._plain: dict[ValuePlace, Plain] = {}
+        self._lists: dict[ValuePlace, tuple[list[Any], int]] = {}
+        self._tensors: dict[ValuePlace, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._other: set[ValuePlace] = set()
+        """Where something else is."""
+        self._grown: dict[str, torch.dtype] = {}
+        """Numbers that have become tensors: place -> dtype."""
+
+    @classmethod
+    def read(cls, frames: ScriptFrames) -> FrameValues:
+        """The plain values in the frames that stand around this call."""
+        found = cls(frames)
+        for place, value in frames.values():
+            if not _looked_at(value):
+                found._other.add(place)
+            elif isinstance(value, list):
+                found._lists[place] = (value, len(value))
+            elif isinstance(value, torch.Tensor):
+                found._tensors[place] = (value, value.detach().clone())
+            else:
+                found._plain[place] = value
+        return found
+
+    def plain(self) -> dict[str, Plain]:
+        """Numbers, strings and None, by the text of their place."""
+        return {place.text: value for place, value in self._plain.items()}
+
+    def put_back(self, *, objects: bool) -> None:
+        """Put every value back as it was then. Names that have come since stay.
+
+        objects: also where an object has come in the place of a number, a string or None.
+        """
+        now = FrameValues.read(self._frames)
+        wanted: dict[ValuePlace, object] = {
+            place: value
+            for place, value in self._plain.items()
+            if (objects and place in now._other) or _differs(now._at(place), value)
+        }
+        for place, (values, length) in self._lists.items():
+            if now._lists.get(place, (None, 0))[0] is values:
+                del values[length:]
+        with torch.no_grad():
+            for place, (tensor, before) in self._tensors.items():
+                if not torch.equal(tensor, before):
+                    tensor.copy_(before)
+                here = now._at(place)
+                if here is not tensor and here is not _ABSENT:
+                    wanted[place] = tensor
+        self._frames.write(wanted)
+
+    def added(self) -> dict[str, float]:
+        """What has been added since to the numbers and to the elements of the tensors: place -> difference; and what
+        numbers have become that were infinite, under the same with `lowest` or `highest` before it.
+
+        A number may have become a tensor. What is true or false is no sum.
+        """
+        now = FrameValues.read(self._frames)
+        found: dict[str, float] = {}
+        for place, was in self._plain.items():
+            here = now._at(place)
+            if _is_number(was) and isinstance(here, torch.Tensor) and here.numel() == 1:
+                self._grown[place.text] = here.dtype
+                here = here.item()
+            if not (_is_number(was) and _is_number(here)) or here == was:
+                continue
+            if math.isinf(was) and math.isfinite(here):
+                found[(_LOWEST if was > 0 else _HIGHEST) + place.text] = float(here)
+            elif math.isfinite(here - was):
+                found[place.text] = float(here - was)
+        seen: set[int] = set()
+        for place, (tensor, before) in self._tensors.items():
+            here = now._at(place)
+            if not isinstance(here, torch.Tensor) or here.shape != before.shape or before.dtype == torch.bool:
+                continue
+            if id(tensor) not in seen and not torch.equal(here, before):
+                for number, value in enumerate((here.double() - before.double()).reshape(-1).tolist()):
+                    if math.isfinite(value):
+                        found[f"{place.text} {number}"] = value
+            seen.add(id(tensor))
+        return found
+
+    def add(self, totals: Mapping[str, float], ranks: int) -> None:
+        """Add to each number and tensor what all ranks have added to it, divided by the number of ranks; a number that
+        was infinite becomes the lowest or highest of the ranks. Called when the values are those of this moment.
+
+        A whole number becomes a fraction if need be; a tensor of whole numbers is rounded.
+        """
+        wanted: dict[ValuePlace, object] = {}
+        for place, here in self._plain.items():
+            if not isinstance(here, int | float):
+                continue
+            value: object = here
+            kind = self._grown.get(place.text)
+            for extreme in (_LOWEST, _HIGHEST):
+                if (found := totals.get(extreme + place.text)) is not None:
+                    value = found if kind is None else torch.tensor(found, dtype=kind)
+            if place.text in totals:
+                total = totals[place.text]
+                whole = total % ranks == 0
+                value = here + (int(total) // ranks if whole and type(here) is int else total / ranks)
+                if kind is not None:
+                    value = torch.tensor(value, dtype=kind if whole else torch.float64)
+            if value is not here:
+                wanted[place] = value
+        self._frames.write(wanted)
+        for place, (tensor, _) in self._tensors.items():
+            if any(f"{place.text} {number}" in totals for number in range(tensor.numel())):
+                values = [totals.get(f"{place.text} {number}", 0.0) / ranks for number in range(tensor.numel())]
+                with torch.no_grad():
+                    tensor += torch.tensor(values, dtype=torch.float64).reshape(tensor.shape).to(tensor)
+
+    def _at(self, place: ValuePlace) -> object:
+        """The value there, or _ABSENT."""
+        if place in self._plain:
+            return self._plain[place]
+        return self._tensors[place][0] if place in self._tensors else _ABSENT
+
+    def become(self, others: Mapping[str, Plain]) -> None:
+        """Take over the values that a member had when it was here. A whole number keeps what this worker has added to
+        its own since then, as the member has done too; every other value that it has changed since stays."""
+        now = FrameValues.read(self._frames)
+        wanted: dict[ValuePlace, Plain] = {}
+        for place, before in self._plain.items():
+            if place.text not in others or place not in now._plain:
+                continue
+            there, here = others[place.text], now._plain[place]
+            if type(there) is int and type(here) is int and type(before) is int:
+                wanted[place] = there + here - before
+            elif type(here) is type(before) and here == before:
+                wanted[place] = there
+        self._frames.write({place: value for place, value in wanted.items() if _differs(now._at(place), value)})
+
+    def predicted(self, at_forward: FrameValues, earlier: Mapping[str, int]) -> dict[tuple[FrameType, str], object]:
+        """The whole numbers of local names as they will be at the end of the turn: those that the script had changed
+        when the model ran stay, the others grow as they did in the step before, earlier, or by 1."""
+        standing = self._frames.standing()
+        found: dict[tuple[FrameType, str], object] = {}
+        for place, here in at_forward._plain.items():
+            if type(here) is int and not place.path and place.frame < len(standing):
+                before = self._plain.get(place)
+                if type(before) is int and here == before:
+                    here = before + before - earlier.get(place.text, before - 1)
+                found[standing[place.frame], place.name] = here
+        return found
+
+    def become_earlier(self, earlier: Mapping[str, int], counters: Collection[str]) -> None:
+        """Whole numbers become what they would be now in a step that had begun with earlier. A local name among
+        counters that is not in earlier becomes 1 less than it is."""
+        wanted: dict[ValuePlace, Plain] = {}
+        for place, here in FrameValues.read(self._frames)._plain.items():
+            before = self._plain.get(place, here)
+            counts = place.text in earlier or here != before or (not place.path and place.name in counters)
+            if type(here) is int and type(before) is int and counts:
+                wanted[place] = earlier.get(place.text, before - 1) + here - before
+        self._frames.write(wanted)
+
+
+def total(found: list[dict[str, float]]) -> dict[str, float]:
+    """What all ranks have added together, or the lowest or highest that they have found. found: of each rank, as
+    `FrameValues.added` gives it."""
+    totals: dict[str, float] = {}
+    for added in found:
+        for name, value in added.items():
+            if name not in totals:
+                totals[name] = value
+            elif name.startswith(_LOWEST):
+                totals[name] = min(totals[name], value)
+            elif name.startswith(_HIGHEST):
+                totals[name] = max(totals[name], value)
+            else:
+                totals[name] += value
+    return totals
+
+
+class FrameCounters:
+    """Which plain values a script changes from step to step, and what the whole numbers among them were."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Plain] | None = None
+        self._changing: set[str] = set()
+        self.earlier: dict[str, int] = {}
+        """The whole numbers that change, by the text of their place, as they were when the step before began."""
+
+    def of(self, values: FrameValues) -> dict[str, Plain]:
+        """The values that have changed from one step to another, by the text of their place."""
+        return {name: value for name, value in values.plain().items() if name in self._changing}
+
+    def step(self, values: FrameValues) -> None:
+        """The first batch of a step is handed out, and these are the values."""
+        now, before = values.plain(), self._before
+        if before is not None:
+            self._changing |= {name for name, value in now.items() if name in before and before[name] != value}
+        self.earlier = {
+            name: value for name, value in (before or {}).items() if name in self._changing and type(value) is int
+        }
+        self._before = now
+
+    def told(self, names: Mapping[str, Plain]) -> None:
+        """A member has seen the values of these places change."""
+        self._changing |= names.keys()
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return type(value) in (int, float)
+
+
+def _differs(here: object, value: Plain) -> bool:
+    return here is not _ABSENT and (type(here) is not type(value) or here != value)
+
+
+def _looked_at(value: object) -> bool:
+    if type(value) in _KINDS:
+        return not isinstance(value, str) or len(value) <= TEXT_MAX
+    if type(value) is torch.Tensor:
+        return value.numel() <= TENSOR_MAX and not value.requires_grad and value.layout == torch.strided
+    return type(value) is list
