@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from elastic.errors import ConfigError
 from runtime.ddp import mistakes
-from runtime.ddp.frames.places import DEPTH_MAX, ValuePlace, ScriptFrames
+from runtime.ddp.frames.places import DEPTH_MAX, ScriptFrames, ValuePlace
 
 KEPT_MAX = 1 << 20
 """Elements of a tensor outside of a copy of the model. The values of a larger one are not kept: it is data."""

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 import torch
 
-from runtime.ddp.frames.places import ValuePlace, ScriptFrames
+from runtime.ddp.frames.places import ScriptFrames, ValuePlace
 
 Plain: TypeAlias = int | float | bool | str | None
 
