@@ -312,6 +312,14 @@ class JobSpec:
         "workers compute, however many there are (default: it calls elastic.join())",
     )
 
+    restart: bool = _option(
+        "--restart",
+        "",
+        False,
+        "the script is one for torchrun, of any kind: it is started again on all workers, with torchrun's environment, "
+        "whenever a worker is lost or joins; what is kept is what the script saves itself",
+    )
+
     threads: int = _option("--threads", "T", 1, "torch threads of each worker")
     """Part of the bits, so it never depends on the machine."""
 
@@ -398,6 +406,10 @@ class JobSpec:
             raise ConfigError(f"max_workers={self.max_workers} must be >= workers={self.workers}, or be left out")
         if self.ranks < 0:
             raise ConfigError(f"ranks={self.ranks} must be >= 0; 0 is a script that calls elastic.join()")
+        if self.ranks and self.restart:
+            raise ConfigError(
+                f"ranks={self.ranks} trains in place, and restart=True starts scripts anew; leave one out"
+            )
         if self.spares < 0:
             raise ConfigError(f"spares={self.spares} must be >= 0; 0 starts replacements when they are needed")
         check_pairs("env", self.env)

@@ -12,12 +12,15 @@ ends it.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
 
 HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -82,6 +85,15 @@ def plain(status: int) -> int:
     """The exit code, or minus the signal, with which a process ended. Where that was an order, the signal it stands
     for."""
     return -ASKED[-status] if -status in ASKED else status
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the parent of this process ends; end at once if it has ended already. parent: the
+    pid that it had when it made this process."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def is_child() -> bool:

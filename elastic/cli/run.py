@@ -147,7 +147,8 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     for spec, option in _options(JobSpec, Timing):
         text = option.text.replace("%", "%%")
         if spec.type == "bool":
-            parser.add_argument(option.name, dest=spec.name, action="store_false", help=text)
+            flip = "store_false" if spec.default else "store_true"
+            parser.add_argument(option.name, dest=spec.name, action=flip, help=text)
             continue
         default = " (default %(default)g)" if spec.type == "float" else " (default %(default)s)"
         default = ' (default "%(default)s")' if " " in str(spec.default) else default

@@ -20,8 +20,8 @@ import platform
 import warnings
 
 from elastic.errors import ColdStart
+from elastic.stop_signals import die_with
 
-PR_SET_PDEATHSIG = 1
 PR_GET_TID_ADDRESS = 40
 SYS_CLONE3 = 435
 ROBUST_LIST_CALLS = {"x86_64": (273, 274), "aarch64": (99, 100)}
@@ -91,13 +91,6 @@ def fork() -> int:
     ctypes.pythonapi.PyOS_AfterFork_Parent()
     _check(child)
     return child
-
-
-def die_with(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the parent ends; ends at once if it has ended already."""
-    _check(_libc.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0))
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _tid_address() -> int:

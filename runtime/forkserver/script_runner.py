@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from elastic.agent.worker import held_signals
-from elastic.agent.worker.environment import RANKS
+from elastic.agent.worker.environment import RANKS, RESTART
 from elastic.agent.worker.import_scan import Program, program_of
 from elastic.errors import ColdStart
 from runtime.forkserver import process_title
@@ -66,14 +66,22 @@ def run(program: Program, command: Sequence[str]) -> None:
     command: what a process list would show of a process started with it. Raises SystemExit.
     """
     sys.orig_argv[:] = command
-    sys.path[:0] = first_on_path(program)
-    for entry in sys.path[:1]:
-        sys.path_importer_cache.pop(entry, None)  # listed when the user's files were perhaps others
-    main = _fresh_main()
+    if os.environ.get(RESTART) == "1":
+        from runtime.restart import supervisor
+
+        supervisor.run(lambda: _run(program))
     if os.environ.get(RANKS, "0") != "0":
         from runtime.ddp.enable import enable
 
         enable()
+    _run(program)
+
+
+def _run(program: Program) -> None:
+    sys.path[:0] = first_on_path(program)
+    for entry in sys.path[:1]:
+        sys.path_importer_cache.pop(entry, None)  # listed when the user's files were perhaps others
+    main = _fresh_main()
     try:
         if program.is_module:
             sys.argv[:] = ["-m", *program.arguments]

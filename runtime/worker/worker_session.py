@@ -31,6 +31,7 @@ from elastic.protocol.messages import (
     Failed,
     Finished,
     Generation,
+    Kind,
     Unreadable,
     Word,
 )
@@ -166,6 +167,11 @@ class WorkerSession(OperationLoop):
     @property
     def pauses(self) -> bool:
         return self._record.hold
+
+    @property
+    def planned(self) -> bool:
+        """Whether nobody was lost when the current generation began."""
+        return self._record.kind is Kind.PLANNED
 
     @property
     def parting(self) -> bool:

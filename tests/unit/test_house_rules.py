@@ -29,6 +29,7 @@ LAYERS = (
         "runtime.job",
         "runtime.torchrun",
         "runtime.ddp",
+        "runtime.restart",
         "runtime.forkserver",
     ),
     "elastic",

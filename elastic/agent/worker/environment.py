@@ -25,6 +25,8 @@ THREADS = "ELASTIC_THREADS"
 """What `elastic run --threads` says, for a script that does not say it itself."""
 RANKS = "ELASTIC_RANKS"
 """For how many ranks the script was written, which is one for torchrun. Unset or "0": it calls elastic.join()."""
+RESTART = "ELASTIC_RESTART"
+"""Whether the script is started again in each generation: "1" or "0"."""
 WORKER_ID = "ELASTIC_WORKER_ID"
 
 
@@ -39,6 +41,7 @@ class WorkerEnvironment:
     slot: int
     restarted: bool
     ranks: int
+    restart: bool
     threads: int
     reduction: Reduction
     retain_results: bool
@@ -68,6 +71,7 @@ class WorkerEnvironment:
             slot=slot,
             restarted=restarted,
             ranks=spec.ranks,
+            restart=spec.restart,
             threads=spec.threads,
             reduction=spec.reduction,
             retain_results=spec.retain_results,
@@ -93,6 +97,7 @@ class WorkerEnvironment:
             SLOT: str(self.slot),
             "ELASTIC_RESTARTED": "1" if self.restarted else "0",
             RANKS: str(self.ranks),
+            RESTART: "1" if self.restart else "0",
             THREADS: str(self.threads),
             "ELASTIC_REDUCTION": str(self.reduction),
             "ELASTIC_RETAIN_RESULTS": "1" if self.retain_results else "0",
@@ -115,6 +120,7 @@ class WorkerEnvironment:
                 slot=int(environ[SLOT]),
                 restarted=environ["ELASTIC_RESTARTED"] == "1",
                 ranks=int(environ[RANKS]),
+                restart=environ[RESTART] == "1",
                 threads=int(environ[THREADS]),
                 reduction=Reduction(environ["ELASTIC_REDUCTION"]),
                 retain_results=environ["ELASTIC_RETAIN_RESULTS"] == "1",

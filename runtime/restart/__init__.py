@@ -1,0 +1,10 @@
+"""Any torchrun program: its processes are started again, with a new world, whenever a worker is lost or joins.
+
+A worker of such a job trains nothing itself. It is a member of the job like any other worker, and the script runs in a
+child process of it, as under torchrun's agent: with torchrun's environment, for one *round*. A round is a generation of
+the job: when the generation changes, all workers end their scripts and start them for the new one.
+
+rounds.py      a round, what a script of it finds in its environment, and whose failure ended it. Pure
+script_host.py the process between a worker and its scripts: it forks them, and ends them when the worker is silent
+supervisor.py  the worker: from one exchange with the other workers to the next
+"""
