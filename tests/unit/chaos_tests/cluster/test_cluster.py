@@ -30,8 +30,9 @@ from elastic.protocol.messages import Generation, Kind, Plan
 from elastic.records import journal
 from elastic.records.journal import Journal, journal_path
 from elastic.store import chunks
-from elastic.store.base import Item, MemoryStore
+from elastic.store.base import Item
 from elastic.store.election import Candidate
+from tests.memory_store import MemoryStore
 from tests.unit.elastic.checkpoints.test_checkpoint_rules import NO_STATE
 
 

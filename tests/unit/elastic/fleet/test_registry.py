@@ -11,9 +11,10 @@ from elastic.errors import ConfigError, StoreRefused, StoreUnavailable
 from elastic.fleet import registry
 from elastic.fleet.documents import FleetJob, Grant, NodeShare, Placement, Result, Size, Wish
 from elastic.fleet.registry import Registry
-from elastic.store.base import Compare, Delete, Listing, MemoryStore, Put, TxnResult
+from elastic.store.base import Compare, Delete, Listing, Put, TxnResult
 from elastic.store.election import Candidate, LeadershipLost, Won
 from elastic.wire import codec
+from tests.memory_store import MemoryStore
 
 SPEC = JobSpec(
     name="train",

@@ -11,9 +11,10 @@ from elastic.checkpoints.pointer import Pointer
 from elastic.errors import CheckpointCorrupt, CompareFailed, StoreUnavailable
 from elastic.protocol.messages import Generation, Kind, Plan
 from elastic.store import chunks, election
-from elastic.store.base import Compare, Delete, Item, Listing, MemoryStore, Put, TxnResult
+from elastic.store.base import Compare, Delete, Item, Listing, Put, TxnResult
 from elastic.store.election import LEASE_S, Candidate, LeadershipLost, Taken, Won
 from elastic.wire.codec import WireError
+from tests.memory_store import MemoryStore
 
 
 class Clock:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from elastic.store.base import KeyDeleted, KeyPut, MemoryStore, WatchEvent, WatchLost
+from elastic.store.base import KeyDeleted, KeyPut, WatchEvent, WatchLost
 from tests.conformance.store_suite import At, StoreSuite, Surroundings
+from tests.memory_store import MemoryStore
 
 
 class _Virtual:
