@@ -1,4 +1,4 @@
-"""A Store in memory. It reads no clock: its leases expire in advance(now_s)."""
+"""A Store in memory, which reads no clock: its leases expire in advance(now_s). And writes of one key to any Store."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from elastic.store.base import (
     Listing,
     ModRevision,
     Put,
+    Store,
     TxnResult,
     ValueIs,
     Watch,
@@ -102,14 +103,6 @@ class MemoryStore:
         first, end = checked_key(first), checked_key(end)
         keys = sorted(key for key in self._items if first <= key < end)
         return Listing(tuple(self._items[key] for key in keys[:limit]), self._revision)
-
-    def put(self, key: str, value: bytes, *, lease: Lease | None = None, timeout_s: float) -> int:
-        return self.txn((), (Put(key, value, lease),), timeout_s=timeout_s).revision
-
-    def delete(self, key: str, *, timeout_s: float) -> bool:
-        existed = checked_key(key) in self._items
-        self._commit((), (key,))
-        return existed
 
     def txn(
         self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[Delete] = (), *, timeout_s: float
@@ -207,3 +200,15 @@ def _revision_of(event: KeyPut | KeyDeleted) -> int:
 
 def _key_of(event: KeyPut | KeyDeleted) -> str:
     return event.item.key if isinstance(event, KeyPut) else event.key
+
+
+def write_key(store: Store, key: str, value: bytes, *, lease: Lease | None = None, timeout_s: float) -> int:
+    """Returns the new revision."""
+    return store.txn((), (Put(key, value, lease),), timeout_s=timeout_s).revision
+
+
+def delete_key(store: Store, key: str, *, timeout_s: float) -> bool:
+    """Whether there was something to delete."""
+    existed = store.get(key, timeout_s=timeout_s) is not None
+    store.txn((), (), (key,), timeout_s=timeout_s)
+    return existed

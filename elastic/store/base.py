@@ -154,12 +154,6 @@ class Store(Protocol):
     def between(self, first: str, end: str, *, limit: int, timeout_s: float) -> Listing:
         """The keys from `first` on that come before `end`, of more than `limit` the first ones."""
 
-    def put(self, key: str, value: bytes, *, lease: Lease | None = None, timeout_s: float) -> int:
-        """Write, and return the new revision. Raises LeaseExpired."""
-
-    def delete(self, key: str, *, timeout_s: float) -> bool:
-        """Whether there was something to delete."""
-
     def txn(
         self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[Delete] = (), *, timeout_s: float
     ) -> TxnResult:
