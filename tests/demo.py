@@ -1,4 +1,4 @@
-"""`python -m chaos_tests.demo`: train through two kills and compare with the quiet run, bit for bit.
+"""`python -m tests.demo`: train through two kills and compare with the quiet run, bit for bit.
 
 A GPT is trained twice by three workers. Nothing happens to the first run. In the second a worker is killed with
 SIGKILL inside a step, and when its replacement has joined, rank 0 is killed too. Everything that is claimed at the end

@@ -1,4 +1,4 @@
-"""`python -m chaos_tests.busy`: every processor has twice as much to do as it can, for ten minutes, while a job trains.
+"""`python -m tests.soak.busy`: every processor has twice as much to do as it can, for ten minutes, while a job trains.
 
 Its workers compile their model, evaluate for long, wait for `job.once` and write checkpoints meanwhile. Nobody may be
 taken for dead: all must be there at the end, in the processes in which they began. Exit code 1, and the reason, if not.
