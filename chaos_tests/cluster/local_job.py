@@ -1,4 +1,4 @@
-"""A job on this machine, as the harness sees it: start it, follow it, break it, wait for its end.
+"""A job on this machine, as the harness sees it: start it, follow it, end it.
 
 As a program it runs the job of a specification, as `elastic run` does the job of a script:
 
@@ -8,22 +8,17 @@ python -m chaos_tests.cluster.local_job SPECIFICATION.json JOB_DIR
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from chaos_tests.cluster.job_handle import Followed, JobFailed
+from chaos_tests.cluster.job_handle import Followed
 from chaos_tests.support.json_lines import Journals, Tail
 from chaos_tests.support.processes import Command
 from elastic.cli.local import reruns
-from elastic.cli.status import job_status
-from elastic.errors import ElasticError
 from elastic.records import host_memory, job_directory
-from elastic.records.journal import Journal, journal_path
 from elastic.wire import codec
 
 
@@ -90,32 +85,6 @@ class LocalJob(Followed):
         """The ledger so far."""
         self._steps += self._ledger.lines()
         return self._steps
-
-    def members(self) -> list[dict[str, Any]]:
-        """As `elastic status --json` shows them, in rank order; empty while nobody leads."""
-        try:
-            return list(job_status(self.dir, wait_s=1.0)["members"])
-        except ElasticError:
-            return []
-
-    def wait(self, deadline_s: float) -> dict[str, Any]:
-        """The job's result.json. Raises JobFailed unless it ended with exit code 0."""
-        status = self.ended(deadline_s)
-        if status is None:
-            raise JobFailed(f"the job did not end within {deadline_s:.0f} s\n{self.last_words()}")
-        if status:
-            raise JobFailed(f"the job ended with {status}\n{self.last_words()}")
-        result: dict[str, Any] = json.loads((self.dir / "result.json").read_bytes())
-        return result
-
-    # Breaking
-
-    def inject(self, member: dict[str, Any], number: signal.Signals) -> None:
-        """Send a signal to a member's process, and write so into the harness's journal first."""
-        name = json.loads((self.dir / "job.json").read_bytes())["name"]
-        with Journal(journal_path(self.dir, "harness"), name, "harness", member["node"]) as journal:
-            journal.write("fault_injected", worker_id=member["worker_id"], pid=member["pid"], fault=number.name)
-        os.kill(member["pid"], number)
 
 
 def main(specification: Path, job_dir: Path) -> int:
