@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from chaos_tests.cluster.job_handle import Followed
-from chaos_tests.support.json_lines import Journals, Tail
+from chaos_tests.support.json_lines import Tail
 from chaos_tests.support.processes import Command
 from elastic.cli.local import reruns
 from elastic.records import host_memory, job_directory
@@ -29,40 +28,28 @@ def elastic_run(job_dir: Path, options: Sequence[str], command: Sequence[str]) -
 
 
 class LocalJob(Followed):
-    """A job's command as a child, its output in ``<job_dir>.out``. A context manager that leaves nothing running.
+    """A job's command as a child, its output in ``<job_dir>.out``.
 
     program: the command line, such as `elastic_run` makes it. cwd: where it runs; None: here.
-    on_poll: called often while something is waited for. Raises JobFailed from every wait when the job ends first or
-    the wait takes longer than its deadline.
     """
 
     def __init__(
         self,
         job_dir: Path,
         program: Sequence[str],
-        on_poll: Callable[[LocalJob], None],
+        on_poll: Callable[[Followed], None],
         environment: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> None:
+        super().__init__(on_poll, lambda: (job_dir / "journal").glob("*.jsonl"))
         self.dir = job_dir
-        self._on_poll = on_poll
-        self._journals = Journals(lambda: (job_dir / "journal").glob("*.jsonl"))
         self._ledger = Tail(job_dir / "steps.jsonl", json.loads)  # its writer repairs a torn line
         self._steps: list[dict[str, Any]] = []
         output = job_dir.with_name(f"{job_dir.name}.out")
         self._command = Command(program, output, environment=environment, cwd=cwd)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.stop()
-
     def stop(self) -> None:
         self._command.stop()
-
-    def polled(self) -> None:
-        self._on_poll(self)
 
     def exit_code(self) -> int | None:
         return self._command.process.poll()
@@ -76,10 +63,6 @@ class LocalJob(Followed):
     def output(self) -> str:
         """What the script's leader and the command itself have said."""
         return self._command.output
-
-    def new_events(self) -> Iterator[dict[str, Any]]:
-        """Journal lines of all processes since the last call, by time."""
-        yield from self._journals.new()
 
     def steps(self) -> list[dict[str, Any]]:
         """The ledger so far."""
