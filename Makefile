@@ -106,11 +106,11 @@ proto: setup ## regenerate elastic/wire from proto/
 	$(PY) -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
 demo: setup ## train through two kills and compare with the quiet run, bit for bit
-	$(PY) -m chaos_tests.demo
+	$(PY) -m tests.demo
 
 soak: setup ## 100 rounds of kill and replace, and nothing leaks; 10 minutes of saturated processors, and nobody is expelled
-	$(PY) -m chaos_tests.soak
-	$(PY) -m chaos_tests.busy
+	$(PY) -m tests.soak.soak
+	$(PY) -m tests.soak.busy
 
 bench: setup ## measure recovery, join and step time against torch DDP and torchrun
 	$(PY) -m tests.bench.recovery

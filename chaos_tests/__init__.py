@@ -8,7 +8,6 @@ failpoints/   faults at a point of a worker's own work
 cluster/      jobs and clusters to break
 nemesis/      how faults are done
 run/          a whole chaos run
-scripts/      trainings to break; traces/: spot markets as they were
+traces/       spot markets as they were
 cli.py        `elastic chaos`
-demo.py, soak.py, busy.py   `make demo`, `make soak`
 """

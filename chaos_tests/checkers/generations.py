@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from chaos_tests.checkers.history import Event, History, Run, injected
 from chaos_tests.checkers.verdict import CheckerVerdict, broken, first_broken, holds, unknown
+from chaos_tests.scenario.faults import Effect
 
 EFFECTS = frozenset({"op_complete", "joined", "ring_up"})
 """What only a member of the generation it names may do."""
@@ -164,7 +165,7 @@ def _zombies(history: History) -> Iterator[CheckerVerdict]:
     killed = {event.worker: event for event in run.of("kill")}
     ends = {event.worker: event for event in run.of("worker_exited")}
     for fault in injected(run.events):
-        if fault.ended is None or not fault.kind.startswith("freeze"):
+        if fault.ended is None or fault.row.effect is not Effect.FREEZES:
             continue
         thawed_ns = fault.ended.t_ns
         for worker in fault.targets:

@@ -27,6 +27,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from chaos_tests.scenario.catalogue import CATALOGUE, UNKNOWN
+from chaos_tests.scenario.faults import Fault
+
 Line: TypeAlias = Mapping[str, Any]
 
 
@@ -134,6 +137,11 @@ class Injected:
     ended: Event | None
     held: tuple[str, ...] = ()
     noted_s: float | None = None
+
+    @property
+    def row(self) -> Fault:
+        """What is known of its kind."""
+        return CATALOGUE.get(self.kind, UNKNOWN)
 
     @property
     def begun_ns(self) -> int:

@@ -7,25 +7,15 @@ from itertools import pairwise
 
 from chaos_tests.checkers.history import Event, History, Injected, Run, every_kind_came, injected
 from chaos_tests.checkers.verdict import CheckerVerdict, broken, first_broken, holds, not_applicable, unknown
-from chaos_tests.scenario.catalogue import CATALOGUE
-from chaos_tests.scenario.faults import (
-    AGENT,
-    Between,
-    Cut,
-    EndLeader,
-    FreezeService,
-    KillService,
-    StrikeStore,
-    leaves,
-    parts,
-    stalls,
-)
+from chaos_tests.scenario.faults import AGENT, Effect
 
 AGAIN_S = 3.0
 """After a service was killed or thawed, until an agent attends a leader again: a lease of 2 s, and a process begins."""
 EXCUSED_S = 15.0
 """How long one loss may take, however many services stood still one after the other."""
 LOSSES = ("member_lost", "worker_lost", "expelled")
+LIVE = (Effect.FREEZES, Effect.ISOLATES, Effect.SUSPECTS)
+"""Who is hit may be declared lost, and lives."""
 
 
 def detection(history: History) -> CheckerVerdict:
@@ -34,7 +24,7 @@ def detection(history: History) -> CheckerVerdict:
     faults = injected(run.events)
     found = (*_late(history, faults), *_false_alarms(history, faults), *_not_in_order(history, faults))
     noted = sum(fault.lethal for fault in faults)
-    if not noted and not any(_expels(history, fault) or _leaves(fault) for fault in faults):
+    if not noted and not any(_expels(history, fault) or fault.row.effect is Effect.LEAVES for fault in faults):
         nothing = "no fault that has to be detected was injected"
         return first_broken(found, not_applicable(nothing) if every_kind_came(run) else unknown(nothing))
     return first_broken(found, holds(f"{noted} faults that end workers noted in time, nobody else declared lost"))
@@ -62,40 +52,9 @@ def _late(history: History, faults: tuple[Injected, ...]) -> Iterator[CheckerVer
 
 def _served_s(history: History, faults: tuple[Injected, ...], fault: Injected, sign: Event) -> float:
     """From a fault to its sign, without the time in which those who have to notice were killed or stood still."""
-    away = [_away(history.faulty, other, sign.t_ns) for other in faults if _stops_service(other)]
+    away = [_away(history.faulty, other, sign.t_ns) for other in faults if other.row.stops_service]
     excused_s = _covered_ns(away, fault.begun_ns, sign.t_ns) / 1e9
     return (sign.t_ns - fault.begun_ns) / 1e9 - min(excused_s, EXCUSED_S)
-
-
-def _stops_service(fault: Injected) -> bool:
-    """Whether it stops one that serves the job, or takes a leader from it; what etcd is asked for does not."""
-    if (kind := CATALOGUE.get(fault.kind)) is None:
-        return False
-    if isinstance(kind.fault, Cut):
-        return kind.fault.between in (Between.CONTROL, Between.STORE)
-    return isinstance(kind.fault, KillService | FreezeService | EndLeader | StrikeStore)
-
-
-def _parts(fault: Injected) -> bool:
-    """Whether workers are cut off by it from those who decide whether they live."""
-    kind = CATALOGUE.get(fault.kind)
-    return kind is not None and parts(kind.fault)
-
-
-def _leaves(fault: Injected) -> bool:
-    kind = CATALOGUE.get(fault.kind)
-    return kind is not None and leaves(kind.fault)
-
-
-def _stalls(fault: Injected) -> bool:
-    kind = CATALOGUE.get(fault.kind)
-    return kind is None or stalls(kind.fault)
-
-
-def _isolates(fault: Injected) -> bool:
-    """Whether they have to be expelled for it."""
-    kind = CATALOGUE.get(fault.kind)
-    return kind is not None and isinstance(kind.fault, Cut) and kind.fault.between is Between.NODE
 
 
 def _away(run: Run, fault: Injected, otherwise_ns: int) -> tuple[int, int]:
@@ -120,15 +79,15 @@ def _expels(history: History, fault: Injected) -> bool:
     """Whether workers stood still, or were cut off, for so long that they must be expelled; if it was shorter, it may
     go either way."""
     lasted_s = fault.lasted_s(otherwise=history.faulty.events[-1].t_ns)
-    silent = fault.kind.startswith("freeze") or _isolates(fault)
-    return silent and not fault.lethal and lasted_s > history.limits.freeze_s
+    silent = fault.row.effect in (Effect.FREEZES, Effect.ISOLATES)
+    return silent and lasted_s > history.limits.freeze_s
 
 
 def _false_alarms(history: History, faults: tuple[Injected, ...]) -> Iterator[CheckerVerdict]:
     run = history.faulty
     first: dict[str, int] = {}
     for fault in faults:
-        if fault.lethal or fault.kind.startswith("freeze") or _parts(fault):
+        if fault.lethal or fault.row.effect in LIVE:
             for worker in (*fault.targets, *fault.held):
                 first.setdefault(worker, fault.begun_ns)
     for event in run.of("worker_dying", "worker_exited"):
@@ -145,7 +104,7 @@ def _not_in_order(history: History, faults: tuple[Injected, ...]) -> Iterator[Ch
     """Who is asked to leave, while nothing else happens to anybody, is not lost: it leaves between two steps."""
     run = history.faulty
     last_ns = run.events[-1].t_ns
-    for asked in filter(_leaves, faults):
+    for asked in (fault for fault in faults if fault.row.effect is Effect.LEAVES):
         begun_ns, ended_ns = asked.begun_ns, asked.ended_ns(last_ns)
         others = (other for other in faults if other is not asked)
         settled_ns = int(EXCUSED_S * 1e9)
@@ -185,7 +144,7 @@ def _idle_s(run: Run, begin_ns: int, end_ns: int) -> float:
     lasting = [
         (fault.begun_ns, fault.ended_ns(run.events[-1].t_ns))
         for fault in injected(run.events)
-        if (not fault.lethal or fault.noted_s is not None) and _stalls(fault)
+        if (not fault.lethal or fault.noted_s is not None) and fault.row.stalls
     ]
     return (end_ns - begin_ns - _covered_ns(lasting, begin_ns, end_ns)) / 1e9
 

@@ -163,9 +163,6 @@ class Ec2(MetadataService):
     def withdraw(self) -> None:
         self.documents.clear()
 
-    def expire(self) -> None:
-        self.token += 1
-
     def answer(self, request: MetadataRequest) -> Reply:
         if request.path == "/latest/api/token":
             if request.method != "PUT" or not request.headers.get("x-aws-ec2-metadata-token-ttl-seconds", "").isdigit():

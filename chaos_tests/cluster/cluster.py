@@ -191,11 +191,6 @@ class Cluster:
                 raise ElasticError(f"nodes that are not there after {within_s:g} s: {', '.join(sorted(missing))}")
             time.sleep(CLUSTER_POLL_S)
 
-    def leader_of(self, job: str) -> str:
-        """The replica that leads it."""
-        leader = self.client.status(job)["leader"]
-        return next(name for name in self.replicas if self.address(name) == leader)
-
     # ---------------------------------------------------------------------------------------------- what is left
 
     def ledgers(self, job: str) -> list[Path]:

@@ -11,17 +11,16 @@ import itertools
 import json
 import signal
 import string
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from chaos_tests.cluster import Cluster, Hosts, Loopback, Network
 from chaos_tests.cluster.cloud_metadata import AzureHost, Ec2, Gce, MetadataService
 from chaos_tests.cluster.job_handle import Followed, JobFailed
-from chaos_tests.support.json_lines import Journals, Tail
+from chaos_tests.support.json_lines import Tail
 from elastic.config import JobSpec
 from elastic.errors import ConfigError
 from elastic.records import ledger
@@ -44,26 +43,25 @@ def node_names(workers: int) -> tuple[str, ...]:
 
 
 class NodesJob(Followed):
-    """A context manager, for the main thread. job_dir: a new directory. cuttable: links between its nodes can be cut,
+    """For the main thread. job_dir: a new directory. cuttable: links between its nodes can be cut,
     for which `network.why_not` must say nothing. environment: of all its processes."""
 
     def __init__(
         self,
         job_dir: Path,
         spec: JobSpec,
-        on_poll: Callable[[NodesJob], None],
+        on_poll: Callable[[Followed], None],
         environment: Mapping[str, str],
         *,
         cuttable: bool,
     ) -> None:
+        super().__init__(on_poll, lambda: (*self.cluster.journals(), *(job_dir / "journal").glob("*.jsonl")))
         self.dir = job_dir
         self.network = Network() if cuttable else None
         self._spec = replace(spec, checkpoint_dir=str(job_dir / "checkpoints"))
-        self._on_poll = on_poll
         self._environment = environment
         self._stack = ExitStack()
         self.stopped = False
-        self._journals = Journals(lambda: (*self.cluster.journals(), *(job_dir / "journal").glob("*.jsonl")))
         self._parts: dict[Path, Tail] = {}
         self._known: dict[int, dict[str, Any]] = {}
         self._steps: list[dict[str, Any]] = []
@@ -89,9 +87,6 @@ class NodesJob(Followed):
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.stop()
-
     def submit(self) -> None:
         self.name = str(self.cluster.client.submit(self._spec)["job"])
         self._spec = replace(self._spec, name=self.name)
@@ -100,9 +95,6 @@ class NodesJob(Followed):
     def stop(self) -> None:
         self.stopped = True
         self._stack.close()
-
-    def polled(self) -> None:
-        self._on_poll(self)
 
     @property
     def mark(self) -> str:
@@ -137,9 +129,6 @@ class NodesJob(Followed):
     def output(self) -> str:
         logs = sorted((*self.cluster.home.glob("*.log"), *self.cluster.home.glob(f"*/{self.name}/logs/*.log")))
         return "\n".join(f"--- {log}\n{log.read_text(errors='replace')[-1000:]}" for log in logs)
-
-    def new_events(self) -> Iterator[dict[str, Any]]:
-        yield from self._journals.new()
 
     def steps(self) -> list[dict[str, Any]]:
         for path in self.cluster.ledgers(self.name):

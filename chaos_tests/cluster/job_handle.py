@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
+from chaos_tests.support.json_lines import Journals
 from elastic.errors import ElasticError
 
 JOB_POLL_S = 0.02
@@ -20,7 +23,19 @@ class JobFailed(ElasticError):
 
 
 class Followed(ABC):
-    """Raises JobFailed from every wait when the job ends first or the wait takes longer than its deadline."""
+    """A context manager that leaves nothing running. on_poll: called often while something is waited for. journals: the
+    paths of those that there are. Raises JobFailed from every wait when the job ends first or the wait takes longer
+    than its deadline."""
+
+    def __init__(self, on_poll: Callable[[Followed], None], journals: Callable[[], Iterable[Path]]) -> None:
+        self._on_poll = on_poll
+        self._journals = Journals(journals)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
 
     @property
     @abstractmethod
@@ -31,9 +46,9 @@ class Followed(ABC):
     def exit_code(self) -> int | None:
         """None while it runs."""
 
-    @abstractmethod
-    def new_events(self) -> Iterator[dict[str, Any]]:
+    def new_events(self) -> list[dict[str, Any]]:
         """Journal lines of all processes since the last call, by time."""
+        return self._journals.new()
 
     @abstractmethod
     def steps(self) -> list[dict[str, Any]]:
@@ -47,15 +62,11 @@ class Followed(ABC):
     def stop(self) -> None:
         """End it and everything it started. Any number of times."""
 
-    @abstractmethod
-    def polled(self) -> None:
-        """Called often while something is waited for."""
-
     def until(self, what: str, reached: Callable[[], T | None], deadline_s: float) -> T:
         """The first value of `reached` that is true."""
         until_s = time.monotonic() + deadline_s
         while True:
-            self.polled()
+            self._on_poll(self)
             if value := reached():
                 return value
             if (status := self.exit_code()) is not None:
@@ -70,9 +81,9 @@ class Followed(ABC):
         while (status := self.exit_code()) is None:
             if time.monotonic() > until_s:
                 return None
-            self.polled()
+            self._on_poll(self)
             time.sleep(JOB_POLL_S)
-        self.polled()
+        self._on_poll(self)
         return status
 
     def last_words(self) -> str:

@@ -1,4 +1,4 @@
-"""A job on this machine, as the harness sees it: start it, follow it, break it, wait for its end.
+"""A job on this machine, as the harness sees it: start it, follow it, end it.
 
 As a program it runs the job of a specification, as `elastic run` does the job of a script:
 
@@ -8,22 +8,16 @@ python -m chaos_tests.cluster.local_job SPECIFICATION.json JOB_DIR
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from chaos_tests.cluster.job_handle import Followed, JobFailed
-from chaos_tests.support.json_lines import Journals, Tail
+from chaos_tests.cluster.job_handle import Followed
+from chaos_tests.support.json_lines import Tail
 from chaos_tests.support.processes import Command
 from elastic.cli.local import reruns
-from elastic.cli.status import job_status
-from elastic.errors import ElasticError
 from elastic.records import host_memory, job_directory
-from elastic.records.journal import Journal, journal_path
 from elastic.wire import codec
 
 
@@ -34,40 +28,28 @@ def elastic_run(job_dir: Path, options: Sequence[str], command: Sequence[str]) -
 
 
 class LocalJob(Followed):
-    """A job's command as a child, its output in ``<job_dir>.out``. A context manager that leaves nothing running.
+    """A job's command as a child, its output in ``<job_dir>.out``.
 
     program: the command line, such as `elastic_run` makes it. cwd: where it runs; None: here.
-    on_poll: called often while something is waited for. Raises JobFailed from every wait when the job ends first or
-    the wait takes longer than its deadline.
     """
 
     def __init__(
         self,
         job_dir: Path,
         program: Sequence[str],
-        on_poll: Callable[[LocalJob], None],
+        on_poll: Callable[[Followed], None],
         environment: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> None:
+        super().__init__(on_poll, lambda: (job_dir / "journal").glob("*.jsonl"))
         self.dir = job_dir
-        self._on_poll = on_poll
-        self._journals = Journals(lambda: (job_dir / "journal").glob("*.jsonl"))
         self._ledger = Tail(job_dir / "steps.jsonl", json.loads)  # its writer repairs a torn line
         self._steps: list[dict[str, Any]] = []
         output = job_dir.with_name(f"{job_dir.name}.out")
         self._command = Command(program, output, environment=environment, cwd=cwd)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.stop()
-
     def stop(self) -> None:
         self._command.stop()
-
-    def polled(self) -> None:
-        self._on_poll(self)
 
     def exit_code(self) -> int | None:
         return self._command.process.poll()
@@ -82,40 +64,10 @@ class LocalJob(Followed):
         """What the script's leader and the command itself have said."""
         return self._command.output
 
-    def new_events(self) -> Iterator[dict[str, Any]]:
-        """Journal lines of all processes since the last call, by time."""
-        yield from self._journals.new()
-
     def steps(self) -> list[dict[str, Any]]:
         """The ledger so far."""
         self._steps += self._ledger.lines()
         return self._steps
-
-    def members(self) -> list[dict[str, Any]]:
-        """As `elastic status --json` shows them, in rank order; empty while nobody leads."""
-        try:
-            return list(job_status(self.dir, wait_s=1.0)["members"])
-        except ElasticError:
-            return []
-
-    def wait(self, deadline_s: float) -> dict[str, Any]:
-        """The job's result.json. Raises JobFailed unless it ended with exit code 0."""
-        status = self.ended(deadline_s)
-        if status is None:
-            raise JobFailed(f"the job did not end within {deadline_s:.0f} s\n{self.last_words()}")
-        if status:
-            raise JobFailed(f"the job ended with {status}\n{self.last_words()}")
-        result: dict[str, Any] = json.loads((self.dir / "result.json").read_bytes())
-        return result
-
-    # Breaking
-
-    def inject(self, member: dict[str, Any], number: signal.Signals) -> None:
-        """Send a signal to a member's process, and write so into the harness's journal first."""
-        name = json.loads((self.dir / "job.json").read_bytes())["name"]
-        with Journal(journal_path(self.dir, "harness"), name, "harness", member["node"]) as journal:
-            journal.write("fault_injected", worker_id=member["worker_id"], pid=member["pid"], fault=number.name)
-        os.kill(member["pid"], number)
 
 
 def main(specification: Path, job_dir: Path) -> int:

@@ -1,7 +1,8 @@
 """How the faults of a plan are done to a running job: one module for each thing that they are done to.
 
-Each takes the scene, what is planned, and whom; it writes to the journal what it did, and leaves in `scene.running`
-what has to be ended. Raises NotNow or Impossible with nothing done.
+The row of a fault (scenario/catalogue.py) names its function. That takes the scene, what is planned, and what the row
+gives besides; it writes to the journal what it did, and leaves in `scene.running` what has to be ended. Raises NotNow
+or Impossible with nothing done.
 
     nemesis.py            carries out a plan: waits for each fault's time, has it done, sees it, ends it
     scene.py              what all faults work on

@@ -15,8 +15,10 @@ from chaos_tests.nemesis.signals import Impossible
 from chaos_tests.scenario.schedule import Planned
 
 
-def reclaim(scene: Scene, planned: Planned, healthy: list[str], for_s: float) -> None:
-    slot = planned.slot
+def reclaim(scene: Scene, planned: Planned) -> None:
+    """Whatever the agent starts in that place meanwhile stands still from its first moment on, as if it had not been
+    started. The place and the time are the plan's."""
+    slot, healthy = planned.slot, scene.victims.healthy()
     if slot is None:
         if len(healthy) < 2:
             raise NotNow("one member has to be spared")
@@ -32,9 +34,9 @@ def reclaim(scene: Scene, planned: Planned, healthy: list[str], for_s: float) ->
     if not hit:
         scene.teller.seen(planned, "nobody was there just then")
     scene.victims.condemned.update(hit)
-    now_s = time.monotonic()
-    scene.running.append(RunningFault(planned, now_s, hit=set(hit), until_s=now_s + for_s, slot=slot, injected=True))
-    scene.teller.told(planned, f"the machine of place {slot} is taken away ({', '.join(hit)}), for {for_s:g} s")
+    scene.running.append(RunningFault(planned, hit=set(hit), slot=slot, injected=True))
+    text = f"the machine of place {slot} is taken away ({', '.join(hit)}), for {planned.lasts_s:g} s"
+    scene.teller.told(planned, text)
 
 
 def hold(scene: Scene, running: RunningFault, lines: Sequence[dict[str, Any]]) -> None:

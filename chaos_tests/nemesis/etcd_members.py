@@ -6,32 +6,31 @@ from chaos_tests.cluster import EtcdMembers, sturdy_binary
 from chaos_tests.nemesis import signals
 from chaos_tests.nemesis.scene import NotNow, Scene
 from chaos_tests.nemesis.signals import End, Impossible
-from chaos_tests.scenario.faults import StrikeStore
 from chaos_tests.scenario.schedule import Planned
 from elastic.errors import StoreUnavailable
 
 LEADS_S = 3.0
 
 
-def strike(scene: Scene, planned: Planned, fault: StrikeStore) -> None:
+def strike(scene: Scene, planned: Planned, *, leader: bool = False, freeze: bool = False) -> None:
     etcd = scene.on_nodes().cluster.etcd
-    if not fault.freeze and sturdy_binary() is None:
+    if not freeze and sturdy_binary() is None:
         raise Impossible("no etcd here that stays consistent when it is killed (3.5.0 to 3.5.2 do not); `make etcd`")
-    if any(isinstance(running.fault, StrikeStore) for running in scene.running):
+    if scene.lasts_already(planned):
         raise NotNow("another member of etcd is away")
-    number = _chosen(scene, planned, fault, etcd)
+    number = _chosen(scene, planned, etcd, leader)
 
     def blow() -> End:
-        if fault.freeze:
+        if freeze:
             return signals.freeze([etcd.pid(number)])
         etcd.kill(number)
         return lambda: etcd.start(number)
 
-    scene.lasting(planned, etcd.names[number], blow, fault.for_s, pid=etcd.pid(number))
+    scene.lasting(planned, etcd.names[number], blow, pid=etcd.pid(number))
 
 
-def _chosen(scene: Scene, planned: Planned, fault: StrikeStore, etcd: EtcdMembers) -> int:
-    if not fault.leader:
+def _chosen(scene: Scene, planned: Planned, etcd: EtcdMembers, leader: bool) -> int:
+    if not leader:
         return scene.victims.dice(planned).randrange(len(etcd.names))
     try:
         return etcd.leader(LEADS_S)

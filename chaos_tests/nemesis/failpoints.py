@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from chaos_tests.nemesis import signals, workers
 from chaos_tests.nemesis.scene import RunningFault, Scene
 from chaos_tests.nemesis.signals import Impossible
-from chaos_tests.scenario.catalogue import CATALOGUE
-from chaos_tests.scenario.failpoints import ANYBODY, SPARES, Act, FailpointOrder
-from chaos_tests.scenario.faults import AtFailpoint, When
+from chaos_tests.scenario.failpoints import ANYBODY, Act, FailpointOrder
+from chaos_tests.scenario.faults import Effect, When
 from chaos_tests.scenario.schedule import Planned
 
 PLACE_S = 10.0
@@ -21,17 +19,23 @@ AMBUSH_S = 45.0
 """How long one waits for somebody to come by: checkpoints and evaluations are rare."""
 
 
-def lay(scene: Scene, planned: Planned, worker: str) -> None:
-    """Whoever that is, it is hit whenever it comes by."""
-    order = _order(scene, planned)
+def ambush(scene: Scene, planned: Planned, worker: str = "", *, act: Act) -> None:
+    """worker: who is hit when it comes by; "": as the fault's row says."""
+    step = {When.FIRST: 0, When.LAST: scene.steps - 1, None: None}[planned.fault.step]
+    order = FailpointOrder(planned.number, planned.place, act, step, planned.lasts_s)
+    if planned.fault.spark:
+        _spark(scene, planned, order)
+        return
+    if not worker:
+        (worker,) = workers.targets(scene, planned)
     scene.orders.give(order, worker)
     scene.victims.condemned.add(worker)
-    scene.running.append(RunningFault(planned, time.monotonic(), laid=(order, worker)))
+    scene.running.append(RunningFault(planned, laid=(order, worker)))
 
 
-def spark(scene: Scene, planned: Planned, worker: str) -> None:
-    """Kill that one, so that somebody comes to the place of an order to anybody."""
-    order = _order(scene, planned)
+def _spark(scene: Scene, planned: Planned, order: FailpointOrder) -> None:
+    """Kill any member, so that somebody comes to the place of an order to anybody."""
+    worker = scene.victims.any_of(planned, scene.victims.healthy())
     scene.orders.give(order)
     try:
         workers.hit(scene, planned, (worker,), signal.SIGKILL, awaits_place=True, laid=(order, ANYBODY))
@@ -43,23 +47,22 @@ def spark(scene: Scene, planned: Planned, worker: str) -> None:
 def spring(scene: Scene, done: Mapping[str, Any]) -> None:
     """A worker came to its place and did what it was ordered to."""
     running = next(one for one in scene.running if one.laid and one.planned.number == done["number"])
-    fault, planned, worker = running.fault, running.planned, str(done["worker_id"])
-    assert isinstance(fault, AtFailpoint)
+    assert running.laid is not None
+    (order, _), planned, worker = running.laid, running.planned, str(done["worker_id"])
     scene.world.pids[worker] = int(done["pid"])
     running.laid, running.awaits_place = None, False
-    if fault.act in SPARES:
+    if planned.fault.effect is not Effect.ENDS:
         scene.running.remove(running)
         scene.victims.condemned.discard(worker)
-    if fault.act is Act.STOP:
-        text = f"at {planned.place} SIGSTOP to"
-        workers.freeze(scene, planned, (worker,), signals.thaw_later, fault.for_s, text)
+    if planned.fault.effect is Effect.FREEZES:
+        workers.hold(scene, planned, (worker,), signals.thaw_later, f"at {planned.place} SIGSTOP to")
         return
-    if fault.act in SPARES:  # nothing happens to the worker itself: it may not be lost for it
+    if planned.fault.effect is Effect.NONE:  # nothing happens to the worker itself: it may not be lost for it
         scene.teller.injected(planned, {}, int(done["t_mono_ns"]), target=f"disk of {worker}")
-        scene.lasts(planned, fault.for_s, None, f"{worker} {fault.act}, for {fault.for_s:g} s")
+        scene.lasts(planned, None, f"{worker} {order.act}, for {planned.lasts_s:g} s")
         return
     scene.teller.injected(planned, scene.victims.pids([worker]), int(done["t_mono_ns"]))
-    scene.teller.told(planned, f"{worker} {fault.act} at {planned.place}")
+    scene.teller.told(planned, f"{worker} {order.act} at {planned.place}")
     scene.victims.condemned.add(worker)
     running.injected = True
     running.hit.add(worker)
@@ -83,10 +86,3 @@ def lies_still(scene: Scene, running: RunningFault, now_s: float) -> bool:
     scene.running.remove(running)
     scene.teller.skipped(running.planned, because)
     return True
-
-
-def _order(scene: Scene, planned: Planned) -> FailpointOrder:
-    fault = CATALOGUE[planned.kind].fault
-    assert isinstance(fault, AtFailpoint)
-    step = {When.FIRST: 0, When.LAST: scene.steps - 1, None: None}[fault.step]
-    return FailpointOrder(planned.number, planned.place, fault.act, step, fault.for_s)

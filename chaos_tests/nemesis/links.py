@@ -6,7 +6,6 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TypeAlias
 
 from chaos_tests.cluster import OUTSIDE, Network, Roughness
 from chaos_tests.cluster.cluster_job import NodesJob
@@ -14,77 +13,103 @@ from chaos_tests.nemesis.membership_view import node_of
 from chaos_tests.nemesis.nodes import leading, some_node
 from chaos_tests.nemesis.scene import NotNow, Scene
 from chaos_tests.nemesis.signals import End, Impossible
-from chaos_tests.scenario.faults import Between, Cut, Narrow, Roughen, parts
+from chaos_tests.scenario.faults import Effect
 from chaos_tests.scenario.schedule import Planned
 
-OnLinks: TypeAlias = Cut | Roughen | Narrow
+
+def cut_node(scene: Scene, planned: Planned, *, one_way: bool = False) -> None:
+    _, network = _network(scene)
+    node = some_node(scene, planned)
+    others = [name for name in network.names if name != node]
+    _cut(scene, planned, [node], others, [node], f"node {node} from everybody", one_way)
 
 
-def cut(scene: Scene, planned: Planned, fault: Cut, healthy: Sequence[str]) -> None:
+def cut_control(scene: Scene, planned: Planned) -> None:
+    """A node, from what decides; its peers hear it."""
     job, network = _network(scene)
-    some, others, text = _sides(scene, planned, fault, job, network, healthy)
-    nodes = frozenset({*some, *others}.intersection(job.nodes)) if fault.between is Between.PAIR else frozenset(some)
+    node = some_node(scene, planned)
+    control = [name for name in network.names if name not in (*job.nodes, OUTSIDE)]
+    _cut(scene, planned, [node], control, [node], f"node {node} from replicas and etcd")
+
+
+def cut_pair(scene: Scene, planned: Planned, *, one_way: bool = False) -> None:
+    _network(scene)
+    nodes = sorted({node_of(worker) for worker in scene.victims.healthy()})
+    if len(nodes) < 2:
+        raise NotNow("two nodes with healthy members are needed")
+    one, other = scene.victims.dice(planned).sample(nodes, 2)
+    _cut(scene, planned, [one], [other], [one, other], f"node {one} from node {other}", one_way)
+
+
+def cut_leader(scene: Scene, planned: Planned) -> None:
+    """The replica that leads, from etcd."""
+    job, _ = _network(scene)
+    leader = leading(scene)
+    _cut(scene, planned, [leader], list(job.cluster.etcd.names), [], f"the leader {leader} from etcd")
+
+
+def _cut(
+    scene: Scene,
+    planned: Planned,
+    some: list[str],
+    others: list[str],
+    nodes: list[str],
+    text: str,
+    one_way: bool = False,
+) -> None:
+    """Nothing that `some` send reaches `others`; nor the other way, unless one_way. nodes: see _done."""
+    _, network = _network(scene)
 
     def blow() -> End:
-        network.cut(some, others, one_way=fault.one_way)
+        network.cut(some, others, one_way=one_way)
         return lambda: network.mend(some, others)
 
-    direction = "what they send is lost" if fault.one_way else "both ways"
-    _done(scene, planned, fault, nodes.intersection(job.nodes), blow, text, f"{text}, {direction}")
+    direction = "what they send is lost" if one_way else "both ways"
+    _done(scene, planned, nodes, blow, text, f"{text}, {direction}")
 
 
-def worsen(scene: Scene, planned: Planned, fault: Roughen | Narrow, healthy: Sequence[str]) -> None:
+def worsen(scene: Scene, planned: Planned, *, kbit_s: int = 0, **rough: float) -> None:
+    """kbit_s: kilobits a second that go through the cable of a node in each direction; 0: as many as ever. Beats share
+    the cable with gradients. rough: fields of Roughness."""
     _, network = _network(scene)
-    if any(isinstance(running.fault, Roughen | Narrow) for running in scene.running):
+    if scene.lasts_already(planned):
         raise NotNow("another cable is a bad one just now")
-    node = some_node(scene, planned, healthy)
+    node = some_node(scene, planned)
 
     def blow() -> End:
         try:
-            match fault:
-                case Roughen():
-                    network.roughen(
-                        node,
-                        Roughness(fault.delay_s, fault.jitter_s, fault.lost, fault.doubled, fault.damaged),
-                    )
-                    return lambda: network.smooth(node)
-                case Narrow(kbit_s, lost=lost):
-                    with ExitStack() as undo:
-                        network.narrow(node, kbit_s)
-                        undo.callback(network.widen, node)
-                        if lost:
-                            network.roughen(node, Roughness(lost=lost))
-                            undo.callback(network.smooth, node)
-                        return undo.pop_all().close
+            with ExitStack() as undo:
+                if kbit_s:
+                    network.narrow(node, kbit_s)
+                    undo.callback(network.widen, node)
+                if rough:
+                    network.roughen(node, Roughness(**rough))
+                    undo.callback(network.smooth, node)
+                return undo.pop_all().close
         except subprocess.CalledProcessError as error:
             raise Impossible(f"cables cannot be made worse here: {error.stderr.strip()}") from error
 
     text = f"the cable of node {node}"
-    _done(scene, planned, fault, frozenset([node]), blow, text, text)
+    _done(scene, planned, [node], blow, text, text)
 
 
 def _done(
-    scene: Scene,
-    planned: Planned,
-    fault: OnLinks,
-    nodes: frozenset[str],
-    blow: Callable[[], End],
-    target: str,
-    text: str,
+    scene: Scene, planned: Planned, nodes: Sequence[str], blow: Callable[[], End], target: str, text: str
 ) -> None:
     """nodes: whose workers nobody else is to hit meanwhile; they may be taken for dead if the fault is such a one."""
     workers = tuple(worker for node in sorted(nodes) for worker in scene.world.there(node))
+    parts = planned.fault.effect is not Effect.NONE
     begun_ns = time.monotonic_ns()
     end = blow()
-    scene.teller.injected(planned, scene.victims.pids(workers) if parts(fault) else {}, begun_ns, target=target)
+    scene.teller.injected(planned, scene.victims.pids(workers) if parts else {}, begun_ns, target=target)
     scene.victims.frozen.update(workers)
 
     def mend() -> None:
         end()
         scene.victims.frozen.difference_update(workers)
 
-    running = scene.lasts(planned, fault.for_s, mend, f"{text}, for {fault.for_s:g} s")
-    running.reach = nodes if parts(fault) else frozenset()
+    running = scene.lasts(planned, mend, f"{text}, for {planned.lasts_s:g} s")
+    running.reach = frozenset(nodes) if parts else frozenset()
 
 
 def _network(scene: Scene) -> tuple[NodesJob, Network]:
@@ -92,26 +117,3 @@ def _network(scene: Scene) -> tuple[NodesJob, Network]:
     if job.network is None:
         raise Impossible("links between the nodes of this job cannot be cut; the preset partition has others")
     return job, job.network
-
-
-def _sides(
-    scene: Scene, planned: Planned, fault: Cut, job: NodesJob, network: Network, healthy: Sequence[str]
-) -> tuple[list[str], list[str], str]:
-    """Some and others, between whom links are cut, and that in words. Raises NotNow."""
-    control = [name for name in network.names if name not in (*job.nodes, OUTSIDE)]
-    match fault.between:
-        case Between.NODE:
-            node = some_node(scene, planned, healthy)
-            return [node], [name for name in network.names if name != node], f"node {node} from everybody"
-        case Between.CONTROL:
-            node = some_node(scene, planned, healthy)
-            return [node], control, f"node {node} from replicas and etcd"
-        case Between.PAIR:
-            nodes = sorted({node_of(worker) for worker in healthy})
-            if len(nodes) < 2:
-                raise NotNow("two nodes with healthy members are needed")
-            one, other = scene.victims.dice(planned).sample(nodes, 2)
-            return [one], [other], f"node {one} from node {other}"
-        case Between.STORE:
-            leader = leading(scene)
-            return [leader], list(job.cluster.etcd.names), f"the leader {leader} from etcd"

@@ -8,48 +8,15 @@ say how each is done.
 from __future__ import annotations
 
 import math
-import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pkgutil import resolve_name
 from typing import Any
 
-from chaos_tests.nemesis import capacity, etcd_members, failpoints, links, machine, nodes, signals, workers
+from chaos_tests.nemesis import capacity, failpoints, nodes, workers
 from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene
 from chaos_tests.nemesis.signals import Impossible
-from chaos_tests.scenario.catalogue import CATALOGUE
-from chaos_tests.scenario.faults import (
-    AskStore,
-    AtFailpoint,
-    Cut,
-    DrainNode,
-    EndAgent,
-    EndLeader,
-    EndNode,
-    Fault,
-    FillDisk,
-    Freeze,
-    FreezeNode,
-    FreezeService,
-    Hog,
-    Intrude,
-    KillService,
-    LoseAll,
-    Narrow,
-    NoticeNode,
-    OnCluster,
-    OnMachine,
-    Reclaim,
-    Reset,
-    Roughen,
-    SignalAll,
-    Slow,
-    Starve,
-    StopNode,
-    Strike,
-    StrikeStore,
-    When,
-    needed,
-)
+from chaos_tests.scenario.faults import Ground, When, needed
 from chaos_tests.scenario.schedule import Planned
 
 PATIENCE_S = 50.0
@@ -68,9 +35,10 @@ class Nemesis:
 
     def prepare(self, first: Sequence[str]) -> None:
         """Lay the ambushes of the first step, for those who will be in it."""
-        for planned in [one for one in self._waiting if _when(one) is When.FIRST]:
+        for planned in [one for one in self._waiting if one.fault.step is When.FIRST]:
             self._waiting.remove(planned)
-            failpoints.lay(self._scene, planned, self._scene.victims.any_of(planned, first))
+            worker = self._scene.victims.any_of(planned, first)
+            failpoints.ambush(self._scene, planned, worker, **planned.fault.given)
 
     def begin(self) -> None:
         """The first step was applied."""
@@ -113,7 +81,7 @@ class Nemesis:
         for planned in list(self._waiting):
             if any(one.awaits_place for one in self._scene.running):
                 return
-            if _when(planned) is When.LAST:
+            if planned.fault.step is When.LAST:
                 if self._scene.applied >= self._scene.steps - LAST_STEPS:
                     yield planned
             elif time.monotonic() - self._begun_s >= planned.at_s:
@@ -123,7 +91,7 @@ class Nemesis:
         """False if it has to wait."""
         late = time.monotonic() - self._begun_s > planned.at_s + PATIENCE_S
         try:
-            self._do(planned, CATALOGUE[planned.kind].fault, self._scene.victims.healthy())
+            self._do(planned)
         except NotNow as reason:
             if not late:
                 return False
@@ -132,76 +100,17 @@ class Nemesis:
             self._scene.teller.skipped(planned, str(reason))
         return True
 
-    def _do(self, planned: Planned, fault: Fault, healthy: list[str]) -> None:
+    def _do(self, planned: Planned) -> None:
         """Raises NotNow or Impossible, with nothing done."""
-        scene = self._scene
-        match fault:
-            case Strike() | Freeze() | AtFailpoint() | Slow() | Reset() | Starve() if len(healthy) < needed(fault):
-                raise NotNow(f"{len(healthy)} healthy members, {needed(fault)} are needed")
-            case Strike(places=at) if at:
-                one = scene.victims.any_of(planned, healthy)
-                workers.hit(scene, planned, (one,), signal.SIGKILL, awaits_place=True)
-            case Strike():
-                workers.hit(scene, planned, workers.targets(scene, planned, fault), fault.number)
-            case AtFailpoint(spark=True):
-                failpoints.spark(scene, planned, scene.victims.any_of(planned, healthy))
-            case AtFailpoint():
-                failpoints.lay(scene, planned, *workers.targets(scene, planned, fault))
-            case Freeze(for_s):
-                hit = workers.targets(scene, planned, fault)
-                workers.freeze(scene, planned, hit, signals.freeze, for_s, "SIGSTOP to")
-            case Slow(for_s):
-                hit = workers.targets(scene, planned, fault)
-                workers.freeze(scene, planned, hit, signals.slow, for_s, "a fifth of the time for")
-            case Reset():
-                workers.reset(scene, planned, *workers.targets(scene, planned, fault))
-            case Starve():
-                workers.starve(scene, planned, *workers.targets(scene, planned, fault))
-            case Reclaim() | KillService() | FreezeService() | SignalAll() | AskStore() | FillDisk():
-                scene.on_machine()
-                self._on_machine(planned, fault, healthy)
-            case Hog(for_s):
-                machine.hog(scene, planned, for_s)
-            case Cut():
-                links.cut(scene, planned, fault, healthy)
-            case Roughen() | Narrow():
-                links.worsen(scene, planned, fault, healthy)
-            case EndAgent():
-                nodes.end_agent(scene, planned, healthy)
-            case EndNode(for_s):
-                nodes.end_node(scene, planned, healthy, for_s)
-            case StopNode(for_s):
-                nodes.stop_node(scene, planned, healthy, for_s)
-            case FreezeNode(for_s):
-                nodes.freeze_node(scene, planned, healthy, for_s)
-            case DrainNode(for_s):
-                nodes.drain_node(scene, planned, healthy, for_s)
-            case NoticeNode():
-                nodes.notice_node(scene, planned, healthy, fault)
-            case Intrude():
-                nodes.intrude(scene, planned, healthy)
-            case EndLeader(for_s):
-                nodes.end_leader(scene, planned, for_s)
-            case StrikeStore():
-                etcd_members.strike(scene, planned, fault)
-            case LoseAll():
-                nodes.lose_all(scene, planned, fault, healthy)
-
-    def _on_machine(self, planned: Planned, fault: OnMachine, healthy: list[str]) -> None:
-        scene = self._scene
-        match fault:
-            case Reclaim(for_s):
-                capacity.reclaim(scene, planned, healthy, for_s if planned.for_s is None else planned.for_s)
-            case KillService(module):
-                machine.kill_service(scene, planned, module)
-            case FreezeService(module, for_s):
-                machine.freeze_service(scene, planned, module, for_s)
-            case SignalAll(for_s):
-                machine.signal_all(scene, planned, for_s)
-            case AskStore(what):
-                machine.ask_store(scene, planned, what)
-            case FillDisk(for_s):
-                machine.fill_disk(scene, planned, for_s)
+        fault, healthy = planned.fault, len(self._scene.victims.healthy())
+        if fault.ground is Ground.MACHINE:
+            self._scene.on_machine()
+        elif fault.on_nodes:
+            self._scene.on_nodes()
+        if fault.aim is not None and healthy < needed(fault):
+            raise NotNow(f"{healthy} healthy members, {needed(fault)} are needed")
+        function: Callable[..., None] = resolve_name(f"chaos_tests.nemesis.{fault.by}")
+        function(self._scene, planned, **fault.given)
 
     # -------------------------------------------------------------------------------------------------- ending
 
@@ -240,13 +149,8 @@ class Nemesis:
     def _went_with_the_job(self, running: RunningFault) -> bool:
         """Whether the nodes and links that it was done to are no longer there."""
         nodes = self._scene.nodes
-        return nodes is not None and nodes.stopped and isinstance(running.fault, OnCluster)
+        return nodes is not None and nodes.stopped and running.planned.fault.on_nodes
 
     def _all_ended(self, frozen: frozenset[str]) -> bool:
         """Whether a freeze has nobody left that it could let go."""
         return bool(frozen) and frozen <= self._scene.world.ended
-
-
-def _when(planned: Planned) -> When | None:
-    fault = CATALOGUE[planned.kind].fault
-    return fault.step if isinstance(fault, AtFailpoint) else None

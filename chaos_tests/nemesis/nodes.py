@@ -16,7 +16,7 @@ from chaos_tests.nemesis import checkpoint_damage, signals
 from chaos_tests.nemesis.membership_view import node_of
 from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene
 from chaos_tests.nemesis.signals import End
-from chaos_tests.scenario.faults import LoseAll, NoticeNode
+from chaos_tests.scenario.faults import Damage
 from chaos_tests.scenario.schedule import Planned
 from chaos_tests.support import processes
 from elastic.errors import ElasticError
@@ -25,8 +25,9 @@ from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import RendezvousStub
 
 
-def some_node(scene: Scene, planned: Planned, healthy: Sequence[str]) -> str:
+def some_node(scene: Scene, planned: Planned) -> str:
     """The node of a healthy member; another member is spared. Raises NotNow."""
+    healthy = scene.victims.healthy()
     if len(healthy) < 2:
         raise NotNow(f"{len(healthy)} healthy members, 2 are needed")
     return scene.victims.dice(planned).choice(sorted({node_of(worker) for worker in healthy}))
@@ -41,29 +42,28 @@ def leading(scene: Scene) -> str:
     return name
 
 
-def end_agent(scene: Scene, planned: Planned, healthy: Sequence[str]) -> None:
-    scene.on_nodes()
-    node = some_node(scene, planned, healthy)
+def end_agent(scene: Scene, planned: Planned) -> None:
+    node = some_node(scene, planned)
     if (agent := scene.world.agents.get(node, 0)) == 0 or not signals.state(agent):
         raise NotNow(f"there is no agent on node {node}")
     begun_ns, workers = time.monotonic_ns(), scene.world.there(node)
     signals.send([agent], signal.SIGKILL)
-    _note(scene, planned, begun_ns, workers, [agent], 0.0, None, f"SIGKILL to the agent of node {node}")
+    _note(scene, planned, begun_ns, workers, [agent], None, f"SIGKILL to the agent of node {node}")
 
 
-def end_node(scene: Scene, planned: Planned, healthy: Sequence[str], for_s: float) -> None:
+def end_node(scene: Scene, planned: Planned) -> None:
     job = scene.on_nodes()
-    node = some_node(scene, planned, healthy)
+    node = some_node(scene, planned)
     begun_ns, workers = time.monotonic_ns(), scene.world.there(node)
     agents = [pid for pid in (scene.world.agents.get(node, 0),) if signals.state(pid)]
     job.cluster.end(node)
-    text = f"SIGKILL to node {node}, for {for_s:g} s"
-    _note(scene, planned, begun_ns, workers, agents, for_s, lambda: job.cluster.node(node), text)
+    text = f"SIGKILL to node {node}, for {planned.lasts_s:g} s"
+    _note(scene, planned, begun_ns, workers, agents, lambda: job.cluster.node(node), text)
 
 
-def stop_node(scene: Scene, planned: Planned, healthy: Sequence[str], for_s: float) -> None:
+def stop_node(scene: Scene, planned: Planned) -> None:
     cluster = scene.on_nodes().cluster
-    node = some_node(scene, planned, healthy)
+    node = some_node(scene, planned)
     begun_ns, workers, daemon = time.monotonic_ns(), scene.world.there(node), cluster.nodes[node].pid
     pids = [daemon, *processes.descendants(daemon)]
     signals.send_to_living(pids, signal.SIGTERM)
@@ -73,12 +73,12 @@ def stop_node(scene: Scene, planned: Planned, healthy: Sequence[str], for_s: flo
         cluster.node(node)
 
     text = f"SIGTERM to all {len(pids)} processes of node {node}"
-    _leave(scene, planned, node, begun_ns, workers, for_s, end, text)
+    _leave(scene, planned, node, begun_ns, workers, end, text)
 
 
-def freeze_node(scene: Scene, planned: Planned, healthy: Sequence[str], for_s: float) -> None:
+def freeze_node(scene: Scene, planned: Planned) -> None:
     job = scene.on_nodes()
-    node = some_node(scene, planned, healthy)
+    node = some_node(scene, planned)
     begun_ns, workers = time.monotonic_ns(), scene.world.there(node)
     pids = scene.victims.pids(workers)
     agents = [pid for pid in (scene.world.agents.get(node, 0),) if signals.state(pid)]
@@ -90,12 +90,12 @@ def freeze_node(scene: Scene, planned: Planned, healthy: Sequence[str], for_s: f
         thaw()
         scene.victims.frozen.difference_update(workers)
 
-    scene.lasts(planned, for_s, end, f"SIGSTOP to all on node {node} for {for_s:g} s")
+    scene.lasts(planned, end, f"SIGSTOP to all on node {node} for {planned.lasts_s:g} s")
 
 
-def drain_node(scene: Scene, planned: Planned, healthy: Sequence[str], for_s: float) -> None:
+def drain_node(scene: Scene, planned: Planned) -> None:
     client = scene.on_nodes().cluster.client
-    node = some_node(scene, planned, healthy)
+    node = some_node(scene, planned)
     begun_ns, workers = time.monotonic_ns(), scene.world.there(node)
 
     def wish(*, over: bool) -> None:
@@ -105,31 +105,32 @@ def drain_node(scene: Scene, planned: Planned, healthy: Sequence[str], for_s: fl
             raise NotNow(f"nobody hears that node {node} is to be empty, or no longer: {error}") from error
 
     wish(over=False)
-    text = f"node {node} is to be empty, for {for_s:g} s"
-    _leave(scene, planned, node, begun_ns, workers, for_s, lambda: wish(over=True), text)
+    text = f"node {node} is to be empty, for {planned.lasts_s:g} s"
+    _leave(scene, planned, node, begun_ns, workers, lambda: wish(over=True), text)
 
 
-def notice_node(scene: Scene, planned: Planned, healthy: Sequence[str], fault: NoticeNode) -> None:
+def notice_node(scene: Scene, planned: Planned, *, true: bool) -> None:
+    """true: the machine goes at the end, and another one comes; else the notice is taken back."""
     cluster = scene.on_nodes().cluster
-    node = some_node(scene, planned, healthy)
+    node = some_node(scene, planned)
     begun_ns, workers, cloud = time.monotonic_ns(), scene.world.there(node), cluster.clouds[node]
-    cloud.reclaim(fault.within_s)
+    cloud.reclaim(planned.lasts_s)
 
     def end() -> None:
-        if fault.true:
+        if true:
             cluster.end(node)
         cloud.withdraw()
-        if fault.true:
+        if true:
             cluster.node(node)
 
-    text = f"{cloud.choice} says that it takes the machine of node {node} in {fault.within_s:g} s"
-    _leave(scene, planned, node, begun_ns, workers, fault.within_s, end, text)
+    text = f"{cloud.choice} says that it takes the machine of node {node} in {planned.lasts_s:g} s"
+    _leave(scene, planned, node, begun_ns, workers, end, text)
 
 
-def intrude(scene: Scene, planned: Planned, healthy: Sequence[str]) -> None:
+def intrude(scene: Scene, planned: Planned) -> None:
     """If he is admitted, the stream of that node's own agent ends, and the fault is never seen."""
     job = scene.on_nodes()
-    node, token = some_node(scene, planned, healthy), scene.victims.dice(planned).randbytes(32).hex()
+    node, token = some_node(scene, planned), scene.victims.dice(planned).randbytes(32).hex()
     begun_ns = time.monotonic_ns()
     answers = attend(job.cluster.client.replicas, job.name, node, token)
     if not {ADMITTED, REFUSED} & set(answers.values()):
@@ -137,35 +138,37 @@ def intrude(scene: Scene, planned: Planned, healthy: Sequence[str]) -> None:
     scene.teller.injected(planned, {}, begun_ns, target=f"node {node}")
     if ADMITTED not in answers.values():
         scene.teller.seen(planned, "he was refused")
-    scene.running.append(RunningFault(planned, time.monotonic(), injected=True))
+    scene.running.append(RunningFault(planned, injected=True))
     scene.teller.told(planned, f"attends as node {node}: {answers}")
 
 
-def end_leader(scene: Scene, planned: Planned, for_s: float) -> None:
+def end_leader(scene: Scene, planned: Planned) -> None:
     job, leader = scene.on_nodes(), leading(scene)
 
     def end() -> End:
         job.cluster.end(leader)
         return lambda: job.cluster.replica(leader)
 
-    scene.lasting(planned, f"replica {leader}", end, for_s)
+    scene.lasting(planned, f"replica {leader}", end)
 
 
-def lose_all(scene: Scene, planned: Planned, fault: LoseAll, healthy: Sequence[str]) -> None:
-    """Raises NotNow unless there is something to go on from that is newer than where the job began, and all nodes are
+def lose_all(scene: Scene, planned: Planned, *, damage: Damage | None = None) -> None:
+    """damage: first the memory of all machines is emptied, and this is done to the newest checkpoint.
+
+    Raises NotNow unless there is something to go on from that is newer than where the job began, and all nodes are
     there: a job that has lost everything waits for those that are away."""
     job, world = scene.on_nodes(), scene.world
-    if not world.steady or set(healthy) != set(world.members):
+    if not world.steady or set(scene.victims.healthy()) != set(world.members):
         raise NotNow("not all members are healthy")
     if {node_of(worker) for worker in world.members} != set(job.nodes):
         raise NotNow("not all nodes have a member")
-    if fault.damage is None and world.kept_step <= world.began_step:
+    if damage is None and world.kept_step <= world.began_step:
         raise NotNow("nothing is kept yet from which the job could go on")
     workers = tuple(worker for node in job.nodes for worker in world.there(node))
     begun_ns, pids = time.monotonic_ns(), scene.victims.pids(workers)
     thaw = signals.freeze(pids.values())  # what stands still writes no checkpoint after the one that is spoiled
     try:
-        spoiled = checkpoint_damage.spoil(scene, job, fault.damage) if fault.damage is not None else ""
+        spoiled = checkpoint_damage.spoil(scene, job, damage) if damage is not None else ""
         signals.send(pids.values(), signal.SIGKILL)
     except BaseException:
         thaw()
@@ -173,11 +176,11 @@ def lose_all(scene: Scene, planned: Planned, fault: LoseAll, healthy: Sequence[s
     world.lose_all()
     scene.teller.injected(planned, pids, begun_ns, **({"spoiled": spoiled} if spoiled else {}))
     scene.victims.condemned.update(workers)
-    running = RunningFault(planned, time.monotonic(), hit=set(workers), injected=True)
+    running = RunningFault(planned, hit=set(workers), injected=True)
     if spoiled:  # who begins from what is damaged gives way to the next one, until all are at work again
         running.reach, running.until_steady = frozenset(job.nodes), True
     scene.running.append(running)
-    harm = f"; of {spoiled} {fault.damage}, and memory is empty" if spoiled else ""
+    harm = f"; of {spoiled} {damage}, and memory is empty" if spoiled else ""
     scene.teller.told(planned, f"SIGKILL to {', '.join(workers)}{harm}")
 
 
@@ -194,15 +197,13 @@ def _leave(
     node: str,
     begun_ns: int,
     workers: tuple[str, ...],
-    for_s: float,
     end: End,
     text: str,
 ) -> None:
     """A node has been asked to be without workers: those must leave by themselves, which is no loss."""
     scene.teller.injected(planned, scene.victims.pids(workers), begun_ns, target=f"node {node}")
     scene.victims.condemned.update(workers)
-    now_s = time.monotonic()
-    scene.running.append(RunningFault(planned, now_s, hit=set(workers), until_s=now_s + for_s, end=end, injected=True))
+    scene.running.append(RunningFault(planned, hit=set(workers), end=end, injected=True))
     scene.teller.told(planned, text)
 
 
@@ -212,7 +213,6 @@ def _note(
     begun_ns: int,
     workers: tuple[str, ...],
     agents: Iterable[int],
-    for_s: float,
     end: End | None,
     text: str,
 ) -> None:
@@ -221,8 +221,7 @@ def _note(
     scene.teller.injected(planned, pids, begun_ns)
     scene.victims.condemned.update(workers)
     left = processes.await_exits((*agents, *pids.values()), signals.SEEN_S)
-    now_s = time.monotonic()
-    scene.running.append(RunningFault(planned, now_s, until_s=now_s + for_s, end=end, injected=True))
+    scene.running.append(RunningFault(planned, end=end, injected=True))
     if left:
         scene.teller.told(planned, f"{text}; processes {sorted(left)} live on")
         return

@@ -4,6 +4,7 @@ told of them: the journal, for the checkers, and the person who watches.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +15,8 @@ from chaos_tests.cluster.cluster_job import NodesJob
 from chaos_tests.failpoints.orders import FailpointOrders
 from chaos_tests.nemesis.membership_view import MembershipView
 from chaos_tests.nemesis.signals import End, Impossible
-from chaos_tests.scenario.catalogue import CATALOGUE
 from chaos_tests.scenario.failpoints import FailpointOrder
-from chaos_tests.scenario.faults import Fault, Targeted, choose, lethal, noted_s
+from chaos_tests.scenario.faults import Effect, choose
 from chaos_tests.scenario.schedule import Planned
 from elastic.records.journal import Journal
 
@@ -51,22 +51,21 @@ class Scene:
         if self.nodes is not None:
             raise Impossible("it is done to a job of one machine, and this one has several nodes")
 
-    def lasting(
-        self, planned: Planned, target: str, blow: Callable[[], End | None], for_s: float, **fields: object
-    ) -> None:
+    def lasts_already(self, planned: Planned) -> bool:
+        """Whether another fault that the same function has begun has not ended."""
+        return any(running.planned.fault.by == planned.fault.by for running in self.running)
+
+    def lasting(self, planned: Planned, target: str, blow: Callable[[], End | None], **fields: object) -> None:
         """Do something to what is no worker."""
         begun_ns = time.monotonic_ns()
         end = blow()
         self.teller.injected(planned, {}, begun_ns, target=target, **fields)
-        self.lasts(planned, for_s, end, f"{target}, for {for_s:g} s" if for_s else target)
+        self.lasts(planned, end, f"{target}, for {planned.lasts_s:g} s" if planned.lasts_s else target)
 
-    def lasts(
-        self, planned: Planned, for_s: float, end: End | None, text: str, frozen: frozenset[str] = frozenset()
-    ) -> RunningFault:
+    def lasts(self, planned: Planned, end: End | None, text: str, frozen: frozenset[str] = frozenset()) -> RunningFault:
         """It has begun, and ends later. frozen: workers that stand still meanwhile."""
         self.teller.seen(planned, "it has taken hold")
-        now_s = time.monotonic()
-        running = RunningFault(planned, now_s, frozen=frozen, until_s=now_s + for_s, end=end, injected=True)
+        running = RunningFault(planned, frozen=frozen, end=end, injected=True)
         self.running.append(running)
         self.teller.told(planned, text)
         return running
@@ -80,14 +79,14 @@ class Teller:
 
     def injected(self, planned: Planned, workers: Mapping[str, int], begun_ns: int, **fields: object) -> None:
         """Written once it is known to be possible, with the time at which it was begun. workers: with their pids."""
-        fault = CATALOGUE[planned.kind].fault
+        noted_s = planned.fault.noted_s
         about: dict[str, object] = {
             "t_mono_ns": begun_ns,
             "number": planned.number,
             "fault": planned.kind,
             "place": planned.place,
-            "lethal": lethal(fault),
-            **({"noted_s": within_s} if (within_s := noted_s(fault)) is not None else {}),
+            "lethal": planned.fault.effect is Effect.ENDS,
+            **({"noted_s": noted_s} if noted_s is not None else {}),
             **fields,
         }
         for worker, pid in workers.items():
@@ -118,27 +117,28 @@ class RunningFault:
 
     awaits_place: it is in two parts, and waits for the second. laid: an ambush into which nobody has come yet, and
     whose it is. slot: a place of which each new process is held, in `held`, until the fault ends. reach: nodes on which
-    whoever begins meanwhile is hit too. until_steady: it lasts until all members are at work.
+    whoever begins meanwhile is hit too. until_steady: it lasts until all members are at work. insist_s: from when on
+    those in `hit` that have not ended get SIGKILL.
     """
 
     planned: Planned
-    since_s: float
+    since_s: float = field(default_factory=time.monotonic)
     awaits_place: bool = False
     laid: tuple[FailpointOrder, str] | None = None
     hit: set[str] = field(default_factory=set)
     frozen: frozenset[str] = frozenset()
-    until_s: float = 0.0
+    until_s: float = field(init=False)
     until_steady: bool = False
     end: End | None = None
     slot: int | None = None
     reach: frozenset[str] = frozenset()
     held: list[str] = field(default_factory=list)
+    insist_s: float = math.inf
     injected: bool = False
     seen: bool = False
 
-    @property
-    def fault(self) -> Fault:
-        return CATALOGUE[self.planned.kind].fault
+    def __post_init__(self) -> None:
+        self.until_s = self.since_s + self.planned.lasts_s
 
 
 class Victims:
@@ -160,10 +160,10 @@ class Victims:
     def any_of(self, planned: Planned, workers: Sequence[str]) -> str:
         return self.dice(planned).choice(workers)
 
-    def of(self, planned: Planned, fault: Targeted) -> tuple[str, ...]:
+    def of(self, planned: Planned) -> tuple[str, ...]:
         """Nobody, if that cannot be done now."""
         newcomers = sorted(self._world.newcomers - self.condemned)
-        return choose(fault, self.healthy(), newcomers, self.dice(planned))
+        return choose(planned.fault, self.healthy(), newcomers, self.dice(planned))
 
     def pids(self, workers: Sequence[str]) -> dict[str, int]:
         return {worker: self._world.pids[worker] for worker in workers}

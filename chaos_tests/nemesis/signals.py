@@ -6,7 +6,6 @@ import contextlib
 import errno
 import io
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from chaos_tests.support import processes
 from elastic.agent.process.worker_process import facts
 from elastic.errors import ElasticError
 
@@ -71,35 +71,27 @@ def thaw_later(pids: Iterable[int]) -> End:
     def thaw() -> None:
         send_to_living(pids, signal.SIGCONT)  # one may have been killed meanwhile
 
-    until_s = time.monotonic() + SEEN_S
-    while not all(_stands_still(pid) for pid in pids):
-        if time.monotonic() > until_s:
-            thaw()
-            raise Impossible(f"processes {pids} do not stop")
-        time.sleep(PROCESS_STATE_POLL_S)  # the kernel tells nobody but the parent
+    try:
+        _await(lambda: all(_stands_still(pid) for pid in pids), f"processes {pids} do not stop")
+    except Impossible:
+        thaw()
+        raise
     return thaw
 
 
 def kill(pid: int) -> None:
     """SIGKILL, and wait until it is gone. Raises Impossible if it is not."""
-    descriptor = os.pidfd_open(pid)
-    try:
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        if not select.select([descriptor], [], [], SEEN_S)[0]:
-            raise Impossible(f"process {pid} does not end")
-    finally:
-        os.close(descriptor)
+    send([pid], signal.SIGKILL)
+    if processes.await_exits([pid], SEEN_S):
+        raise Impossible(f"process {pid} does not end")
 
 
 def hog(count: int) -> End:
     """So many processes that never sleep; they die with this one. Raises Impossible if they get no processor."""
     with contextlib.ExitStack() as stack:
         hogs = [stack.enter_context(_helper(["-c", "while True: pass"])) for _ in range(count)]
-        until_s = time.monotonic() + SEEN_S
-        while not all(_has_computed(process.pid) for process in hogs):
-            if time.monotonic() > until_s:
-                raise Impossible(f"{count} busy processes got no processor in {SEEN_S:.0f} s")
-            time.sleep(PROCESS_STATE_POLL_S)  # the kernel tells nobody
+        because = f"{count} busy processes got no processor in {SEEN_S:.0f} s"
+        _await(lambda: all(_has_computed(process.pid) for process in hogs), because)
 
     def stop() -> None:
         for process in hogs:
@@ -121,11 +113,10 @@ def slow(pids: Sequence[int]) -> End:
     """Stop one process for 80 of each 100 ms. Raises Impossible if it does not stop."""
     (pid,) = pids
     with _helper(["-c", SLOWED, str(pid)]) as helper:
-        until_s = time.monotonic() + SEEN_S
-        while state(pid) not in ("T", "t"):
-            if time.monotonic() > until_s or helper.poll() is not None:
-                raise Impossible(f"process {pid} does not stop")
-            time.sleep(PROCESS_STATE_POLL_S)  # the kernel tells nobody but the parent
+        because = f"process {pid} does not stop"
+        _await(lambda: state(pid) in ("T", "t") or helper.poll() is not None, because)
+        if helper.poll() is not None:
+            raise Impossible(because)
 
     def stop() -> None:
         helper.kill()
@@ -180,6 +171,15 @@ def _write_until_full(file: io.FileIO, block: int) -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
+
+
+def _await(reached: Callable[[], bool], otherwise: str) -> None:
+    """Raises Impossible with that sentence if it does not come within SEEN_S."""
+    until_s = time.monotonic() + SEEN_S
+    while not reached():
+        if time.monotonic() > until_s:
+            raise Impossible(otherwise)
+        time.sleep(PROCESS_STATE_POLL_S)  # the kernel tells nobody but the parent
 
 
 def state(pid: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -11,15 +12,24 @@ from chaos_tests.nemesis import out_of_memory, signals, tcp_reset
 from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene
 from chaos_tests.nemesis.signals import End, Impossible
 from chaos_tests.scenario.failpoints import FailpointOrder
-from chaos_tests.scenario.faults import Strike, Targeted
 from chaos_tests.scenario.schedule import Planned
 
 
-def targets(scene: Scene, planned: Planned, fault: Targeted) -> tuple[str, ...]:
+def targets(scene: Scene, planned: Planned) -> tuple[str, ...]:
     """Whom to hit. Raises NotNow if there is nobody."""
-    if not (chosen := scene.victims.of(planned, fault)):
+    if not (chosen := scene.victims.of(planned)):
         raise NotNow("nobody to do it to")
     return chosen
+
+
+def strike(
+    scene: Scene, planned: Planned, *, number: signal.Signals = signal.SIGKILL, grace_s: float = math.inf
+) -> None:
+    """grace_s: after which those that still live get SIGKILL."""
+    if planned.fault.spark:
+        hit(scene, planned, (scene.victims.any_of(planned, scene.victims.healthy()),), number, awaits_place=True)
+    else:
+        hit(scene, planned, targets(scene, planned), number).insist_s = time.monotonic() + grace_s
 
 
 def hit(
@@ -30,71 +40,76 @@ def hit(
     *,
     awaits_place: bool = False,
     laid: tuple[FailpointOrder, str] | None = None,
-) -> None:
+) -> RunningFault:
     """laid: the ambush that this makes somebody come to."""
     begun_ns, pids = time.monotonic_ns(), scene.victims.pids(workers)
     signals.send(pids.values(), number)
     scene.teller.injected(planned, pids, begun_ns)
     scene.victims.condemned.update(workers)
-    now_s = time.monotonic()
-    scene.running.append(RunningFault(planned, now_s, awaits_place, laid, hit=set(workers), injected=True))
+    running = RunningFault(planned, awaits_place=awaits_place, laid=laid, hit=set(workers), injected=True)
+    scene.running.append(running)
     place = f", and again at {planned.place}" if awaits_place else ""
     scene.teller.told(planned, f"{number.name} to {', '.join(workers)}{place}")
+    return running
 
 
 def hit_again(scene: Scene, running: RunningFault) -> None:
     """The place has come for which a strike in two parts has waited."""
-    fault, planned = running.fault, running.planned
-    if not isinstance(fault, Strike) or not (workers := scene.victims.of(planned, fault)):
+    planned = running.planned
+    if not (workers := scene.victims.of(planned)):
         return  # this place may come once more
     begun_ns, pids = time.monotonic_ns(), scene.victims.pids(workers)
     try:
-        signals.send(pids.values(), fault.number)
+        signals.send(pids.values(), signal.SIGKILL)
     except Impossible:
         return
     running.awaits_place = False
     scene.teller.injected(planned, pids, begun_ns)
     scene.victims.condemned.update(workers)
     running.hit.update(workers)
-    scene.teller.told(planned, f"{fault.number.name} to {', '.join(workers)} at {planned.place}")
+    scene.teller.told(planned, f"SIGKILL to {', '.join(workers)} at {planned.place}")
 
 
 def insist(running: RunningFault, pids: Mapping[str, int], ended: Set[str], now_s: float) -> None:
     """SIGKILL for those that have not ended within the grace of a strike. pids, ended: of all workers."""
-    fault = running.fault
-    if isinstance(fault, Strike) and now_s - running.since_s > fault.grace_s:
+    if now_s > running.insist_s:
         for worker in running.hit - ended:
             with contextlib.suppress(Impossible):  # it has just ended
                 signals.send([pids[worker]], signal.SIGKILL)
 
 
-def starve(scene: Scene, planned: Planned, worker: str) -> None:
+def starve(scene: Scene, planned: Planned) -> None:
+    (worker,) = targets(scene, planned)
     pids = scene.victims.pids([worker])
     begun_ns = out_of_memory.starve(pids[worker])
     scene.teller.injected(planned, pids, begun_ns)
     scene.victims.condemned.add(worker)
-    scene.running.append(RunningFault(planned, time.monotonic(), hit={worker}, injected=True))
+    scene.running.append(RunningFault(planned, hit={worker}, injected=True))
     scene.teller.told(planned, f"there is no memory for {worker}")
 
 
-def reset(scene: Scene, planned: Planned, worker: str) -> None:
+def reset(scene: Scene, planned: Planned) -> None:
     """Raises NotNow if it has no connection, Impossible where nodes are no hosts of their own."""
     if scene.on_nodes().network is None:
         raise Impossible("workers on one host are connected without TCP; the preset partition has hosts of their own")
+    (worker,) = targets(scene, planned)
     begun_ns = time.monotonic_ns()
     if not (count := tcp_reset.reset_connections(scene.world.pids[worker])):
         raise NotNow(f"{worker} has no connection")
     scene.teller.injected(planned, {}, begun_ns, target=f"connections of {worker}")
-    scene.lasts(planned, 0.0, None, f"{count} connections of {worker} are reset")
+    scene.lasts(planned, None, f"{count} connections of {worker} are reset")
 
 
-def freeze(
-    scene: Scene,
-    planned: Planned,
-    workers: tuple[str, ...],
-    blow: Callable[[Sequence[int]], End],
-    for_s: float,
-    text: str,
+def freeze(scene: Scene, planned: Planned) -> None:
+    hold(scene, planned, targets(scene, planned), signals.freeze, "SIGSTOP to")
+
+
+def slow(scene: Scene, planned: Planned) -> None:
+    hold(scene, planned, targets(scene, planned), signals.slow, "a fifth of the time for")
+
+
+def hold(
+    scene: Scene, planned: Planned, workers: tuple[str, ...], blow: Callable[[Sequence[int]], End], text: str
 ) -> None:
     begun_ns, pids = time.monotonic_ns(), scene.victims.pids(workers)
     let_go = blow(tuple(pids.values()))
@@ -106,4 +121,4 @@ def freeze(
         # Whoever was expelled meanwhile counts as lost by the journal; the others are healthy again.
         scene.victims.frozen.difference_update(workers)
 
-    scene.lasts(planned, for_s, end, f"{text} {', '.join(workers)} for {for_s:g} s", frozenset(workers))
+    scene.lasts(planned, end, f"{text} {', '.join(workers)} for {planned.lasts_s:g} s", frozenset(workers))

@@ -9,22 +9,15 @@ from chaos_tests.cluster import sturdy_binary, why_not
 from chaos_tests.nemesis import out_of_memory
 from chaos_tests.run.request import traces_here
 from chaos_tests.scenario.catalogue import CATALOGUE
-from chaos_tests.scenario.faults import Fault, Ground, Starve, StrikeStore, ground, places
+from chaos_tests.scenario.faults import Ground, Needs
 from chaos_tests.scenario.schedule import PRESETS, ground_of
 
 
 def document() -> dict[str, Any]:
     """ground: what kind of a job it needs. cannot: why it is skipped on this machine, or ""."""
-    no_network, no_cgroup = why_not(), out_of_memory.why_not()
+    no_network = why_not()
     no_etcd = "" if sturdy_binary() else "no etcd here that stays consistent when it is killed; `make etcd`"
-
-    def cannot(fault: Fault) -> str:
-        if ground(fault) is Ground.NETWORK:
-            return no_network
-        if isinstance(fault, Starve):
-            return no_cgroup
-        return no_etcd if isinstance(fault, StrikeStore) and not fault.freeze else ""
-
+    lacks = {None: "", Needs.CGROUPS: out_of_memory.why_not(), Needs.STURDY_ETCD: no_etcd}
     return {
         "presets": [
             {
@@ -40,12 +33,12 @@ def document() -> dict[str, Any]:
         "faults": [
             {
                 "name": name,
-                "about": kind.about,
-                "ground": ground(kind.fault),
-                "places": list(places(kind.fault)),
-                "cannot": cannot(kind.fault),
+                "about": fault.about,
+                "ground": fault.ground,
+                "places": list(fault.places),
+                "cannot": no_network if fault.ground is Ground.NETWORK else lacks[fault.needs],
             }
-            for name, kind in CATALOGUE.items()
+            for name, fault in CATALOGUE.items()
         ],
         "traces": traces_here(),
     }

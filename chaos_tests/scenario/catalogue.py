@@ -1,10 +1,10 @@
-"""All kinds of faults by their names."""
+"""All faults, one row each: to add another one takes a row here and the function of nemesis/ that it names."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 
 from chaos_tests.scenario import failpoints
 from chaos_tests.scenario.failpoints import Act
@@ -15,47 +15,13 @@ from chaos_tests.scenario.faults import (
     RECOVERY,
     RENDEZVOUS,
     Aim,
-    Ask,
-    AskStore,
-    AtFailpoint,
-    Between,
-    Cut,
     Damage,
-    DrainNode,
-    EndAgent,
-    EndLeader,
-    EndNode,
+    Effect,
     Fault,
-    FillDisk,
-    Freeze,
-    FreezeNode,
-    FreezeService,
-    Hog,
-    Intrude,
-    KillService,
-    LoseAll,
-    Narrow,
-    NoticeNode,
-    Reclaim,
-    Reset,
-    Roughen,
-    SignalAll,
-    Slow,
-    Starve,
-    StopNode,
-    Strike,
-    StrikeStore,
+    Ground,
+    Needs,
     When,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class FaultKind:
-    """about: for people."""
-
-    fault: Fault
-    about: str
-
 
 STUCK_S = 90.0
 """timing.progress_s, and as much again until the next beat is looked at on a loaded machine."""
@@ -64,155 +30,366 @@ RAISED_S = 20.0
 """From an exception until the process has ended: an interpreter with torch in it takes a second of processor time to
 end in order, and on a machine with thirty others that want one it was seen to take 7.4 s."""
 
-CATALOGUE: Mapping[str, FaultKind] = {
-    "kill": FaultKind(Strike(), "SIGKILL of any member"),
-    "kill-rank-0": FaultKind(
-        Strike(aim=Aim.LEADER), "SIGKILL of the oldest member, which prints, saves and gives copies"
+_strike = partial(Fault, by="workers.strike", effect=Effect.ENDS, aim=Aim.ANY)
+_freeze = partial(Fault, by="workers.freeze", effect=Effect.FREEZES, aim=Aim.ANY)
+_kill_at = partial(Fault, by="failpoints.ambush", effect=Effect.ENDS, aim=Aim.ANY, given={"act": Act.KILL})
+_at_point = partial(Fault, by="failpoints.ambush", effect=Effect.ENDS, aim=Aim.ANY)
+_freeze_service = partial(
+    Fault, by="machine.freeze_service", effect=Effect.FREEZES, ground=Ground.MACHINE, for_s=4.0, stops_service=True
+)
+_on_links = partial(Fault, ground=Ground.NETWORK)
+_end_node = partial(Fault, by="nodes.end_node", effect=Effect.ENDS, ground=Ground.CLUSTER)
+_notice = partial(Fault, by="nodes.notice_node", effect=Effect.LEAVES, ground=Ground.CLUSTER, for_s=20.0, stalls=False)
+_strike_etcd = partial(Fault, by="etcd_members.strike", ground=Ground.CLUSTER, for_s=5.0, stops_service=True)
+_lose_all = partial(Fault, by="nodes.lose_all", effect=Effect.ENDS, ground=Ground.CLUSTER)
+
+ROWS = (
+    _strike("kill", "SIGKILL of any member"),
+    _strike("kill-rank-0", "SIGKILL of the oldest member, which prints, saves and gives copies", aim=Aim.LEADER),
+    _strike("kill-youngest", "SIGKILL of the member that came last: a flapping slot", aim=Aim.YOUNGEST),
+    _strike("kill-two", "SIGKILL of two members at one instant", count=2),
+    _strike("kill-all-but-one", "SIGKILL of all members but one at one instant", aim=Aim.ALL_BUT_ONE),
+    _strike(
+        "kill-in-recovery", "a second SIGKILL at a point of the recovery from a first", places=RECOVERY, spark=True
     ),
-    "kill-youngest": FaultKind(Strike(aim=Aim.YOUNGEST), "SIGKILL of the member that came last: a flapping slot"),
-    "kill-two": FaultKind(Strike(count=2), "SIGKILL of two members at one instant"),
-    "kill-all-but-one": FaultKind(Strike(aim=Aim.ALL), "SIGKILL of all members but one at one instant"),
-    "kill-in-recovery": FaultKind(Strike(places=RECOVERY), "a second SIGKILL at a point of the recovery from a first"),
-    "kill-newcomer": FaultKind(
-        Strike(aim=Aim.NEWCOMER, places=JOINING), "SIGKILL of a replacement at a point of its way into the ring"
+    _strike(
+        "kill-newcomer",
+        "SIGKILL of a replacement at a point of its way into the ring",
+        aim=Aim.NEWCOMER,
+        places=JOINING,
+        spark=True,
     ),
-    "kill-donor": FaultKind(
-        Strike(aim=Aim.LEADER, places=JOINING), "SIGKILL of rank 0 at a point of a replacement's way into the ring"
+    _strike(
+        "kill-donor",
+        "SIGKILL of rank 0 at a point of a replacement's way into the ring",
+        aim=Aim.LEADER,
+        places=JOINING,
+        spark=True,
     ),
-    "segfault": FaultKind(Strike(signal.SIGSEGV), "a member ends by a segmentation fault"),
-    "abort": FaultKind(Strike(signal.SIGABRT), "a member ends by abort()"),
-    "terminate": FaultKind(
-        Strike(signal.SIGTERM, grace_s=5.0), "a member is asked to end by SIGTERM, and gets SIGKILL 5 s later"
+    _strike("segfault", "a member ends by a segmentation fault", given={"number": signal.SIGSEGV}),
+    _strike("abort", "a member ends by abort()", given={"number": signal.SIGABRT}),
+    _strike(
+        "terminate",
+        "a member is asked to end by SIGTERM, and gets SIGKILL 5 s later",
+        noted_s=10.0,  # its grace, and the limit after SIGKILL
+        given={"number": signal.SIGTERM, "grace_s": 5.0},
     ),
-    "freeze-short": FaultKind(Freeze(0.3), "a member stands still for 0.3 s, too short to be expelled"),
-    "freeze-long": FaultKind(
-        Freeze(4.0), "a member stands still until it is expelled, and thaws into a world without it"
-    ),
-    "freeze-for-good": FaultKind(Freeze(40.0), "a member stands still until it is expelled and killed"),
-    "freeze-rank-0": FaultKind(Freeze(4.0, aim=Aim.LEADER), "the same as freeze-long, of rank 0"),
-    "freeze-all": FaultKind(Freeze(0.3, aim=Aim.ALL), "all workers stand still for 0.3 s"),
-    "kill-in-step": FaultKind(AtFailpoint(Act.KILL, failpoints.STEP), "SIGKILL at a point of a step"),
-    "kill-in-first-step": FaultKind(
-        AtFailpoint(Act.KILL, failpoints.STEP, step=When.FIRST),
+    _freeze("freeze-short", "a member stands still for 0.3 s, too short to be expelled", for_s=0.3),
+    _freeze("freeze-long", "a member stands still until it is expelled, and thaws into a world without it", for_s=4.0),
+    _freeze("freeze-for-good", "a member stands still until it is expelled and killed", for_s=40.0),
+    _freeze("freeze-rank-0", "the same as freeze-long, of rank 0", for_s=4.0, aim=Aim.LEADER),
+    _freeze("freeze-all", "all workers stand still for 0.3 s", for_s=0.3, aim=Aim.ALL),
+    _kill_at("kill-in-step", "SIGKILL at a point of a step", places=failpoints.STEP),
+    _kill_at(
+        "kill-in-first-step",
         "SIGKILL in the first step of all, before anything was applied",
+        places=failpoints.STEP,
+        step=When.FIRST,
     ),
-    "kill-in-last-step": FaultKind(
-        AtFailpoint(Act.KILL, failpoints.STEP, step=When.LAST), "SIGKILL in the last step of all"
-    ),
-    "kill-in-evaluation": FaultKind(AtFailpoint(Act.KILL, (failpoints.IN_EVALUATION,)), "SIGKILL within job.evaluate"),
-    "kill-in-checkpoint": FaultKind(
-        AtFailpoint(Act.KILL, failpoints.CHECKPOINT),
+    _kill_at("kill-in-last-step", "SIGKILL in the last step of all", places=failpoints.STEP, step=When.LAST),
+    _kill_at("kill-in-evaluation", "SIGKILL within job.evaluate", places=(failpoints.IN_EVALUATION,)),
+    _kill_at(
+        "kill-in-checkpoint",
         "SIGKILL between the data of a checkpoint or snapshot and its mark",
+        places=failpoints.CHECKPOINT,
     ),
-    "kill-in-rebuild": FaultKind(
-        AtFailpoint(Act.KILL, (failpoints.IN_REBUILD,), spark=True),
+    _kill_at(
+        "kill-in-rebuild",
         "SIGKILL of whoever connects first after a first SIGKILL",
+        places=(failpoints.IN_REBUILD,),
+        spark=True,
     ),
-    "kill-in-copy": FaultKind(
-        AtFailpoint(Act.KILL, failpoints.COPY, spark=True), "SIGKILL of a donor or a newcomer while the state is copied"
+    _kill_at(
+        "kill-in-copy", "SIGKILL of a donor or a newcomer while the state is copied", places=failpoints.COPY, spark=True
     ),
-    "freeze-in-step": FaultKind(
-        AtFailpoint(Act.STOP, failpoints.STEP, for_s=6.0), "a member stands still at a point of a step"
+    _at_point(
+        "freeze-in-step",
+        "a member stands still at a point of a step",
+        effect=Effect.FREEZES,
+        for_s=6.0,
+        places=failpoints.STEP,
+        given={"act": Act.STOP},
     ),
-    "hang": FaultKind(
-        AtFailpoint(Act.HANG, (failpoints.IN_SHARD,), noted_s=STUCK_S),
+    _at_point(
+        "hang",
         "a script waits for ever in a shard; its process lives",
+        places=(failpoints.IN_SHARD,),
+        noted_s=STUCK_S,
+        given={"act": Act.HANG},
     ),
-    "hang-gil": FaultKind(
-        AtFailpoint(Act.HANG_GIL, failpoints.STEP, noted_s=STUCK_S), "the same with Python's lock held: no thread runs"
+    _at_point(
+        "hang-gil",
+        "the same with Python's lock held: no thread runs",
+        places=failpoints.STEP,
+        noted_s=STUCK_S,
+        given={"act": Act.HANG_GIL},
     ),
-    "raise": FaultKind(AtFailpoint(Act.RAISE, (failpoints.IN_SHARD,), noted_s=RAISED_S), "a script raises in a shard"),
-    "interrupt": FaultKind(
-        AtFailpoint(Act.INTERRUPT, (failpoints.IN_SHARD, failpoints.RESULT_HELD), noted_s=RAISED_S),
+    _at_point(
+        "raise", "a script raises in a shard", places=(failpoints.IN_SHARD,), noted_s=RAISED_S, given={"act": Act.RAISE}
+    ),
+    _at_point(
+        "interrupt",
         "a script is given an exception by another thread",
+        places=(failpoints.IN_SHARD, failpoints.RESULT_HELD),
+        noted_s=RAISED_S,
+        given={"act": Act.INTERRUPT},
     ),
-    "no-memory": FaultKind(
-        AtFailpoint(Act.NO_MEMORY, (failpoints.IN_SHARD,), noted_s=RAISED_S),
+    _at_point(
+        "no-memory",
         "a script asks for more memory than it may have",
+        places=(failpoints.IN_SHARD,),
+        noted_s=RAISED_S,
+        given={"act": Act.NO_MEMORY},
     ),
-    "out-of-memory": FaultKind(
-        Starve(), "the kernel kills a member for which there is no memory (needs root, and cgroups)"
+    Fault(
+        "out-of-memory",
+        "the kernel kills a member for which there is no memory (needs root, and cgroups)",
+        "workers.starve",
+        Effect.ENDS,
+        aim=Aim.ANY,
+        needs=Needs.CGROUPS,
     ),
-    "disk-error": FaultKind(
-        AtFailpoint(Act.DISK_FAILS, failpoints.DISK, for_s=8.0),
+    _at_point(
+        "disk-error",
         "a member's disk answers with errors to what is written of a checkpoint",
+        for_s=8.0,
+        places=failpoints.DISK,
+        stalls=False,
+        given={"act": Act.DISK_FAILS},
+        effect=Effect.NONE,
     ),
-    "disk-slow": FaultKind(
-        AtFailpoint(Act.DISK_SLOW, failpoints.DISK, for_s=12.0),
+    _at_point(
+        "disk-slow",
         "a member's disk needs a second more for each thing it keeps",
+        for_s=12.0,
+        places=failpoints.DISK,
+        stalls=False,
+        given={"act": Act.DISK_SLOW},
+        effect=Effect.NONE,
     ),
-    "slow": FaultKind(Slow(8.0), "a member gets a fifth of its processor time for 8 s"),
-    "reclaim": FaultKind(Reclaim(5.0), "the machine of a member is taken away, and another one comes after a while"),
-    "kill-rendezvous": FaultKind(KillService(RENDEZVOUS), "SIGKILL of the rendezvous service, which is started again"),
-    "freeze-rendezvous": FaultKind(
-        FreezeService(RENDEZVOUS, 4.0), "the rendezvous service stands still beyond its lease"
+    Fault("slow", "a member gets a fifth of its processor time for 8 s", "workers.slow", for_s=8.0, aim=Aim.ANY),
+    Fault(
+        "reclaim",
+        "the machine of a member is taken away, and another one comes after a while",
+        "capacity.reclaim",
+        Effect.ENDS,
+        ground=Ground.MACHINE,
+        for_s=5.0,
+        usual=False,
     ),
-    "freeze-agent": FaultKind(FreezeService(AGENT, 4.0), "the agent stands still for 4 s"),
-    "freeze-etcd": FaultKind(FreezeService(ETCD, 4.0), "etcd stands still for 4 s"),
-    "signal-all": FaultKind(
-        SignalAll(3.0), "SIGTERM, SIGINT and SIGHUP to every process of the job but its command: nobody may notice"
+    Fault(
+        "kill-rendezvous",
+        "SIGKILL of the rendezvous service, which is started again",
+        "machine.kill_service",
+        ground=Ground.MACHINE,
+        stops_service=True,
+        given={"service": RENDEZVOUS},
     ),
-    "compact-etcd": FaultKind(AskStore(Ask.COMPACT), "etcd forgets its history"),
-    "defragment-etcd": FaultKind(AskStore(Ask.DEFRAGMENT), "etcd rewrites its database, and answers nobody meanwhile"),
-    "revoke-leases": FaultKind(AskStore(Ask.REVOKE), "all leases are revoked, the leader's too"),
-    "cut-node": FaultKind(Cut(Between.NODE, 12.0), "a node is cut off from everybody, and expelled"),
-    "cut-node-one-way": FaultKind(Cut(Between.NODE, 12.0, one_way=True), "nothing that a node sends reaches anybody"),
-    "cut-pair": FaultKind(Cut(Between.PAIR, 8.0), "two nodes do not reach each other, and all others reach both"),
-    "cut-pair-one-way": FaultKind(Cut(Between.PAIR, 8.0, one_way=True), "the same in one direction"),
-    "cut-control": FaultKind(
-        Cut(Between.CONTROL, 8.0), "a node reaches its peers, and nobody who decides: nobody is lost"
+    _freeze_service(
+        "freeze-rendezvous", "the rendezvous service stands still beyond its lease", given={"service": RENDEZVOUS}
     ),
-    "cut-etcd": FaultKind(Cut(Between.STORE, 8.0), "the replica that leads does not reach etcd, and another one leads"),
-    "delay-node": FaultKind(
-        Roughen(10.0, delay_s=0.06, jitter_s=0.01),
+    _freeze_service("freeze-agent", "the agent stands still for 4 s", given={"service": AGENT}),
+    _freeze_service("freeze-etcd", "etcd stands still for 4 s", given={"service": ETCD}),
+    Fault(
+        "signal-all",
+        "SIGTERM, SIGINT and SIGHUP to every process of the job but its command: nobody may notice",
+        "machine.signal_all",
+        ground=Ground.MACHINE,
+        for_s=3.0,
+    ),
+    Fault("compact-etcd", "etcd forgets its history", "machine.compact", ground=Ground.MACHINE),
+    Fault(
+        "defragment-etcd",
+        "etcd rewrites its database, and answers nobody meanwhile",
+        "machine.defragment",
+        ground=Ground.MACHINE,
+    ),
+    Fault("revoke-leases", "all leases are revoked, the leader's too", "machine.revoke_leases", ground=Ground.MACHINE),
+    _on_links(
+        "cut-node",
+        "a node is cut off from everybody, and expelled",
+        by="links.cut_node",
+        effect=Effect.ISOLATES,
+        for_s=12.0,
+    ),
+    _on_links(
+        "cut-node-one-way",
+        "nothing that a node sends reaches anybody",
+        by="links.cut_node",
+        effect=Effect.ISOLATES,
+        for_s=12.0,
+        given={"one_way": True},
+    ),
+    _on_links(
+        "cut-pair",
+        "two nodes do not reach each other, and all others reach both",
+        by="links.cut_pair",
+        effect=Effect.SUSPECTS,
+        for_s=8.0,
+    ),
+    _on_links(
+        "cut-pair-one-way",
+        "the same in one direction",
+        by="links.cut_pair",
+        effect=Effect.SUSPECTS,
+        for_s=8.0,
+        given={"one_way": True},
+    ),
+    _on_links(
+        "cut-control",
+        "a node reaches its peers, and nobody who decides: nobody is lost",
+        by="links.cut_control",
+        for_s=8.0,
+        stops_service=True,
+    ),
+    _on_links(
+        "cut-etcd",
+        "the replica that leads does not reach etcd, and another one leads",
+        by="links.cut_leader",
+        for_s=8.0,
+        stops_service=True,
+    ),
+    _on_links(
+        "delay-node",
         "each packet of a node is 50 to 70 ms late, in each direction and in any order",
+        by="links.worsen",
+        for_s=10.0,
+        given={"delay_s": 0.06, "jitter_s": 0.01},
     ),
-    "lossy-node": FaultKind(
-        Roughen(10.0, lost=0.03, doubled=0.02, damaged=0.01),
+    _on_links(
+        "lossy-node",
         "of the packets of a node 3 % are lost, 2 % come twice, and a bit of 1 % is flipped",
+        by="links.worsen",
+        for_s=10.0,
+        given={"lost": 0.03, "doubled": 0.02, "damaged": 0.01},
     ),
-    "narrow-node": FaultKind(Narrow(20_000, 10.0), "no more than 20 Mbit/s go to a node, and no more from it"),
-    "congest-node": FaultKind(
-        Narrow(2_000, 15.0, lost=0.05), "no more than 2 Mbit/s go to a node and from it, and of that 5 % are lost"
+    _on_links(
+        "narrow-node",
+        "no more than 20 Mbit/s go to a node, and no more from it",
+        by="links.worsen",
+        effect=Effect.SUSPECTS,
+        for_s=10.0,
+        given={"kbit_s": 20_000},
     ),
-    "reset-connections": FaultKind(Reset(), "all TCP connections of a member are reset; it lives, and so do its peers"),
-    "kill-agent": FaultKind(EndAgent(), "SIGKILL of the agent on one node, with which its worker must die"),
-    "kill-node-0s": FaultKind(EndNode(0.0), "SIGKILL of a whole node, which comes back at once"),
-    "kill-node-1s": FaultKind(EndNode(1.0), "SIGKILL of a whole node, which comes back after 1 s"),
-    "kill-node-10s": FaultKind(EndNode(10.0), "SIGKILL of a whole node, which comes back after 10 s"),
-    "signal-node": FaultKind(
-        StopNode(8.0), "SIGTERM to every process of a node, whose workers leave; it comes back after 8 s"
+    _on_links(
+        "congest-node",
+        "no more than 2 Mbit/s go to a node and from it, and of that 5 % are lost",
+        by="links.worsen",
+        effect=Effect.SUSPECTS,
+        for_s=15.0,
+        given={"kbit_s": 2_000, "lost": 0.05},
     ),
-    "freeze-node": FaultKind(
-        FreezeNode(12.0), "all that runs on a node stands still until the others have expelled it"
+    Fault(
+        "reset-connections",
+        "all TCP connections of a member are reset; it lives, and so do its peers",
+        "workers.reset",
+        ground=Ground.NETWORK,
+        aim=Aim.ANY,
+        stalls=False,
     ),
-    "drain-node": FaultKind(
-        DrainNode(8.0), "an operator wants a node empty for 8 s; its workers leave between two steps"
+    Fault(
+        "kill-agent",
+        "SIGKILL of the agent on one node, with which its worker must die",
+        "nodes.end_agent",
+        Effect.ENDS,
+        ground=Ground.CLUSTER,
     ),
-    "notice-node": FaultKind(
-        NoticeNode(20.0, true=True),
+    _end_node("kill-node-0s", "SIGKILL of a whole node, which comes back at once"),
+    _end_node("kill-node-1s", "SIGKILL of a whole node, which comes back after 1 s", for_s=1.0),
+    _end_node("kill-node-10s", "SIGKILL of a whole node, which comes back after 10 s", for_s=10.0),
+    Fault(
+        "signal-node",
+        "SIGTERM to every process of a node, whose workers leave; it comes back after 8 s",
+        "nodes.stop_node",
+        Effect.LEAVES,
+        ground=Ground.CLUSTER,
+        for_s=8.0,
+        stalls=False,
+    ),
+    Fault(
+        "freeze-node",
+        "all that runs on a node stands still until the others have expelled it",
+        "nodes.freeze_node",
+        Effect.FREEZES,
+        ground=Ground.CLUSTER,
+        for_s=12.0,
+    ),
+    Fault(
+        "drain-node",
+        "an operator wants a node empty for 8 s; its workers leave between two steps",
+        "nodes.drain_node",
+        Effect.LEAVES,
+        ground=Ground.CLUSTER,
+        for_s=8.0,
+        stalls=False,
+    ),
+    _notice(
+        "notice-node",
         "a cloud says that it takes a machine in 20 s, and does; its workers have left by then, and another one comes",
+        given={"true": True},
     ),
-    "false-notice": FaultKind(NoticeNode(20.0, true=False), "the same, and after 20 s it is taken back"),
-    "intrude": FaultKind(
-        Intrude(), "somebody attends as the agent of a node, without the token of the job's place there: he is refused"
+    _notice("false-notice", "the same, and after 20 s it is taken back", given={"true": False}),
+    Fault(
+        "intrude",
+        "somebody attends as the agent of a node, without the token of the job's place there: he is refused",
+        "nodes.intrude",
+        ground=Ground.CLUSTER,
+        stalls=False,
     ),
-    "kill-leader": FaultKind(EndLeader(3.0), "SIGKILL of the replica that leads; it comes back after 3 s"),
-    "kill-etcd": FaultKind(StrikeStore(5.0), "SIGKILL of one of three members of etcd; it comes back after 5 s"),
-    "kill-etcd-leader": FaultKind(StrikeStore(5.0, leader=True), "the same, of the one that leads"),
-    "freeze-etcd-leader": FaultKind(
-        StrikeStore(5.0, leader=True, freeze=True), "the one that leads stands still for 5 s"
+    Fault(
+        "kill-leader",
+        "SIGKILL of the replica that leads; it comes back after 3 s",
+        "nodes.end_leader",
+        ground=Ground.CLUSTER,
+        for_s=3.0,
+        stops_service=True,
     ),
-    "kill-all": FaultKind(LoseAll(), "SIGKILL of all workers at one instant: the job goes on from what is kept"),
-    "corrupt-checkpoint": FaultKind(
-        LoseAll(Damage.FLIPPED),
+    _strike_etcd(
+        "kill-etcd", "SIGKILL of one of three members of etcd; it comes back after 5 s", needs=Needs.STURDY_ETCD
+    ),
+    _strike_etcd(
+        "kill-etcd-leader", "the same, of the one that leads", needs=Needs.STURDY_ETCD, given={"leader": True}
+    ),
+    _strike_etcd(
+        "freeze-etcd-leader",
+        "the one that leads stands still for 5 s",
+        effect=Effect.FREEZES,
+        given={"leader": True, "freeze": True},
+    ),
+    _lose_all("kill-all", "SIGKILL of all workers at one instant: the job goes on from what is kept"),
+    _lose_all(
+        "corrupt-checkpoint",
         "one bit of the newest checkpoint is flipped, and all workers and copies in memory are lost",
+        usual=False,
+        given={"damage": Damage.FLIPPED},
     ),
-    "truncate-checkpoint": FaultKind(LoseAll(Damage.TRUNCATED), "the same, and half of a file of it is gone instead"),
-    "swap-checkpoint": FaultKind(
-        LoseAll(Damage.SWAPPED), "the same, and a file of it is that of the checkpoint before"
+    _lose_all(
+        "truncate-checkpoint",
+        "the same, and half of a file of it is gone instead",
+        usual=False,
+        given={"damage": Damage.TRUNCATED},
     ),
-    "unlist-checkpoint": FaultKind(LoseAll(Damage.UNLISTED), "the same, and it has no manifest any more"),
-    "cpu-hog": FaultKind(Hog(5.0), "other processes want all cores, twice, for 5 s"),
-    "disk-full": FaultKind(FillDisk(3.0), "the job directory's disk is full for 3 s (needs a small file system)"),
-}
+    _lose_all(
+        "swap-checkpoint",
+        "the same, and a file of it is that of the checkpoint before",
+        usual=False,
+        given={"damage": Damage.SWAPPED},
+    ),
+    _lose_all(
+        "unlist-checkpoint", "the same, and it has no manifest any more", usual=False, given={"damage": Damage.UNLISTED}
+    ),
+    Fault("cpu-hog", "other processes want all cores, twice, for 5 s", "machine.hog", for_s=5.0),
+    Fault(
+        "disk-full",
+        "the job directory's disk is full for 3 s (needs a small file system)",
+        "machine.fill_disk",
+        ground=Ground.MACHINE,
+        for_s=3.0,
+        usual=False,
+    ),
+)
+
+CATALOGUE: Mapping[str, Fault] = {fault.name: fault for fault in ROWS}
+
+UNKNOWN = Fault("", "of another release", "")
+"""In place of a row, for what a journal names and this release has not."""

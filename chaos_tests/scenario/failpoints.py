@@ -55,10 +55,6 @@ class Act(StrEnum):
     DISK_SLOW = "waits a second more for whatever it makes durable on its disk"
 
 
-SPARES = frozenset({Act.STOP, Act.DISK_FAILS, Act.DISK_SLOW})
-"""After these a worker goes on."""
-
-
 @dataclass(frozen=True, slots=True)
 class FailpointOrder:
     """number: of the fault. step: at this step alone; None: whenever the point is reached. for_s: of what lasts."""

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaos_tests.scenario.catalogue import CATALOGUE
-from chaos_tests.scenario.faults import places
 from chaos_tests.scenario.schedule import Planned
 from elastic.errors import ConfigError
 
@@ -97,7 +96,7 @@ def _faults(tables: Sequence[object]) -> tuple[Planned, ...]:
             raise ValueError(f"fault {number}: there is no kind {kind!r:.80}; `elastic chaos list` shows them")
         if at_s is None:
             raise ValueError(f'fault {number}: at is missing; write at = "10s"')
-        known = places(CATALOGUE[kind].fault)
+        known = CATALOGUE[kind].places
         if known and not place:
             place = known[0]
         if place and place not in known:

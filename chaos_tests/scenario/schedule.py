@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from chaos_tests.scenario.catalogue import CATALOGUE
 from chaos_tests.scenario.failpoints import Act
-from chaos_tests.scenario.faults import AtFailpoint, EndNode, Ground, LoseAll, NoticeNode, StopNode, ground, places
+from chaos_tests.scenario.faults import Fault, Ground
 from chaos_tests.scenario.traces import Change, absences
 from elastic.errors import ConfigError
 
@@ -31,6 +31,14 @@ class Planned:
     slot: int | None = None
     for_s: float | None = None
 
+    @property
+    def fault(self) -> Fault:
+        return CATALOGUE[self.kind]
+
+    @property
+    def lasts_s(self) -> float:
+        return self.fault.for_s if self.for_s is None else self.for_s
+
 
 @dataclass(frozen=True, slots=True)
 class Preset:
@@ -45,13 +53,11 @@ class Preset:
 
 KILLS = {"kill": 4.0, "kill-rank-0": 2.0, "kill-two": 2.0, "kill-in-recovery": 3.0, "kill-newcomer": 1.0}
 
-SPOILS = tuple(kind for kind, it in CATALOGUE.items() if isinstance(it.fault, LoseAll) and it.fault.damage is not None)
 
-UNUSUAL = ("disk-full", "reclaim", *SPOILS)
-"""Kinds that need a file system of their own, a trace, or two checkpoints."""
+def _every(*grounds: Ground) -> dict[str, float]:
+    """All usual kinds that are done to such a job, equally often."""
+    return {kind: 1.0 for kind, fault in CATALOGUE.items() if fault.usual and fault.ground in grounds}
 
-ON_NODES = {k: 1.0 for k, it in CATALOGUE.items() if ground(it.fault) is Ground.CLUSTER and k not in UNUSUAL}
-LINKS = {k: 1.0 for k, it in CATALOGUE.items() if ground(it.fault) is Ground.NETWORK}
 
 PRESETS: Mapping[str, Preset] = {
     "kill": Preset("members are killed, one or two, rank 0, and again while the others recover", 4.0, KILLS),
@@ -70,7 +76,7 @@ PRESETS: Mapping[str, Preset] = {
     "places": Preset(
         "members are killed at points of a step, an evaluation, a checkpoint, a rebuild and a copy",
         4.0,
-        {kind: 1.0 for kind, it in CATALOGUE.items() if isinstance(it.fault, AtFailpoint) and it.fault.act is Act.KILL},
+        {kind: 1.0 for kind, fault in CATALOGUE.items() if fault.given.get("act") is Act.KILL},
         each=True,
     ),
     "batch": Preset(
@@ -82,7 +88,9 @@ PRESETS: Mapping[str, Preset] = {
     "spot": Preset(
         "nodes are taken without a word, by notice, or by a signal to all their processes, and come back soon or late",
         10.0,
-        {kind: 1.0 for kind, it in CATALOGUE.items() if isinstance(it.fault, EndNode | StopNode | NoticeNode)},
+        dict.fromkeys(
+            ("kill-node-0s", "kill-node-1s", "kill-node-10s", "signal-node", "notice-node", "false-notice"), 1.0
+        ),
         each=True,
     ),
     "flap": Preset("the member that came last is killed again and again", 2.0, {"kill-youngest": 3.0, "kill": 1.0}),
@@ -104,25 +112,28 @@ PRESETS: Mapping[str, Preset] = {
     "storage": Preset(
         "disks fail and are slow, the newest checkpoint is damaged while all workers and copies in memory are lost",
         20.0,
-        {kind: 1.0 for kind in ("disk-error", "disk-slow", "kill-in-checkpoint", *SPOILS)},
+        {
+            **dict.fromkeys(("disk-error", "disk-slow", "kill-in-checkpoint"), 1.0),
+            **{kind: 1.0 for kind, fault in CATALOGUE.items() if "damage" in fault.given},
+        },
         each=True,
     ),
     "partition": Preset(
         "nodes are cut off from all, from what decides, from each other; links are late, lossy, narrow, reset (root)",
         15.0,
-        {**LINKS, "kill": 1.0},
+        {**_every(Ground.NETWORK), "kill": 1.0},
         each=True,
     ),
     "cluster": Preset(
         "of a job over several nodes: agents, nodes, leaders, members of etcd and all workers die, and strangers come",
         12.0,
-        {**ON_NODES, "kill": 1.0},
+        {**_every(Ground.CLUSTER), "kill": 1.0},
         each=True,
     ),
     "everything": Preset(
         "every kind that a job of one machine has, in turn, in an order drawn by the seed",
         4.0,
-        {kind: 1.0 for kind in CATALOGUE if kind not in (*UNUSUAL, *ON_NODES, *LINKS)},
+        _every(Ground.ANY, Ground.MACHINE),
         each=True,
     ),
 }
@@ -147,7 +158,7 @@ def preset_of(name: str) -> Preset:
 
 def ground_of(kinds: Iterable[str]) -> Ground:
     """What kind of a job these can be done to; those that need another one are skipped there."""
-    asked = {ground(CATALOGUE[kind].fault) for kind in kinds}
+    asked = {CATALOGUE[kind].ground for kind in kinds}
     return next((one for one in (Ground.NETWORK, Ground.CLUSTER) if one in asked), Ground.MACHINE)
 
 
@@ -166,13 +177,12 @@ def plan(preset: Preset, seed: int, duration_s: float) -> tuple[Planned, ...]:
             kind = bag.pop()
         else:
             kind = dice.choices(list(preset.weights), list(preset.weights.values()))[0]
-        fault = CATALOGUE[kind].fault
+        fault = CATALOGUE[kind]
         if kind in once:
             continue
-        if isinstance(fault, AtFailpoint) and fault.step is not None:
+        if fault.step is not None:
             once.add(kind)  # there is one first step
-        known = places(fault)
-        place = dice.choice(known) if known else ""
+        place = dice.choice(fault.places) if fault.places else ""
         planned.append(Planned(len(planned) + 1, round(at_s, 3), kind, place))
         at_s += dice.uniform(0.5, 1.5) * preset.gap_s
     return tuple(planned)

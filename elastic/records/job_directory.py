@@ -121,10 +121,8 @@ def claim(spec: JobSpec, job_dir: Path | None, *, fresh: bool) -> Claim:
     free ``<job_dir>.old-<n>``. Raises ConfigError for a directory in use, one with a completed job or another one's,
     one that holds something else, and one that cannot be written.
     """
-    import secrets
-
     from elastic.config import check_text
-    from elastic.wire import codec  # which a command that only asks does not need, nor what draws secrets
+    from elastic.wire import codec  # which a command that only asks does not need
 
     try:
         check_text("job directory", Path.cwd() / DEFAULT_PARENT if job_dir is None else job_dir.absolute())

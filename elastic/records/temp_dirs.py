@@ -34,8 +34,11 @@ class TempDirectory:
         return str(self.path), self._lock
 
     def remove(self) -> None:
+        """Any number of times."""
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
 
 def sweep(parent: Path, prefix: str) -> None:

@@ -1,6 +1,6 @@
-"""Durable truth: a key-value store with leases and watches, in memory or on etcd, and what both leaders make of it.
+"""Durable truth: a key-value store with leases and watches on etcd, and what both leaders make of it.
 
-base.py             the Store, and the same in memory
+base.py             the Store, as its users see it
 election.py         who leads a job, which generations are committed, how the job ended
 lease.py            a term that a replica holds: a thread renews the lease
 chunks.py           documents too large for one write

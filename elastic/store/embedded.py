@@ -5,7 +5,6 @@ It listens on unix sockets in its own temporary directory, so no port is taken a
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import shutil
@@ -15,11 +14,11 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import IO
 
 from elastic import stop_signals
 from elastic.config import check_text
 from elastic.errors import ConfigError, StoreUnavailable
+from elastic.records import temp_dirs
 from elastic.store.etcd import EtcdStore
 
 PREFIX = "elastic-etcd-"
@@ -65,15 +64,16 @@ class EmbeddedEtcd:
         if setpriv is None:
             raise ConfigError("setpriv not found: install util-linux, or give the endpoints of a running etcd")
         self._setpriv, self._binary = setpriv, binary
-        _sweep(Path(tempfile.gettempdir()))
-        self.directory = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self._lock = _own(self.directory)
+        temporary = Path(tempfile.gettempdir())
+        temp_dirs.sweep(temporary, PREFIX)
+        self._own = temp_dirs.TempDirectory(temporary, PREFIX)
+        self.directory = self._own.path
         self.endpoint = f"unix:{self.directory}/localhost:1"
         try:
             self._check_path()
             self.process = self._spawn()
         except BaseException:
-            self._remove()
+            self._own.remove()
             raise
         try:
             self._wait_healthy(start_s)
@@ -100,7 +100,7 @@ class EmbeddedEtcd:
             except subprocess.TimeoutExpired:
                 self.process.send_signal(signal.SIGKILL)
                 self.process.wait()
-        self._remove()
+        self._own.remove()
 
     def __enter__(self) -> EmbeddedEtcd:
         return self
@@ -170,27 +170,3 @@ class EmbeddedEtcd:
     def _log_tail(self) -> str:
         lines = (self.directory / "log").read_text(errors="replace").splitlines()
         return " | ".join(lines[-3:]) or "it logged nothing"
-
-    def _remove(self) -> None:
-        shutil.rmtree(self.directory, ignore_errors=True)
-        self._lock.close()
-
-
-def _own(directory: Path) -> IO[bytes]:
-    """Mark the directory as in use for as long as the returned file is open, that is, at most this process's life."""
-    # Locked before it has its name, so that no sweep finds it unlocked.
-    lock = (directory / "owner.new").open("wb")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    (directory / "owner.new").rename(directory / "owner")
-    return lock
-
-
-def _sweep(parent: Path) -> None:
-    """Remove the directories of servers whose starter was killed: 120 MB each."""
-    for owner in parent.glob(f"{PREFIX}*/owner"):
-        try:
-            with owner.open("rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(owner.parent, ignore_errors=True)
-        except (BlockingIOError, FileNotFoundError, PermissionError):
-            continue  # in use, removed meanwhile, or someone else's

@@ -124,18 +124,6 @@ class EtcdStore:
         reply = self._call(self._client.kvstub.Range, request, timeout_s, writes=False)
         return Listing(tuple(item_of(kv) for kv in reply.kvs), reply.header.revision)
 
-    def put(self, key: str, value: bytes, *, lease: Lease | None = None, timeout_s: float) -> int:
-        put = Put(key, value, lease)
-        check_txn((), (put,), ())
-        reply = self._call(self._client.kvstub.Put, put_request(put), timeout_s, writes=True)
-        return int(reply.header.revision)
-
-    def delete(self, key: str, *, timeout_s: float) -> bool:
-        check_txn((), (), (key,))
-        request = rpc.DeleteRangeRequest(key=key.encode())
-        reply = self._call(self._client.kvstub.DeleteRange, request, timeout_s, writes=True)
-        return bool(reply.deleted)
-
     def txn(
         self, compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[Delete] = (), *, timeout_s: float
     ) -> TxnResult:

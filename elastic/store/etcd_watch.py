@@ -42,8 +42,6 @@ class EtcdWatch:
         deliver: Callable[[WatchEvent], None],
         forget: Callable[[EtcdWatch], None],
     ) -> None:
-        self._stub = stub
-        self._create = create
         self._deliver = deliver
         self._forget = forget
         self._settled = threading.Event()

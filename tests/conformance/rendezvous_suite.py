@@ -20,6 +20,7 @@ from elastic.store.base import Store
 from runtime.torchrun.agent_store import AgentStore
 from runtime.torchrun.run_keys import RunKeys
 from runtime.torchrun.state_backend import STATE, StateBackend
+from tests.memory_store import delete_key, write_key
 
 CALL_S = 60.0
 SHORT = timedelta(seconds=0.2)
@@ -74,7 +75,7 @@ class RendezvousSuite:
     def test_what_somebody_else_has_written_there_is_no_state(self, keys: RunKeys, store: Store) -> None:
         backend = StateBackend(keys)
         for strange in (b"", b"strange", b"etr1" + bytes(40)):
-            store.put(keys.path(STATE), strange, timeout_s=CALL_S)
+            write_key(store, keys.path(STATE), strange, timeout_s=CALL_S)
             with pytest.raises(RendezvousStateError, match=keys.path(STATE)):
                 backend.get_state()
 
@@ -106,7 +107,7 @@ class RendezvousSuite:
 
     def test_nothing_of_an_earlier_run_of_the_same_name_is_there(self, keys: RunKeys, store: Store) -> None:
         agent_store(keys).set("a", b"1")
-        store.delete(keys.path(STATE), timeout_s=CALL_S)
+        delete_key(store, keys.path(STATE), timeout_s=CALL_S)
         assert not agent_store(keys).check(["a"])
 
     def test_all_that_is_added_at_one_time_counts(self, keys: RunKeys) -> None:

@@ -28,6 +28,7 @@ from elastic.store.base import (
     WatchCompacted,
     WatchEvent,
 )
+from tests.memory_store import delete_key, write_key
 
 CALL_S = 60.0
 """Deadline of one call; generous, because a loaded machine is no fault of the store."""
@@ -69,8 +70,8 @@ class StoreSuite:
         assert store.get(at("nothing"), timeout_s=CALL_S) is None
 
     def test_a_key_remembers_the_revision_of_its_creation_and_of_its_last_write(self, store: Store, at: At) -> None:
-        first = store.put(at("k"), b"1", timeout_s=CALL_S)
-        second = store.put(at("k"), b"2", timeout_s=CALL_S)
+        first = write_key(store, at("k"), b"1", timeout_s=CALL_S)
+        second = write_key(store, at("k"), b"2", timeout_s=CALL_S)
         item = store.get(at("k"), timeout_s=CALL_S)
         assert item is not None
         assert (item.value, item.create_revision, item.mod_revision) == (b"2", first, second)
@@ -78,25 +79,25 @@ class StoreSuite:
 
     def test_any_bytes_come_back_as_they_were_written(self, store: Store, at: At) -> None:
         value = bytes(range(256)) * 64
-        store.put(at("k"), value, timeout_s=CALL_S)
+        write_key(store, at("k"), value, timeout_s=CALL_S)
         item = store.get(at("k"), timeout_s=CALL_S)
         assert item is not None and item.value == value
 
     def test_a_key_created_anew_is_a_new_key(self, store: Store, at: At) -> None:
-        store.put(at("k"), b"1", timeout_s=CALL_S)
-        assert store.delete(at("k"), timeout_s=CALL_S)
-        again = store.put(at("k"), b"2", timeout_s=CALL_S)
+        write_key(store, at("k"), b"1", timeout_s=CALL_S)
+        assert delete_key(store, at("k"), timeout_s=CALL_S)
+        again = write_key(store, at("k"), b"2", timeout_s=CALL_S)
         item = store.get(at("k"), timeout_s=CALL_S)
         assert item is not None and item.create_revision == again
 
     def test_deleting_nothing_changes_nothing(self, store: Store, at: At) -> None:
         before = store.prefix(at(""), timeout_s=CALL_S).revision
-        assert not store.delete(at("nothing"), timeout_s=CALL_S)
+        assert not delete_key(store, at("nothing"), timeout_s=CALL_S)
         assert store.prefix(at(""), timeout_s=CALL_S).revision == before
 
     def test_a_prefix_lists_its_keys_in_order_at_one_revision(self, store: Store, at: At) -> None:
         for name in ("b", "a/2", "a/10", "aa", "ä"):
-            last = store.put(at(name), name.encode(), timeout_s=CALL_S)
+            last = write_key(store, at(name), name.encode(), timeout_s=CALL_S)
         listing = store.prefix(at(""), timeout_s=CALL_S)
         assert [item.value.decode() for item in listing.items] == ["a/10", "a/2", "aa", "b", "ä"]
         assert listing.revision == last
@@ -105,7 +106,7 @@ class StoreSuite:
 
     def test_what_is_between_two_keys_is_listed_in_order_the_first_ones_of_many(self, store: Store, at: At) -> None:
         for name in ("1", "10", "2", "3", "30", "a"):
-            last = store.put(at(name), name.encode(), timeout_s=CALL_S)
+            last = write_key(store, at(name), name.encode(), timeout_s=CALL_S)
 
         def between(first: str, end: str, limit: int) -> list[str]:
             listing = store.between(at(first), at(end), limit=limit, timeout_s=CALL_S)
@@ -121,11 +122,11 @@ class StoreSuite:
                 store.between(first, end, limit=1, timeout_s=CALL_S)
 
     def test_the_empty_prefix_lists_everything(self, store: Store, at: At) -> None:
-        store.put(at("k"), b"", timeout_s=CALL_S)
+        write_key(store, at("k"), b"", timeout_s=CALL_S)
         assert at("k") in {item.key for item in store.prefix("", timeout_s=CALL_S).items}
 
     def test_a_transaction_is_one_revision(self, store: Store, at: At) -> None:
-        before = store.put(at("old"), b"", timeout_s=CALL_S)
+        before = write_key(store, at("old"), b"", timeout_s=CALL_S)
         result = store.txn((), [Put(at("a"), b"1"), Put(at("b"), b"2")], [at("old")], timeout_s=CALL_S)
         listing = store.prefix(at(""), timeout_s=CALL_S)
         assert result.succeeded
@@ -137,7 +138,7 @@ class StoreSuite:
 
     def test_a_transaction_deletes_all_keys_of_a_prefix(self, store: Store, at: At) -> None:
         for name in ("a/1", "a/2", "a/2/3", "a", "b"):
-            store.put(at(name), b"", timeout_s=CALL_S)
+            write_key(store, at(name), b"", timeout_s=CALL_S)
         inbox = Inbox()
         watch = store.watch(at(""), store.prefix(at(""), timeout_s=CALL_S).revision + 1, inbox, timeout_s=CALL_S)
         deletes: list[Delete] = [Prefix(at("a/")), at("b"), at("a/1"), Prefix(at("none/"))]
@@ -151,7 +152,7 @@ class StoreSuite:
                 store.txn((), puts, [delete], timeout_s=CALL_S)
 
     def test_a_failed_transaction_writes_nothing_and_tells_the_revision(self, store: Store, at: At) -> None:
-        before = store.put(at("k"), b"1", timeout_s=CALL_S)
+        before = write_key(store, at("k"), b"1", timeout_s=CALL_S)
         result = store.txn([ValueIs(at("k"), b"2")], [Put(at("x"), b"3")], [at("k")], timeout_s=CALL_S)
         item = store.get(at("k"), timeout_s=CALL_S)
         assert not result.succeeded and result.revision == before
@@ -171,8 +172,8 @@ class StoreSuite:
         assert not store.txn([ValueIs(at("k"), b"")], [], timeout_s=CALL_S).succeeded
 
     def test_compares_tell_creation_from_last_write(self, store: Store, at: At) -> None:
-        created = store.put(at("k"), b"1", timeout_s=CALL_S)
-        written = store.put(at("k"), b"2", timeout_s=CALL_S)
+        created = write_key(store, at("k"), b"1", timeout_s=CALL_S)
+        written = write_key(store, at("k"), b"2", timeout_s=CALL_S)
 
         def holds(compare: CreateRevision | ModRevision | ValueIs) -> bool:
             return store.txn([compare], [], timeout_s=CALL_S).succeeded
@@ -182,12 +183,12 @@ class StoreSuite:
         assert holds(ValueIs(at("k"), b"2")) and not holds(ValueIs(at("k"), b"1"))
 
     def test_all_compares_must_hold(self, store: Store, at: At) -> None:
-        store.put(at("k"), b"1", timeout_s=CALL_S)
+        write_key(store, at("k"), b"1", timeout_s=CALL_S)
         compares: list[Compare] = [ValueIs(at("k"), b"1"), CreateRevision(at("other"), 7)]
         assert not store.txn(compares, [Put(at("x"), b"")], timeout_s=CALL_S).succeeded
 
     def test_a_transaction_without_effect_keeps_the_revision(self, store: Store, at: At) -> None:
-        before = store.put(at("k"), b"1", timeout_s=CALL_S)
+        before = write_key(store, at("k"), b"1", timeout_s=CALL_S)
         assert store.txn((), (), [at("nothing")], timeout_s=CALL_S).revision == before
 
     def test_one_transaction_writes_a_key_once(self, store: Store, at: At) -> None:
@@ -200,8 +201,8 @@ class StoreSuite:
     def test_an_empty_key_is_refused(self, store: Store) -> None:
         for call in (
             lambda: store.get("", timeout_s=CALL_S),
-            lambda: store.put("", b"", timeout_s=CALL_S),
-            lambda: store.delete("", timeout_s=CALL_S),
+            lambda: write_key(store, "", b"", timeout_s=CALL_S),
+            lambda: delete_key(store, "", timeout_s=CALL_S),
             lambda: store.txn([ValueIs("", b"")], (), timeout_s=CALL_S),
         ):
             with pytest.raises(StoreRefused, match="key"):
@@ -219,8 +220,8 @@ class StoreSuite:
 
     def test_a_key_dies_with_its_lease(self, store: Store, at: At, surroundings: Surroundings) -> None:
         lease = store.lease(1, timeout_s=CALL_S)
-        store.put(at("mine"), b"", lease=lease, timeout_s=CALL_S)
-        store.put(at("free"), b"", timeout_s=CALL_S)
+        write_key(store, at("mine"), b"", lease=lease, timeout_s=CALL_S)
+        write_key(store, at("free"), b"", timeout_s=CALL_S)
         item = store.get(at("mine"), timeout_s=CALL_S)
         assert item is not None and item.lease == lease.id
         surroundings.pass_time(until=lambda: store.get(at("mine"), timeout_s=CALL_S) is None)
@@ -231,8 +232,8 @@ class StoreSuite:
         self, store: Store, at: At, surroundings: Surroundings
     ) -> None:
         kept, left = store.lease(2, timeout_s=CALL_S), store.lease(2, timeout_s=CALL_S)
-        store.put(at("kept"), b"", lease=kept, timeout_s=CALL_S)
-        store.put(at("left"), b"", lease=left, timeout_s=CALL_S)
+        write_key(store, at("kept"), b"", lease=kept, timeout_s=CALL_S)
+        write_key(store, at("left"), b"", lease=left, timeout_s=CALL_S)
 
         def left_is_gone() -> bool:
             assert store.keep_alive(kept, timeout_s=CALL_S) > 0
@@ -243,8 +244,8 @@ class StoreSuite:
 
     def test_revoking_deletes_all_keys_of_the_lease_in_one_revision(self, store: Store, at: At) -> None:
         lease = store.lease(60, timeout_s=CALL_S)
-        store.put(at("a"), b"", lease=lease, timeout_s=CALL_S)
-        before = store.put(at("b"), b"", lease=lease, timeout_s=CALL_S)
+        write_key(store, at("a"), b"", lease=lease, timeout_s=CALL_S)
+        before = write_key(store, at("b"), b"", lease=lease, timeout_s=CALL_S)
         store.revoke(lease, timeout_s=CALL_S)
         listing = store.prefix(at(""), timeout_s=CALL_S)
         assert listing.items == () and listing.revision == before + 1
@@ -259,7 +260,7 @@ class StoreSuite:
         lease = store.lease(60, timeout_s=CALL_S)
         store.revoke(lease, timeout_s=CALL_S)
         with pytest.raises(LeaseExpired):
-            store.put(at("k"), b"", lease=lease, timeout_s=CALL_S)
+            write_key(store, at("k"), b"", lease=lease, timeout_s=CALL_S)
         with pytest.raises(LeaseExpired):
             store.txn((), [Put(at("other"), b""), Put(at("k"), b"", lease)], timeout_s=CALL_S)
         assert store.prefix(at(""), timeout_s=CALL_S).items == ()
@@ -267,9 +268,9 @@ class StoreSuite:
     def test_the_last_write_decides_on_which_lease_a_key_hangs(self, store: Store, at: At) -> None:
         leases = [store.lease(60, timeout_s=CALL_S) for _ in range(2)]
         for key in ("freed", "moved"):
-            store.put(at(key), b"", lease=leases[0], timeout_s=CALL_S)
-        store.put(at("freed"), b"", timeout_s=CALL_S)
-        store.put(at("moved"), b"", lease=leases[1], timeout_s=CALL_S)
+            write_key(store, at(key), b"", lease=leases[0], timeout_s=CALL_S)
+        write_key(store, at("freed"), b"", timeout_s=CALL_S)
+        write_key(store, at("moved"), b"", lease=leases[1], timeout_s=CALL_S)
         store.revoke(leases[0], timeout_s=CALL_S)
         assert [item.key for item in store.prefix(at(""), timeout_s=CALL_S).items] == [at("freed"), at("moved")]
         store.revoke(leases[1], timeout_s=CALL_S)
@@ -282,9 +283,9 @@ class StoreSuite:
         inbox = Inbox()
         start = store.prefix(at(""), timeout_s=CALL_S).revision + 1
         watch = store.watch(at("a/"), start, inbox, timeout_s=CALL_S)
-        put = store.put(at("a/1"), b"x", timeout_s=CALL_S)
-        store.put(at("b"), b"elsewhere", timeout_s=CALL_S)
-        store.delete(at("a/1"), timeout_s=CALL_S)
+        put = write_key(store, at("a/1"), b"x", timeout_s=CALL_S)
+        write_key(store, at("b"), b"elsewhere", timeout_s=CALL_S)
+        delete_key(store, at("a/1"), timeout_s=CALL_S)
         store.txn((), [Put(at("a/2"), b"y"), Put(at("b"), b"z")], timeout_s=CALL_S)
         events = inbox.take(3)
         watch.cancel()
@@ -296,30 +297,30 @@ class StoreSuite:
         assert inbox.empty()
 
     def test_a_watch_from_the_past_tells_the_history_first(self, store: Store, at: At) -> None:
-        first = store.put(at("k"), b"1", timeout_s=CALL_S)
-        store.put(at("k"), b"2", timeout_s=CALL_S)
-        store.delete(at("k"), timeout_s=CALL_S)
+        first = write_key(store, at("k"), b"1", timeout_s=CALL_S)
+        write_key(store, at("k"), b"2", timeout_s=CALL_S)
+        delete_key(store, at("k"), timeout_s=CALL_S)
         inbox = Inbox()
         watch = store.watch(at(""), first + 1, inbox, timeout_s=CALL_S)
-        store.put(at("k"), b"3", timeout_s=CALL_S)
+        write_key(store, at("k"), b"3", timeout_s=CALL_S)
         revisions = [e.item.mod_revision if isinstance(e, KeyPut) else e for e in inbox.take(3)]
         watch.cancel()
         assert revisions == [first + 1, KeyDeleted(at("k"), first + 2), first + 3]
 
     def test_listing_and_watching_from_the_next_revision_misses_and_repeats_nothing(self, store: Store, at: At) -> None:
-        store.put(at("a"), b"1", timeout_s=CALL_S)
+        write_key(store, at("a"), b"1", timeout_s=CALL_S)
         listing = store.prefix(at(""), timeout_s=CALL_S)
-        store.put(at("a"), b"2", timeout_s=CALL_S)
+        write_key(store, at("a"), b"2", timeout_s=CALL_S)
         inbox = Inbox()
         watch = store.watch(at(""), listing.revision + 1, inbox, timeout_s=CALL_S)
-        store.put(at("a"), b"3", timeout_s=CALL_S)
+        write_key(store, at("a"), b"3", timeout_s=CALL_S)
         values = [event.item.value for event in inbox.take(2) if isinstance(event, KeyPut)]
         watch.cancel()
         assert [item.value for item in listing.items] + values == [b"1", b"2", b"3"]
 
     def test_the_end_of_a_lease_is_seen_by_a_watch(self, store: Store, at: At, surroundings: Surroundings) -> None:
         lease = store.lease(1, timeout_s=CALL_S)
-        put = store.put(at("k"), b"", lease=lease, timeout_s=CALL_S)
+        put = write_key(store, at("k"), b"", lease=lease, timeout_s=CALL_S)
         inbox = Inbox()
         watch = store.watch(at(""), put + 1, inbox, timeout_s=CALL_S)
         surroundings.pass_time(until=lambda: not inbox.empty())
@@ -333,7 +334,7 @@ class StoreSuite:
         witness = store.watch(at(""), start, other, timeout_s=CALL_S)
         watch.cancel()
         watch.cancel()
-        store.put(at("k"), b"", timeout_s=CALL_S)
+        write_key(store, at("k"), b"", timeout_s=CALL_S)
         other.take()
         witness.cancel()
         assert cancelled.empty()
@@ -341,8 +342,8 @@ class StoreSuite:
     def test_a_watch_on_forgotten_history_says_so_and_listing_again_goes_on(
         self, store: Store, at: At, surroundings: Surroundings
     ) -> None:
-        first = store.put(at("k"), b"1", timeout_s=CALL_S)
-        last = store.put(at("k"), b"2", timeout_s=CALL_S)
+        first = write_key(store, at("k"), b"1", timeout_s=CALL_S)
+        last = write_key(store, at("k"), b"2", timeout_s=CALL_S)
         surroundings.compact(last)
         inbox = Inbox()
         store.watch(at(""), first, inbox, timeout_s=CALL_S)
@@ -350,7 +351,7 @@ class StoreSuite:
         listing = store.prefix(at(""), timeout_s=CALL_S)
         assert [item.value for item in listing.items] == [b"2"]
         again = store.watch(at(""), listing.revision + 1, inbox, timeout_s=CALL_S)
-        store.put(at("k"), b"3", timeout_s=CALL_S)
+        write_key(store, at("k"), b"3", timeout_s=CALL_S)
         (event,) = inbox.take()
         again.cancel()
         assert isinstance(event, KeyPut) and event.item.value == b"3"

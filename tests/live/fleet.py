@@ -77,6 +77,11 @@ class Fleet(Cluster):
         """Of `elastic jobs`."""
         return self.client.job(job)
 
+    def leader_of(self, job: str) -> str:
+        """The replica that leads it."""
+        leader = self.client.status(job)["leader"]
+        return next(name for name in self.replicas if self.address(name) == leader)
+
     @contextmanager
     def agreeing(self, job: str) -> Iterator[dict[int, int]]:
         """Whatever happens meanwhile, `elastic jobs` and `elastic status` name the same members of a generation. Yields

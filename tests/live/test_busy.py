@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests import busy
+from tests.soak import busy
 
 pytestmark = [
     pytest.mark.long,

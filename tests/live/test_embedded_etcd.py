@@ -19,6 +19,7 @@ import pytest
 from elastic.errors import ConfigError, StoreUnavailable
 from elastic.store.embedded import EmbeddedEtcd, find_binary
 from tests.children import child
+from tests.memory_store import write_key
 
 PATIENCE_S = 60
 
@@ -49,7 +50,7 @@ def test_closing_stops_the_server_and_removes_its_directory(scratch: Path) -> No
     with EmbeddedEtcd() as etcd:
         assert etcd.directory.parent == scratch
         with etcd.connect() as store:
-            store.put("k", b"", timeout_s=PATIENCE_S)
+            write_key(store, "k", b"", timeout_s=PATIENCE_S)
     assert etcd.process.returncode is not None
     assert list(scratch.iterdir()) == []
     etcd.close()
@@ -64,7 +65,7 @@ def test_a_frozen_server_is_closed_too(scratch: Path) -> None:
 
 def test_two_servers_do_not_meet(scratch: Path) -> None:
     with EmbeddedEtcd() as one, EmbeddedEtcd() as two, one.connect() as first, two.connect() as second:
-        first.put("k", b"", timeout_s=PATIENCE_S)
+        write_key(first, "k", b"", timeout_s=PATIENCE_S)
         assert second.get("k", timeout_s=PATIENCE_S) is None
     assert list(scratch.iterdir()) == []
 

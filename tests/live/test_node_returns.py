@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos_tests.support import resources
 from chaos_tests.support.processes import descendants, kill_if_there
 from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet, lives
+from tests.soak.held import HeldResources, held
 
 DEATHS = int(os.environ.get("NODE_DEATHS", "12"))
 ROUNDS_A_JOB = 24
@@ -79,7 +79,7 @@ def test_no_node_stays_away_however_it_died_and_whenever_it_returns(tmp_path: Pa
     print(f"\nSEED={seed}", flush=True)
     dice = random.Random(seed)
     with Fleet(tmp_path, replicas=2, nodes=NODES) as fleet:
-        before: dict[tuple[str, int], resources.HeldResources] = {}
+        before: dict[tuple[str, int], HeldResources] = {}
         for first in range(0, DEATHS, ROUNDS_A_JOB):
             fleet.pace(0.3)
             job = fleet.train("returns")
@@ -92,11 +92,11 @@ def test_no_node_stays_away_however_it_died_and_whenever_it_returns(tmp_path: Pa
                     fleet.await_slots(job, "a.0", "b.0", "c.0")
                 print(f"{number + 1}/{DEATHS}: {said}", flush=True)
                 for name, process in fleet.replicas.items():
-                    before.setdefault((name, process.pid), resources.held(process.pid))
+                    before.setdefault((name, process.pid), held(process.pid))
             fleet.await_slots(job, "a.0", "b.0", "c.0")
             fleet.finish(job, quiet.digest, quiet.steps)
         for name, process in fleet.replicas.items():
-            now = resources.held(process.pid)
+            now = held(process.pid)
             assert now.since(before[name, process.pid]).fds <= FDS_SPARE, f"{name} has kept something of what is gone"
         assert fleet.events("standby_begins"), "agents were started before the leader asked for them"
         assert not fleet.events("node_refused"), "each return is that of a daemon whose predecessor is gone"

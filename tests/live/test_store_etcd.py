@@ -28,6 +28,7 @@ from elastic.store.embedded import EmbeddedEtcd, find_binary
 from elastic.store.etcd import EtcdStore, Tls
 from elastic.wire import codec
 from tests.conformance.store_suite import CALL_S, At, Inbox, StoreSuite, Surroundings
+from tests.memory_store import write_key
 
 PATIENCE_S = 100.0
 ATTEMPT_S = 2.0
@@ -116,7 +117,7 @@ def test_a_closed_store_is_unavailable_and_leaves_no_thread(etcd: EmbeddedEtcd, 
     threads = set(threading.enumerate())
     store = etcd.connect()
     inbox = Inbox()
-    store.watch(at(""), store.put(at("k"), b"", timeout_s=CALL_S) + 1, inbox, timeout_s=CALL_S)
+    store.watch(at(""), write_key(store, at("k"), b"", timeout_s=CALL_S) + 1, inbox, timeout_s=CALL_S)
     assert "etcd-watch" in {thread.name for thread in set(threading.enumerate()) - threads}
     store.close()
     assert "etcd-watch" not in {thread.name for thread in set(threading.enumerate()) - threads}
@@ -137,7 +138,7 @@ def test_a_watch_goes_on_through_many_idle_probes(
     watch = store.watch(at(""), next_revision, inbox, timeout_s=CALL_S)
     start_s = time.monotonic()
     surroundings.pass_time(until=lambda: time.monotonic() - start_s > 5)
-    store.put(at("k"), b"", timeout_s=CALL_S)
+    write_key(store, at("k"), b"", timeout_s=CALL_S)
     (event,) = inbox.take()
     watch.cancel()
     assert isinstance(event, KeyPut)
@@ -154,8 +155,8 @@ def test_a_watch_whose_receiver_hangs_is_cancelled_all_the_same(
         hangs.set()
         go_on.wait(PATIENCE_S)
 
-    watch = store.watch(at(""), store.put(at("a"), b"1", timeout_s=CALL_S), hang, timeout_s=CALL_S)
-    store.put(at("b"), b"2", timeout_s=CALL_S)
+    watch = store.watch(at(""), write_key(store, at("a"), b"1", timeout_s=CALL_S), hang, timeout_s=CALL_S)
+    write_key(store, at("b"), b"2", timeout_s=CALL_S)
     assert hangs.wait(PATIENCE_S)
     cancelling = threading.Thread(target=watch.cancel, daemon=True)
     cancelling.start()
@@ -200,20 +201,20 @@ def test_killing_the_only_member_loses_nothing_once_it_is_back(make_cluster: Cal
     cluster = make_cluster(1)
     with cluster.connect() as store:
         inbox = Inbox()
-        store.put("a", b"1", timeout_s=CALL_S)
+        write_key(store, "a", b"1", timeout_s=CALL_S)
         store.watch("", store.prefix("", timeout_s=CALL_S).revision + 1, inbox, timeout_s=CALL_S)
         cluster.kill(0)
         (last,) = inbox.take()
         assert isinstance(last, WatchLost)
         busy_s = time.process_time()
         with pytest.raises(StoreUnavailable):
-            store.put("a", b"2", timeout_s=1.0)
+            write_key(store, "a", b"2", timeout_s=1.0)
         assert time.process_time() - busy_s < 0.5
         cluster.start(0)
         retried(lambda: store.get("a", timeout_s=PATIENCE_S))
         listing = store.prefix("", timeout_s=PATIENCE_S)
         store.watch("", listing.revision + 1, inbox, timeout_s=PATIENCE_S)
-        store.put("a", b"3", timeout_s=CALL_S)
+        write_key(store, "a", b"3", timeout_s=CALL_S)
         (event,) = inbox.take()
         assert isinstance(event, KeyPut) and event.item.value == b"3"
 
@@ -243,13 +244,13 @@ def test_one_member_of_three_may_fail(make_cluster: Callable[[int], EtcdMembers]
     with cluster.connect() as store:
         for number in range(3):
             value = str(number).encode()
-            retried(partial(store.put, "k", b"before", timeout_s=ATTEMPT_S))
+            retried(partial(write_key, store, "k", b"before", timeout_s=ATTEMPT_S))
             if fault == "kill":
                 cluster.kill(number)
                 mend: signals.End = partial(cluster.start, number)
             else:
                 mend = signals.freeze([cluster.pid(number)])
-            retried(partial(store.put, "k", value, timeout_s=ATTEMPT_S))
+            retried(partial(write_key, store, "k", value, timeout_s=ATTEMPT_S))
             retried(partial(expect, store, value))
             mend()
 
@@ -266,10 +267,10 @@ def test_a_member_without_quorum_ends_its_watches_instead_of_keeping_them_silent
         cluster.kill(2)
         assert isinstance(lost.get(timeout=PATIENCE_S), WatchLost)
         with pytest.raises(StoreUnavailable) as caught:
-            store.put("k", b"", timeout_s=1.0)
+            write_key(store, "k", b"", timeout_s=1.0)
         assert caught.value.ambiguous
         cluster.start(1)
-        retried(lambda: store.put("k", b"", timeout_s=PATIENCE_S))
+        retried(lambda: write_key(store, "k", b"", timeout_s=PATIENCE_S))
 
 
 def test_both_sides_prove_who_they_are_over_tls(tmp_path: Path) -> None:
@@ -291,12 +292,12 @@ def test_both_sides_prove_who_they_are_over_tls(tmp_path: Path) -> None:
         changing = tmp_path / "changing.pem"
         shutil.copy(client, changing)
         with EtcdStore(cluster.endpoints, tls=replace(tls, cert=str(changing), key=str(changing))) as store:
-            retried(lambda: store.put("k", b"1", timeout_s=PATIENCE_S))
+            retried(lambda: write_key(store, "k", b"1", timeout_s=PATIENCE_S))
             shutil.copy(foreign, changing)
             with pytest.raises(StoreUnavailable):
                 store.get("k", timeout_s=0.5)
             shutil.copy(client, changing)
-            retried(lambda: store.put("k", b"2", timeout_s=PATIENCE_S))
+            retried(lambda: write_key(store, "k", b"2", timeout_s=PATIENCE_S))
         without_certificate = replace(tls, cert=None, key=None)
         of_the_fleet = replace(tls, cert=str(ours / "agent.pem"), key=str(ours / "agent.pem"))
         other_name = replace(tls, server_name="other.test")

@@ -34,8 +34,8 @@ LAYERS = (
     ),
     "elastic",
     *("chaos_tests.scenario", "chaos_tests.checkers", "chaos_tests.report", "chaos_tests.support"),
-    *("chaos_tests.failpoints", "chaos_tests.cluster", "chaos_tests.nemesis", "chaos_tests.run", "chaos_tests.scripts"),
-    *("chaos_tests.demo", "chaos_tests.soak", "chaos_tests.busy", "chaos_tests.cli"),
+    *("chaos_tests.failpoints", "chaos_tests.cluster", "chaos_tests.nemesis", "chaos_tests.run"),
+    "chaos_tests.cli",
 )
 """Bottom to top: a room imports only rooms before it, also lazily and for types. `elastic` itself is the public name of
 what is in runtime. elastic/cli/__init__.py names chaos_tests.cli in a string: the one verb that lies above it."""
@@ -95,7 +95,6 @@ SMALL = {
     "chaos_tests.failpoints.site.sitecustomize": "Python runs the file of that name at the start of a process",
     "chaos_tests.nemesis.etcd_members": "a module for each thing that faults are done to",
     "chaos_tests.run.publish": "`elastic chaos report` needs it, and nothing that makes a run",
-    "chaos_tests.scripts.tiny": "a script that is run",
     "elastic.agent.process.mpi_placeholder": "a program that mpirun starts, from the standard library alone",
     "elastic.agent.worker.stack_dump": "both ends of one signal: the agent asks, and the worker shows",
     "elastic.checkpoints.partition": "one pure rule, which members apply alike",
@@ -111,7 +110,6 @@ SMALL = {
 
 FEW = {
     "chaos_tests.failpoints.site": "a directory on the path of processes, with the one file that Python looks for",
-    "chaos_tests.scripts": "scripts that are run, not imported",
     "runtime.job.sinks": "two sinks are shipped; users write others",
 }
 """Packages of fewer than 3 modules -> why."""

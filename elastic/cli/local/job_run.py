@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,6 +63,9 @@ NOTICES_S = 1.0
 
 LOG_TAIL_LINES = 15
 CHUNK = 65_536
+
+PYTHON = (sys.executable, "-P", "-m")
+"""-P: a file of the working directory must not replace a module of the control plane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +222,7 @@ class _Children:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._watcher.close()
         self._end_agent()
-        if self._rendezvous.poll() is None:
-            self._rendezvous.kill()
-            self._rendezvous.wait()
+        _end(self._rendezvous, 0.0)
         self._output.close()
         for key in list(self._selector.get_map().values()):
             self._unwatch(key.fd)
@@ -268,48 +269,37 @@ class _Children:
 
     # Starting and watching
 
-    def _spawn(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
-        setpriv = shutil.which("setpriv")
-        if setpriv is None:
-            raise ConfigError("setpriv not found: install util-linux")
-        # -P: a file of the working directory must not replace a module of the control plane.
-        command = [setpriv, "--pdeathsig", "KILL", sys.executable, "-P", "-m", module, *arguments]
+    def _spawn(self, log_of: str, command: Sequence[str], pipes: int) -> subprocess.Popen[bytes]:
+        """pipes: what its input and its output are."""
         file_modes.make_directory(self._dir / "logs")  # somebody may have removed the directory
-        with open(self._log_of(module), "ab", opener=file_modes.opener) as log, stop_signals.blocked():
+        with open(self._log_of(log_of), "ab", opener=file_modes.opener) as log, stop_signals.blocked():
             return subprocess.Popen(
                 command,
                 env=stop_signals.environment(own_environment()),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdin=pipes,
+                stdout=pipes,
                 stderr=log,
                 process_group=0,  # Ctrl-C reaches this process alone, which stops the others in order
             )
 
     def _spawn_keeper(self, *arguments: str) -> subprocess.Popen[bytes]:
         """The agent, in the care of a process that lives until everything below it is gone, and ends as it did."""
-        file_modes.make_directory(self._dir / "logs")
-        with open(self._log_of("elastic.agent"), "ab", opener=file_modes.opener) as log, stop_signals.blocked():
-            return subprocess.Popen(
-                [sys.executable, "-P", "-m", "elastic.agent.process.subreaper", *arguments],
-                env=stop_signals.environment(own_environment()),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                process_group=0,
-            )
+        command = [*PYTHON, "elastic.agent.process.subreaper", *arguments]
+        return self._spawn("elastic.agent", command, subprocess.PIPE)
 
     def _end_agent(self) -> None:
         """Kill it with everything it started."""
         assert self._agent.stdin is not None
         self._agent.stdin.close()
-        try:
-            self._agent.wait(KEEPER_END_S)
-        except subprocess.TimeoutExpired:
-            self._agent.kill()
-            self._agent.wait()
+        _end(self._agent, KEEPER_END_S)
 
     def _start_rendezvous(self) -> None:
-        self._rendezvous = self._spawn("elastic.rendezvous", "--job-dir", str(self._dir), "--etcd", self._etcd.endpoint)
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            raise ConfigError("setpriv not found: install util-linux")
+        module, where = "elastic.rendezvous", ("--job-dir", str(self._dir), "--etcd", self._etcd.endpoint)
+        command = [setpriv, "--pdeathsig", "KILL", *PYTHON, module, *where]
+        self._rendezvous = self._spawn(module, command, subprocess.DEVNULL)
         self._rendezvous_since_s = time.monotonic()
         self._watch_exit(self._rendezvous, self._rendezvous_ended)
 
@@ -402,21 +392,13 @@ class _Children:
                 break
         self._end_agent()
         self._forward()
-        try:
-            self._rendezvous.wait(RENDEZVOUS_STOP_S)
-        except subprocess.TimeoutExpired:
-            self._rendezvous.kill()
-            self._rendezvous.wait()  # it writes no result any more
+        _end(self._rendezvous, RENDEZVOUS_STOP_S)  # it writes no result any more
         return how_stopped(self._signals.received[0], before, self._result(), self._agent.returncode)
 
     def _end_rendezvous(self) -> None:
-        ended = (self._dir / "result.json").exists()
-        try:
-            if not ended:
-                _ask(self._rendezvous, signal.SIGTERM)
-            self._rendezvous.wait(RENDEZVOUS_END_S)
-        except subprocess.TimeoutExpired:
-            self._rendezvous.kill()
+        if not (self._dir / "result.json").exists():
+            _ask(self._rendezvous, signal.SIGTERM)
+        _end(self._rendezvous, RENDEZVOUS_END_S)
 
     def _outcome(self) -> RunOutcome:
         outcome = self._how_it_ended()
@@ -489,6 +471,15 @@ def how_stopped(
 
 def _ask(child: subprocess.Popen[bytes], asked: signal.Signals) -> None:
     child.send_signal(stop_signals.order_to(child.pid, asked))
+
+
+def _end(child: subprocess.Popen[bytes], within_s: float) -> None:
+    """Wait for its end, and then kill it."""
+    try:
+        child.wait(within_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 def _how(status: int | None) -> str:

@@ -30,8 +30,9 @@ from elastic.protocol.messages import Generation, Kind, Plan
 from elastic.records import journal
 from elastic.records.journal import Journal, journal_path
 from elastic.store import chunks
-from elastic.store.base import Item, MemoryStore
+from elastic.store.base import Item
 from elastic.store.election import Candidate
+from tests.memory_store import MemoryStore, delete_key
 from tests.unit.elastic.checkpoints.test_checkpoint_rules import NO_STATE
 
 
@@ -91,7 +92,7 @@ def test_a_record_of_which_a_piece_is_missing_is_a_gap(store: ShortOfBreath, tmp
     with Recorder(tmp_path, "job", Embedded("mark")) as seen:
         seen.look(0)
         commit(store, 1)
-        store.delete(store.prefix("/elastic/job/pieces/", timeout_s=1).items[0].key, timeout_s=1)
+        delete_key(store, store.prefix("/elastic/job/pieces/", timeout_s=1).items[0].key, timeout_s=1)
     assert [line["event"] for line in noted(tmp_path, "etcd_put", "etcd_gap")] == ["etcd_gap"]
 
 

@@ -20,7 +20,7 @@ from chaos_tests.failpoints.orders import FailpointOrders
 from chaos_tests.scenario import failpoints
 from chaos_tests.scenario.catalogue import CATALOGUE
 from chaos_tests.scenario.failpoints import Act, FailpointOrder
-from chaos_tests.scenario.faults import AtFailpoint, When
+from chaos_tests.scenario.faults import When
 from chaos_tests.scenario.schedule import PRESETS, plan
 
 ME = "local.1.0"
@@ -186,16 +186,16 @@ print(json.dumps([os.environ.get("HIDDEN"), [one.__module__ for one in patched]]
     assert modules == ["chaos_tests.failpoints.injected"] * 11
 
 
-@pytest.mark.parametrize("kind", [kind for kind, it in CATALOGUE.items() if isinstance(it.fault, AtFailpoint)])
+@pytest.mark.parametrize("kind", [kind for kind, fault in CATALOGUE.items() if "act" in fault.given])
 def test_an_ambush_is_at_points_that_there_are(kind: str) -> None:
-    fault = CATALOGUE[kind].fault
+    places = CATALOGUE[kind].places
     known = {value for name, value in vars(failpoints).items() if name.isupper() and isinstance(value, str)}
-    assert isinstance(fault, AtFailpoint) and fault.places and set(fault.places) <= known
+    assert places and set(places) <= known
 
 
 def test_the_first_and_the_last_step_come_once() -> None:
     for seed in range(5):
         planned = plan(PRESETS["places"], seed, 600.0)
         for when in When:
-            times = [one for one in planned if getattr(CATALOGUE[one.kind].fault, "step", None) is when]
+            times = [one for one in planned if one.fault.step is when]
             assert len(times) == 1

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,8 +26,8 @@ from chaos_tests.nemesis.membership_view import MembershipView
 from chaos_tests.nemesis.nemesis import Nemesis
 from chaos_tests.nemesis.scene import NotNow, RunningFault, Scene, Teller, Victims
 from chaos_tests.nemesis.signals import Impossible
-from chaos_tests.scenario.catalogue import CATALOGUE, FaultKind
-from chaos_tests.scenario.faults import Damage, LoseAll, NoticeNode, OnCluster, OnMachine, Strike
+from chaos_tests.scenario.catalogue import CATALOGUE
+from chaos_tests.scenario.faults import Damage, Ground
 from chaos_tests.scenario.schedule import Planned
 from chaos_tests.support import processes, resources
 from elastic.checkpoints.manifest import FileEntry, Manifest, Moment
@@ -115,7 +115,7 @@ def skipped(stage: Stage, kind: str) -> str:
     return str(noted["because"])
 
 
-@pytest.mark.parametrize("kind", [name for name, it in CATALOGUE.items() if isinstance(it.fault, OnCluster)])
+@pytest.mark.parametrize("kind", [name for name, fault in CATALOGUE.items() if fault.on_nodes])
 def test_what_needs_nodes_is_skipped_on_one_machine(on_machine: Stage, kind: str) -> None:
     assert "several nodes" in skipped(on_machine, kind)
 
@@ -147,10 +147,10 @@ def test_an_intruder_that_is_admitted_is_a_fault_that_was_never_seen(
     assert (asked[0][0], asked[0][1] in job.nodes, len(asked[0][2])) == ("train-1", True, 64)
     answers = ("UNAVAILABLE", "FAILED_PRECONDITION")
     with pytest.raises(NotNow, match="nobody who leads answers"):
-        nodes.intrude(on_nodes.scene, Planned(1, 0.0, "intrude"), ("a.0.0", "b.0.0"))
+        nodes.intrude(on_nodes.scene, Planned(1, 0.0, "intrude"))
 
 
-@pytest.mark.parametrize("kind", [name for name, it in CATALOGUE.items() if isinstance(it.fault, OnMachine)])
+@pytest.mark.parametrize("kind", [name for name, fault in CATALOGUE.items() if fault.ground is Ground.MACHINE])
 def test_what_needs_one_machine_is_skipped_on_nodes(on_nodes: Stage, kind: str) -> None:
     assert "of one machine" in skipped(on_nodes, kind)
 
@@ -187,7 +187,7 @@ def test_a_notice_ends_when_the_workers_have_left(on_nodes: Stage, job: NodesJob
     cluster.end = lambda name: cloud.log.append("SIGKILL")
     cluster.node = lambda name: cloud.log.append("another one")
     scene = on_nodes.scene
-    nodes.notice_node(scene, Planned(1, 0.0, "notice-node"), scene.victims.healthy(), NoticeNode(0.0, true))
+    nodes.notice_node(scene, Planned(1, 0.0, "notice-node", for_s=0.0), true=true)
     (told,) = on_nodes.noted()
     assert told["event"] == "fault_injected" and not told["lethal"], "a worker that leaves is no loss"
     breaker = Nemesis([], scene)
@@ -302,10 +302,9 @@ def test_a_checkpoint_is_damaged_only_if_the_job_can_go_on_from_the_one_before(
 
 
 def test_all_are_lost_only_if_something_newer_is_kept(on_nodes: Stage) -> None:
-    healthy = on_nodes.scene.victims.healthy()
-    assert healthy == ["a.0.0", "b.0.0"]
+    assert on_nodes.scene.victims.healthy() == ["a.0.0", "b.0.0"]
     with pytest.raises(NotNow, match="nothing is kept"):
-        nodes.lose_all(on_nodes.scene, Planned(1, 0.0, "kill-all"), LoseAll(), healthy)
+        nodes.lose_all(on_nodes.scene, Planned(1, 0.0, "kill-all"))
     on_nodes.scene.world.feed(
         [line("snapshot_complete", "a.0.0", series="_periodic", entry="step-000000000005.0.g1-c105d2d3")]
     )
@@ -319,8 +318,9 @@ def test_all_are_lost_only_if_something_newer_is_kept(on_nodes: Stage) -> None:
         [line("snapshot_complete", "a.0.0", series="_periodic", entry="step-000000000006.0.g2-c105d2d3")]
     )
     assert on_nodes.scene.world.kept_step == 6
+    on_nodes.scene.victims.condemned.add("b.0.0")
     with pytest.raises(NotNow, match="healthy"):
-        nodes.lose_all(on_nodes.scene, Planned(1, 0.0, "kill-all"), LoseAll(), healthy[:1])
+        nodes.lose_all(on_nodes.scene, Planned(1, 0.0, "kill-all"))
 
 
 def test_all_are_lost_only_if_no_node_is_away(on_nodes: Stage) -> None:
@@ -329,7 +329,7 @@ def test_all_are_lost_only_if_no_node_is_away(on_nodes: Stage) -> None:
     world.feed([line("op_complete", "a.0.0", 2)])
     assert (on_nodes.scene.victims.healthy(), world.steady) == (["a.0.0"], True)
     with pytest.raises(NotNow, match="nodes"):
-        nodes.lose_all(on_nodes.scene, Planned(1, 0.0, "kill-all"), LoseAll(), ["a.0.0"])
+        nodes.lose_all(on_nodes.scene, Planned(1, 0.0, "kill-all"))
 
 
 # ---------------------------------------------------------------------------------------------------------- memory
@@ -352,7 +352,8 @@ def test_who_does_not_end_when_it_is_asked_to_is_killed_after_its_grace(
     on_machine: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the fault has ended only when the agent has seen it."""
-    monkeypatch.setitem(cast(Any, CATALOGUE), "terminate", FaultKind(Strike(signal.SIGTERM, grace_s=0.2), ""))
+    hasty = replace(CATALOGUE["terminate"], given={"number": signal.SIGTERM, "grace_s": 0.2})
+    monkeypatch.setitem(cast(Any, CATALOGUE), "terminate", hasty)
     deaf = "import signal\nsignal.signal(15, lambda *_: print())\nprint()\nwhile True: time.sleep(600)"
     with process(deaf) as one, process(deaf) as other:
         world = on_machine.scene.world
@@ -381,7 +382,7 @@ def test_what_cannot_be_ended_now_is_ended_later(on_machine: Stage) -> None:
             raise NotNow("nobody leads")
 
     scene = on_machine.scene
-    scene.lasts(Planned(1, 0.0, "kill-leader"), 0.0, end, "")
+    scene.lasts(Planned(1, 0.0, "kill-leader", for_s=0.0), end, "")
     breaker = Nemesis([], scene)
     for _ in range(5):
         breaker.poll([], 1)

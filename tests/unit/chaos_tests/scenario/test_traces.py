@@ -8,8 +8,6 @@ from itertools import groupby, pairwise
 import pytest
 
 from chaos_tests.run import request
-from chaos_tests.scenario.catalogue import CATALOGUE
-from chaos_tests.scenario.faults import Reclaim
 from chaos_tests.scenario.schedule import Planned, plan_of_trace
 from chaos_tests.scenario.traces import Absence, Change, absences, as_csv, generate, read_trace
 from elastic.cli import main
@@ -85,7 +83,7 @@ def test_a_plan_follows_the_trace_and_ends_with_the_duration() -> None:
     planned = plan_of_trace(trace, 3, 10.0)
     assert planned == (Planned(1, 1.0, "reclaim", "", 1, 3.0), Planned(2, 1.0, "reclaim", "", 2, 6.0))
     assert plan_of_trace(trace, 3, 10.0, duration_s=0.5) == ()
-    assert isinstance(CATALOGUE["reclaim"].fault, Reclaim)
+    assert planned[0].fault.by == "capacity.reclaim" and planned[0].lasts_s == 3.0
 
 
 def test_what_is_generated_has_the_published_shape() -> None:

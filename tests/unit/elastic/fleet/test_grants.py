@@ -34,11 +34,11 @@ from elastic.rendezvous.leader import JobLeader, StoreThread
 from elastic.rendezvous.reach import Reach
 from elastic.rendezvous.service import SERVER_OPTIONS, JobEntry, NotKnown, RendezvousService
 from elastic.security.rejection_log import RejectionLog
-from elastic.store.base import MemoryStore
 from elastic.store.election import Candidate, Won
 from elastic.store.lease import LeaseKeeper
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import RendezvousStub, add_RendezvousServicer_to_server
+from tests.memory_store import MemoryStore
 from tests.unit.elastic.agent.test_leader_session import Attendant
 from tests.unit.elastic.fleet.test_leader import Leading, duties
 from tests.unit.elastic.fleet.test_leader import play as led

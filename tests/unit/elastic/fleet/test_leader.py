@@ -27,11 +27,12 @@ from elastic.rendezvous.leader import StoreThread
 from elastic.rendezvous.service import RendezvousService
 from elastic.security.expiry import SeenCertificates
 from elastic.security.roles import Caller
-from elastic.store.base import MemoryStore, Store
+from elastic.store.base import Store
 from elastic.store.election import Candidate, Won
 from elastic.store.lease import LeaseKeeper
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
+from tests.memory_store import MemoryStore
 
 PATIENCE_S = 30.0
 

@@ -11,9 +11,10 @@ from elastic.errors import ConfigError, StoreRefused, StoreUnavailable
 from elastic.fleet import registry
 from elastic.fleet.documents import FleetJob, Grant, NodeShare, Placement, Result, Size, Wish
 from elastic.fleet.registry import Registry
-from elastic.store.base import Compare, Delete, Listing, MemoryStore, Put, TxnResult
+from elastic.store.base import Compare, Delete, Listing, Put, TxnResult
 from elastic.store.election import Candidate, LeadershipLost, Won
 from elastic.wire import codec
+from tests.memory_store import MemoryStore, write_key
 
 SPEC = JobSpec(
     name="train",
@@ -93,7 +94,7 @@ def test_of_ended_jobs_those_are_kept_that_have_ended_last(store: MemoryStore, m
     names = [to.submit(SPEC) for _ in range(5)]
     for name in names:
         for part in ("top", "result", *(f"generations/{number}" for number in range(5))):
-            store.put(f"/elastic/{name}/{part}", b"1", timeout_s=1)
+            write_key(store, f"/elastic/{name}/{part}", b"1", timeout_s=1)
     for name in (*names[1:4], names[0]):
         to.scale(name, 1)
         to.end(name, Result(0, "done"))
@@ -121,7 +122,7 @@ def test_a_job_is_forgotten_whose_records_are_more_than_one_answer_of_the_store(
     _, to = elected(store)
     name = to.submit(SPEC)
     for number in range(500):
-        store.put(f"/elastic/{name}/generations/{number}", bytes(10_000), timeout_s=1)
+        write_key(store, f"/elastic/{name}/generations/{number}", bytes(10_000), timeout_s=1)
     to.end(name, Result(0, "done"))
     to.forget(registry.read(store)[0])
     assert store.prefix(f"/elastic/{name}/", timeout_s=1).items == () == registry.read(store)[0].jobs
@@ -132,7 +133,7 @@ def test_a_leader_of_the_past_forgets_nothing(store: MemoryStore, monkeypatch: p
     first, to = elected(store)
     name = to.submit(SPEC)
     to.end(name, Result(0, "done"))
-    store.put(f"/elastic/{name}/result", b"1", timeout_s=1)
+    write_key(store, f"/elastic/{name}/result", b"1", timeout_s=1)
     first.resign()
     elected(store, "r2")
     with pytest.raises(LeadershipLost):
@@ -146,12 +147,12 @@ def test_a_count_that_is_no_number_costs_submissions_only_and_says_what_to_do(
 ) -> None:
     _, to = elected(store)
     name = to.submit(SPEC)
-    store.put(registry.COUNT, garbage, timeout_s=1)
+    write_key(store, registry.COUNT, garbage, timeout_s=1)
     book, _ = registry.read(store)
     assert [job.name for job in book.jobs] == [name] and book.unread.keys() == {"count"}
     with pytest.raises(ConfigError, match=r"/elastic/.fleet/count .* put a number there"):
         to.submit(SPEC)
-    store.put(registry.COUNT, b"1", timeout_s=1)
+    write_key(store, registry.COUNT, b"1", timeout_s=1)
     assert to.submit(SPEC) == "train-2"
 
 
@@ -176,7 +177,7 @@ def test_a_document_that_cannot_be_read_costs_its_own_job_only(store: MemoryStor
     bad = {f"jobs/{names[0]}": b"{", f"results/{names[1]}": b"[]", f"placements/{names[2]}": b'{"shares": 7}'}
     wishes = {f"stops/{names[3]}": b'{"why": ""}', "cordons/b": b"null"}
     for key, document in (bad | wishes).items():
-        store.put(f"{registry.ROOT}{key}", document, timeout_s=1)
+        write_key(store, f"{registry.ROOT}{key}", document, timeout_s=1)
     book, _ = registry.read(store)
     assert [job.name for job in book.jobs] == names[3:]
     assert book.unread.keys() == (bad | wishes).keys()

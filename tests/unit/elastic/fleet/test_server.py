@@ -28,8 +28,9 @@ from elastic.rendezvous.leader import StoreThread
 from elastic.rendezvous.service import JobEntry
 from elastic.security.expiry import SeenCertificates
 from elastic.security.secure_server import ServerCertificates
-from elastic.store.base import Lease, MemoryStore
+from elastic.store.base import Lease
 from elastic.store.election import Candidate
+from tests.memory_store import MemoryStore
 
 PATIENCE_S = 30.0
 

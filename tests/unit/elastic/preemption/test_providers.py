@@ -115,7 +115,7 @@ def test_an_ec2_recommendation_is_advice_and_an_action_comes_before_it(ec2: Ec2)
 def test_an_expired_ec2_token_is_replaced_without_a_word(ec2: Ec2) -> None:
     source = of_ec2(ec2)
     source.look()
-    ec2.expire()
+    ec2.token += 1
     assert source.look() is None
     assert [request.method for request in ec2.asked].count("PUT") == 2
 

@@ -33,11 +33,12 @@ from elastic.records.journal import Journal
 from elastic.rendezvous import leader as reign_module
 from elastic.rendezvous.leader import JobLeader, SteppedDown, StoreThread
 from elastic.rendezvous.service import JobEntry, RendezvousService
-from elastic.store.base import Compare, Delete, Item, Lease, MemoryStore, Put, TxnResult
+from elastic.store.base import Compare, Delete, Item, Lease, Put, TxnResult
 from elastic.store.election import LEASE_S, SAFETY, Candidate, Won
 from elastic.store.lease import LeaseKeeper
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
+from tests.memory_store import MemoryStore
 
 SPEC = JobSpec(name="job", command=("train",), workers=1)
 HOPELESS = SlotGivenUp("a", 0, "the worker cannot be started", exit_code=2)

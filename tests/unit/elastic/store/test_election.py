@@ -11,9 +11,10 @@ from elastic.checkpoints.pointer import Pointer
 from elastic.errors import CheckpointCorrupt, CompareFailed, StoreUnavailable
 from elastic.protocol.messages import Generation, Kind, Plan
 from elastic.store import chunks, election
-from elastic.store.base import Compare, Delete, Item, Listing, MemoryStore, Put, TxnResult
+from elastic.store.base import Compare, Delete, Item, Listing, Put, TxnResult
 from elastic.store.election import LEASE_S, Candidate, LeadershipLost, Taken, Won
 from elastic.wire.codec import WireError
+from tests.memory_store import MemoryStore, delete_key, write_key
 
 
 class Clock:
@@ -143,7 +144,7 @@ def test_a_long_chain_is_read_in_few_reads_whatever_came_before_it(
     assert len(reads) <= 3 + planned // election.RECORDS_AT_ONCE + len(str(planned))
     monkeypatch.setattr(election, "RECORDS_AT_ONCE", 2)
     assert leader.chain() == tuple(records[4:])
-    store.delete(f"/elastic/job/generations/{records[-2].number}", timeout_s=1)
+    delete_key(store, f"/elastic/job/generations/{records[-2].number}", timeout_s=1)
     with pytest.raises(WireError, match=f"generation {records[-2].number} is missing"):
         leader.chain()
 
@@ -226,7 +227,7 @@ def test_a_record_with_a_lost_piece_is_named(monkeypatch: pytest.MonkeyPatch) ->
     leader = candidate(store, "one:1")
     leader.stand()
     leader.commit(record(1, Kind.FORM))
-    store.delete(store.prefix("/elastic/job/pieces/", timeout_s=1).items[1].key, timeout_s=1)
+    delete_key(store, store.prefix("/elastic/job/pieces/", timeout_s=1).items[1].key, timeout_s=1)
     with pytest.raises(WireError, match="generation 1 is not whole"):
         leader.chain()
 
@@ -336,7 +337,7 @@ def test_a_leader_that_has_not_read_the_highest_generation_moves_no_pointer() ->
     store = MemoryStore()
     leader = candidate(store, "one:1")
     leader.stand()
-    store.put("/elastic/job/top", b"7", timeout_s=1.0)
+    write_key(store, "/elastic/job/top", b"7", timeout_s=1.0)
     with pytest.raises(CompareFailed):
         leader.point("_periodic", FIRST)
     assert leader.pointer("_periodic") is None
@@ -364,7 +365,7 @@ def test_a_damaged_pointer_is_named(content: bytes) -> None:
     store = MemoryStore()
     leader = candidate(store, "one:1")
     leader.stand()
-    store.put("/elastic/job/checkpoints/_periodic", content, timeout_s=1.0)
+    write_key(store, "/elastic/job/checkpoints/_periodic", content, timeout_s=1.0)
     with pytest.raises(CheckpointCorrupt):
         leader.pointer("_periodic")
 

@@ -17,9 +17,10 @@ from elastic.rendezvous.job_replica import JobReplica
 from elastic.rendezvous.leader import AgentSession
 from elastic.rendezvous.service import RendezvousService
 from elastic.store import lease as leases
-from elastic.store.base import Lease, Listing, MemoryStore
+from elastic.store.base import Lease, Listing
 from elastic.store.election import LEASE_S, SAFETY, Candidate, Won
 from elastic.store.lease import HUNG, LATE, LeaseKeeper
+from tests.memory_store import MemoryStore
 
 PATIENCE_S = 30.0
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from elastic.store.base import KeyDeleted, KeyPut, MemoryStore, WatchEvent, WatchLost
+from elastic.store.base import KeyDeleted, KeyPut, WatchEvent, WatchLost
 from tests.conformance.store_suite import At, StoreSuite, Surroundings
+from tests.memory_store import MemoryStore, write_key
 
 
 class _Virtual:
@@ -50,7 +51,7 @@ class TestMemoryStore(StoreSuite):
 
 def test_a_lease_ends_exactly_when_its_time_is_over(store: MemoryStore) -> None:
     lease = store.lease(5, timeout_s=1)
-    store.put("k", b"", lease=lease, timeout_s=1)
+    write_key(store, "k", b"", lease=lease, timeout_s=1)
     assert store.next_expiry_s() == 5
     store.advance(4.999)
     assert store.keep_alive(lease, timeout_s=1) == 5
@@ -65,7 +66,7 @@ def test_a_lease_ends_exactly_when_its_time_is_over(store: MemoryStore) -> None:
 def test_leases_end_in_the_order_of_their_time(store: MemoryStore) -> None:
     seen: list[WatchEvent] = []
     for ttl_s in (4, 3, 5):
-        store.put(f"k{ttl_s}", b"", lease=store.lease(ttl_s, timeout_s=1), timeout_s=1)
+        write_key(store, f"k{ttl_s}", b"", lease=store.lease(ttl_s, timeout_s=1), timeout_s=1)
     store.watch("", store.prefix("", timeout_s=1).revision + 1, seen.append, timeout_s=1)
     store.advance(60)
     assert [event.key for event in seen if isinstance(event, KeyDeleted)] == ["k3", "k4", "k5"]
@@ -83,7 +84,7 @@ def test_lost_watches_say_so_once_and_then_nothing(store: MemoryStore) -> None:
     store.watch("", 1, seen.append, timeout_s=1)
     store.lose_watches("the server went away")
     store.lose_watches("again")
-    store.put("k", b"", timeout_s=1)
+    write_key(store, "k", b"", timeout_s=1)
     assert seen == [WatchLost("the server went away")]
 
 
@@ -96,5 +97,5 @@ def test_a_watch_cancelled_by_what_it_hears_hears_nothing_more(store: MemoryStor
 
     watch = store.watch("", 1, once, timeout_s=1)
     for number in itertools.islice(itertools.count(), 3):
-        store.put(f"k{number}", b"", timeout_s=1)
+        write_key(store, f"k{number}", b"", timeout_s=1)
     assert [event.item.key for event in seen if isinstance(event, KeyPut)] == ["k0"]

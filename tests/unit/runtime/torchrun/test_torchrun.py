@@ -14,11 +14,12 @@ from torch.distributed import DistNetworkError
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 
 from elastic.errors import ConfigError, LeaseExpired, StoreRefused, StoreUnavailable
-from elastic.store.base import MemoryStore, TxnResult
+from elastic.store.base import TxnResult
 from runtime.torchrun import handler, run_keys
 from runtime.torchrun.run_keys import LEASE_S, RunKeys
 from runtime.torchrun.state_backend import StateBackend
 from tests.conformance.rendezvous_suite import RendezvousSuite, agent_store
+from tests.memory_store import MemoryStore
 
 
 class Shared(MemoryStore):

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from chaos_tests.nemesis.membership_view import MembershipView
-from chaos_tests.soak import SoakOutcome
 from chaos_tests.support import processes, resources
-from chaos_tests.support.resources import HeldResources
+from tests.soak.held import HeldResources, held, least
+from tests.soak.soak import SoakOutcome
 
 BEFORE = HeldResources(fds=16, threads=13, rss_mb=300.0)
 
@@ -74,13 +74,13 @@ def test_results_of_an_earlier_generation_count_for_nothing() -> None:
 
 
 def test_descriptors_are_counted() -> None:
-    before = resources.held(os.getpid())
+    before = held(os.getpid())
     with socket.socket():
-        assert resources.held(os.getpid()).since(before).fds == 1
+        assert held(os.getpid()).since(before).fds == 1
 
 
 def test_the_least_of_several_looks_leaves_short_lived_needs_out() -> None:
-    assert resources.least([HeldResources(9, 2, 5.0), HeldResources(8, 3, 4.0)]) == HeldResources(8, 2, 4.0)
+    assert least([HeldResources(9, 2, 5.0), HeldResources(8, 3, 4.0)]) == HeldResources(8, 2, 4.0)
 
 
 def test_a_door_is_seen_while_it_is_listened_on() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chaos_tests.demo import judge, restarted_survivors
+from tests.demo import judge, restarted_survivors
 
 
 def step(number: int, loss: float = 1.0) -> dict[str, Any]:

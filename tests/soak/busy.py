@@ -1,4 +1,4 @@
-"""`python -m chaos_tests.busy`: every processor has twice as much to do as it can, for ten minutes, while a job trains.
+"""`python -m tests.soak.busy`: every processor has twice as much to do as it can, for ten minutes, while a job trains.
 
 Its workers compile their model, evaluate for long, wait for `job.once` and write checkpoints meanwhile. Nobody may be
 taken for dead: all must be there at the end, in the processes in which they began. Exit code 1, and the reason, if not.
@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from chaos_tests.cluster.hosts import PREFIX
-from chaos_tests.cluster.job_handle import JobFailed
-from chaos_tests.cluster.local_job import LocalJob, elastic_run
+from chaos_tests.cluster.job_handle import Followed, JobFailed
+from chaos_tests.cluster.local_job import elastic_run
 from chaos_tests.support import processes
 from elastic.errors import ElasticError
+from tests.soak.driven_job import DrivenJob
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "laden.py"
 WORKERS = 3
@@ -123,11 +124,11 @@ def saturate(home: Path, seconds: float, busy_s: float) -> BusyOutcome:
     command = [str(SCRIPT), "--until", str(until), "--busy-s", str(busy_s)]
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(home / "torch-cache")}  # nothing is compiled already
 
-    def follow(job: LocalJob) -> None:
+    def follow(job: Followed) -> None:
         for line in job.new_events():
             seen.feed(line)
 
-    with LocalJob(home / "job", elastic_run(home / "job", options, command), follow, environment) as job:
+    with DrivenJob(home / "job", elastic_run(home / "job", options, command), follow, environment) as job:
         before, begun_s = _processors(), time.monotonic()
         with _hogs():
             job.until("the first step", job.steps, BEGIN_S)

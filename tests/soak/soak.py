@@ -1,4 +1,4 @@
-"""`python -m chaos_tests.soak`: kill a worker and let it be replaced, a hundred times; one worker is never killed.
+"""`python -m tests.soak.soak`: kill a worker and let it be replaced, a hundred times; one worker is never killed.
 
 That one, and the processes that serve the job, must end with the file descriptors, threads and memory they had after
 a few rounds, and when the job has ended nothing of it may be left on the machine. Exit code 1, and the reason, if not.
@@ -18,12 +18,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from chaos_tests.cluster.job_handle import JobFailed
-from chaos_tests.cluster.local_job import LocalJob, elastic_run
+from chaos_tests.cluster.job_handle import Followed, JobFailed
+from chaos_tests.cluster.local_job import elastic_run
 from chaos_tests.nemesis.membership_view import MembershipView
 from chaos_tests.support import processes, resources
-from chaos_tests.support.resources import Before, HeldResources, left
+from chaos_tests.support.resources import Before, left
 from elastic.errors import ElasticError
+from tests.soak.driven_job import DrivenJob
+from tests.soak.held import HeldResources, held, least
 
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "tiny.py"
 JOB = "soak"
@@ -122,7 +124,7 @@ def soak(home: Path, rounds: int, seed: int) -> SoakOutcome:
 
 
 class Soak:
-    """One job and its rounds. A context manager, like LocalJob."""
+    """One job and its rounds. A context manager, like DrivenJob."""
 
     def __init__(self, home: Path, rounds: int, seed: int, temporary: Path) -> None:
         self._rounds = rounds
@@ -135,7 +137,7 @@ class Soak:
         command = [str(SCRIPT), "--until", str(self._until)]
         # torch keeps a cache among the temporary files for the next process, on purpose.
         environment = {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(home / "torch-cache")}
-        self._job = LocalJob(home / "job", elastic_run(home / "job", options, command), self._follow, environment)
+        self._job = DrivenJob(home / "job", elastic_run(home / "job", options, command), self._follow, environment)
         self.mark = self._job.mark
 
     def __enter__(self) -> Soak:
@@ -203,15 +205,15 @@ class Soak:
         for _ in range(MEASURED_STEPS):
             self._await_step(len(self._job.steps()))
             try:
-                seen.append({name: resources.held(pid) for name, pid in lasting.items()})
+                seen.append({name: held(pid) for name, pid in lasting.items()})
             except OSError as error:
                 raise JobFailed(f"one of {lasting} has ended although nobody killed it: {error}") from error
-        return {name: resources.least(look[name] for look in seen) for name in lasting}
+        return {name: least(look[name] for look in seen) for name in lasting}
 
     def _await_step(self, number: int) -> None:
         self._job.until(f"step {number} was applied", lambda: len(self._job.steps()) > number, ROUND_S)
 
-    def _follow(self, job: LocalJob) -> None:
+    def _follow(self, job: Followed) -> None:
         self._world.feed(job.new_events())
 
 

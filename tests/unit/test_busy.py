@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chaos_tests.busy import DUTIES, WORKERS, BusyOutcome, SeenWorkers
+from tests.soak.busy import DUTIES, WORKERS, BusyOutcome, SeenWorkers
 
 WELL = BusyOutcome(60.0, 0.001, 90, 4, WORKERS, Counter(DUTIES), ())
 

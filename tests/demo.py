@@ -1,4 +1,4 @@
-"""`python -m chaos_tests.demo`: train through two kills and compare with the quiet run, bit for bit.
+"""`python -m tests.demo`: train through two kills and compare with the quiet run, bit for bit.
 
 A GPT is trained twice by three workers. Nothing happens to the first run. In the second a worker is killed with
 SIGKILL inside a step, and when its replacement has joined, rank 0 is killed too. Everything that is claimed at the end
@@ -16,12 +16,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from chaos_tests.cluster.local_job import LocalJob, elastic_run
+from chaos_tests.cluster.local_job import elastic_run
 from chaos_tests.run.narrator import Narrator
 from elastic.errors import ElasticError
 from elastic.records.journal import PHASES, read_all, recoveries
 from elastic.records.ledger import compare
 from elastic.records.ledger import read as read_ledger
+from tests.soak.driven_job import DrivenJob
 
 SCRIPT = Path(__file__).resolve().parent.parent / "docs" / "examples" / "train_gpt.py"
 WORKERS = 3
@@ -110,13 +111,13 @@ def _faulty_run(job_dir: Path, steps: int) -> tuple[dict[str, Any], list[str]]:
         return job.wait(DEADLINE_S), [first, second]
 
 
-def _start(job_dir: Path, steps: int, narrator: Narrator) -> LocalJob:
+def _start(job_dir: Path, steps: int, narrator: Narrator) -> DrivenJob:
     command = [str(SCRIPT), "--steps", str(steps)]
     program = elastic_run(job_dir, ["--workers", str(WORKERS)], command)
-    return LocalJob(job_dir, program, lambda job: narrator.hear(job.new_events(), job.steps()))
+    return DrivenJob(job_dir, program, lambda job: narrator.hear(job.new_events(), job.steps()))
 
 
-def _kill(job: LocalJob, narrator: Narrator, *, after_step: int, rank: int) -> str:
+def _kill(job: DrivenJob, narrator: Narrator, *, after_step: int, rank: int) -> str:
     """Kill the member of that rank inside the first step after `after_step`. Returns its worker id.
 
     A step's line reaches the ledger when the next step has begun, so right after one everybody is inside a step.
@@ -136,7 +137,7 @@ def _in_step(members: list[dict[str, Any]], rank: int) -> dict[str, Any] | None:
     return members[rank]
 
 
-def _await_full_world(job: LocalJob, victim: str) -> int:
+def _await_full_world(job: DrivenJob, victim: str) -> int:
     """Until as many members as before have applied a step without the victim. Returns that step."""
 
     def full() -> dict[str, Any] | None:
