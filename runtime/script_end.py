@@ -1,4 +1,4 @@
-"""A job is closed when its script ends, and fails when the script does, without the script saying so."""
+"""Closes a job when its script ends, or lets it fail when the script fails, without a call in the script."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import ClassVar
 from elastic.errors import ExitCode
 
 LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-"""What the names of files begin with that are installed, and not the script's."""
+"""Prefixes of file names that are installed and do not belong to the script."""
 OURS = f"{os.path.dirname(__file__)}{os.sep}"
 RAISED_AT = "_elastic_raised_at"
-"""Attribute of an error that comes from another process: its place there."""
+"""Attribute of an error that comes from another process: the place where it was raised there."""
 
 
 def raised_at(error: BaseException) -> str:
-    """File and line of the last frame in the script's own files; without one, of the last frame."""
+    """File and line of the last frame in the script's own files; without such a frame, of the last frame."""
     if place := error.__dict__.get(RAISED_AT):
         return str(place)
     frames = traceback.extract_tb(error.__traceback__)
@@ -30,9 +30,9 @@ def raised_at(error: BaseException) -> str:
 
 
 class ScriptEnd:
-    """Watches until it is told to ignore it. close, fail: what is to be done then.
+    """Watches the end of the script, until `ignore`. close, fail: called when the script ends, or fails.
 
-    The interpreter tells nobody that a SystemExit ends it; program.run(), below the script, does.
+    The interpreter does not report a SystemExit that ends it; script_runner.run(), below the script, does.
     """
 
     current: ClassVar[ScriptEnd | None] = None
@@ -46,14 +46,14 @@ class ScriptEnd:
         atexit.register(self._at_exit)
 
     def ignore(self) -> None:
-        """The job was closed before."""
+        """Stop watching, because the job was closed before."""
         atexit.unregister(self._at_exit)
         if sys.excepthook == self._on_uncaught:
             sys.excepthook = self._outer_hook
         ScriptEnd.current = None
 
     def on_exit(self, error: SystemExit) -> None:
-        """The script ends with it: with a status, as with any other exception."""
+        """The script ends with this error: a status other than 0 counts as a failure."""
         if error.code not in (None, 0):
             self._fail(error)
 
@@ -65,7 +65,7 @@ class ScriptEnd:
         try:
             self._close()
         except BaseException:
-            # The interpreter prints an exception of an exit handler and exits with 0 all the same.
+            # After an exception in an exit handler the interpreter would exit with 0.
             traceback.print_exc()
             sys.stdout.flush()
             sys.stderr.flush()

@@ -1,8 +1,8 @@
-"""What the user's loop needs from the world: one operation after another, whoever computes its units.
+"""The interface between the user's loop and the world: one operation after another, with units on any workers.
 
-An *operation* is everything that all members do together: a pass over the shards of a step, an evaluation, a
-`once` block, leaving the job. Operations are numbered 0, 1, 2, ... in the same order on every member. Each has
-*units* (shards of a pass, parts of an evaluation), which are the leaves of the canonical tree. The loop is
+An *operation* is a task that all members do together: a pass over the shards of a step, an evaluation, a `once` block,
+leaving the job. Operations are numbered 0, 1, 2, ... in the same order on every member. Each has *units* (shards of a
+pass, parts of an evaluation), which are the leaves of the canonical tree. The loop is
 
     session.begin(op, fingerprint)
     while True:
@@ -11,8 +11,8 @@ An *operation* is everything that all members do together: a pass over the shard
         if (result := session.finish()) is not None:
             break                                     # Partial(0, units): the same bits on every member
 
-`finish` returns None when a member was lost and this worker inherits more units. Two implementations:
-SingleSession (single.py: a job of one) and WorkerSession (worker_session.py: a worker under an agent).
+`finish` returns None when a member was lost and this worker gets more units. Two implementations: SingleSession
+(single.py: a job of one) and WorkerSession (worker_session.py: a worker under an agent).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from runtime.state.training_state import Carrier
 
 class OpKind(StrEnum):
     SYNC = "sync"
-    """The first operation: members compare their initial state; those that differ copy rank 0's."""
+    """The first operation: members compare their initial states; a member that differs copies rank 0's."""
     PASS = "pass"
     EVALUATE = "evaluate"
     ONCE = "once"
@@ -42,7 +42,7 @@ class OpKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """What is done together. Two members that disagree about it stop the job (LeftAlone, Disagree)."""
+    """An operation of all members. If two members disagree about it, the job stops (LeftAlone, Disagree)."""
 
     kind: OpKind
     units: int
@@ -51,28 +51,28 @@ class Op:
     pass_no: int = 0
     label: str = ""
     early: bool = False
-    """Between the hand-out of its step and the first pass."""
+    """Whether it comes between the hand-out of its step and the first pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The state with which a step's first pass begins, as Carrier.capture gives it."""
+    """The state with which a step's first pass begins, as Carrier.capture returns it."""
 
     op: Op
     header: dict[str, Json]
     blobs: Sequence[torch.Tensor]
     values: dict[str, Json]
-    """job.state without tensors as it was when the step was handed out."""
+    """job.state without tensors, when the step was handed out."""
     early: dict[str, Json]
-    """What was called between that and the pass, and what it gave, by its key."""
+    """Key -> reply of each call between the hand-out of the step and the pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """One line of steps.jsonl: an applied step.
 
-    samples: per shard in shard order, the dataset indices, or what else says what it was given. data: what the epoch's
-    samples are planned from (Plan.about); None if the script draws its own.
+    samples: per shard in shard order, its dataset indices, or another description of its data. data: how the epoch's
+    samples are planned (SamplePlan.about); None if the script draws its own.
     """
 
     step: int
@@ -86,47 +86,46 @@ class StepRecord:
 
     @classmethod
     def from_line(cls, line: Mapping[str, Any]) -> Self:
-        """As the ledger has read it."""
+        """The record of a line that the ledger has read."""
         scalars = {name: float(value) for name, value in line["scalars"].items()}
         return cls(**{**line, "lr": tuple(map(float, line["lr"])), "scalars": scalars})
 
 
 @dataclass(frozen=True, slots=True)
 class JoinMeta:
-    """What a newcomer needs before it can enter the loop: where the job stands and the script's own values."""
+    """What a newcomer needs before it can enter the loop: where the job stands, and the script's own values."""
 
     epoch: int
     step: int
     epoch_start: int
-    """Step with which the loop over this epoch's steps began; a bare steps() loop is one epoch, number 0."""
+    """First step of this epoch's loop over steps; a bare steps() loop is one epoch, number 0."""
     state: dict[str, Json]
     once: dict[str, Json]
-    """Results of the evaluations and `once` blocks of this epoch that came before its steps, by their label."""
+    """Label -> result of each evaluation and `once` block of this epoch before its steps."""
     shared: dict[str, Json] = field(default_factory=dict)
-    """What `shared` calls before the loop gave, by name."""
+    """Name -> value of each `shared` call before the loop."""
     data: dict[str, Json] | None = None
-    """What the samples of this epoch are planned from, as in StepRecord."""
+    """How the samples of this epoch are planned, as in StepRecord."""
     early: dict[str, list[Json]] = field(default_factory=dict)
-    """What was called between the hand-out of a step and its first pass: key -> [the last such step, what it gave]."""
+    """Calls between the hand-out of a step and its first pass: key -> [the last such step, the reply]."""
     values: dict[str, Json] = field(default_factory=dict)
-    """job.state as it was when the epoch was handed out, with the tensors of values that hold few; `state` is that of
-    the step."""
+    """job.state when the epoch was handed out, also values with small tensors; `state` is that of the step."""
 
     def early_in(self, step: int) -> dict[str, Json]:
-        """What was called so in this step, and what it gave."""
+        """Key -> reply of the early calls in this step."""
         return {key: value for key, (called, value) in self.early.items() if called == step}
 
 
 @dataclass(frozen=True, slots=True)
 class LoopPlace:
-    """One generation as this worker sees it. rank == world: it is no member of it."""
+    """This worker's place in one generation. rank == world: it is not a member."""
 
     generation: int
     rank: int
     members: tuple[str, ...]
     """Worker ids in rank order."""
     token: str
-    """Hexadecimal digits that no other generation has, also none of another run of the job."""
+    """Hexadecimal digits that no other generation has, of this or another run of the job."""
 
     @property
     def world(self) -> int:
@@ -135,7 +134,7 @@ class LoopPlace:
 
 @dataclass(frozen=True, slots=True)
 class DrainNotice:
-    """This worker's node has to go by then, of time.monotonic(). signalled: its agent was told so by SIGTERM."""
+    """This worker's node has to go by until_s, a time of time.monotonic(). signalled: SIGTERM has told its agent."""
 
     until_s: float
     because: str
@@ -156,7 +155,7 @@ class Session(Protocol):
     @property
     def generation(self) -> int: ...
     def owned(self, units: int) -> tuple[int, ...] | None:
-        """The units that this member computes of an operation with so many, while nobody is lost; None: no member."""
+        """The units of so many that this member computes while no member is lost; None: not a member."""
         ...
 
     @property
@@ -166,50 +165,50 @@ class Session(Protocol):
 
     @property
     def began(self) -> str:
-        """The snapshot or checkpoint from which the job went on when every copy of the state had been lost, or ""."""
+        """The snapshot or checkpoint from which the job went on after every copy of the state was lost, or ""."""
         ...
 
     @property
     def pauses(self) -> bool:
-        """The current generation is below quorum: the next step waits for more members."""
+        """Whether the current generation is below quorum, so that the next step waits for more members."""
         ...
 
     @property
     def parting(self) -> bool:
-        """A generation without anybody is planned: all stop after a step, as soon as each of them may."""
+        """Whether a generation without members is planned: all stop after a step, as soon as each of them may."""
         ...
 
     may_part: bool
-    """Set before an operation begins: whether all may stop after it."""
+    """Whether all may stop after the next operation; set before it begins."""
 
     @property
     def going(self) -> DrainNotice | None:
-        """What was last said of this worker's node having to go."""
+        """The last notice that this worker's node has to go, or None."""
         ...
 
     def before_leaving(self, call: Callable[[], None]) -> None:
-        """Called when a generation without this worker has taken effect, before the others may forget it."""
+        """Have `call` called when a generation without this worker took effect, before others may forget it."""
         ...
 
     def place(self) -> LoopPlace:
-        """Generation, rank and members of one moment. Any thread."""
+        """Generation, rank and members at one moment. Any thread."""
         ...
 
     def note(self, event: str, **fields: object) -> None:
-        """A line of the journal. Any thread; never waits."""
+        """Write a line of the journal. Any thread; never waits."""
         ...
 
     def point(self, series: str, name: EntryName, answer: Callable[[bool], None]) -> None:
-        """A checkpoint of that series is complete: ask for the pointer to it. Any thread; never waits.
+        """A checkpoint of that series is complete: ask to move the pointer to it. Any thread; never waits.
 
-        answer: called, on any thread, with whether it is the newest that the job knows and this worker may remove
-        older ones; never called if nobody leads the job now.
+        answer: called, on any thread, with whether it is the newest that the job knows, so that this worker may remove
+        older ones; never called if the job has no leader now.
         """
         ...
 
     def unreadable(self, entry: EntryName, because: str, *, memory: bool, instead: EntryName | None) -> None:
-        """What the job was to go on from cannot be read here. This process ends, and a new one takes its place, which
-        copies the state from those who can read it, or goes on from something else. Returns only where nobody would.
+        """The entry that the job was to go on from cannot be read here. This process ends and is replaced; the new one
+        copies the state from a worker that could read it, or goes on from another entry. Returns only in a job of one.
 
         memory, instead: as in messages.Unreadable.
         """
@@ -217,75 +216,75 @@ class Session(Protocol):
 
     @property
     def restarted(self) -> bool:
-        """This process replaces an earlier incarnation of its slot."""
+        """Whether this process replaces an earlier incarnation of its slot."""
         ...
 
     @property
     def reduction(self) -> str:
-        """ "exact" or "allreduce"."""
+        """The value of --reduction: "exact" or "allreduce"."""
         ...
 
     @property
     def sums_on(self) -> torch.device:
-        """Where the tensors of leaves and results are: what carries them takes and gives them there."""
+        """The device of the tensors of leaves and results."""
         ...
 
     @property
     def joining(self) -> bool:
-        """A newcomer that has not copied the state yet."""
+        """Whether this is a newcomer that has not copied the state yet."""
         ...
 
     @property
     def behind(self) -> bool:
-        """A newcomer whose copy is older than the step in progress: `join` in the first pass of each step, and every
-        other operation, give it the result that the members have got, until it has caught up and is one of them."""
+        """Whether this is a newcomer whose copy is older than the step in progress: `join` in the first pass of each
+        step, and every other operation, return the members' result, until the newcomer has caught up and is a
+        member."""
         ...
 
     def attach(self, carrier: Carrier) -> None:
-        """The registered state, once, before the first operation; served to newcomers, compared in SYNC."""
+        """Set the registered state, once, before the first operation; newcomers copy it, SYNC compares it."""
         ...
 
     def publish(self, meta: JoinMeta) -> None:
-        """Called at every step hand-out, and with what was called since, before the pass: what a newcomer's `meta` gets
-        meanwhile."""
+        """Set what `meta` of a newcomer returns; called when a step is handed out, and after each early call."""
         ...
 
     def await_invitation(self) -> None:
-        """Newcomer only, with everything set up that does not depend on where the loop stands: block until the world
-        has a place for it. Ends the process if the job is over first."""
+        """For a newcomer that has set up everything independent of the loop's place: block until the world has a place
+        for it. Ends the process if the job is over first."""
         ...
 
     def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
-        """Newcomer only: ask a member. Blocks until one answers so that `until` is true of it."""
+        """For a newcomer: ask members, until one gives an answer for which `until` is true."""
         ...
 
     def join(self, here: Op, fingerprint: dict[str, str], *, bound: bool = False) -> tuple[Op, Partial | None]:
-        """Newcomer only, inside the first pass of a step: hold the state of a pass, and return it with its result.
+        """For a newcomer, inside the first pass of a step: hold the state of a pass; return the pass and its result.
 
-        The first time, after the rehearsal, the state is copied into the carrier. It is that of the pass in progress,
-        and the result comes when the planned generation takes effect; or it is older, and this worker is `behind`
-        afterwards, and in its next step calls this again. None instead of the result: every member was lost and this
+        The first time, after the rehearsal, the state is copied into the carrier. If it is that of the pass in
+        progress, the result comes when the planned generation takes effect; if it is older, this worker is `behind`
+        afterwards, and calls this again in its next step. None instead of the result: every member was lost and this
         copy is the state; this worker goes on by beginning that pass.
 
-        here, fingerprint: as in `begin`, what this worker is at; the pass returned is another one if the state was
-        copied, also when a worker that was behind has to copy anew. bound: what the script did before the inner loop of
-        that step holds for that step only. If the members are in another step, this worker goes through theirs without
-        effect (`astray`), and then calls `copy_anew`; also where they have made collective calls before that pass.
-        Raises JoinMissed if the epoch is over of which `here` is part, or `meta` told: this process must be replaced;
-        and what disagreeing members raise, if it was behind.
+        here, fingerprint: as in `begin`, for this worker's own place; the returned pass is another one if the state was
+        copied, also when a worker that was behind has to copy again. bound: what the script did before the inner loop
+        of that step holds for that step only. If the members are in another step, this worker runs that step without
+        effect (`astray`), and then calls `copy_anew`; also if the members have made collective calls before that pass.
+        Raises JoinMissed if the epoch of `here`, or of the last `meta`, is over: then this process must be replaced. If
+        it was behind, also raises what disagreeing members raise.
         """
         ...
 
     @property
     def astray(self) -> bool:
-        """The last `join` entered another step than that of `here`, for which this worker was bound."""
+        """Whether the last `join` entered another step than `here`, to which this worker was bound."""
         ...
 
     def copy_anew(self) -> Copy:
-        """Newcomer only, between two steps, where it is `astray`: the state of the pass in progress. What the script
-        has made of the copy before is worth nothing, and no other worker sees it.
+        """For a newcomer that is `astray`, between two steps: the state of the pass in progress. What the script has
+        made of the last copy is worthless, and no other worker sees it.
 
-        Raises JoinMissed if there is none in this epoch.
+        Raises JoinMissed if there is no such pass in this epoch.
         """
         ...
 
@@ -294,8 +293,8 @@ class Session(Protocol):
     ) -> None:
         """Start the next operation. fingerprint: name -> short value; all members must carry the same.
 
-        groups: elements of a leaf's tensor by dtype group (see Partial.flats); none for scalar operations.
-        own: of ALLREDUCE, this worker's value; the note of the result has {worker_id: value} of all members then.
+        groups: elements of a leaf's tensor by dtype group (see Partial.flats); none for scalar operations. own: for
+        ALLREDUCE, this worker's value; the note of the result has {worker_id: value} of all members.
         """
         ...
 
@@ -304,23 +303,23 @@ class Session(Protocol):
     def finish(self) -> Partial | None: ...
 
     def loop_over(self) -> None:
-        """The script's loop is over: what it does from now on may take its time."""
+        """The script's loop is over: what follows may take any time."""
         ...
 
     def used(self) -> None:
-        """The tensors of the last result are not read here any more."""
+        """The tensors of the last result are no longer read here."""
         ...
 
     def applied(self, record: StepRecord) -> None:
-        """The step counts: its user asked for the next one or left the loop. Goes to the ledger, never waits."""
+        """A step is applied: its user asked for the next one or left the loop. Queue it for the ledger; never waits."""
         ...
 
     def history(self, first: int, end: int) -> list[StepRecord]:
-        """Applied steps first..end-1 as the ledger has them: an unbroken row from `first` on, as far as it is here."""
+        """Applied steps from `first` on, below `end`, without a gap, as far as the ledger here has them."""
         ...
 
     def failed(self, error: BaseException, step: int, shard: int | None) -> None:
-        """The script raised: tell the agent where, so that a replacement failing alike ends the job."""
+        """The script raised: tell the agent where, so that a replacement that fails alike ends the job."""
         ...
 
     def close(self, digest: str) -> None:

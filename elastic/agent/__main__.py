@@ -1,8 +1,8 @@
 """`python -m elastic.agent [--wait] OPTIONS`.
 
-What takes long at the start of an agent is what its workers import: torch. So the fork server is started first, and
-imports side by side with the agent. With --wait all of that is done beforehand: the agent itself, which may be the
-only one that uses the job's directory, begins when a byte comes on its standard input.
+The import of torch takes most of the start, so the fork server is started first and imports while the agent does. With
+--wait all imports are done beforehand, and the agent begins when a byte comes on its standard input. Only then does it
+use the job's directory, which at most one agent may do.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ STDIN = 0
 
 
 def start_early(words: Sequence[str]) -> ForkServerProcess | None:
-    """The fork server of the job that these options name. None where workers cannot be forked, and for options that
-    the agent will not accept: it says so itself."""
+    """Start the fork server of the job that these options name. None: workers cannot be forked, or bad options."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in ("--job-dir", "--node", "--handover"):
         parser.add_argument(option)
     options, _ = parser.parse_known_args(words)
     if options.job_dir is None or options.node is None or options.handover is not None:
-        return None  # with --handover there are workers already: those that are to come have time
+        return None  # with --handover there are workers already, and later workers can wait
     job_dir = Path(options.job_dir).resolve()
     try:
-        # As codec.job_to_json writes it, without what reading it all would import. The agent itself checks it.
+        # Read as plain JSON, because the codec would import too much. The agent itself checks the file.
         job = json.loads((job_dir / "job.json").read_bytes())
         variables = dict(pair.split("=", 1) for pair in job["env"])
         return start_fork_server(job["command"], variables, job_dir / "logs", options.node) if job["fork"] else None
@@ -42,7 +41,7 @@ def start_early(words: Sequence[str]) -> ForkServerProcess | None:
 
 
 def wait_for_begin() -> None:
-    """Raises SystemExit if nobody is left to say it."""
+    """Wait for the byte that says to begin. Raises SystemExit if standard input was closed instead."""
     if not os.read(STDIN, 1):
         sys.exit(1)
 
@@ -50,7 +49,7 @@ def wait_for_begin() -> None:
 def main() -> int:
     try:
         os.fstat(STDIN)
-    except OSError:  # closed: its number would be that of something else, and replaced below
+    except OSError:  # closed: another file would get its number, and be replaced below
         os.open(os.devnull, os.O_RDONLY)
     fork_server = start_early(sys.argv[1:])
     gc.disable()  # imports leave hardly any garbage, and to look for it is a tenth of their time
@@ -59,7 +58,7 @@ def main() -> int:
     gc.freeze()
     gc.enable()
     if WAIT in sys.argv[1:]:
-        sys.argv.remove(WAIT)  # a program that takes this one's place begins at once
+        sys.argv.remove(WAIT)  # after a handover the new program begins at once
         wait_for_begin()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, STDIN)

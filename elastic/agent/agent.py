@@ -5,7 +5,7 @@
 
 It starts workers and replaces them, watches their exits and their beats, forwards words and orders unchanged, and keeps
 the ledger of applied steps. It decides nothing about membership, and it never stops workers because no leader answers.
-Everything runs on one asyncio thread, the main one, with which the workers die; no torch is imported here.
+Everything runs on one asyncio thread, the main thread, with which the workers die; no torch is imported here.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from elastic.version import __version__
 
 
 class Agent:
-    """Between the leader and one node's workers. Everything below runs on the event loop; nothing between two awaits
-    can interleave.
+    """Connects the leader to one node's workers. Everything runs on the event loop; between two awaits nothing
+    interleaves.
 
-    handed: by the program before this one in the same process, with its workers. fork_server: of the job, started
-    already. Raises what upgrade_state.read does.
+    handed: what the previous program in the same process has handed over, with its workers. fork_server: the job's fork
+    server if it was started already. Raises the errors of upgrade_state.read.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
-        """Until the job is over and its workers are gone, or a signal came. Returns the exit code."""
+        """Run until the job is over and its workers are gone, or a signal came. Returns the exit code."""
         loop = asyncio.get_running_loop()
         for sent, asked in stop_signals.obeyed().items():
             loop.add_signal_handler(sent, self._on_signal, sent, asked)
@@ -118,8 +118,8 @@ class Agent:
         return ExitCode.SCRIPT_FAILED if self._late_failure else ExitCode.DONE
 
     def _on_signal(self, sent: int, number: signal.Signals) -> None:
-        """The first asks the workers to stop, or, of SIGTERM where there is time, to leave in order; another one stops
-        and then kills them. sent: the signal that asks for `number`."""
+        """Obey a signal. The first asks the workers to stop; if it is SIGTERM and there is time, to leave in order.
+        Another one stops them, and the next one kills them. sent: the signal that asks for `number`."""
         if self._hands_over:
             self._deferred.append(sent)
             return
@@ -143,8 +143,8 @@ class Agent:
         task.add_done_callback(self._tasks.discard)
 
     async def _hand_over(self) -> None:
-        """Become another program, if somebody asks for it and nothing is in the way. The workers notice nothing but a
-        stream that ends and is opened again; the leader, that this agent attends anew."""
+        """Become another program, if a request for it exists and nothing is in the way. The workers notice only that
+        their stream ends and opens again; the leader, that this agent attends again."""
         if self._hands_over:
             return
         request = await handover.prepared(
@@ -160,13 +160,13 @@ class Agent:
         try:
             state = upgrade_state.write(await self._workers.hand_over(self._leader.term))
             handover.go(request, ["elastic.agent", *sys.argv[1:]], state, self._deferred)
-        except Exception as error:  # this program has given up its workers: with it they end, and are started again
+        except Exception as error:  # this program has given up its workers: they end with it and are started again
             print(f"elastic: the agent can neither hand over nor go on: {error!r}", file=sys.stderr, flush=True)
             os._exit(ExitCode.BAD_INPUT)
 
     @property
     def _in_the_way(self) -> str:
-        """Why no other program can take over now, or nothing."""
+        """Why no other program can take over now, or ""."""
         if self._end is not None or self._stop_status is not None:
             return "the job ends here"
         if self._stops_when_empty or not self._departure.stays:
@@ -225,13 +225,13 @@ class Agent:
             self._workers.order(worker_id, order)
 
     def on_orphaned(self, term: int) -> None:
-        """Workers keep their state; the next leader hears that the ring is aborted, and rebuilds it."""
+        """Order all rings to stop; workers keep their state. The next leader hears of it and rebuilds."""
         self._workers.order_all(Quiesce(term, 0, self._standing.newest))
 
     def on_end(self, ended: Ended) -> None:
         self._end = ended
         self._workers.for_all_slots(worker_slot.JobOver(complete=ended.exit_code == 0))
-        # One that was cut off, or expelled, has not heard of it, and would wait in its ring for ever.
+        # A worker that was cut off, or expelled, has not heard of the end, and would wait in its ring for ever.
         self._workers.order_all(Close(self._leader.term, ended.because, ended.exit_code))
 
     async def _watch(self) -> None:
@@ -243,7 +243,7 @@ class Agent:
 
 
 def main(fork_server: ForkServerProcess | None = None) -> int:
-    """fork_server: see Agent."""
+    """Run the agent of the command line; returns its exit code. fork_server: see Agent."""
     try:
         given = options.of_words()
         handed = Handed.read(given.handed) if given.handed is not None else None

@@ -1,7 +1,7 @@
-"""How a node leaves the job: what policy.py decides about its notices, done to the agent's workers.
+"""How a node leaves the job: does to the agent's workers what policy.py decides about notices.
 
-The wish of each worker to drain is this agent's to keep: it is said again, with the time that is left, to every leader
-and for every worker that announces itself meanwhile.
+This agent keeps the wish of each worker to drain. It repeats the wish, with the time that is left, to every new leader,
+and when a worker announces itself.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from elastic.protocol.worker_slot import Slot
 from elastic.records.journal import Journal
 
 OPERATOR = "operator"
-"""The source of what `elastic drain` says."""
+"""The source of notices by `elastic drain`."""
 
 SIGTERM = "SIGTERM"
-"""The source of what that signal says."""
+"""The source of notices by that signal."""
 
 LAST_WORD_S = 2.0
 
 
 class NodeDrain:
-    """Used on the event loop; only the watchers' threads come from elsewhere, through `call_soon_threadsafe`."""
+    """Used on the event loop; only the watchers' threads call from elsewhere, through `call_soon_threadsafe`."""
 
     def __init__(self, journal: Journal, workers: WorkerManager, leader: LeaderSession) -> None:
         self._journal = journal
@@ -45,11 +45,11 @@ class NodeDrain:
         self._told = False
 
     def watch(self, sources: Iterable[NoticeSource]) -> None:
-        """Begin to look; asks nobody anything on this thread."""
+        """Begin to watch the sources. No source is asked on this thread."""
         self._watchers = watch_all(sources, self.heard, self._troubled, self._journal)
 
     def heard(self, source: str, notice: Notice | None) -> None:
-        """What a source says now; None: nothing any more."""
+        """Take the present notice of a source; None: it has none any more."""
         if notice is None:
             self._journal.write("notice_over", source=source)
         else:
@@ -60,18 +60,18 @@ class NodeDrain:
         self._step(policy.Heard(source, notice))
 
     def asked(self, left_s: float, because: str, source: str = OPERATOR) -> None:
-        """Somebody wants this node empty until it is taken back by `heard(source, None)`."""
+        """An operator wants this node empty, until `heard(source, None)` takes that back."""
         self.heard(source, Notice(NoticeKind.ASKED, left_s, because))
 
     def announced(self, worker_id: str) -> None:
-        """A worker has told the leader of itself."""
+        """A worker has announced itself to the leader: repeat its wish to drain, if there is one."""
         if (wish := self._wish_of(worker_id)) is not None:
             self._leader.say(wish)
             signalled = SIGTERM in self._stay.notices
             self._workers.order(worker_id, Drain(self._leader.term, worker_id, wish.left_ms, wish.because, signalled))
 
     def wishes(self) -> Iterator[DrainWish]:
-        """What a new leader has to be told, as of now."""
+        """The wishes to drain that a new leader has to be told, as of now."""
         for worker_id in self._here():
             if (wish := self._wish_of(worker_id)) is not None:
                 yield wish
@@ -83,14 +83,14 @@ class NodeDrain:
 
     @property
     def is_done(self) -> bool:
-        """Whether this node wanted to leave and no worker is on it any more."""
+        """Whether this node has to leave and no worker is on it any more."""
         idle = all(
             slot.phase in (worker_slot.SlotPhase.AWAY, worker_slot.SlotPhase.OVER) for slot in self._workers.slots
         )
         return idle and self._stay.phase is not StayPhase.STAYING
 
     def look(self) -> None:
-        """A worker has ended: was it the last?"""
+        """Note that the node is empty, if the worker that has just ended was the last."""
         if self.is_done and not self._told:
             self._told = True
             self._journal.write("node_empty")
@@ -98,7 +98,7 @@ class NodeDrain:
                 watcher.left()
 
     def close(self) -> None:
-        """Look no more. A provider that waits for this node to be empty is told, for at most LAST_WORD_S."""
+        """Stop watching. A provider that waits for this node to be empty is told, for at most LAST_WORD_S."""
         if self._timer is not None:
             self._timer.cancel()
         for watcher in self._watchers:
@@ -147,7 +147,7 @@ class NodeDrain:
         self.look()
 
     def _end_workers(self, which: Callable[[Slot], bool]) -> None:
-        """A member is ended only if others go on: the last copy of the state is not thrown away for a notice."""
+        """End these workers. A member is ended only if others go on: no notice may end the last copy of the state."""
         for slot in list(self._workers.slots):
             is_member = slot.served and not slot.released
             if slot.lives and which(slot) and (self._workers.has_others or not is_member):

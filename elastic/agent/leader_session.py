@@ -1,7 +1,7 @@
-"""An agent's stream to whoever leads the job: words and beats up, orders down.
+"""An agent's stream to the leader of the job: words and beats up, orders down.
 
-It is opened again whenever it ends, until the leader has ended the job. An agent never stops its workers because
-nobody leads; after orphan_limit_s without a leader it asks them to leave their ring, and they wait with their state.
+The stream is opened again whenever it ends, until the leader has ended the job. An agent never stops its workers for
+lack of a leader; after orphan_limit_s without one it asks them to leave their ring, and they wait with their state.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ from elastic.wire.broadcast import Reader
 from elastic.wire.elastic_pb2_grpc import RendezvousStub
 
 PART_S = 1.0
-"""How long a stopping agent waits until its leader has heard that the workers are gone."""
+"""How long, in seconds, a stopping agent waits until its leader has heard that the workers are gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The leader's last order."""
+    """The end of the job, as the leader has ordered it."""
 
     exit_code: int
     because: str
 
 
 class LeaderSessionEvents(Protocol):
-    """What the leader does, for the agent."""
+    """The agent's side of a session: what the leader says and does."""
 
     def on_leader(self) -> None:
         """A leader is about to be told all standing words."""
         ...
 
     def on_order(self, to: list[str], order: Order) -> None:
-        """From a leader of the newest term seen."""
+        """An order came from a leader of the newest term seen."""
         ...
 
     def on_orphaned(self, term: int) -> None:
-        """Nobody has led for orphan_limit_s; said once until somebody leads again."""
+        """There was no leader for orphan_limit_s; called once until there is a leader again."""
         ...
 
     def on_drain(self, left_s: float, because: str) -> None:
-        """Somebody wants this node empty."""
+        """An operator wants this node empty."""
         ...
 
     def on_drain_over(self) -> None:
-        """And no longer."""
+        """The operator no longer wants this node empty."""
         ...
 
     def on_end(self, ended: Ended) -> None: ...
@@ -83,8 +83,8 @@ class LeaderSession:
         standing: StandingWords,
         term: int = 0,
     ) -> None:
-        """standing, term: of a program before this one, or new and 0. Raises ConfigError for certificates that cannot
-        be used."""
+        """standing, term: those of the previous program in this process, or new and 0. Raises ConfigError for
+        certificates that cannot be used."""
         self._spec = spec
         self._door = reach.door()
         self._seeker = LeaderStream(lambda: reach.replicas or (self._address(),))
@@ -110,9 +110,10 @@ class LeaderSession:
         return self._term
 
     def say(self, word: Word) -> None:
-        """To this leader now, if there is one, and to every later one as far as it stays true.
+        """Say a word to the present leader, if there is one, and to every later leader while the word stays true.
 
-        Where beats are rare, so are words of mere progress: the newest of each worker goes with the next beat."""
+        If beats are rare, so are Progress words: the newest of each worker goes with the next beat.
+        """
         self._standing.heard(word)
         if isinstance(word, Progress) and self._beat_every > 1:
             self._progress[word.worker_id] = word
@@ -122,7 +123,7 @@ class LeaderSession:
         self._put(pb.AgentWord(word=codec.word_to_wire(word)))
 
     def beat(self) -> None:
-        """Called every beat_s; thousands of agents speak in fewer of them, as their leader expects it."""
+        """To be called every beat_s. An agent of a large job sends only some of these beats, as its leader expects."""
         self._beats += 1
         if self._beats % self._beat_every:
             return
@@ -134,14 +135,14 @@ class LeaderSession:
         self._spoke = False
 
     async def part(self, attending: asyncio.Task[None]) -> None:
-        """Let the leader hear our last words before the stream ends. attending: the task of `always`."""
+        """Let the leader hear the last words before the stream ends. attending: the task of `always`."""
         self._parting = True
         if self._outbox is not None:
             self._put(pb.AgentWord(goodbye=pb.Goodbye()))
             await asyncio.wait([attending], timeout=PART_S)
 
     async def always(self) -> None:
-        """Keep a stream to whoever leads, until the job is over or `part` was called. Raises NotAdmitted."""
+        """Keep a stream to the leader, until the job is over or `part` was called. Raises NotAdmitted."""
         pause_s, said = FIRST_RETRY_S, ""
         led_s, orphaned = time.monotonic(), False
         while not (self._over or self._parting):
@@ -156,7 +157,7 @@ class LeaderSession:
             if self._parting:
                 return
             if not orphaned and time.monotonic() >= led_s + self._spec.timing.orphan_limit_s:
-                # By now a leader elsewhere may take this ring for gone, so it must stop.
+                # By now a leader elsewhere may assume that this ring is gone, so the ring must stop.
                 self._journal.write("parked", because=f"no leader for {self._spec.timing.orphan_limit_s:.0f} s")
                 self._events.on_orphaned(self._term)
                 orphaned = True
@@ -169,13 +170,13 @@ class LeaderSession:
                 if because != said:
                     self._journal.write("no_leader", because=because)
                     said = because
-                # Thousands at the door at once would leave a replica no time to become the leader.
+                # Thousands of agents that try at once would leave a replica no time to become the leader.
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
                 longest_s = LONGEST_RETRY_S * self._beat_every
                 pause_s = min(2 * pause_s, longest_s, self._spec.timing.fence_grace_s / 3)
 
     def _beats_in(self, beat_ms: int) -> int:
-        """0: an older leader, which says nothing of it."""
+        """Number of beat_s between two beats that the leader expects. 0: an older leader, which does not say it."""
         return max(1, int(beat_ms / 1000 / self._spec.timing.beat_s)) if beat_ms else self._beat_every
 
     def _put(self, word: pb.AgentWord) -> None:
@@ -184,7 +185,7 @@ class LeaderSession:
             self._spoke = True
 
     async def _attend(self, address: str) -> str:
-        """One stream, until it ends. Returns why it did."""
+        """Keep one stream until it ends. Returns why it ended."""
         async with self._door.aio_channel(address, leader_options(self._beat_every)) as channel:
             call = RendezvousStub(channel).Attend()
             outbox: asyncio.Queue[pb.AgentWord] = asyncio.Queue()
@@ -206,7 +207,7 @@ class LeaderSession:
                             self._events.on_drain(order.drain_node.left_ms / 1000, order.drain_node.because)
                         case "end" if order.end.term >= self._term:
                             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                                await call.write(pb.AgentWord(goodbye=pb.Goodbye()))  # whoever said it may be gone
+                                await call.write(pb.AgentWord(goodbye=pb.Goodbye()))  # the leader may be gone
                             self._end(Ended(order.end.exit_code, order.end.because))
                             return "the job is over"
             except grpc.aio.AioRpcError as error:
@@ -225,13 +226,13 @@ class LeaderSession:
 
     def _hello(self) -> pb.AgentHello:
         known = [pb.Known(number=number, digest=digest) for number, digest in self._reader.known.items()]
-        token = read_token(self._job_dir)  # each time: its daemon may have been given another one
+        token = read_token(self._job_dir)  # each time, because the node's daemon may have another one by now
         return pb.AgentHello(
             job=self._spec.name, node=self._node, slots=self._slots, known=known, term=self._term, token=token
         )
 
     def _welcome(self, term: int, outbox: asyncio.Queue[pb.AgentWord]) -> None:
-        """Tell a leader everything that it may never have heard; from here on it hears as it happens."""
+        """Tell a leader everything that it may never have heard; from here on it hears words as they are said."""
         if term < self._term:
             raise codec.WireError(f"a leader of term {term}, but term {self._term} has been seen")
         self._term, self._welcomed = term, True
@@ -242,7 +243,7 @@ class LeaderSession:
         self._outbox = outbox
 
     def _hear(self, to: list[str], order: Order) -> None:
-        """An order of an older term is refused: its leader was replaced."""
+        """Take an order. An order of an older term is refused, because its leader was replaced."""
         if order.term < self._term:
             self._journal.write("order_refused", order=type(order).__name__, term=order.term, newest=self._term)
             return
@@ -264,7 +265,7 @@ class LeaderSession:
         return str(document.get("address", ""))
 
     def _result_on_file(self) -> Ended | None:
-        """How the job ended, if its leader could not tell us."""
+        """How the job ended, by the result file; None: the file does not say it."""
         try:
             document = json.loads((self._job_dir / "result.json").read_bytes())
         except (FileNotFoundError, ValueError):
@@ -273,6 +274,6 @@ class LeaderSession:
 
 
 def beats_between(spec: JobSpec, slots: int) -> int:
-    """So many of a job's beats are one of an agent of that many slots, of which a large job has many; until a leader
-    says how often it has to speak."""
+    """Number of beat_s between two beats of an agent with this many slots, until the leader says the interval: a job
+    with many agents needs rarer beats."""
     return max(1, int(spec.timing.scaled(spec.workers // max(1, slots)).beat_s / spec.timing.beat_s))

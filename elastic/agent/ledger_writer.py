@@ -1,4 +1,4 @@
-"""The records of applied steps on their way into the ledger. What cannot be accounted for ends the job."""
+"""The records of applied steps on their way into the ledger. A record that the ledger refuses ends the job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elastic.wire import codec
 
 
 class LedgerWriter:
-    """Writes the records of one agent's workers. fail: called once, with what the leader has to hear when the ledger is
+    """Writes the records of one agent's workers. fail: called once, with a word to the leader, if the ledger is
     broken."""
 
     def __init__(self, ledger: Ledger, job_dir: Path, journal: Journal, fail: Callable[[Failed], None]) -> None:
@@ -35,18 +35,18 @@ class LedgerWriter:
 
     @property
     def settled(self) -> bool:
-        """Whether everything that was acknowledged is on file."""
+        """Whether every acknowledged record is on file."""
         return self._ledger.waiting == 0
 
     def keep(self, worker_id: str, text: str) -> None:
-        """A line of the ledger. Two workers that differ about a step train two models: the job must end.
+        """Add a record to the ledger. Two workers that differ about a step train two models, so the job must end.
 
-        Raises WireError for what is no record of a step.
+        Raises WireError for a text that is no record of a step.
         """
         self._append(worker_id, record(text))
 
     def keep_left_behind(self, worker_id: str) -> None:
-        """The records of a worker that ended before we had them."""
+        """Add the records of a worker that ended before the agent had received them."""
         path = step_spool.spill_path(self._job_dir, worker_id)
         for text in step_spool.left_behind(path):
             self._append(worker_id, record(text))
@@ -65,13 +65,13 @@ class LedgerWriter:
         self._watch_disk()
 
     def settle(self) -> None:
-        """Called now and then: write what a full disk has not taken, if it does now."""
+        """To be called now and then: write what a full disk has not taken, if the disk takes it now."""
         if self._refused is not None and not self._broken:
             self._ledger.flush()
             self._watch_disk()
 
     def _watch_disk(self) -> None:
-        """Said when it is over: the journal lies on the same disk."""
+        """Note in the journal, after the fact, that the disk was full: the journal lies on the same disk."""
         refused = self._ledger.refused
         if refused is None and self._refused is not None:
             late_s, because = round(time.monotonic() - self._refused_since_s, 3), self._refused.strerror
@@ -87,7 +87,7 @@ class LedgerWriter:
 
 
 def record(text: str | bytes) -> Line:
-    """A line for the ledger, as a worker sent it. Raises WireError for what is no record of a step."""
+    """A line for the ledger, parsed from a worker's text. Raises WireError for a text that is no record of a step."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError) as error:

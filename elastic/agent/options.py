@@ -1,4 +1,4 @@
-"""What an agent is told by its command line: read and checked before anything is touched."""
+"""The command line of an agent, read and checked before the agent does anything."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from elastic.rendezvous.reach import Reach
 TRIAL = "elastic.agent.options:trial"
 
 GRACE_S = 30.0
-"""From SIGTERM until this process is killed, where nobody has said otherwise: Kubernetes' default."""
+"""Default seconds from SIGTERM until this process is killed: the default of Kubernetes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """slots: how many workers this node brings. Its spares are started besides, and nothing tells them from the rest:
-    the leader gives places to whoever is there, and who gets none is a spare.
-    grace_s: from SIGTERM until this process may be killed: time for leaving in order. None: GRACE_S where others go on,
-    and where they do not, SIGTERM stops the workers at once.
-    handed: the descriptor of what the program before this one has left, if there was one."""
+    """What an agent has to do.
+
+    slots: how many workers this node brings. Spares are started in addition, and only the leader decides which workers
+    become spares. grace_s: seconds from SIGTERM until this process may be killed: time to leave in order. None: GRACE_S
+    if the job goes on elsewhere, else SIGTERM stops the workers at once. handed: the descriptor of what the previous
+    program has handed over, if there was one.
+    """
 
     spec: JobSpec
     job_dir: Path
@@ -44,7 +46,7 @@ class Assignment:
 
 
 def of_words(words: Sequence[str] | None = None) -> Assignment:
-    """Raises ConfigError."""
+    """Parse the command line. Raises ConfigError."""
     parser = argparse.ArgumentParser(prog="python -m elastic.agent", description="The daemon of one node.")
     parser.add_argument("--job-dir", type=Path, required=True, help="directory with job.json and rendezvous.json")
     parser.add_argument("--node", required=True, help="name of this node, unique in the job")
@@ -71,7 +73,7 @@ def of_words(words: Sequence[str] | None = None) -> Assignment:
 
 
 def trial(words: Sequence[str], state: Mapping[str, Any]) -> None:
-    """Everything for which an agent that takes over could end before its workers have it back."""
+    """Check everything that could end an agent that takes over before it has its workers."""
     assignment = of_words(words)
     assignment.reach.door()
     read_settings(assignment.job_dir)

@@ -1,7 +1,7 @@
-"""Which incarnations the slots of a node have had, kept in the job directory.
+"""The newest incarnation of each slot of a node, kept in the job directory.
 
-A worker id is never given twice, also not by an agent that replaces a killed one: it goes on counting from this file,
-and makes sure that what the killed one had started is gone before it says so.
+A worker id is never given twice, also not by the agent that follows a killed one: that agent counts on from this file,
+and ends the workers of the killed agent before it says that they are gone.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from elastic.errors import ConfigError
 from elastic.records.files import write_atomically
 
 DEATH_S = 5.0
-"""A process that was sent SIGKILL is gone after this long, unless the kernel holds it."""
+"""Seconds after which a process that was sent SIGKILL is gone, unless the kernel holds it."""
 
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class SlotFile:
-    """incarnations: slot -> the newest one that was started."""
+    """The file, and the newest incarnation that was started in each slot."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file is damaged."""
         self._path = path
         self._unwritten = False
         self.refused: OSError | None = None
-        """Why it cannot be written at present, if that is more than a full disk, which is said anyway."""
+        """Why the file cannot be written at present; None also for a full disk, which is reported elsewhere."""
         self._slots: dict[int, tuple[int, int, int]] = {}
         try:
             document = json.loads(path.read_bytes())
@@ -50,13 +50,13 @@ class SlotFile:
         return {slot: incarnation for slot, (incarnation, _, _) in self._slots.items()}
 
     def spawned(self, slot: int, incarnation: int, pid: int) -> None:
-        """A worker runs now."""
+        """Note that a worker has been started."""
         self._slots[slot] = (incarnation, pid, worker_process.started(pid) or 0)
         self._unwritten = True
         self.settle()
 
     def settle(self) -> None:
-        """Write what is not written yet. No disk may keep a worker from being replaced: called again."""
+        """Write what is not written yet. A failure is tried again later: no disk may delay the start of a worker."""
         if not self._unwritten:
             return
         rows = {
@@ -71,7 +71,7 @@ class SlotFile:
         self._unwritten, self.refused = False, None
 
     def end_leftovers(self) -> None:
-        """Kill whatever an earlier agent of this node started and the kernel has not yet ended.
+        """Kill the workers of an earlier agent of this node that the kernel has not ended yet.
 
         Raises ConfigError if a process cannot be ended.
         """

@@ -1,11 +1,11 @@
-"""What an agent knows of its workers that every new leader has to hear.
+"""What every new leader has to hear from an agent about its workers.
 
 A leader learns from records in the store and from agents; it inherits nothing from its predecessor. So an agent keeps,
 for each living worker, its announcement brought up to date by everything the worker has said since, and the words
 that stay true: a wish to drain, being finished, a death, a slot given up. Answers to one leader's questions (reports)
 are not kept; the next leader asks again.
 
-Pure: a value that words go through.
+Pure.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ from elastic.protocol.messages import (
 from elastic.wire import codec
 
 DEAD_KEPT = 1024
-"""Deaths told to a new leader. It asks about members of its last few generations only."""
+"""How many deaths a new leader is told. It asks about members of its last few generations only."""
 
 RECORDS_KEPT = 16
 
 
 class StandingWords:
-    """What every new leader has to hear of one agent's workers."""
+    """What every new leader has to hear about one agent's workers."""
 
     def __init__(self) -> None:
         self._announced: dict[str, Announce] = {}
         self._lasting: dict[str, dict[type, Word]] = {}
         self._dead: deque[WorkerDead] = deque(maxlen=DEAD_KEPT)
         self._last_words: deque[Word] = deque(maxlen=DEAD_KEPT)
-        """Words of workers that finished or left before they died: without them their end looks like a loss. And of
-        workers that could not read what they were to go on from: without them that would be chosen again."""
+        """Words of dead workers: Finished and Left, without which their end looks like a loss, and Unreadable, without
+        which the same entry would be chosen again."""
         self._given_up: dict[int, SlotGivenUp] = {}
         self._records: dict[int, Generation] = {}
         self._entered = 0
 
     def heard(self, word: Word) -> None:
-        """A word of a worker, or of the agent about one."""
+        """Take a word of a worker, or of the agent about a worker."""
         match word:
             case Announce():
                 self._announced[word.worker_id] = word
@@ -81,7 +81,7 @@ class StandingWords:
                 self._update(word)
 
     def to_state(self) -> dict[str, Any]:
-        """JSON-able, for another program that goes on with these workers."""
+        """Everything as JSON, for the program that goes on with these workers."""
         lasting = [word for words in self._lasting.values() for word in words.values()]
         words = {"announced": self._announced.values(), "lasting": lasting, "last": self._last_words}
         words |= {"dead": self._dead, "given_up": self._given_up.values()}
@@ -93,7 +93,7 @@ class StandingWords:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Raises WireError, KeyError, TypeError and ValueError for what to_state has not made."""
+        """Read what `to_state` has made. Raises WireError, KeyError, TypeError and ValueError for anything else."""
         self = cls()
         said = {
             name: [codec.word_from_bytes(bytes.fromhex(text)) for text in state[name]]
@@ -111,41 +111,41 @@ class StandingWords:
         return self
 
     def thawed(self, worker_id: str) -> None:
-        """It beats again, so its freeze is not news for a later leader."""
+        """The worker beats again, so a later leader need not hear that it was frozen."""
         self._lasting.get(worker_id, {}).pop(WorkerFrozen, None)
 
     def invited(self, worker_id: str) -> None:
-        """A leader had a place for it, and a later one need not look for another."""
+        """A leader has invited the worker, so a later leader need not invite another one."""
         if (known := self._announced.get(worker_id)) is not None:
             self._announced[worker_id] = replace(known, invited=True)
 
     def published(self, generation: Generation) -> None:
-        """A leader's record passed through on its way to the workers."""
+        """Note a record that a leader has published to the workers."""
         self._records[generation.number] = generation
         for number in sorted(self._records)[:-RECORDS_KEPT]:
             del self._records[number]
 
     @property
     def newest(self) -> int:
-        """The highest generation that workers here may have entered, or 0."""
+        """The highest generation that workers of this agent may have entered, or 0."""
         return max([*self._records, *(word.entered for word in self._announced.values())], default=0)
 
     @property
     def leader(self) -> str:
-        """The worker of rank 0 in the newest generation that a worker here has entered, or empty.
+        """The worker of rank 0 in the newest generation that a worker of this agent has entered, or "".
 
-        Before any has, in the newest record: its script may print before it is heard that it has entered.
+        Before that, rank 0 of the newest record: its script may print before the agent hears that it has entered.
         """
         record = self._records.get(self._entered or max(self._records, default=0))
         return record.ids[0] if record and record.members else ""
 
     def has_others(self, node: str) -> bool:
-        """Whether the newest generation that a worker here has entered has members on other nodes."""
+        """Whether the newest generation that a worker of this agent has entered has members on other nodes."""
         record = self._records.get(self._entered)
         return record is not None and any(member.node != node for member in record.members)
 
     def words(self) -> tuple[Word, ...]:
-        """Everything a new leader has to be told, in an order in which it can be understood."""
+        """Everything that a new leader has to be told, in an order that it can process."""
         lasting = [word for words in self._lasting.values() for word in words.values()]
         return (*self._announced.values(), *lasting, *self._last_words, *self._dead, *self._given_up.values())
 
@@ -172,6 +172,6 @@ class StandingWords:
         self._entered = max(self._entered, known.entered)
 
     def _is_pending(self, generation: int, known: Announce) -> bool:
-        """A planned generation's ring is built before it takes effect; Progress says when it has."""
+        """Whether the generation is planned and not in effect; its ring is built before Progress tells of it."""
         record = self._records.get(generation)
         return record is not None and record.kind is Kind.PLANNED and generation > known.entered

@@ -1,4 +1,4 @@
-"""What an agent hands to the program that takes its place: its slots, its workers, and what leaders have to hear."""
+"""What an agent hands over to the program that takes its place: slots, workers, and what leaders have to hear."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ AGENT_STATE_FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class AgentUpgradeState:
-    """orders: for workers that come back with another stream. frozen: workers that were found so. term: of the newest
-    leader seen. socket: the path to which the workers connect, "" before there are any."""
+    """What is handed over. orders: worker that has yet to connect again -> its orders. frozen: workers that were found
+    frozen. term: the term of the newest leader seen. socket: the path to which workers connect, or ""."""
 
     slots: tuple[Slot, ...]
     workers: tuple[AdoptedWorker, ...]
@@ -34,8 +34,8 @@ class AgentUpgradeState:
 
 
 def first(spec: JobSpec, node: str, slots: int, slot_file: SlotFile, snapshot: str) -> AgentUpgradeState:
-    """The state of an agent that finds nothing but what a killed agent may have left. snapshot: in this machine's
-    memory, or "". Raises ConfigError."""
+    """The state of an agent that nobody hands anything to, after the workers that a killed agent left were ended.
+    snapshot: the newest one in this machine's memory, or "". Raises ConfigError."""
     slot_file.end_leftovers()
     before, standing = slot_file.incarnations, StandingWords()
     for slot, newest in before.items():
@@ -46,7 +46,7 @@ def first(spec: JobSpec, node: str, slots: int, slot_file: SlotFile, snapshot: s
 
 
 def write(heirloom: AgentUpgradeState) -> dict[str, Any]:
-    """As JSON."""
+    """The state as JSON."""
     return {
         "format": AGENT_STATE_FORMAT,
         "slots": [json.loads(codec.to_json(slot)) for slot in heirloom.slots],
@@ -60,7 +60,7 @@ def write(heirloom: AgentUpgradeState) -> dict[str, Any]:
 
 
 def read(state: Mapping[str, Any]) -> AgentUpgradeState:
-    """Raises WireError, ConfigError, KeyError, TypeError and ValueError for what `write` has not made."""
+    """Read what `write` has made. Else raises WireError, ConfigError, KeyError, TypeError and ValueError."""
     if state["format"] != AGENT_STATE_FORMAT:
         raise ValueError(
             f"the agent's state is of format {state['format']}, and this program reads {AGENT_STATE_FORMAT}"

@@ -1,4 +1,4 @@
-"""The unix socket on which an agent's workers speak to it: a stream each, words up, orders down."""
+"""The unix socket between an agent and its workers: one stream each, words up, orders down."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import AgentServicer, add_AgentServicer_to_server
 
 SOCKET_PATH_MAX = 100
-"""Bytes of a unix socket's path; Linux takes 107, gRPC adds a little."""
+"""Bytes of a unix socket's path; Linux allows 107, and gRPC adds a few."""
 
 SOCKET_OPTIONS = (
     ("grpc.max_receive_message_length", codec.MESSAGE_LIMIT),
@@ -32,19 +32,19 @@ SOCKET_OPTIONS = (
 )
 
 STOP_S = 0.2
-"""How long streams that are still open may take to end when the agent goes."""
+"""Seconds that open streams may take to end when the agent stops."""
 
 
 class SocketEvents(Protocol):
-    """Whom the workers speak to. A WireError that it raises ends the stream of who spoke."""
+    """The receiver of the workers' words. A WireError that it raises ends the stream of the worker that spoke."""
 
     def employs(self, worker_id: str) -> bool:
-        """Whether this is a worker of ours whose process has not ended."""
+        """Whether this is a worker of the agent whose process has not ended."""
         ...
 
     def on_word(self, worker_id: str, word: Word) -> None: ...
     def on_record(self, worker_id: str, line: str) -> None:
-        """A step record, JSON; acknowledged to the worker when this returns."""
+        """Take a step record, as JSON; it is acknowledged to the worker when this returns."""
         ...
 
     def on_goodbye(self, worker_id: str) -> None: ...
@@ -52,7 +52,7 @@ class SocketEvents(Protocol):
 
 @dataclass(eq=False, slots=True)
 class WorkerLink(ServedStream[pb.AgentOrder]):
-    """A worker's stream. One that stands still is not cut off: it hears that it is fenced when it goes on."""
+    """A worker's stream. A stopped worker's stream is not cut off: when it goes on, it hears that it is fenced."""
 
     worker_id: str
     outbox: asyncio.Queue[pb.AgentOrder] = field(default_factory=asyncio.Queue, kw_only=True)
@@ -72,7 +72,7 @@ class WorkerSocket(AgentServicer):
         kept: Mapping[str, Sequence[str]] | None = None,
         path: str = "",
     ) -> None:
-        """kept, path: what these were in the program before this one, whose workers know no other path."""
+        """kept, path: those of the previous program in this process, whose workers know no other path."""
         self._job = job
         self._journal = journal
         self._foreman = foreman
@@ -81,14 +81,14 @@ class WorkerSocket(AgentServicer):
             worker_id: [pb.AgentOrder.FromString(bytes.fromhex(order)) for order in orders]
             for worker_id, orders in (kept or {}).items()
         }
-        """Worker that is between two streams -> what it will be told."""
+        """Worker that is between two streams -> the orders that it will be sent."""
         self.path = path or _choose_path(job_dir / f"{node}.sock")
-        """Where the workers connect to."""
+        """The path to which the workers connect."""
         self._own_directory = Path(self.path).parent != job_dir
         self._handed_over = False
 
     async def listen(self) -> None:
-        """Listen where only this user may connect."""
+        """Begin to listen; only this user may connect."""
         guard = AuthInterceptor(RejectionLog(self._journal), asks_roles=False)
         self._server = grpc.aio.server(options=SOCKET_OPTIONS, interceptors=(guard,))
         add_AgentServicer_to_server(self, self._server)
@@ -101,9 +101,9 @@ class WorkerSocket(AgentServicer):
             os.umask(mask)
 
     async def hand_over(self, within_s: float) -> None:
-        """Have the workers end their streams, so that nothing is on its way, and come back to the next program."""
+        """Have the workers end their streams, so that nothing is in transit, and connect to the next program."""
         self._handed_over = True
-        Path(self.path).unlink(missing_ok=True)  # they find the next program, and not this one again
+        Path(self.path).unlink(missing_ok=True)  # so that the workers find the next program only
         links = list(self._links.values())
         for link in links:
             link.post(pb.AgentOrder(handover=pb.Handover()))
@@ -118,11 +118,11 @@ class WorkerSocket(AgentServicer):
         await self._server.stop(grace=STOP_S)
         Path(self.path).unlink(missing_ok=True)
         if self._own_directory and not self._handed_over:
-            with contextlib.suppress(OSError):  # somebody cleans up temporary files
+            with contextlib.suppress(OSError):  # temporary files may have been cleaned up
                 Path(self.path).parent.rmdir()
 
     def order(self, worker_id: str, order: Order) -> None:
-        """To a worker, if it has a stream; one that comes later is told what still holds by its leader."""
+        """Send an order to a worker that has a stream. A later worker hears from its leader what still holds."""
         message = pb.AgentOrder(order=codec.order_to_wire(order))
         if worker_id in self._kept:
             self._kept[worker_id].append(message)
@@ -134,12 +134,12 @@ class WorkerSocket(AgentServicer):
             self.order(worker_id, order)
 
     def forget(self, worker_id: str) -> None:
-        """Its process has ended."""
+        """Drop the orders kept for a worker whose process has ended."""
         self._kept.pop(worker_id, None)
 
     @property
     def kept(self) -> dict[str, list[str]]:
-        """For the program that takes this one's place."""
+        """Worker -> its kept orders, for the program that takes this one's place."""
         return {
             worker_id: [order.SerializeToString().hex() for order in orders] for worker_id, orders in self._kept.items()
         }
@@ -199,7 +199,7 @@ class WorkerSocket(AgentServicer):
 
 
 def _choose_path(path: Path) -> str:
-    """In the job directory, or where that is too deep in a temporary one, which only this user can enter."""
+    """The path itself, or, if it is too long, a path in a new temporary directory that only this user can enter."""
     if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
         return str(path)
     return f"{tempfile.mkdtemp(prefix='elastic-agent-')}/agent.sock"

@@ -1,9 +1,9 @@
 """A node's workers: their slots, processes, words and beats.
 
-slots      worker_slot.py decides about each; here its events and deadlines are brought to it
-processes  worker_processes.py, and mpirun.py where the ring is MPI's
+slots      worker_slot.py decides about each; this module brings it events and deadlines
+processes  worker_processes.py, and mpirun.py if the ring is MPI's
 words      worker_socket.py: up to the leader, orders down
-beats      failure_detector.py decides who is alive
+beats      failure_detector.py decides which worker is alive
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ from elastic.records.ledger import Ledger
 from elastic.rendezvous.reach import Reach
 
 HAND_OVER_S = 5.0
-"""For the workers to end their streams. One that is frozen does not."""
+"""Seconds for the workers to end their streams. A frozen worker does not end its stream."""
 
 SPAWN_PAUSE_S = 0.2
-"""A successor starts when the survivors have had this machine's time for their recovery."""
+"""Seconds before a successor starts, so that the survivors have the machine's processors for their recovery."""
 
 
 class WorkerEvents(Protocol):
-    """What becomes of the workers, for the agent."""
+    """The agent's side: what becomes of the workers."""
 
     def on_announced(self, worker_id: str) -> None:
-        """The leader has been told that it has announced itself."""
+        """The leader has been told that the worker has announced itself."""
         ...
 
     def on_exited(self, worker_id: str, status: int) -> None:
-        """A process has ended, by its own fault if status says so."""
+        """A worker's process has ended with this status."""
         ...
 
     def on_step(self) -> None:
-        """An event was brought to a slot, with all that came of it."""
+        """A slot has taken an event, and all its actions are done."""
         ...
 
 
@@ -107,7 +107,7 @@ class WorkerManager:
         self._slots_refused = False
         self._accounts = LedgerWriter(ledger, job_dir, journal, leader.say)
         self._begun_with = 0 if inherited.workers else self._accounts.next_step
-        """Steps that were on file before this agent had workers; 0 also if a program before it had them."""
+        """Steps on file before this agent had workers; 0 also if it has taken over workers."""
         self._checkpoints = read_settings(job_dir)
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._detector = Detector(spec.timing, time.monotonic())
@@ -120,11 +120,11 @@ class WorkerManager:
 
     @property
     def inherited(self) -> int:
-        """How many workers a program before this one has handed over."""
+        """How many workers the previous program in this process has handed over."""
         return len(self._employed)
 
     async def listen(self) -> None:
-        """From here on it hears workers, first of all those of the program before this one."""
+        """Begin to hear workers, first of all those that the previous program has handed over."""
         self._crew.take_over(self._employed)
         for worker in self._employed:
             if worker.announced:
@@ -132,14 +132,14 @@ class WorkerManager:
         await self._switchboard.listen()
 
     async def start(self) -> None:
-        """The workers that are to run."""
+        """Start the workers of all slots."""
         if self._spec.ring is RingKind.MPI:
             await self._mpirun.start([slot.worker_id for slot in self._slots])
         for number in range(len(self._slots)):
             self._arm(number)
 
     async def end(self) -> None:
-        """No worker starts any more, and none is left, whatever ended the agent."""
+        """Start no worker any more, and end all of them, whatever has ended the agent."""
         self.for_all_slots(worker_slot.StopSlot())
         await self._crew.end()
         await self._mpirun.close()
@@ -151,7 +151,7 @@ class WorkerManager:
 
     @property
     def in_the_way(self) -> str:
-        """Why no other program can take over now, or nothing."""
+        """Why no other program can take over now, or ""."""
         if self._spec.ring is RingKind.MPI:
             return "mpirun holds the ranks of its workers; the job has to end first"
         if any(slot.phase is worker_slot.SlotPhase.STARTING for slot in self._slots):
@@ -165,7 +165,7 @@ class WorkerManager:
         return AgentUpgradeState(slots, tuple(workers), board.kept, self._standing, frozen, term, board.path)
 
     async def hand_over(self, term: int) -> AgentUpgradeState:
-        """Nothing is heard of the workers any more, and none starts, before another program has taken over."""
+        """Stop hearing and starting workers, for the program that takes over. Returns what it gets."""
         self._hands_over = True
         await self._switchboard.hand_over(HAND_OVER_S)
         await self._switchboard.close()
@@ -181,12 +181,12 @@ class WorkerManager:
 
     @property
     def has_others(self) -> bool:
-        """Whether members on other nodes go on without those here."""
+        """Whether the job has members on other nodes, which go on without this node."""
         return self._standing.has_others(self._node)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no worker is left, nor may one still start."""
+        """Whether no worker is left and none may still start."""
         waiting = (worker_slot.SlotPhase.WAITING, worker_slot.SlotPhase.STARTING)
         return not any(slot.lives or slot.phase in waiting for slot in self._slots)
 
@@ -195,7 +195,7 @@ class WorkerManager:
             self._supervise(number, event)
 
     def supervise_worker(self, worker_id: str, event: worker_slot.Event) -> None:
-        """An event about a worker; dropped if its slot has gone on without it."""
+        """Bring an event about a worker to its slot; dropped if the slot has gone on without the worker."""
         for number, slot in enumerate(self._slots):
             if slot.worker_id == worker_id and slot.lives:
                 self._supervise(number, event)
@@ -276,13 +276,13 @@ class WorkerManager:
         self._crew.signal(worker_id, signal.SIGKILL)
 
     def _say_how_far(self, worker_id: str) -> None:
-        """Its last beat may be old, and nobody else may be left to say how far this run has come."""
+        """Say how many steps are on file: the worker's last beat may be old, and no other worker may be left."""
         steps = self._accounts.next_step
         self._leader.say(Progress(worker_id, 0, 0, steps if steps > self._begun_with else 0, "gone"))
 
     def on_exit(self, number: int, worker_id: str, status: int, last_words: Callable[[], str]) -> None:
         if cause := self._mpirun.left(worker_id):
-            status = -signal.SIGKILL  # its own words are those of the MPI library, about what somebody else did
+            status = -signal.SIGKILL  # the last words are those of the MPI library, about another process
         self._switchboard.forget(worker_id)
         self._detector.forget(worker_id)
         self._frozen.discard(worker_id)
@@ -330,20 +330,20 @@ class WorkerManager:
         self._switchboard.order_all(order)
 
     def show_stacks(self, worker_id: str, then: Callable[[], None] = lambda: None) -> None:
-        """Have a worker that is given up show its stacks; a frozen one has done so. then: called afterwards."""
+        """Have a given-up worker write its stacks; a frozen one has done so before. then: called afterwards."""
         if worker_id in self._frozen:
             then()
         else:
             self._crew.show_stacks(worker_id, then)
 
     def end_worker(self, worker_id: str) -> None:
-        """By order of the leader: when it has said where it is."""
+        """End a worker by order of the leader, after it has written its stacks."""
         self.show_stacks(worker_id, lambda: self.supervise_worker(worker_id, worker_slot.KillOrdered()))
 
     # ------------------------------------------------------------------------------------------- beats
 
     def look(self) -> None:
-        """Called every beat_s: what waits for a disk is written, and silent workers are looked at."""
+        """To be called every beat_s: write what waits for a disk, and examine silent workers."""
         self._accounts.settle()
         self._settle_slots()
         now_s = time.monotonic()
@@ -364,7 +364,7 @@ class WorkerManager:
                 self._standing.thawed(worker_id)
 
     def _settle_slots(self) -> None:
-        """Said once: an agent that replaces this one could give a worker's id again."""
+        """Write the slot file. Journal once if that fails: a later agent could then give a worker's id again."""
         self._slot_file.settle()
         refused = self._slot_file.refused
         if refused is not None and not self._slots_refused:

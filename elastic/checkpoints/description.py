@@ -1,6 +1,6 @@
-"""What a copy of the state says of itself: which tensors it has, and where each belongs.
+"""The description of a copy of the state: which tensors it has, and where each belongs.
 
-So do checkpoints, snapshots, and members to a newcomer. It is checked here before anything is made of what it claims.
+Checkpoints, snapshots, and members for a newcomer use it. It is checked here before anything is allocated for it.
 
     {"format": 1,
      "tensors": [{"name": "model.weight", "dtype": "float32", "shape": [2, 3], "strides": [3, 1], "nbytes": 24,
@@ -9,10 +9,10 @@ So do checkpoints, snapshots, and members to a newcomer. It is checked here befo
                            "nonpersistent": {"queue": {"__tensor__": 7}, ...}}, ...},
      "state": {"best": a value, ...}}
 
-A value is one of JSON; {"__tensor__": i} stands where tensor i was, and other markers for what JSON cannot say
-(runtime/state/encoding.py). The bytes of a tensor come in row-major order; "strides", in elements, say how it lay in
-memory, without gaps: a fused optimizer pairs elements as they lie, and a kernel may sum in that order. Modules alone
-have more than "state"; "nonpersistent" are their buffers that are not in their state_dict().
+A value is JSON; {"__tensor__": i} replaces tensor i, and other markers replace values that JSON lacks
+(runtime/state/encoding.py). The bytes of a tensor come in row-major order; "strides", in elements, are its layout in
+memory, without gaps: a fused optimizer pairs elements in memory order, and a kernel may sum in that order. Only modules
+have more than "state"; "nonpersistent" has their buffers that are not in their state_dict().
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Any
 
 STATE_FORMAT = 1
 STATE = "job.state"
-"""What the names of tensors in "state" begin with."""
+"""Prefix of the names of tensors in "state"."""
 PACKED = "__packed__"
-"""The key of a value whose tensors are with it."""
+"""The key of a value whose tensors are packed with it."""
 DEPTH_MAX = 400
-"""Lists and objects within each other; 64 levels of tuples, or of dicts with numbers as keys, have at most 194."""
+"""The most lists and objects within each other; 64 levels of tuples, or of dicts with number keys, take up to 194."""
 DIMENSIONS_MAX = 64
 BYTES_MAX = 1 << 62
 
@@ -38,7 +38,7 @@ _INTEGERS = {f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8,
 ITEM_BYTES = {**_FLOATS, **_INTEGERS, "bool": 1, "complex64": 8, "complex128": 16}
 """Bytes of an element, by dtype."""
 FACTORIES = ("bool", "int", "float", "str", "list", "tuple", "dict", "OrderedDict", "Counter")
-"""What makes the values of a defaultdict."""
+"""Factories of a defaultdict."""
 
 _KEYS = {"name", "dtype", "shape", "strides", "nbytes", "device"}
 _PACKED_KEYS = {"dtype", "shape", "strides", "device"}
@@ -46,7 +46,7 @@ _PACKED_KEYS = {"dtype", "shape", "strides", "device"}
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A tensor. nbytes is that of its shape and dtype."""
+    """A tensor. nbytes follows from its shape and dtype."""
 
     name: str
     dtype: str
@@ -55,7 +55,7 @@ class Described:
 
 
 def described_tensors(header: Any) -> list[Described]:
-    """The tensors of a description, in its order. Raises ValueError for what is none, saying what is wrong."""
+    """The tensors of a description, in its order. Raises ValueError for anything else, saying what is wrong."""
     header = _object(header, "it", {"format", "tensors", "objects", "state"})
     if type(header["format"]) is not int or header["format"] != STATE_FORMAT:
         raise ValueError(f"format {str(header['format'])[:40]!r} instead of {STATE_FORMAT}")
@@ -88,8 +88,8 @@ def described_tensors(header: Any) -> list[Described]:
 
 
 def check_values(values: Any) -> None:
-    """Values of job.state without a copy of the state: name -> a value as above without tensors, or, with a few,
-    {PACKED: {"value": a value, "tensors": [{"dtype", "shape", "strides", "device", "bytes": base64}]}}.
+    """Check values of job.state without a copy of the state: name -> a value as above without tensors, or, with small
+    ones, {PACKED: {"value": a value, "tensors": [{"dtype", "shape", "strides", "device", "bytes": base64}]}}.
 
     Raises ValueError.
     """
@@ -108,7 +108,7 @@ def check_values(values: Any) -> None:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Names for the files: two entries of one name, such as keys 1 and "1" of one dict, stay apart."""
+    """Names for the files: two entries with one name, such as keys 1 and "1" of one dict, get different names."""
     taken = set(names)
     seen: dict[str, int] = {}
     found = []
@@ -139,7 +139,7 @@ def _tensor(entry: Any) -> Described:
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the elements of such a tensor lie without gaps or overlaps, in whatever order of its dimensions."""
+    """Whether the elements of such a tensor have no gaps or overlaps, in any order of its dimensions."""
     if len(shape) != len(strides):
         return False
     span = 1
@@ -151,7 +151,7 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def sizes(value: Any, what: str) -> tuple[int, ...]:
-    """The dimensions of a tensor, or where in it something begins. Raises ValueError."""
+    """The dimensions of a tensor, or a position in it. Raises ValueError."""
     found = tuple(_list(value, what))
     if len(found) > DIMENSIONS_MAX or not all(type(size) is int and 0 <= size <= BYTES_MAX for size in found):
         raise ValueError(f"{what} cannot be {str(found)[:80]}")
@@ -218,5 +218,5 @@ def _list(value: Any, what: str) -> list[Any]:
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{what} is no text")
-    value.encode()  # half of a character raises a ValueError
+    value.encode()  # a lone surrogate raises a ValueError
     return value

@@ -1,11 +1,11 @@
-"""A checkpoint as plain files that need nothing of this project: safetensors, and one JSON document.
+"""Exports a checkpoint as plain files, independent of this project: safetensors, and one JSON document.
 
 <name>.safetensors   the tensors of a registered object under the keys of its state_dict()
 <name>-nonpersistent.safetensors  the buffers of a module that its state_dict() leaves out, if it has any
-job-state.safetensors  those of job.state, if it has any
+job-state.safetensors  the tensors of job.state, if it has any
 checkpoint.json      where the job stood, job.state, and the rest of every state_dict(); {"__tensor__": [file, key]}
                      stands where a tensor was
-files/               what on_checkpoint hooks have left
+files/               files of on_checkpoint hooks
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from elastic.errors import CheckpointCorrupt, ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a tensor of the checkpoint goes."""
+    """The file and key of a tensor of the checkpoint."""
 
     file: str
     key: str
@@ -77,7 +77,7 @@ def _target(name: str, objects: list[str], left_out: bool) -> Target:
 
 
 def _told(tree: Any, targets: list[Target]) -> Any:
-    """The tree with the names of its tensors in the place of their numbers."""
+    """The tree, with the files and keys of its tensors instead of their numbers."""
     if isinstance(tree, list):
         return [_told(item, targets) for item in tree]
     if not isinstance(tree, dict):
@@ -88,7 +88,7 @@ def _told(tree: Any, targets: list[Target]) -> Any:
 
 
 def _pieces(series: Series, manifest: Manifest) -> dict[str, list[TensorPiece]]:
-    """By tensor, in the order of their rows."""
+    """Name of a tensor -> its pieces, in the order of their rows."""
     found: dict[str, list[TensorPiece]] = {}
     for piece in sorted(series.pieces(manifest), key=lambda piece: piece.offsets):
         found.setdefault(piece.name, []).append(piece)

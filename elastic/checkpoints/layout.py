@@ -1,5 +1,5 @@
-"""How tensors lie in the data files: safetensors, with the places of their rows as torch.distributed.checkpoint writes
-them. A file has: 8 bytes, the length of its header; the header, JSON; the data.
+"""The layout of the data files: safetensors, with the places of rows as torch.distributed.checkpoint writes them. A
+file has 8 bytes, the length of its header; the header, JSON; the data.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ DTYPES = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
 }
-"""The names of safetensors. Complex numbers have none, and lie there as their two parts."""
+"""dtype -> its name in safetensors. Complex numbers have no name, and are stored as their two parts."""
 _ITEM_BYTES = {name: ITEM_BYTES[dtype] for dtype, name in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
-    """Consecutive rows of a tensor: bytes begin..end-1 of the file, which has dtypes by safetensors' names.
+    """Consecutive rows of a tensor: bytes begin..end-1 of the file. dtype: its name in safetensors.
 
-    offsets: where in the tensor they begin; only the first can be other than 0.
+    offsets: where in the tensor the rows begin; only the first can differ from 0.
     """
 
     file: str
@@ -54,7 +54,7 @@ class TensorPiece:
 
 
 def header_bytes(file: FileEntry, prefix: bytes) -> int:
-    """The length of a file's header, of its first 8 bytes. Raises CheckpointCorrupt."""
+    """The length of a file's header, from its first 8 bytes. Raises CheckpointCorrupt."""
     if len(prefix) != LENGTH.size:
         raise _corrupt(file, f"it ends after {len(prefix)} bytes")
     length = int(LENGTH.unpack(prefix)[0])
@@ -64,7 +64,7 @@ def header_bytes(file: FileEntry, prefix: bytes) -> int:
 
 
 def pieces(file: FileEntry, encoded: bytes) -> list[TensorPiece]:
-    """What a file holds, in the order of its data. encoded: its header. Raises CheckpointCorrupt."""
+    """The pieces of tensors in a file, in the order of its data. encoded: its header. Raises CheckpointCorrupt."""
     start = LENGTH.size + len(encoded)
     try:
         header = json.loads(encoded)
@@ -92,7 +92,7 @@ def pieces(file: FileEntry, encoded: bytes) -> list[TensorPiece]:
 
 
 def check_covered(tensors: Sequence[Described], found: Iterable[TensorPiece]) -> None:
-    """Whether these pieces are all rows of these tensors, each once. Raises CheckpointCorrupt."""
+    """Raise CheckpointCorrupt unless these pieces are all rows of these tensors, each once."""
     by_name: dict[str, list[TensorPiece]] = {}
     for piece in found:
         by_name.setdefault(piece.name, []).append(piece)

@@ -1,7 +1,7 @@
-"""The manifest: what a checkpoint consists of, and the digest of everything that it says.
+"""The manifest: the files of a checkpoint, where it was taken, and a digest of all that.
 
-It is the commit mark: written last, replaced never. It is JSON with a digest of its own, so that a flipped bit in it
-is found as surely as one in the data.
+It is the commit mark: written last, and never replaced. It is JSON with a digest of its own, so that a flipped bit in
+it is found as surely as one in the data.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Where in the job the state was taken."""
+    """The place in the job where the state was taken."""
 
     step: int
-    """Applied steps; the step with this index comes next."""
+    """Number of applied steps; the step with this index comes next."""
     epoch: int
     epoch_start: int
     """Index of the first step of this epoch."""
     seed: int
     shards: int
-    """0: the script has not said yet."""
+    """Number of shards; 0: the script has not said it yet."""
     once: dict[str, Any] = field(default_factory=dict)
-    """Results of the collective calls of this epoch before its steps, which a resumed run does not make again."""
+    """Results of this epoch's collective calls before its steps; a resumed run does not repeat the calls."""
     shared: dict[str, Any] = field(default_factory=dict)
-    """What `shared` calls before the loop gave, by name."""
+    """Name -> value of each `shared` call before the loop."""
     data: dict[str, Any] | None = None
-    """What the samples of this epoch are planned from (Plan.about); None if the script draws its own."""
+    """How the samples of this epoch are planned (SamplePlan.about); None if the script draws its own."""
     values: dict[str, Any] = field(default_factory=dict)
-    """job.state as it was when this epoch was handed out, as of description.check_values."""
+    """job.state when this epoch was handed out, as in description.check_values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Manifest:
 
     @property
     def name(self) -> EntryName:
-        """Raises CheckpointCorrupt for a name that is none."""
+        """The entry's name. Raises CheckpointCorrupt if it is not valid."""
         name = EntryName.parse(self.entry)
         if name is None:
             raise CheckpointCorrupt(f"{self.entry!r} is no name of a checkpoint")
@@ -82,17 +82,17 @@ class Manifest:
 
     @property
     def data(self) -> tuple[FileEntry, ...]:
-        """The files that hold tensors; the others are the script's."""
+        """The files that hold tensors; the other files are the script's."""
         return tuple(file for file in self.files if file.name.endswith(".safetensors") and "/" not in file.name)
 
     def to_json(self) -> bytes:
-        """In the order in which its dicts are: that of those in job.state comes back."""
+        """The JSON, with the order of its dicts, because the order of dicts in job.state matters."""
         body = {"format": MANIFEST_FORMAT, **asdict(self)}
         return json.dumps({"sha256": _digest(body), **body}, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
     def from_json(cls, content: bytes) -> Self:
-        """Raises CheckpointCorrupt, saying what is wrong."""
+        """Read a manifest. Raises CheckpointCorrupt, saying what is wrong."""
         try:
             body = json.loads(content)
             said = body.pop("sha256")
@@ -131,7 +131,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class PartNote:
-    """What one member says about its part. taken: as in Manifest, by this member's clock."""
+    """One member's note about its part. taken: as in Manifest, by this member's clock."""
 
     files: tuple[FileEntry, ...]
     taken: str
@@ -142,7 +142,7 @@ class PartNote:
 
     @classmethod
     def from_json(cls, content: bytes) -> Self:
-        """Raises CheckpointCorrupt."""
+        """Read a note. Raises CheckpointCorrupt."""
         try:
             body = json.loads(content)
             said = body.pop("sha256")
@@ -158,7 +158,7 @@ class PartNote:
 
 
 def _check_files(files: tuple[FileEntry, ...], what: str) -> None:
-    """Raises CheckpointCorrupt, and TypeError or AttributeError for fields that are no texts."""
+    """Raise CheckpointCorrupt for bad files, and TypeError or AttributeError for fields that are not text."""
     for file in files:
         good = is_inside(file.name) and _SHA256.fullmatch(file.sha256) and type(file.size) is int
         if not good or not 0 <= file.size <= BYTES_MAX:

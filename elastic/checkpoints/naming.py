@@ -1,4 +1,4 @@
-"""Names of what lies in a checkpoint directory. A name is checked before it becomes a path.
+"""Names in a checkpoint directory. A name is checked before it becomes a path.
 
 Parts of one entry come from one generation: its number and a few digits of its token are in the entry's name, so
 members of two generations, or of two runs of the job, can never complete each other's parts.
@@ -13,7 +13,7 @@ from typing import Self
 from elastic.errors import ConfigError
 
 PERIODIC = "_periodic"
-"""The series of checkpoints taken by themselves. No name of job.save begins with an underscore."""
+"""The series of automatic checkpoints. No name of job.save begins with an underscore."""
 
 MANIFEST = "manifest.json"
 OWNER = "owner.json"
@@ -21,7 +21,7 @@ FILES = "files"
 TOKEN_DIGITS = 8
 
 OWN_FILES_PREFIX = "elastic-checkpoint-"
-"""How the names of temporary directories begin in which on_checkpoint hooks leave their files."""
+"""Prefix of the temporary directories in which on_checkpoint hooks leave their files."""
 
 _SERIES = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ENTRY = re.compile(rf"step-(\d{{12}})\.(\d+)\.g(\d+)-([0-9a-f]{{{TOKEN_DIGITS}}})")
@@ -44,10 +44,10 @@ def is_series(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, order=True)
 class EntryName:
-    """Which moment an entry holds. They sort by age.
+    """The moment of an entry. Entries sort by age.
 
-    step: applied steps. call: how many collective calls of the epoch came before; tells two saves of one step apart.
-    token: hexadecimal digits of the generation's token.
+    step: number of applied steps. call: number of earlier collective calls of the epoch, which tells two saves of one
+    step apart. token: hexadecimal digits of the generation's token.
     """
 
     step: int
@@ -60,22 +60,22 @@ class EntryName:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """None: something else lies there."""
+        """The name in this text; None: the text is no name of an entry."""
         match = _ENTRY.fullmatch(text)
         return None if match is None else cls(int(match[1]), int(match[2]), int(match[3]), match[4])
 
 
 def part_file(rank: int, world: int) -> str:
-    """The tensors of one member."""
+    """The file with one member's tensors."""
     return f"part-{rank:05d}-of-{world:05d}.safetensors"
 
 
 def part_note(rank: int, world: int) -> str:
-    """What that member says about its files."""
+    """The file with that member's note about its files."""
     return f"part-{rank:05d}-of-{world:05d}.json"
 
 
 def is_inside(path: str) -> bool:
-    """Whether a manifest may name this file: it lies in the entry, or in its directory `files`."""
+    """Whether a manifest may name this file: it is in the entry, or in its directory `files`."""
     directory, _, name = path.rpartition("/")
     return directory in ("", FILES) and _FILE.fullmatch(name) is not None and name != MANIFEST

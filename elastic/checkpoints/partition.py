@@ -1,6 +1,6 @@
-"""Which member writes what: consecutive rows of tensors, about the same number of bytes each.
+"""Which member writes what: consecutive rows of tensors, about the same number of bytes for each member.
 
-Every member holds the whole state, so this is a function of the tensors' shapes and the number of members alone.
+Every member holds the whole state, so this depends on the tensors' shapes and the number of members alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The pointer to the newest complete checkpoint of a series, which the rendezvous keeps in the store.
 
-It is a fence and not the truth: what a job goes on from is found on the storage (select.py). Whoever has moved the
-pointer to an entry may remove what is older than that entry; a writer that was frozen, expelled, and woke up cannot
-move it, and so removes nothing.
+It is only a fence: a job finds the checkpoint to go on from on the storage (select.py). The worker that has moved the
+pointer to an entry may remove older entries; a writer that was frozen, expelled, and woke up cannot move it, and so
+removes nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from elastic.errors import CheckpointCorrupt
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """holder: the worker that wrote the manifest of `entry`; "" where the pointer was made anew from the storage.
+    """holder: the worker that wrote the manifest of `entry`; "" if the pointer was restored from the storage.
 
-    since: the generation in which the entry was taken. 0 where it was made anew: numbers of generations begin again
-    with a new store, and whatever is taken from then on is newer.
+    since: the generation in which the entry was taken; 0 if the pointer was restored: numbers of generations begin
+    again with a new store, and all later entries are newer.
     """
 
     entry: str
@@ -29,14 +29,14 @@ class Pointer:
 
     @property
     def name(self) -> EntryName:
-        """Raises CheckpointCorrupt for a name that is none."""
+        """The entry's name. Raises CheckpointCorrupt if it is not valid."""
         name = EntryName.parse(self.entry)
         if name is None:
             raise CheckpointCorrupt(f"{self.entry!r} is no name of a checkpoint")
         return name
 
     def is_newer_than(self, other: Pointer | None) -> bool:
-        """By generation first: after a return to an older checkpoint, steps begin again below those of before."""
+        """Compare by generation first: after a return to an older checkpoint, step numbers repeat."""
         if other is None:
             return True
         mine, theirs = self.name, other.name
@@ -47,7 +47,7 @@ class Pointer:
 
     @classmethod
     def from_json(cls, content: bytes) -> Self:
-        """Raises CheckpointCorrupt."""
+        """Read a pointer. Raises CheckpointCorrupt."""
         try:
             pointer = cls(**json.loads(content))
             if type(pointer.since) is not int or not isinstance(pointer.holder, str):

@@ -1,4 +1,4 @@
-"""How often a checkpoint is taken ("10 min", "500 steps", "auto" or "off"), and which checkpoints stay."""
+"""How often a checkpoint is taken ("10 min", "500 steps", "auto" or "off"), and which checkpoints are kept."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from elastic.checkpoints.naming import EntryName
 from elastic.errors import ConfigError
 
 PRIOR_MTBF_S = 86_400.0
-"""Before a job has taught us otherwise, it is expected to lose every copy of its state once a day."""
+"""Before the job's own history says otherwise, it is expected to lose every copy of its state once a day."""
 
 FIRST_S = 60.0
-"""With `auto`, when the first checkpoint is taken: from then on its cost is known."""
+"""With `auto`, seconds until the first checkpoint, after which its cost is known."""
 
 LEAST_S = 10.0
-"""`auto` takes none sooner after another."""
+"""With `auto`, the least seconds between two checkpoints."""
 
 SNAPSHOT_LEAST_S = 5.0
-"""`auto` puts none into memory sooner after another, nor after the job's begin."""
+"""With `auto`, the least seconds between two snapshots, and before the first."""
 
 SNAPSHOT_COST = 0.01
-"""With `auto`, the part of the training time that copies into memory may take."""
+"""With `auto`, the part of the training time that snapshots may take."""
 
 _UNIT_S = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 _EVERY = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(steps?|s|sec|min|h)")
@@ -40,14 +40,14 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """amount: steps or seconds; 0 for the others."""
+    """An interval. amount: steps or seconds; 0 for the other units."""
 
     unit: Unit
     amount: float = 0.0
 
     @classmethod
     def parse(cls, text: str, what: str = "checkpoint") -> Self:
-        """what: of which interval it is, for the message. Raises ConfigError."""
+        """Parse an interval. what: its kind, for the message. Raises ConfigError."""
         text = text.strip()
         if text in (Unit.AUTO, Unit.OFF):
             return cls(Unit(text))
@@ -61,11 +61,11 @@ class Every:
         raise ConfigError(f'{what} every {text!r}: write "10 min", "30 s", "2 h", "500 steps", "auto" or "off"')
 
     def at_step(self, step: int) -> bool:
-        """Whether all members take one before this step, by its number alone."""
+        """Whether all members take a checkpoint before this step, by its number alone."""
         return self.unit is Unit.STEPS and step > 0 and step % self.amount == 0
 
     def wait_s(self, cost_s: float | None, mtbf_s: float) -> float:
-        """Time from one to the next where time decides, else infinite. cost_s: None before the first."""
+        """Seconds between two checkpoints if time decides, else infinity. cost_s: None before the first checkpoint."""
         match self.unit:
             case Unit.SECONDS:
                 return self.amount
@@ -75,8 +75,8 @@ class Every:
                 return math.inf
 
     def snapshot_wait_s(self, cost_s: float | None) -> float:
-        """The same of copies in memory: `auto` bounds what they cost, because failures need them without a warning.
-        cost_s: training time that one costs."""
+        """Seconds between two snapshots if time decides, else infinity. `auto` limits their cost, because failures come
+        without warning. cost_s: training time that a snapshot costs."""
         match self.unit:
             case Unit.SECONDS:
                 return self.amount
@@ -87,12 +87,12 @@ class Every:
 
 
 def best_interval_s(cost_s: float, mtbf_s: float) -> float:
-    """The time between checkpoints which loses least to writing them and to repeating work after a failure.
+    """The seconds between checkpoints that lose least to writing them and to repeating work after a failure.
 
-    cost_s: training time that one checkpoint costs; mtbf_s: mean time between failures that need one. Young 1974
-    gives sqrt(2 C M); this is the higher order estimate of J. T. Daly, "A higher order estimate of the optimum
-    checkpoint interval for restart dumps", FGCS 22 (2006), equation 37: with x = C / 2M,
-    sqrt(2 C M) (1 + sqrt(x) / 3 + x / 9) - C while C < 2 M, and M above.
+    cost_s: training time that one checkpoint costs. mtbf_s: mean time between failures that need one. Young 1974 gives
+    sqrt(2 C M); this is the higher order estimate of J. T. Daly, "A higher order estimate of the optimum checkpoint
+    interval for restart dumps", FGCS 22 (2006), equation 37: with x = C / 2M, sqrt(2 C M) (1 + sqrt(x) / 3 + x / 9) - C
+    while C < 2 M, and M above.
     """
     if cost_s >= 2 * mtbf_s:
         return mtbf_s
@@ -101,7 +101,7 @@ def best_interval_s(cost_s: float, mtbf_s: float) -> float:
 
 
 def mtbf_s(observed_s: float, interruptions: int) -> float:
-    """Expected time between losses of everything: the job's own history, and one loss a day as its prior."""
+    """Expected seconds between losses of everything: the job's own history, with one loss a day as prior."""
     return (PRIOR_MTBF_S + observed_s) / (1 + interruptions)
 
 
@@ -110,7 +110,7 @@ _KEEP = re.compile(r"(?:last\s+)?(\d{1,15})(?:\s*,\s*every\s+(\d{1,15})(?:\s+ste
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The newest `last` ones, and for good the first of each `every` steps (0: none for good)."""
+    """Keep the newest `last` ones, and for ever the first of each `every` steps (0: none for ever)."""
 
     last: int = 2
     every: int = 0
@@ -128,7 +128,7 @@ class Keep:
 
 
 def superfluous(keep: Keep, complete: Iterable[EntryName], unfinished: Iterable[EntryName]) -> list[EntryName]:
-    """What to remove, oldest first. An unfinished one that is older than a complete one will never be needed."""
+    """The entries to remove, oldest first. An unfinished entry that is older than a complete one is never needed."""
     ordered = sorted(complete)
     stay = set(ordered[-keep.last :])
     if keep.every:

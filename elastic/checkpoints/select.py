@@ -1,4 +1,4 @@
-"""Which checkpoint a job goes on from, and why none of the newer ones."""
+"""Whether an entry can be used, and if not, why."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elastic.errors import CheckpointCorrupt
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An entry as it lies there. problem: why it cannot be used, "" if nothing is known against it."""
+    """An entry on the storage. problem: why it cannot be used; "": no problem is known."""
 
     name: EntryName
     manifest: Manifest | None
@@ -20,7 +20,7 @@ class Found:
 
     @property
     def unfinished(self) -> bool:
-        """Never completed, or being written just now."""
+        """Whether it was never completed, or is being written now."""
         return self.manifest is None and self.problem == UNFINISHED
 
 
@@ -28,9 +28,9 @@ UNFINISHED = "it was never completed"
 
 
 def assess(name: EntryName, job_id: str, content: bytes | None, sizes: Mapping[str, int]) -> Found:
-    """What a look at an entry tells, without reading its data.
+    """Assess an entry without reading its data.
 
-    content: of its manifest, None: there is none. sizes: bytes of the files that are there. job_id "": any job's.
+    content: of its manifest; None: there is none. sizes: file -> bytes on the storage. job_id "": any job's.
     """
     if content is None:
         return Found(name, None, UNFINISHED)

@@ -1,4 +1,4 @@
-"""One series of checkpoints on its storage: what is there, whether it is whole, and what may go."""
+"""One series of checkpoints on its storage: its entries, their checks, their removal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Series:
         return sorted(name for name in found if name is not None)
 
     def look(self, name: EntryName, job_id: str = "") -> Found:
-        """Without reading the data."""
+        """Assess an entry without reading its data."""
         try:
             content = self.storage.read(self.path(name, MANIFEST))
         except FileNotFoundError:
@@ -45,13 +45,13 @@ class Series:
         return assess(name, job_id, content, self.storage.files(self.path(name)))
 
     def all(self, job_id: str = "") -> list[Found]:
-        """Newest first."""
+        """All entries, newest first."""
         return newest_first(self.look(name, job_id) for name in self.names())
 
     def verify(self, found: Found, steps: int | None = None) -> Found:
-        """With every byte of its files read and compared, and whether they hold what the manifest describes.
+        """The entry after a full check: every byte is compared, and the files' content with the manifest.
 
-        steps: how many the ledger has, where that matters.
+        steps: number of steps in the ledger; None: it does not matter.
         """
         if found.problem or found.manifest is None:
             return found
@@ -62,8 +62,8 @@ class Series:
         return replace(found, problem=problem)
 
     def pieces(self, manifest: Manifest) -> list[TensorPiece]:
-        """What its data files hold, and that this is what it describes. Nothing is allocated that the files, as large
-        as they are, do not have. Raises CheckpointCorrupt and OSError."""
+        """The pieces in its data files, after a check that the manifest describes them. Nothing is allocated beyond the
+        size of the files. Raises CheckpointCorrupt and OSError."""
         if problem := problem_of_sizes(manifest, self.storage.files(self.path(manifest.entry))):
             raise CheckpointCorrupt(problem)
         found: list[TensorPiece] = []
@@ -74,7 +74,7 @@ class Series:
         return found
 
     def newest(self, job_id: str = "", steps: int | None = None) -> tuple[Found | None, list[Found]]:
-        """The newest that is complete and undamaged, and what was skipped before it, newest first.
+        """The newest entry that is complete and undamaged, and the newer ones that were skipped, newest first.
 
         steps: as in `verify`.
         """
@@ -86,7 +86,7 @@ class Series:
         return None, skipped
 
     def publish(self, manifest: Manifest) -> None:
-        """From now on it is a checkpoint. Its files must be durable. Twice with the same content is as good as once."""
+        """Make the entry a checkpoint. Its files must be durable. To repeat this with the same content is harmless."""
         put(self.storage, self.path(manifest.entry, MANIFEST), manifest.to_json())
 
     def prune(
@@ -98,11 +98,11 @@ class Series:
         skipped: Collection[str] = (),
         thorough: bool = False,
     ) -> list[EntryName]:
-        """Remove what the rule does not keep, of this job only; returns the names.
+        """Remove this job's entries that the rule does not keep; returns their names.
 
-        newest: nothing that is newer is looked at; whoever has just completed it knows nothing of that. skipped: names
-        of those that were found not to be usable: they replace no others, and go when there are newer ones. thorough:
-        read every byte first, so that a damaged one is not taken for one that may replace others.
+        newest: newer entries are ignored; the worker that has just completed this one knows nothing of them. skipped:
+        names of entries that cannot be used: they replace no others, and are removed when there are newer ones.
+        thorough: read every byte first, so that a damaged entry replaces no other.
         """
         found = [entry for entry in self.all(job_id) if newest is None or entry.name <= newest]
         found = [self.verify(entry) if thorough else entry for entry in found]
@@ -115,13 +115,13 @@ class Series:
         return gone
 
     def keep_only(self, entry: str) -> None:
-        """Remove all others, whosever they are."""
+        """Remove all other entries, of any job."""
         for name in self.names():
             if str(name) != entry:
                 self.remove(name)
 
     def remove(self, name: EntryName) -> None:
-        """The manifest first: what is left of a removal that was interrupted is no checkpoint."""
+        """Remove an entry, its manifest first: the rest of an interrupted removal is no checkpoint."""
         self.storage.remove(self.path(name, MANIFEST))
         self.storage.remove_directory(self.path(name))
 
@@ -155,7 +155,7 @@ class Series:
 
 
 def newest_in_memory(settings: Settings) -> str:
-    """The newest snapshot of this machine that looks whole, told without reading its data; or ""."""
+    """The newest snapshot of this machine that looks whole without a read of its data; or ""."""
     if not settings.memory:
         return ""
     whole = (found.name for found in Series(MemoryStorage(settings.memory)).all(settings.job_id) if not found.problem)

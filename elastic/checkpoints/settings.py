@@ -1,4 +1,4 @@
-"""What a worker has to know about checkpoints; its agent tells it in one environment variable."""
+"""A worker's settings of checkpoints, which its agent passes in one environment variable."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Settings:
     resume: str = ""
     """The entry of the periodic series from which this run of the job goes on; "": from the start."""
     resume_from: str = ""
-    """Where that entry lies; "": at the root."""
+    """The directory of that entry's storage; "": the root."""
     memory: str = ""
     """A directory in this machine's memory (elastic/records/host_memory.py) for snapshots; "": there is none."""
     snapshot_every: str = "off"
     """As `every`."""
     skipped: tuple[str, ...] = ()
-    """Entries of that series of which this run, or one before, did not go on because something is wrong with them."""
+    """Entries of that series from which this run, or an earlier one, did not go on because they are damaged."""
     interruptions: int = 0
     """How often the job was started again."""
     observed_s: float = 0.0
-    """Since when, in seconds before this run."""
+    """Seconds from the job's beginning to this run."""
 
     def to_environment(self) -> dict[str, str]:
         return {CHECKPOINTS_VARIABLE: json.dumps(asdict(self))}

@@ -1,7 +1,7 @@
-"""Where checkpoints lie: a directory of this machine, or any fsspec path ("s3://bucket/run").
+"""The storage of checkpoints: a directory of this machine, or any fsspec path ("s3://bucket/run").
 
-A file that is on disk under its name is complete and durable: locally it is written under a temporary name, fsynced,
-renamed, and its directory fsynced; an object store shows an object only when all of it is there. Errors are OSError.
+A file under its final name is complete and durable: locally it is written under a temporary name, fsynced, renamed, and
+its directory fsynced; an object store shows an object only when it is complete. Errors are OSError.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ class Storage(Protocol):
 
     @property
     def durable(self) -> bool:
-        """Whether what is written has to outlive the machine."""
+        """Whether files have to outlive the machine."""
         ...
 
     def directories(self, path: str) -> list[str]:
-        """Names of the directories in a directory; none if it does not exist."""
+        """Names of the directories in a directory; [] if it does not exist."""
         ...
 
     def files(self, path: str) -> dict[str, int]:
-        """Size in bytes of every file below a directory by its path from there; none if it does not exist."""
+        """Path -> size in bytes of every file below a directory, relative to it; {} if it does not exist."""
         ...
 
     def read(self, path: str) -> bytes:
-        """Raises FileNotFoundError."""
+        """The content of a file. Raises FileNotFoundError."""
         ...
 
     def open(self, path: str) -> AbstractContextManager[FileSource]:
-        """Raises FileNotFoundError."""
+        """Open a file. Raises FileNotFoundError."""
         ...
 
     def create(self, path: str) -> AbstractContextManager[FileSink]:
@@ -69,16 +69,16 @@ class Storage(Protocol):
         ...
 
     def remove(self, path: str) -> None:
-        """A file; one that is not there is none."""
+        """Remove a file if it exists."""
         ...
 
     def remove_directory(self, path: str) -> None:
-        """With everything in it."""
+        """Remove a directory with everything in it."""
         ...
 
 
 def put(storage: Storage, path: str, content: bytes) -> None:
-    """A whole file at once."""
+    """Write a whole file at once."""
     with storage.create(path) as file:
         file.write(content)
 
@@ -87,7 +87,7 @@ LASTING_KEPT = 64
 
 
 def storage_at(url: str) -> Storage:
-    """Raises ConfigError for a scheme that nobody can serve here."""
+    """The storage at a path or URL. Raises ConfigError for a scheme that is not available here."""
     if "://" not in url:
         return LocalStorage(os.path.abspath(url))
     if url.startswith("file://"):
@@ -96,14 +96,14 @@ def storage_at(url: str) -> Storage:
 
 
 class LocalStorage:
-    """A directory; it is made when something is written."""
+    """A directory, which is made when something is written."""
 
     durable = True
 
     def __init__(self, root: str) -> None:
         self.url = root
         self._lasting: set[str] = set()
-        """Directories whose names are durable, as far as this process has seen to it."""
+        """Directories whose names this process has made durable."""
 
     def directories(self, path: str) -> list[str]:
         try:
@@ -174,8 +174,8 @@ class LocalStorage:
         return os.path.join(self.url, path) if path else self.url
 
     def _make(self, directory: str) -> None:
-        """With its parents, up to one that is not below the root; each name is durable before anything is put into it,
-        also where another process has made it, which may have been killed before it saw to that."""
+        """Make a directory with its parents below the root. Each name is durable before anything is put into it, also
+        if another process has made it, which may have been killed before it was durable."""
         if os.path.isdir(directory) and (directory in self._lasting or not self._is_below(directory)):
             return
         parent = os.path.dirname(directory)
@@ -184,7 +184,7 @@ class LocalStorage:
             os.mkdir(directory, file_modes.of_directory())
         self._sync_directory(parent)
         if len(self._lasting) >= LASTING_KEPT:
-            self._lasting.clear()  # once more is no harm
+            self._lasting.clear()  # to sync a directory again does no harm
         self._lasting.add(directory)
 
     def _is_below(self, directory: str) -> bool:
@@ -202,9 +202,9 @@ class LocalStorage:
 
 
 class MemoryStorage(LocalStorage):
-    """A directory in the memory of this machine, which somebody else has made and removes; it is never made anew, or
-    a worker that outlives it for a moment would leave its state there for good. Nothing is fsynced: what outlives the
-    processes does not outlive the machine."""
+    """A directory in the memory of this machine, which its owner makes and removes. It is never made again, or a worker
+    that outlives its owner for a moment would leave its state there for good. Nothing is fsynced: memory does not
+    outlive the machine."""
 
     durable = False
 
@@ -216,7 +216,7 @@ class MemoryStorage(LocalStorage):
         super()._make(directory)
 
     def _sync(self, descriptor: int) -> None:
-        """Every process reads the same pages."""
+        """Do nothing: every process reads the same pages."""
 
 
 class _LocalSink:
@@ -231,8 +231,7 @@ class _LocalSink:
 
 @contextlib.contextmanager
 def _as_os_errors(url: str) -> Iterator[None]:
-    """Each of fsspec's file systems has errors of its own: S3's for missing credentials, and a server that does not
-    answer, are none of OSError's."""
+    """Raise fsspec's errors as OSError: its file systems have their own errors, as S3's for missing credentials."""
     try:
         yield
     except OSError:
@@ -242,7 +241,7 @@ def _as_os_errors(url: str) -> Iterator[None]:
 
 
 class _RemoteFile:
-    """Being read, or written: parts of it go out at any time."""
+    """A remote file that is read, or written in parts."""
 
     def __init__(self, file: Any, url: str) -> None:
         self._file = file
@@ -305,7 +304,7 @@ class RemoteStorage:
         try:
             yield _RemoteFile(file, self.url)
         except BaseException:
-            file.discard()  # closing it would make half a file appear
+            file.discard()  # a close would make a partial file appear
             raise
         with _as_os_errors(self.url):
             file.close()
@@ -322,7 +321,7 @@ class RemoteStorage:
         return f"{self._root.rstrip('/')}/{path}" if path else str(self._root)
 
     def _found(self, path: str) -> dict[str, int]:
-        """An object store has no directories: only names with slashes."""
+        """The files below a path. An object store has no directories, only names with slashes."""
         self._fs.invalidate_cache()
         root, found = self._at(path).rstrip("/") + "/", dict[str, dict[str, Any]]()
         with contextlib.suppress(FileNotFoundError), _as_os_errors(self.url):

@@ -1,4 +1,4 @@
-"""What workers, agents and leaders say, and what is decided. Pure: no clock, socket, file or thread.
+"""The messages of workers, agents and leaders, and all decisions. Pure: no clock, socket, file or thread.
 
 The two state machines are fed events and answer with actions; the simulator runs the same code under virtual time.
 
@@ -9,7 +9,7 @@ The two state machines are fed events and answer with actions; the simulator run
     shard_assignment.py  how many units each member owns
     reduction_tree.py    which leaves are added to which, whoever computes them
     sampling.py          which samples a shard gets
-    failure_detector.py  who is alive, suspect or frozen; which agents are silent
-    worker_slot.py       a slot of an agent: whether and when another worker is started in it
+    failure_detector.py  which workers are alive, suspect or frozen; which agents are silent
+    worker_slot.py       a slot of an agent: whether and when another worker starts in it
     worker_id.py         what the id of a worker says
 """

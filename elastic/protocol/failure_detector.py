@@ -1,19 +1,18 @@
-"""Who is alive, who is suspect, who is frozen: what an agent decides of its workers, and a leader of its agents.
+"""Which workers are alive, suspect or frozen, for their agent; and which agents are silent, for the leader.
 
-A worker sends beats. While they come, all is well. One that has sent none for a while is suspect. If there is still no
-beat, the CPU time of its process, read from /proc, decides: where that stands still, the process is stopped or hangs
-(frozen); where it grows, the worker is busy and cannot send, and gets longer, but not for ever. If the observer itself
-was stopped, it has missed beats, and counts anew before it judges. A worker stopped by a signal (state T) is told apart
-from one that computes in C with the interpreter locked: neither beats, and only the second uses CPU. It need not be
-waited for: one that is seen to be stopped at two looks in a row, and was silent for stopped_s, is frozen.
+A worker sends beats. A worker that has sent no beat for suspect_s is suspect. After evict_s without a beat, the CPU
+time of its process, read from /proc, decides: if it stands still, the process is stopped or hangs (frozen); if it
+grows, the worker is busy and cannot send, and has until progress_s. An observer that was itself stopped has missed
+beats; it restarts all timers before it judges. A worker stopped by a signal (state T) differs from a worker that
+computes in C with the interpreter locked: neither beats, and only the second uses CPU. A worker that is seen stopped at
+two looks in a row, and was silent for stopped_s, is frozen without a further wait.
 
 Refused on purpose: learned thresholds (phi accrual, Hayashibara et al. 2004). Pauses of a loaded machine are not
 from one distribution, and a rule that people can recompute by hand explains itself in the journal.
 
-Of agents a leader decides who is silent, and how often they have to speak. Thousands of agents speak less often each,
-so that their leader has time for something else (Timing.scaled). How many there are follows from the job's size, which
-may change while it runs. Each agent is told the interval that its leader counts with; when that changes, the leader
-tells all of them, and gives each the time from then on.
+A leader decides which agents are silent, and how often an agent has to speak. Each of thousands of agents speaks less
+often, so that the leader has time for other work (Timing.scaled). The number of agents follows from the job's size,
+which may change while it runs. When the interval changes, the leader tells all agents, and restarts their timers.
 
 Pure: time and facts are arguments.
 """
@@ -34,7 +33,7 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What /proc says of a process. state: its letter. cpu_ticks: user and system time so far, in clock ticks."""
+    """What /proc says of a process. state: its state letter. cpu_ticks: user and system time so far, in clock ticks."""
 
     state: str
     cpu_ticks: int
@@ -55,9 +54,10 @@ _ALIVE = HealthVerdict(Health.ALIVE, "beats arrive")
 class _Pulse:
     """What is known of one watched process.
 
-    ticks: CPU time when it became suspect; None before. What it used between its last beat and then says nothing,
-    because it was still allowed to be silent. stopped: at so many looks in a row it was stopped by a signal, and had
-    used no CPU since the one before. seen: CPU time at the last look.
+    ticks: its CPU time at the first look after suspect_s; None before. CPU time used before that look says nothing,
+    because the process was still allowed to be silent. stopped: number of looks in a row at which the process was
+    stopped by a signal and had used no CPU since the look before. seen: its CPU time at the last look. moved: whether
+    it has used CPU since `ticks` was taken.
     """
 
     beat_s: float
@@ -69,7 +69,7 @@ class _Pulse:
 
 
 class Detector:
-    """Watches any number of processes by name. One owner; judge it at least every suspect_s."""
+    """Watches any number of processes by name. It has one owner, which calls `judge` at least every suspect_s."""
 
     def __init__(self, timing: Timing, now_s: float) -> None:
         self._timing = timing
@@ -77,29 +77,29 @@ class Detector:
         self._judged_s = now_s
 
     def watch(self, name: str, now_s: float) -> None:
-        """Begin, as if it had just beaten."""
+        """Begin to watch a process, as if it had just beaten."""
         self._pulses[name] = _Pulse(now_s)
 
     def forget(self, name: str) -> None:
         self._pulses.pop(name, None)
 
     def beat(self, name: str, now_s: float) -> None:
-        """A sign of life. Ignored for a process which is not watched."""
+        """Note a sign of life. A process that is not watched is ignored."""
         if name in self._pulses:
             self._pulses[name] = _Pulse(now_s)
 
     def suspects(self, now_s: float) -> tuple[str, ...]:
-        """Whose facts are worth reading: those silent for suspect_s, or nearly long enough to be found stopped."""
+        """The processes whose facts are worth reading: silent for suspect_s, or for nearly stopped_s."""
         least_s = min(self._timing.suspect_s, self._timing.stopped_s - self._timing.beat_s)
         return tuple(n for n, pulse in self._pulses.items() if now_s - pulse.beat_s >= least_s)
 
     def look(self, name: str, facts: Facts, now_s: float) -> None:
-        """Facts of a suspect. Ignored for a process which is not watched."""
+        """Note the facts of a suspect. A process that is not watched is ignored."""
         pulse = self._pulses.get(name)
         if pulse is None:
             return
         pulse.state = facts.state
-        if facts.state not in STOPPED or facts.cpu_ticks != pulse.seen:  # it runs, or has run since the last look
+        if facts.state not in STOPPED or facts.cpu_ticks != pulse.seen:  # the process has run since the last look
             pulse.stopped = 0
         pulse.stopped += facts.state in STOPPED
         pulse.seen = facts.cpu_ticks
@@ -111,8 +111,8 @@ class Detector:
             pulse.moved = True
 
     def judge(self, now_s: float) -> dict[str, HealthVerdict]:
-        """A verdict for each. If the caller itself paused for suspect_s, all timers start anew: while it slept,
-        beats could not be heard."""
+        """A verdict for each process. If the caller itself paused for suspect_s, it missed beats, and all timers
+        restart."""
         if now_s - self._judged_s >= self._timing.suspect_s:
             for name in self._pulses:
                 self._pulses[name] = _Pulse(now_s)
@@ -137,27 +137,27 @@ class Detector:
 
 
 STEADY = 1.25
-"""So many times more or less agents are no reason to tell all of them another interval."""
+"""The interval of beats stays as it is until it would change by this factor."""
 
 
 class AgentMonitor:
-    """agents: how many are expected."""
+    """Decides which agents are silent. agents: how many agents are expected."""
 
     def __init__(self, timing: Timing, agents: int, now_s: float) -> None:
         self._own = timing
         self._timing = timing.scaled(agents)
         self._detector = Detector(self._timing, now_s)
         self._silent: dict[str, bool] = {}
-        """Who is watched -> whether it is given up for now."""
+        """Watched node -> whether its agent counts as silent."""
 
     @property
     def beat_s(self) -> float:
-        """How often each agent has to speak."""
+        """How often each agent has to speak, in seconds."""
         return self._timing.beat_s
 
     @property
     def silence_s(self) -> float:
-        """For how long an agent has been silent, at least, when it is named."""
+        """The silence, in seconds, after which an agent is named silent."""
         return self._timing.evict_s
 
     def watch(self, node: str, now_s: float) -> None:
@@ -172,7 +172,7 @@ class AgentMonitor:
         self._detector.beat(node, now_s)
 
     def follow(self, agents: int, now_s: float) -> bool:
-        """Whether agents have to speak at another interval from now on, because of how many are expected."""
+        """Take the number of expected agents. Whether agents have to speak at another interval from now on."""
         timing = self._own.scaled(agents)
         if self.beat_s / STEADY < timing.beat_s < self.beat_s * STEADY:
             return False
@@ -182,7 +182,7 @@ class AgentMonitor:
         return True
 
     def look(self, now_s: float) -> tuple[dict[str, str], list[str]]:
-        """Who has become silent, and why that is thought; and who speaks again. Asked once in beat_s."""
+        """(agents that have become silent -> why, agents that speak again). Call it once per beat_s."""
         silent: dict[str, str] = {}
         back = []
         for node, verdict in self._detector.judge(now_s).items():

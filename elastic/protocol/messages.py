@@ -1,4 +1,4 @@
-"""The words that travel between workers, agents and the leader, as frozen values.
+"""The messages between workers, agents and the leader, as frozen values.
 
 A *word* goes up (worker -> agent -> leader) and carries the generation it speaks of; an old word is ignored.
 An *order* comes down and carries the term of the leader that gave it; an order of an older term is refused.
@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker as its ring peers need to know it. Older seniority is a smaller number; ranks follow it."""
+    """What ring peers know of a worker. A smaller seniority is older; ranks follow it."""
 
     worker_id: str
     node: str
@@ -39,7 +39,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one member contributes to the redone operation: roots it keeps, units it (still) computes."""
+    """What one member contributes to the redone operation: the roots it keeps, the units it still computes."""
 
     worker_id: str
     keep: tuple[Node, ...]
@@ -48,8 +48,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Laggard:
-    """A member without the result of operation ``Plan.op - 1``: copies it from source, or, if source is empty,
-    computes all its units alone."""
+    """A member without the result of operation ``Plan.op - 1``: it copies it from source, or computes it alone if
+    source is ""."""
 
     worker_id: str
     source: str
@@ -57,11 +57,11 @@ class Laggard:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a generation does first. units == 0: nobody had begun op, default ownership holds.
+    """What a generation does first. units == 0: nobody had begun operation op, so default ownership holds.
 
-    paces: how long each member takes for a unit, in microseconds and in rank order, 0 where that is not known; default
-    ownership follows them. Empty: all own equally much.
-    all_tasks: digest of everybody's shares and laggards, where those of one node's workers are all that is here.
+    paces: microseconds that each member takes for a unit, in rank order, 0 if not known; default ownership follows
+    them. Empty: all members own equally much. all_tasks: digest of all shares and laggards, if this copy of the plan
+    holds only those of one node's workers; else "".
     """
 
     op: int = 0
@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def tasks_digest(self) -> str:
-        """The digest of what single members have to do; empty if nobody has anything."""
+        """The digest of all shares and laggards; "" if there are none."""
         if self.all_tasks or not (self.shares or self.laggards):
             return self.all_tasks
         shares = [(share.worker_id, share.keep, share.units) for share in self.shares]
@@ -84,7 +84,7 @@ class Plan:
         return next((share for share in self.shares if share.worker_id == worker_id), None)
 
     def source_of(self, worker_id: str) -> str | None:
-        """None: not a laggard. Empty: compute alone."""
+        """The source of a laggard; "": it computes alone; None: the worker is no laggard."""
         return next((lag.source for lag in self.laggards if lag.worker_id == worker_id), None)
 
 
@@ -95,14 +95,13 @@ ANEW = "anew."
 class Generation:
     """One committed member list with its whole plan; immutable. members are in rank order.
 
-    base: number of the last loss (or form) generation; a planned generation is void once base moves on.
-    hold: below quorum: finish operation plan.op, then wait.
-    early: written down only for those who drain, so that they need not wait for who joins in the next one; it is never
-    what the job is to be (worker_state/pending.py).
-    token: proof for ring and copy connections of this generation.
-    began: the snapshot or checkpoint from which the last form generation went on, if that was not the job's first: its
-    members become that state, and whoever joins later copies it from them. "": there was none. Of a run that begins
-    once more, because all members died before a step was applied: ANEW and the number of that form generation.
+    base: number of the last loss or form generation; a planned generation is void once base moves on. hold: the members
+    finish operation plan.op, then wait, because they are below quorum. early: this generation exists only so that
+    draining members need not wait for the newcomers of the next one; it is never the list that the job aims at
+    (worker_state/pending.py). token: proof for ring and copy connections of this generation. began: the snapshot or
+    checkpoint from which the last form generation went on: its members read that state, and newcomers copy it from
+    them. "": the form generation was the job's first. If all members died before a step was applied, the run begins
+    again, and began is ANEW plus the number of that form generation.
     """
 
     number: int
@@ -118,10 +117,10 @@ class Generation:
 
     @property
     def entry(self) -> str:
-        """The snapshot or checkpoint of `began`; "": what the run began with."""
+        """The snapshot or checkpoint in `began`; "": the job has begun with its first generation only."""
         return "" if self.began.startswith(ANEW) else self.began
 
-    # Kept, because a leader of thousands asks with every word that it hears.
+    # Cached, because the leader of a large job asks for them with every word that it hears.
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
@@ -135,7 +134,7 @@ class Generation:
         return self._by_id.get(worker_id)
 
     def digest(self) -> str:
-        """Hash of the whole record, also of one that holds the tasks of few: peers compare it before any data flows."""
+        """Hash of the whole record, equal for copies with one node's tasks only. Peers compare it before data flows."""
         return self._digest
 
     @cached_property
@@ -166,12 +165,12 @@ class RingState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """A worker exists and where it stands; said at start and again to every new leader.
+    """A worker exists, and where it stands. It is said at the start and again to every new leader.
 
-    entered 0: a newcomer. numerics: fingerprint of what decides the bits (torch version, threads, capability), with
-    "ring:" and what carries the gradients at its end.
-    ready: a newcomer that has rehearsed and wants to be admitted. invited: a leader had a place for it; until then it
-    is a spare. snapshot: the newest whole snapshot in its machine's memory when it started, or "".
+    entered: the generation that the worker has entered; 0: it is a newcomer. numerics: fingerprint of what decides the
+    bits (torch version, threads, capability); it ends with "ring:" and what carries the gradients. ready: the newcomer
+    has rehearsed and asks to be admitted. invited: a leader had a place for the newcomer; until then it is a spare.
+    snapshot: the newest whole snapshot in its machine's memory when the worker started, or "".
     """
 
     worker_id: str
@@ -191,14 +190,14 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Answer to a quiesce, after the ring was left, so it cannot change any more.
+    """Answer to a quiesce. The worker has left its ring, so the answer cannot change any more.
 
-    promise: enters no generation up to this number. reduced: operations whose complete result was obtained.
-    units: of operation ``reduced`` if it was begun, else 0. kept: the operation whose result is held, or -1.
-    copied: a newcomer's complete state copy is that of this operation, or -1. copied_step: which is part of this step.
-    began: of the newest generation that it knows of; operations are counted anew from each that differs.
-    closed: members of its last ring that have closed their ends of the connections, or whose kernels have. Whoever does
-    so after this report was said is told with the same report once more, which differs from it in nothing else.
+    promise: the worker enters no generation up to this number. reduced: number of operations whose complete result it
+    has obtained. units: how many units operation ``reduced`` has if it was begun, else 0. kept: the operation whose
+    result it holds, or -1. copied: the operation of a newcomer's complete copy of the state, or -1. copied_step: the
+    step of that operation, or -1. began: `Generation.began` of the newest generation that the worker knows of;
+    operations are counted from 0 for each value of it. closed: members of its last ring whose ends of the connections
+    are closed. When more connections close later, the worker sends the same report again, with only `closed` changed.
     """
 
     worker_id: str
@@ -225,7 +224,7 @@ class RingUp:
 
 @dataclass(frozen=True, slots=True)
 class RingBrokenReport:
-    """Accuses nobody: it only starts a quiesce."""
+    """The worker's ring is broken. The word accuses nobody: it only starts a quiesce."""
 
     worker_id: str
     generation: int
@@ -243,25 +242,25 @@ class Doing(StrEnum):
     """What the script's thread of a worker does."""
 
     ELSEWHERE = "elsewhere"
-    """The script's own code between two operations."""
+    """The script's own code runs between two operations."""
     DECLARED = "declared"
-    """What the library knows to take its time: an evaluation, `once`, joining, the end of the script."""
+    """A task runs that the library knows to take its time: an evaluation, `once`, joining, the end of the script."""
     SHARD = "shard"
-    """It computes a shard of a pass."""
+    """A shard of a pass is computed."""
     WAITING = "waiting"
-    """It has done its part of an operation, and waits for the others."""
+    """The worker has done its part of an operation, and waits for the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Rides on beats. reduced only grows within a generation.
+    """How far a worker is; it is sent with each beat. reduced only grows within a generation.
 
-    shards: of a pass; shard_us: how long this worker takes for one, in microseconds; exchange_us: how long it takes to
-    send, receive and add what is to be reduced, per pass. 0: not known yet.
-    phase: where its script stands, in words. doing: the same for a machine; for_ms: for how long; computes: whether its
-    process, or one of its children, uses a processor meanwhile. usual_ms: its longest shard of late; 0: none yet.
-    over: what carries the gradients, as of --ring; over_because: why that is not what was asked for; empty: there
-    is no ring just now.
+    shards: number of shards of a pass. shard_us: microseconds that this worker takes for a shard. exchange_us:
+    microseconds per pass that it takes to send, receive and add what is reduced. Each is 0 if not known yet. phase:
+    where its script stands, in words. doing: the same for a machine. for_ms: how long the worker has been doing that.
+    computes: whether its process, or one of its children, uses a processor meanwhile. usual_ms: its longest recent
+    shard; 0: none yet. over: what carries the gradients, a value of --ring; "": there is no ring now. over_because: why
+    this differs from what was asked for.
     """
 
     worker_id: str
@@ -282,9 +281,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A newcomer has rehearsed and asks to be admitted; said again after every loss generation it sees.
+    """A newcomer has rehearsed and asks to be admitted; it repeats this after every loss generation it sees.
 
-    outdated: so many copies of the state in a row were out of date before it was through with them.
+    outdated: number of copies of the state in a row that were out of date before the newcomer was done with them.
     """
 
     worker_id: str
@@ -294,8 +293,8 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class DrainWish:
-    """The word of its own agent: this worker's node may be gone in left_ms. Said again to every leader, while it
-    stands, with what is left then."""
+    """A worker's own agent says: the worker's node may be gone in left_ms. While the wish stands, every new leader is
+    told too, with the time that is left then."""
 
     worker_id: str
     because: str
@@ -304,14 +303,15 @@ class DrainWish:
 
 @dataclass(frozen=True, slots=True)
 class DrainOver:
-    """The wish is taken back. A generation without the worker may be decided by then; it leaves all the same."""
+    """The wish to drain is taken back. If a generation without the worker is decided by then, the worker still
+    leaves."""
 
     worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A drained member has every acknowledgement and is no longer needed."""
+    """A drained member has every acknowledgement and may exit."""
 
     worker_id: str
     generation: int
@@ -319,7 +319,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The script's loop is over here, and every member has reached the end. digest: of the final state."""
+    """The script's loop is over in this worker, so every member has reached its end. digest: of the final state."""
 
     worker_id: str
     generation: int
@@ -328,7 +328,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointComplete:
-    """The manifest of this entry is durable, written by this worker: it asks for the pointer to it."""
+    """The manifest of this entry, written by this worker, is durable. The worker asks to move the pointer to it."""
 
     worker_id: str
     series: str
@@ -337,9 +337,10 @@ class CheckpointComplete:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """What this worker was to go on from cannot be read: it ends, and the next one of its slot reads something else.
+    """The worker cannot read the snapshot or checkpoint to go on from. It ends, and its successor reads another one.
 
-    memory: a snapshot on its machine, which is removed now; else a checkpoint, and instead: the one before, or "".
+    memory: the entry is a snapshot in its machine's memory, now removed; else a checkpoint, and instead: the one
+    before, or "".
     """
 
     worker_id: str
@@ -351,7 +352,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The script raised. place: "type file:line step shard", the same for the same mistake in another worker."""
+    """The script raised. place: "type file:line step shard", equal for the same mistake in another worker."""
 
     worker_id: str
     generation: int
@@ -362,8 +363,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDead:
-    """The word of its own agent: the process is gone. snapshot: the newest whole one in its machine's memory then, or
-    ""."""
+    """A worker's own agent says: its process is gone. snapshot: the newest whole one in its machine's memory, or ""."""
 
     worker_id: str
     because: str
@@ -372,7 +372,7 @@ class WorkerDead:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFrozen:
-    """The word of its own agent: alive, but silent and using no CPU. Not a proof of death."""
+    """A worker's own agent says: it lives, but is silent and uses no CPU. This is no proof of death."""
 
     worker_id: str
     because: str
@@ -380,7 +380,7 @@ class WorkerFrozen:
 
 @dataclass(frozen=True, slots=True)
 class SlotGivenUp:
-    """The agent will not start this slot again."""
+    """The agent will start no worker in this slot again."""
 
     node: str
     slot: int
@@ -414,7 +414,7 @@ Word: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Quiesce:
-    """Leave the ring, then report; promise to enter nothing up to ``up_to``."""
+    """Leave the ring, then report; promise to enter no generation up to ``up_to``."""
 
     term: int
     round: int
@@ -429,7 +429,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Expelled: a later generation exists without this worker. It exits by itself, or its agent ends it."""
+    """The worker is expelled: a later generation exists without it. It exits by itself, or its agent ends it."""
 
     term: int
     worker_id: str
@@ -438,7 +438,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """fence_grace is over and a later generation has stepped: the agent ends the process."""
+    """The agent must end the process: fence_grace is over, and a later generation has completed a step."""
 
     term: int
     worker_id: str
@@ -454,7 +454,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The job is over for this worker: what it still waits for is complete (or the job failed)."""
+    """The job is over for this worker: what it still waits for is complete, or the job failed."""
 
     term: int
     because: str
@@ -463,8 +463,8 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """An agent tells its worker that the node may be gone in left_ms, so that a generation without the worker is wished
-    for. signalled: SIGTERM is one of the reasons, and the script may have a handler for that signal."""
+    """An agent tells its worker that the node may be gone in left_ms, so that the worker can prepare to leave.
+    signalled: SIGTERM is one of the reasons, and the script may have a handler for that signal."""
 
     term: int
     worker_id: str
@@ -483,8 +483,8 @@ class Invite:
 
 @dataclass(frozen=True, slots=True)
 class Pointed:
-    """Answer to CheckpointComplete. holds: the pointer is at that entry and this worker's, so it may remove what is
-    older; else a newer checkpoint is known, or another worker has completed this one."""
+    """Answer to CheckpointComplete. holds: the pointer names that entry, written by this worker, which may now remove
+    older entries. Else a newer checkpoint is known, or another worker has completed this one."""
 
     term: int
     worker_id: str

@@ -1,6 +1,6 @@
-"""Pure decisions: rank order, who owns which units, who copies what from whom, where to resume.
+"""Pure decisions: rank order, who owns which units, who copies which result from whom, where to resume.
 
-Everything here is a function of its arguments; design: a loss generation's record carries the whole outcome.
+The record of a loss generation carries the whole outcome.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elastic.protocol.reduction_tree import Node
 
 
 def rank_order(members: Iterable[Member]) -> tuple[Member, ...]:
-    """Seniority first: survivors keep their order and move up when an older member is lost."""
+    """Members in order of seniority: survivors keep their order and move up when an older member is lost."""
     return tuple(sorted(members, key=lambda member: (member.seniority, member.worker_id)))
 
 
@@ -28,11 +28,10 @@ def redo_shares(
     running: Mapping[str, int | None],
     paces: Sequence[int] = (),
 ) -> tuple[Share, ...]:
-    """Who contributes what to an interrupted operation; every unit exactly once.
+    """What each member contributes to an interrupted operation; every unit exactly once.
 
-    Finished roots and running units stay where they are. Of overlapping roots the largest is used (ties: the
-    senior's), the others are dropped. Every other unit goes to the member that is done with it first. paces: as in
-    Plan.
+    Finished roots and running units stay where they are. Of overlapping roots the largest is used (ties: the older
+    member's), the others are dropped. Another unit goes to the member that would finish it first. paces: as in Plan.
     """
     covered: set[int] = set()
     keep: dict[str, list[Node]] = {worker: [] for worker in order}
@@ -68,9 +67,9 @@ class LossPlan:
     members: tuple[Member, ...]
     plan: Plan
     released: tuple[str, ...]
-    """Drained members that answered but belong to no list any more."""
+    """Drained members that have answered and belong to no list any more."""
     copied_step: int = -1
-    """The state is that of this step, which newcomers have copied; -1: members hold it."""
+    """The step of the newcomers' copy from which the job goes on; -1: members hold the state."""
     dropped: tuple[str, ...] = ()
     """Survivors that are left out because others cannot reach them."""
 
@@ -81,15 +80,15 @@ class LossPlan:
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """Committing now could make a second history."""
+    """No decision yet: a record committed now could make a second history."""
 
     because: str
 
 
 @dataclass(frozen=True, slots=True)
 class AllLost:
-    """No copy of the state answers, and nobody silent can hold one. op: the last operation known. newer: of which
-    later step something is kept than the copies that answer, in a sentence; "": nothing is."""
+    """No copy of the state answers, and no silent worker can hold one. op: the last operation known. newer: a sentence
+    about what is kept of a later step than the copies that answer; "": nothing is."""
 
     op: int
     because: str
@@ -98,12 +97,12 @@ class AllLost:
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What else counts when survivors are chosen.
+    """What counts besides reports when survivors are chosen.
 
-    unbuilt: member lists whose ring could not be built twice. accused: worker -> peers that it could not reach.
-    stuck: members that live and hold all others up. hung: members that get nowhere, and are being ended.
-    kept: the newest checkpoint or snapshot from which the job can go on, or "". unheard: newcomers that have neither
-    reported nor died. waited_out: the rings of all that are silent have parked, so nothing has to be waited for.
+    unbuilt: member lists whose ring failed to build twice. accused: worker -> peers that it could not reach. stuck:
+    members that live and hold all others up. hung: members that make no progress and are being ended. kept: the newest
+    checkpoint or snapshot from which the job can go on, or "". unheard: newcomers that have neither reported nor died.
+    waited_out: the rings of all silent workers have parked, so nothing has to be waited for.
     """
 
     unbuilt: Collection[frozenset[str]] = ()
@@ -124,16 +123,16 @@ def decide_loss(
 ) -> LossPlan | NotYet | AllLost:
     """Members and plan of the next loss generation: the one rule for who survives.
 
-    1. Who has the state, by the reports (`_by_reports`).
-    2. Of these, not the fewest who explain why their ring cannot be built.
-    3. Nor those that are stuck, unless nobody else has the state.
-    4. Nobody, for now, if all who are left get nowhere: they are being ended.
-    5. Nobody, if only newcomers have copies and something newer is kept.
-    6. And all is lost only when no newcomer is left that may have a copy.
+    1. Survivors are those that have the state, by the reports (`_by_reports`).
+    2. Without the smallest set of them that explains why their ring cannot be built.
+    3. Without stuck members, unless nobody else has the state.
+    4. Nobody yet, if all that remain are hung: they are being ended.
+    5. Nobody, if only newcomers have copies and a newer state is kept.
+    6. All is lost only when no newcomer is left that may have a copy.
 
-    chain: the records from the last loss generation to the highest committed one, ascending.
-    reports: fresh answers to the quiesce, by worker. dead: workers whose own agent says they are gone.
-    newcomers: workers of no record that could hold a copy of the state. besides: None: nothing else is known.
+    chain: the records from the last loss generation to the highest committed one, ascending. reports: fresh answers to
+    the quiesce, by worker. dead: workers whose own agents say that they are gone. newcomers: workers in no record that
+    could hold a copy of the state. besides: None if nothing else is known.
     """
     besides = besides or Circumstances()
     outcome = _by_reports(chain, reports, dead, newcomers)
@@ -160,7 +159,7 @@ def _without(reports: Mapping[str, Report], workers: Collection[str]) -> dict[st
 
 
 def _unreachable(members: Sequence[str], besides: Circumstances) -> tuple[str, ...]:
-    """The smallest set that covers the accusations; nobody, before the ring could not be built twice."""
+    """The smallest set of members that covers the accusations; empty until the ring has failed to build twice."""
     if frozenset(members) not in besides.unbuilt:
         return ()
     accusations = {a: tuple(p for p in peers if p in members) for a, peers in besides.accused.items() if a in members}
@@ -173,12 +172,12 @@ def _by_reports(
     dead: Collection[str],
     newcomers: Mapping[str, Member],
 ) -> LossPlan | NotYet | AllLost:
-    """Members are those of the newest generation that anybody who answers has entered, as far as they have the state;
-    where no member has it, the newcomers with the newest copy."""
+    """The members of the newest generation that any answering worker has entered, as far as they have the state. If no
+    member has it, the newcomers with the newest copy."""
     reached = max((report.entered for report in reports.values()), default=0)
     for record in chain:
-        # Whoever entered a later one proves that every member of this ring was about to leave it. Without members there
-        # is no ring, and nothing to prove.
+        # A worker that entered a later generation proves that every member of this ring was about to leave it. A record
+        # without members has no ring, and needs no proof.
         proven = not record.ids or any(worker in reports or worker in dead for worker in record.ids)
         if record.number >= reached and not proven:
             return NotYet(f"no member of generation {record.number} has answered or is known dead")
@@ -211,7 +210,7 @@ def _by_reports(
 
 
 def _newest_entered(chain: Sequence[Generation], entered: Sequence[Report], holders: set[str]) -> set[str]:
-    """Holders in the list of the newest generation that somebody who answers has entered: that one holds the state."""
+    """Holders of the state that are listed in the newest generation that any answering worker has entered."""
     for record in reversed(chain):
         if any(report.entered == record.number for report in entered):
             return holders.intersection(record.ids)
@@ -221,7 +220,7 @@ def _newest_entered(chain: Sequence[Generation], entered: Sequence[Report], hold
 def _plan(
     order: Sequence[str], reduced: Mapping[str, int], reports: Mapping[str, Report], paces: tuple[int, ...]
 ) -> Plan:
-    """Where to resume: the three rules for a failure in an operation."""
+    """Where to resume, by the three rules for a failure in an operation."""
     op = max(reduced.values())
     behind = [worker for worker in order if reduced[worker] < op]
     stragglers = [worker for worker in behind if reduced[worker] < op - 1]
@@ -246,7 +245,8 @@ def _plan(
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """What a job goes on from. holders: who can read it. memory: a snapshot on their machines; else a checkpoint."""
+    """What a job goes on from. holders: workers that can read it. memory: a snapshot on their machines; else a
+    checkpoint."""
 
     entry: str
     holders: tuple[str, ...]
@@ -254,10 +254,10 @@ class KeptState:
 
 
 def newest_kept(snapshots: Mapping[str, str], checkpoint: str, began: str) -> KeptState | None:
-    """The newest snapshot or checkpoint, if it is of a later step than where the job began the last time.
+    """The newest snapshot or checkpoint, if its step is later than the one where the job began the last time.
 
     snapshots: worker -> the newest in the memory of its machine, or "". checkpoint: the newest on the storage, which
-    everybody reads, or "". began: an entry, or "". Of the same step, a snapshot.
+    every worker can read, or "". began: an entry, or "". If both are of the same step, the snapshot is chosen.
     """
     held = {worker: name for worker, entry in snapshots.items() if (name := EntryName.parse(entry)) is not None}
     newest, durable, before = max(held.values(), default=None), EntryName.parse(checkpoint), EntryName.parse(began)
@@ -272,7 +272,7 @@ def newest_kept(snapshots: Mapping[str, str], checkpoint: str, began: str) -> Ke
 def default_units_of(worker_id: str, record: Generation, units: int) -> tuple[int, ...]:
     """The contiguous block of units that a member owns when no share of the plan says otherwise; may be empty.
 
-    A function of the record alone, so all members agree about it.
+    It depends on the record alone, so all members agree about it.
     """
     sizes = default_sizes(record, units)
     rank = record.ids.index(worker_id)
@@ -287,7 +287,7 @@ def default_sizes(record: Generation, units: int) -> tuple[int, ...]:
 
 
 def paces_of(order: Iterable[str], record: Generation | None) -> tuple[int, ...]:
-    """Plan.paces for the successor of a record, with these members."""
+    """Plan.paces of the generation that follows a record, for these members."""
     known = dict(zip(record.ids, record.plan.paces, strict=True)) if record and record.plan.paces else {}
     paces = tuple(known.get(worker, 0) for worker in order)
     return paces if any(paces) else ()
@@ -296,8 +296,8 @@ def paces_of(order: Iterable[str], record: Generation | None) -> tuple[int, ...]
 def smallest_cover(accusations: Mapping[str, Collection[str]], order: Sequence[str]) -> tuple[str, ...]:
     """The smallest set of workers that touches every accused link; ties drop the youngest.
 
-    accusations: worker -> peers it could not reach. order: ranks, oldest first. The search is exponential in the
-    size of the answer; above 4 the worker with the most links is taken, again and again (greedy vertex cover).
+    accusations: worker -> peers it could not reach. order: workers, oldest first. The search is exponential in the size
+    of the answer; above 4 workers the cover is greedy: the worker with the most links, repeatedly.
     """
     links = {frozenset((a, b)) for a, peers in accusations.items() for b in peers if a != b}
     involved = sorted({worker for link in links for worker in link}, key=order.index, reverse=True)

@@ -1,9 +1,8 @@
 """The canonical reduction tree: which leaves are added to which, independent of who computes them.
 
-Leaves are the shards 0..V-1 of one pass. A node is a half-open range ``(lo, hi)`` of leaves. A node of more
-than one leaf is split at the largest power of two below its size, so ``(0, 8)`` is ``(0, 4) + (4, 8)`` and
-``(0, 6)`` is ``(0, 4) + (4, 6)``. Float addition is not associative; a sum that is always taken along this
-tree has the same bits for every assignment of leaves to workers.
+Leaves are the shards 0..V-1 of one pass. A node is a half-open range ``(lo, hi)`` of leaves. A node of more than one
+leaf is split at the largest power of two below its size, so ``(0, 8)`` is ``(0, 4) + (4, 8)`` and ``(0, 6)`` is ``(0,
+4) + (4, 6)``. Float addition is not associative; a sum along this tree has the same bits whoever owns a leaf.
 
 A *root* is a node that a worker has folded and whose sibling it does not hold.
 """
@@ -47,7 +46,7 @@ def is_node(node: Node, units: int) -> bool:
 
 
 def parent(node: Node, units: int) -> Node | None:
-    """The node above, or None for the whole tree."""
+    """The parent of the node; None for the root of the whole tree."""
     return _parents(units).get(node)
 
 

@@ -5,8 +5,8 @@ alternating Feistel network (Luby & Rackoff 1988) on the smallest range of a pow
 walking back into 0..n-1 (Black & Rogaway, "Ciphers with arbitrary finite domains", 2002). The round function is
 a 64-bit multiply-xorshift mix; it shuffles well and hides nothing from an adversary.
 
-With weights a place draws its sample with replacement: the same mix makes a uniform number of (seed, epoch, place),
-and the sample is where that falls among the running sums of the weights.
+With weights, samples are drawn with replacement: the same mix turns (seed, epoch, place) into a uniform number, and the
+sample is the place of that number among the running sums of the weights.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _mix(words: _Words, key: np.uint64) -> _Words:
 
 
 def _feistel(words: _Words, keys: _Words, low_bits: int, high_bits: int) -> _Words:
-    """One pass of the network over 0 .. 2**(low_bits + high_bits) - 1; the halves may differ by a bit."""
+    """One pass of the network over 0 .. 2**(low_bits + high_bits) - 1; low_bits and high_bits may differ by one."""
     shift = np.uint64(low_bits)
     low_mask = np.uint64((1 << low_bits) - 1)
     high_mask = np.uint64((1 << high_bits) - 1)
@@ -77,7 +77,7 @@ def permute(seed: int, epoch: int, n: int, positions: Indices) -> Indices:
 
 
 class Weights:
-    """How much more often one sample is drawn than another. Holds 8 bytes a sample; equal to nothing but itself."""
+    """How often each sample is drawn, relative to the others. Holds 8 bytes per sample; equal to nothing but itself."""
 
     def __init__(self, weights: ArrayLike) -> None:
         """weights: shape (n,), finite and not negative, in any unit. Raises ConfigError."""
@@ -94,7 +94,7 @@ class Weights:
             )
         if not sums.any():
             raise ConfigError("weights= are all 0, so no sample can be drawn; give at least one of them a weight")
-        sums /= sums.max()  # their sum cannot overflow then
+        sums /= sums.max()  # so that their sum cannot overflow
         np.cumsum(sums, out=sums)
         self._sums = sums
         self.digest = hashlib.sha256(sums.astype("<f8", copy=False).data).hexdigest()[:16]
@@ -108,7 +108,7 @@ class Weights:
         words = places.astype(np.uint64)
         for key in _round_keys(seed, epoch, b"weighted draw")[:_DRAW_ROUNDS]:
             words = _mix(words, key)
-        # 53 bits and a sum that is at least 1: the product is below the sum, so the search ends inside.
+        # A 53-bit fraction below 1, times a sum of at least 1, is below the sum: the search stays within the samples.
         uniform = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53 * self._sums[-1]
         drawn: Indices = np.searchsorted(self._sums, uniform, side="right").astype(np.int64)
         return drawn
@@ -116,13 +116,13 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class SamplePlan:
-    """What an epoch of a dataset looks like, whatever the world.
+    """Which samples each step of an epoch has. It does not depend on the world.
 
-    length: samples of the dataset. batch_size: samples of one step, split over the shards; if it does not divide,
-    the first shards get one more. tail="drop" leaves out the samples after the last full batch of an epoch's
-    order; "pad" fills the last step up with samples from the start of the same order, so those are seen twice.
-    weights: samples are drawn by them instead, with replacement; an epoch is as many draws as there are samples, and
-    the tail is one of draws. Raises ConfigError for what cannot be planned.
+    length: number of samples of the dataset. batch_size: samples of one step, split over the shards; if it does not
+    divide evenly, the first shards get one more. tail="drop" leaves out the samples after the last full batch of an
+    epoch's order; "pad" fills the last step up with samples from the start of the same order, which are then seen
+    twice. weights: samples are drawn by weight, with replacement; an epoch has as many draws as there are samples, and
+    tail applies to the draws. Raises ConfigError for values that cannot be planned.
     """
 
     length: int
@@ -161,7 +161,7 @@ class SamplePlan:
 
     @property
     def steps(self) -> int:
-        """Steps of one epoch."""
+        """The number of steps of one epoch."""
         full, rest = divmod(self.length, self.batch_size)
         return full + 1 if rest and self.tail == "pad" else full
 
@@ -172,7 +172,7 @@ class SamplePlan:
         return "shuffled" if self.shuffle else "in order"
 
     def about(self) -> dict[str, Any]:
-        """All that decides which samples a step has, as JSON; of the weights their digest."""
+        """All that decides which samples a step has, as JSON; for weights their digest."""
         document: dict[str, Any] = {
             "order": self.order,
             "samples": self.length,
@@ -187,7 +187,7 @@ class SamplePlan:
         return document
 
     def share(self, shard: int) -> tuple[int, int]:
-        """(first, end): where the samples of a shard lie within the batch of a step."""
+        """(first, end): the range of a shard's samples within the batch of a step."""
         if not 0 <= shard < self.shards:
             raise IndexError(f"shard {shard} of {self.shards}")
         base, extra = divmod(self.batch_size, self.shards)
@@ -195,7 +195,7 @@ class SamplePlan:
         return first, first + base + (shard < extra)
 
     def indices(self, epoch: int, step: int, shard: int) -> list[int]:
-        """The dataset indices of one shard; step counts within the epoch."""
+        """The dataset indices of one shard. step: counted from the start of the epoch."""
         if not 0 <= step < self.steps:
             raise IndexError(f"step {step} of an epoch of {self.steps}")
         first, end = self.share(shard)
@@ -204,12 +204,12 @@ class SamplePlan:
 
 
 def hash_of(indices: list[int]) -> str:
-    """SHA-256, in hex, of the indices as little-endian int64: how the ledger names the samples of a large shard."""
+    """SHA-256, in hex, of the indices as little-endian int64. The ledger names the samples of a large shard by it."""
     return hashlib.sha256(np.array(indices, dtype="<i8").tobytes()).hexdigest()
 
 
 def hash_of_ranks(ranks: Iterable[list[int]]) -> str:
-    """The same of what each rank of a DistributedSampler is given in an epoch, rank after rank."""
+    """SHA-256, in hex, of what a DistributedSampler gives each rank in an epoch, rank after rank."""
     sha = hashlib.sha256()
     for indices in ranks:
         sha.update(hash_of(indices).encode())
@@ -218,7 +218,7 @@ def hash_of_ranks(ranks: Iterable[list[int]]) -> str:
 
 @lru_cache(maxsize=4)
 def _batch(plan: SamplePlan, epoch: int, step: int) -> Indices:
-    """All samples of a step. Kept for the next shard, because a network pass costs per call, not per sample."""
+    """All samples of a step. Cached for the next shard, because a network pass costs per call, not per sample."""
     first = step * plan.batch_size
     places = np.arange(first, first + plan.batch_size, dtype=np.int64)
     if plan.weights is not None:

@@ -1,6 +1,6 @@
 """One slot of an agent: the worker in it, why it ended, and whether and when another one starts.
 
-``step(slot, event, now_s) -> (slot, actions)``. Pure: the agent posts what happened and performs what is asked.
+``step(slot, event, now_s) -> (slot, actions)``. Pure: the agent posts events and performs actions.
 
     WAITING --due--> STARTING --spawned--> RUNNING --exit--> WAITING (replaced) or OVER
     WAITING, RUNNING --node leaves, exit--> AWAY --node stays--> WAITING
@@ -11,8 +11,8 @@ Whose fault was an exit?
     the script   a non-zero exit, an exception, a fault of its own code (SIGSEGV, SIGABRT, ...), or leaving with 0
                  while the job goes on: replaced at most `max_restarts` times, and not at all if the replacement
                  fails at the same place
-The first replacement after an outside end starts at once. Waiting grows only while workers die without having
-taken part in a ring, or by their script.
+The first replacement after an outside end starts at once. The wait grows only while workers
+die by their script, or before they took part in a ring.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from elastic.protocol.messages import SlotGivenUp, Word, WorkerDead
 FAULTS = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
 )
-"""Signals which a process sends to itself by what its code does."""
+"""Signals that a process causes by its own code."""
 
 _FRAME = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
 _LIBRARY = re.compile(r"^<|/(site|dist)-packages/|/lib(64)?/python3[^/]*/")
@@ -44,7 +44,7 @@ class SlotPhase(StrEnum):
     LEAVING = "leaving"
     STOPPING = "stopping"
     AWAY = "away"
-    """No worker, because the node has to go; one starts again if it need not."""
+    """The slot has no worker, because the node has to go; a worker starts again if the node stays after all."""
     OVER = "over"
 
 
@@ -53,7 +53,7 @@ class SlotPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """slot.deadline_s is over."""
+    """The slot's deadline_s is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
-    """The program could not be started at all."""
+    """The worker's program could not be started at all."""
 
     because: str
 
@@ -80,7 +80,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The script raised. place: equal for the same mistake."""
+    """The script raised. place: the same text for the same mistake."""
 
     place: str
     message: str
@@ -89,22 +89,22 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class MayLeave:
-    """The worker has finished its loop: an exit is its right now."""
+    """The worker has finished its loop, so it may exit now."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReleased:
-    """The job goes on without this worker, because its node wanted to leave: an exit is its right now."""
+    """The job goes on without this worker, because its node wanted to leave; the worker may exit now."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLeaves:
-    """No worker starts here any more, and the one that runs is not replaced."""
+    """The node has to go: no worker starts here any more, and the worker that runs is not replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStays:
-    """It has not come to that, or it is over."""
+    """The node does not have to go, or no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,30 +114,30 @@ class FoundFrozen:
 
 @dataclass(frozen=True, slots=True)
 class FoundAlive:
-    """It beats again."""
+    """The worker beats again."""
 
 
 @dataclass(frozen=True, slots=True)
 class KillOrdered:
-    """The leader expelled it and its grace is over."""
+    """The leader has ordered to kill the worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobOver:
-    """The leader ended the job, or this worker's part in it. complete: with exit code 0, so what a member's script
-    does after its loop may take its time."""
+    """The leader ended the job, or this worker's part in it. complete: the exit code is 0, so a member's script may
+    take its time for what follows its loop."""
 
     complete: bool
 
 
 @dataclass(frozen=True, slots=True)
 class StopSlot:
-    """The agent has to go."""
+    """The agent has to stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dying:
-    """The main thread of the worker has ended, and the process will in a moment. status, cause: as of Exited; 0 if
+    """The worker's main thread has ended, and its process will end soon. status, cause: as in Exited; status 0:
     unknown."""
 
     status: int
@@ -150,8 +150,8 @@ class Dying:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """status: the exit code, or minus the signal. last_words: the end of its log. cause: what had ended before, and the
-    worker because of that; empty: nothing, and its status says all."""
+    """The worker's process has ended. status: its exit code, or minus the signal. last_words: the end of its log.
+    cause: the process whose end has ended the worker, in words; "": there is none, and status says all."""
 
     status: int
     last_words: str = ""
@@ -194,22 +194,22 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """To the process group of the slot's worker."""
+    """Send a signal to the process group of the slot's worker."""
 
     number: signal.Signals
 
 
 @dataclass(frozen=True, slots=True)
 class SayTo:
-    """To the leader; WorkerDead and SlotGivenUp stay true, so every later leader hears them too."""
+    """Send a word to the leader. WorkerDead and SlotGivenUp stay true, so every later leader hears them too."""
 
     word: Word
 
 
 @dataclass(frozen=True, slots=True)
 class TellLeader:
-    """To whoever runs the job: the script has ended this worker, and its slot gets another one, unless the job was
-    complete before. words: a traceback, or the end of its log."""
+    """Tell the operator that the script has ended this worker. replaced: its slot gets another worker; False: the job
+    was complete before. words: a traceback, or the end of its log."""
 
     worker_id: str
     because: str
@@ -225,9 +225,11 @@ Action: TypeAlias = Spawn | Signal | SayTo | TellLeader
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """quick_deaths: workers in a row that died without having taken part in a ring.
-    script_exits: over the slot's life, exits caused by the script. place: where the last one raised.
-    told_dead: its death was said when it began; a second word could be taken for the loss of a later ring.
+    """What an agent knows of one slot.
+
+    quick_deaths: number of workers in a row that died without having taken part in a ring. script_exits: exits caused
+    by the script, over the slot's life. place: where the last of them raised. told_dead: WorkerDead was sent when the
+    death began; a second word could be taken for the loss of a later ring.
     """
 
     node: str
@@ -260,12 +262,12 @@ class Slot:
 
 
 def new(node: str, number: int, spec: JobSpec, incarnation: int) -> Slot:
-    """A slot whose first worker is due at once. incarnation: above every one this slot ever had."""
+    """A slot whose first worker is due at once. incarnation: above every incarnation that this slot ever had."""
     return Slot(node, number, spec, incarnation)
 
 
 def step(slot: Slot, event: Event, now_s: float) -> tuple[Slot, tuple[Action, ...]]:
-    """Apply one event. Events about a worker which is gone are the caller's to drop."""
+    """Apply one event. The caller must drop events about a worker that is gone."""
     timing = slot.spec.timing
     match event:
         case Due():
@@ -273,7 +275,7 @@ def step(slot: Slot, event: Event, now_s: float) -> tuple[Slot, tuple[Action, ..
         case Spawned(pid) if slot.phase is SlotPhase.STARTING:
             return replace(slot, phase=SlotPhase.RUNNING, pid=pid, deadline_s=math.inf), ()
         case Spawned(pid):
-            # Nobody wants it any more: the job ended while it was being started.
+            # The worker is not needed any more: the job ended while it was being started.
             return replace(slot, phase=SlotPhase.STOPPING, pid=pid), (Signal(signal.SIGKILL),)
         case SpawnFailed(because) if slot.phase is SlotPhase.STARTING:
             return _give_up(slot, f"the worker cannot be started: {because}", ExitCode.BAD_INPUT)
@@ -298,7 +300,7 @@ def step(slot: Slot, event: Event, now_s: float) -> tuple[Slot, tuple[Action, ..
         case FoundFrozen() if slot.phase is SlotPhase.LEAVING:
             return _ask_to_stop(replace(slot, frozen=True), now_s)
         case FoundFrozen() if slot.phase is SlotPhase.RUNNING:
-            # A member waits for its leader's verdict; a newcomer is waited for by nobody.
+            # The leader decides about a frozen member; nobody waits for a newcomer, so its agent ends it.
             patience_s = math.inf if slot.served else timing.fence_grace_s
             return replace(slot, frozen=True, deadline_s=now_s + patience_s), ()
         case FoundAlive() if slot.phase is SlotPhase.RUNNING:
@@ -316,7 +318,7 @@ def step(slot: Slot, event: Event, now_s: float) -> tuple[Slot, tuple[Action, ..
         case StopSlot() if not slot.lives:
             return replace(slot, phase=SlotPhase.OVER, deadline_s=math.inf), ()
         case Dying() if slot.phase is SlotPhase.RUNNING and event.status and not slot.may_leave and not slot.told_dead:
-            # The signal makes true what is said, should the main thread alone have ended.
+            # The signal makes the word true if only the main thread has ended.
             dead = SayTo(WorkerDead(slot.worker_id, event.because))
             return replace(slot, told_dead=True), (dead, Signal(signal.SIGKILL))
         case Exited():
@@ -350,7 +352,7 @@ def _exited(slot: Slot, exit_: Exited, now_s: float) -> tuple[Slot, tuple[Action
     dead = () if slot.told_dead else (SayTo(WorkerDead(slot.worker_id, because)),)
     gone = replace(slot, pid=0, told_dead=False)
     if slot.phase in (SlotPhase.LEAVING, SlotPhase.STOPPING):
-        # One that was released may hear of the job's end before it has gone, and then leaves with the job's own code.
+        # A released worker may hear of the job's end before it has exited, and then exits with the job's own code.
         failed = exit_.status not in (ExitCode.DONE, ExitCode.DRAINED) and not is_from_outside(exit_.status)
         late = slot.phase is SlotPhase.LEAVING and slot.may_leave and failed
         told = (
@@ -406,19 +408,19 @@ def _after_script_exit(slot: Slot, exit_: Exited, because: str, now_s: float) ->
 
 
 def _at(because: str, traceback: str) -> str:
-    """With FILE:LINE of the last frame outside the libraries, if there is one."""
+    """The reason, with FILE:LINE of the traceback's last frame outside the libraries, if there is one."""
     own = [frame for frame in _FRAME.findall(traceback) if not _LIBRARY.search(frame[0])]
     return f"{because} at {':'.join(own[-1])}" if own else because
 
 
 def _place_before_join(slot: Slot, exit_: Exited) -> str:
-    """A script that never got to join() cannot say where it raised; the last line of its traceback does."""
+    """Where a script failed that never reached join(): the exit code and the last line of its traceback; else ""."""
     lines = exit_.last_words.strip().splitlines()
     return f"exit {exit_.status}: {lines[-1]}" if lines and not slot.joined else ""
 
 
 def _back_off_s(spec: JobSpec, times: int) -> float:
-    """0, then backoff_min_s, doubling up to backoff_max_s."""
+    """Seconds to wait: 0 if times is below 1, else backoff_min_s, doubled with each time, up to backoff_max_s."""
     timing = spec.timing
     return 0.0 if times < 1 else min(timing.backoff_max_s, timing.backoff_min_s * 2.0 ** min(times - 1, 60))
 
@@ -443,7 +445,7 @@ def _give_up(slot: Slot, because: str, exit_code: int) -> tuple[Slot, tuple[Acti
 
 
 def is_from_outside(status: int) -> bool:
-    """Whether somebody else ended it, or it found itself fenced."""
+    """Whether the process was ended from outside, or the worker found itself fenced."""
     return status == ExitCode.FENCED or (status < 0 and -status not in FAULTS)
 
 

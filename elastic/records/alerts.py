@@ -1,5 +1,5 @@
-"""What a person should hear of although the job goes on: sentences told from the journals of all processes, and of
-the disk to which nobody can write them."""
+"""What an operator should hear of although the job goes on: sentences made from the journals of all processes, and
+about a disk that takes no journals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastic.records.journal import Line, parse
 from elastic.records.problems import Problems
 
 ROOM_BYTES = 4096
-"""A disk with less does not take a file of one line."""
+"""A disk with fewer free bytes does not take a file of one line."""
 
 
 class Alerts:
@@ -22,13 +22,13 @@ class Alerts:
         self._offsets: dict[Path, int] = {}
         self._troubles = Problems()
         self._words: set[str] = set()
-        """What scripts said when they ended a worker, as far as it was told."""
+        """Last words of scripts that were shown, such as tracebacks."""
         self._full = False
         self._removed = False
 
     def poll(self) -> list[str]:
-        """The notices of all lines that were written since the last call, by time; before them, that the disk is full,
-        when it has become so, or that the job directory is gone."""
+        """The notices of all lines written since the last call, by time. A disk that has become full, or a job
+        directory that was removed, comes first."""
         job_dir = self._journals.parent
         if is_removed(job_dir):
             before, self._removed = self._removed, True
@@ -37,7 +37,7 @@ class Alerts:
             before, self._full = self._full, shutil.disk_usage(job_dir).free < ROOM_BYTES
             full = [f"no room in {self._journals.parent}: training goes on, and what it writes waits for room"]
             return [*(full if self._full and not before else ()), *self._told()]
-        except FileNotFoundError:  # it was removed this moment, which the next call says
+        except FileNotFoundError:  # the directory was removed just now, which the next call says
             return []
 
     def _told(self) -> list[str]:
@@ -50,7 +50,7 @@ class Alerts:
         return words.strip() in self._words
 
     def _with_words(self, sentence: str | None, line: Line) -> str | None:
-        """A traceback is told once, however many workers it ends."""
+        """The sentence with the script's last words. The same traceback is shown once, however many workers it ends."""
         match line:
             case {"event": "worker_failed", "words": str(words)}:
                 pass
@@ -74,7 +74,7 @@ class Alerts:
 
 
 def notice(line: Line) -> str | None:
-    """One sentence about this line of a journal, or None if nobody has to hear of it."""
+    """A sentence about this line of a journal, or None if the operator need not hear of it."""
     match line:
         case {"event": "refused", "worker_id": str(worker), "because": str(because)}:
             return f"{worker} is refused: {because}"

@@ -1,7 +1,7 @@
 """Whether the ledger of a job proves that each sample of each epoch's plan was used exactly once.
 
-It is decided from the ledger's lines alone, twice over: what a step had is compared with the plan that its line names,
-and what an epoch had is counted, which would also find a plan that is wrong.
+The ledger's lines alone decide it, in two ways: the samples of a step are compared with the plan that its line names,
+and the samples of an epoch are counted, which also finds a wrong plan.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from elastic.protocol.sampling import Indices, SamplePlan, hash_of, hash_of_rank
 from elastic.records.ledger import Line
 
 NAMED_MAX = 20
-"""Samples of one finding which are named; more are counted."""
+"""Most samples that one finding names; further ones are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochFinding:
-    """Something that is not as planned. step: of the job; None: of the epoch as a whole."""
+    """A deviation from the plan. step: the job's number; None: the finding is about the whole epoch."""
 
     epoch: int
     step: int | None
@@ -35,16 +35,15 @@ class Epoch:
 
     number: int
     order: str
-    """ "shuffled", "in order", "weighted", "stream"; "sampler": a DistributedSampler's; "unknown": the script draws its
-    own."""
+    """"shuffled", "in order", "weighted", "stream"; "sampler": a DistributedSampler's; "unknown": the script's own."""
     steps: int = 0
     planned_steps: int | None = None
     used: int = 0
-    """Once."""
+    """How many were used exactly once."""
     left_out: int = 0
     """How many samples of a finished epoch are the tail that tail="drop" leaves out."""
     repeated: int = 0
-    """What tail="pad" gives a second time, to fill up the last step."""
+    """How many tail="pad" gives a second time, to fill up the last step."""
     findings: list[EpochFinding] = field(default_factory=list)
 
     @property
@@ -53,12 +52,12 @@ class Epoch:
 
     @property
     def proved(self) -> bool:
-        """Whether everything is proved; of an epoch in progress, as far as it is."""
+        """Whether the plan was followed, in an epoch in progress as far as it is."""
         return self.order != "unknown" and not self.findings
 
 
 def prove(lines: Iterable[Line]) -> list[Epoch]:
-    """The epochs of a ledger, in order, with what is wrong in them. Takes 8 bytes for each sample of one epoch."""
+    """The epochs of a ledger, in order, with their findings. Takes 8 bytes for each sample of one epoch."""
     epochs: list[Epoch] = []
     step = 0
     for number, group in groupby(lines, key=lambda line: int(line["epoch"])):
@@ -74,14 +73,14 @@ def prove(lines: Iterable[Line]) -> list[Epoch]:
 
 
 def _close(epoch: Epoch) -> None:
-    """Another one has begun behind it."""
+    """Check an epoch that another one has followed."""
     if not epoch.finished:
         what = f"it ended after {epoch.steps} of {epoch.planned_steps} steps, and the rest of its samples was not used"
         epoch.findings.append(EpochFinding(epoch.number, None, what))
 
 
 def _examine(number: int, first: int, lines: Iterator[Line]) -> Epoch:
-    """first: the job's number of the epoch's first step. What comes behind a line out of place is not judged."""
+    """Examine one epoch. first: the job's number of its first step. Lines after a misplaced line are not judged."""
     head = next(lines)
     data: dict[str, Any] | None = head.get("data")
     epoch = Epoch(number, "unknown" if data is None else data["order"])
@@ -105,13 +104,13 @@ def _examine(number: int, first: int, lines: Iterator[Line]) -> Epoch:
 
 
 class _Contents(Protocol):
-    """Examines what the steps of an epoch had."""
+    """Examines the samples of an epoch's steps."""
 
     def take(self, at: int, given: list[Any]) -> None:
-        """The next step. at: its number in the epoch. given: per shard, as the ledger has it."""
+        """Take the next step. at: its number in the epoch. given: what each shard had, as the ledger has it."""
 
     def end(self) -> None:
-        """That was the last one."""
+        """Note that the last step was taken."""
 
 
 def _contents(epoch: Epoch, first: int, data: dict[str, Any] | None) -> _Contents | None:
@@ -139,11 +138,11 @@ class _Batches:
             self._epoch.findings.append(EpochFinding(self._epoch.number, self._first + at, what))
 
     def end(self) -> None:
-        """Nobody knows how many there are."""
+        """Do nothing: the number of batches is not known."""
 
 
 class _Sampled:
-    """Checks a torchrun script: each rank had what its DistributedSampler gives it, by a hash of that."""
+    """Checks a torchrun script: each rank had what its DistributedSampler gives it, compared by hash."""
 
     def __init__(self, epoch: Epoch, first: int, data: dict[str, Any]) -> None:
         self._epoch, self._first, self._sha256 = epoch, first, data["sha256"]
@@ -169,7 +168,7 @@ class _Sampled:
         if not self._listed:
             what = "the samples of some steps are listed by their hash only, so the order of the epoch is not known"
         elif len(drawn) < self._planned:
-            epoch.planned_steps = epoch.steps + 1  # nobody knows how many batches the script takes for a step
+            epoch.planned_steps = epoch.steps + 1  # the number of batches per step is not known
             return
         elif hash_of_ranks(self._ranks) != self._sha256:
             what = "its ranks had other samples, or in another order, than the DistributedSampler gives them"
@@ -227,7 +226,7 @@ def _size(shard: object) -> int:
 
 
 def _deviation(shard: int, had: list[int] | dict[str, Any], planned: list[int]) -> str | None:
-    """In what a shard differs from its plan."""
+    """How a shard differs from its plan, or None."""
     if isinstance(had, dict):
         same = had["sha256"] == hash_of(planned)
         return None if same else f"shard {shard} had other samples than planned, by their hash"
@@ -240,7 +239,7 @@ def _deviation(shard: int, had: list[int] | dict[str, Any], planned: list[int]) 
 
 
 def _count(epoch: Epoch, first: int, plan: SamplePlan, places: Indices) -> None:
-    """places: all samples of the epoch in the order of their places, shape (K,)."""
+    """Count how often each sample was used. places: the epoch's samples in the order of places, shape (K,)."""
     planned, padding = places[: plan.length], places[plan.length :]
     samples, counts = np.unique(planned, return_counts=True)
     epoch.used, epoch.repeated = int((counts == 1).sum()), len(padding)

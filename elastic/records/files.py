@@ -1,4 +1,4 @@
-"""Files of the job directory that other processes read while we write them."""
+"""Files of the job directory that other processes read while they are written."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from elastic.config import JobSpec
 
 TOKEN = "token"
-"""In a job directory: by which the job's agent is admitted (elastic/fleet/documents.py). Mode 0600."""
+"""Name of the file with the token that admits the job's agent (elastic/fleet/documents.py). Its mode is 0600."""
 
 
 def write_atomically(path: Path, content: bytes, mode: int | None = None) -> None:
-    """Readers see the old content or the new one, also after a crash of the machine. mode: None: as file_modes.py."""
+    """Write a file; readers see the old or the new content, also after a crash. mode: None: as in file_modes.py."""
     with _temporary(path, content, mode) as temporary:
         temporary.replace(path)
 
 
 def create_atomically(path: Path, content: bytes, mode: int | None = None) -> None:
-    """Readers see no file or all of it; where there are no hard links, a crash can leave a part. Raises
+    """Create a file; readers see none or all of it, but a part after a crash without hard links. Raises
     FileExistsError."""
     with _temporary(path, content, mode) as temporary:
         try:
@@ -43,7 +43,7 @@ def create_atomically(path: Path, content: bytes, mode: int | None = None) -> No
 
 
 def is_temporary(path: Path, name: str) -> bool:
-    """Whether it was left by a thread that was killed while it wrote the file of that name."""
+    """Whether a thread that was killed while it wrote the file of that name has left this file."""
     return re.fullmatch(rf"\.{re.escape(name)}\.\d+", path.name) is not None
 
 
@@ -51,7 +51,7 @@ def is_temporary(path: Path, name: str) -> bool:
 def _temporary(path: Path, content: bytes, mode: int | None) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")
     try:
-        temporary.unlink(missing_ok=True)  # its mode would stay
+        temporary.unlink(missing_ok=True)  # an old file would keep its mode
         with open(temporary, "xb", opener=_opener(mode)) as file:
             file.write(content)
             file.flush()
@@ -66,7 +66,7 @@ def _opener(mode: int | None) -> Callable[[str, int], int]:
 
 
 def read_token(job_dir: Path) -> str:
-    """Empty for an agent that needs none."""
+    """The token, or "" for an agent that needs none."""
     try:
         return (job_dir / TOKEN).read_text()
     except FileNotFoundError:

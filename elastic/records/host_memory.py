@@ -1,9 +1,8 @@
-"""Where a job keeps its newest state in the memory of this machine: a directory in /dev/shm.
+"""The directory in /dev/shm in which a job keeps its newest state in the memory of this machine.
 
-`elastic run` makes it and removes it, and so does the daemon of a node, for each job that it runs. It belongs to one
-run of one job: its name is new each time, and a later run never looks into it. If its owner is killed, the keeper of
-the job's agent removes it (subreaper.py); if that is killed too, the next owner of this user on this machine does, when
-it starts (temp_dirs.py).
+`elastic run`, or the daemon of a node, makes and removes it for each job that it runs. It belongs to one run of one
+job: its name is new each time, and a later run never looks into it. If its owner is killed, the agent's subreaper
+removes it (subreaper.py); if that is killed too, the next owner of this user on this machine does (temp_dirs.py).
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ PREFIX = "elastic-"
 
 @contextlib.contextmanager
 def directory(parent: Path = PARENT, *, wanted: bool) -> Iterator[Path | None]:
-    """A new directory for this process, which only this user can read; it goes at the end of the block. None if it is
-    not wanted, or cannot be had; that is said.
-    """
+    """A new directory for this process, which only this user can read; removed at the end of the block. None: it is not
+    wanted, or cannot be made, which is printed."""
     sweep(parent)
     made = claim(parent) if wanted else None
     try:
@@ -34,7 +32,7 @@ def directory(parent: Path = PARENT, *, wanted: bool) -> Iterator[Path | None]:
 
 
 def claim(parent: Path = PARENT) -> temp_dirs.TempDirectory | None:
-    """The same, until it is removed."""
+    """As `directory`, until `remove` is called."""
     try:
         return temp_dirs.TempDirectory(parent, PREFIX)
     except OSError as error:
@@ -49,5 +47,5 @@ def claim(parent: Path = PARENT) -> temp_dirs.TempDirectory | None:
 
 
 def sweep(parent: Path = PARENT) -> None:
-    """Remove the directories of this user whose processes are gone."""
+    """Remove this user's directories whose processes are gone."""
     temp_dirs.sweep(parent, PREFIX)

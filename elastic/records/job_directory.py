@@ -1,15 +1,15 @@
-"""The directory of one job: what lies where, and who may use it. One agent at a time writes into it.
+"""The directory of one job: its files, and the locks on it. One agent at a time writes into it.
 
-job.json          the job's specification; its presence says that a job was started here
+job.json          the job's specification; if it exists, a job was started here
 lock              held (flock) by the agent while it lives
 rendezvous.json   {"address", "pid"} of the rendezvous service
 result.json       {"exit_code", "because", "digest", "generation"}, written once, at the end
 steps.jsonl       the ledger: one line for each applied step
 id                a number that no other job has; checkpoints name it
 run.lock          held (flock) by `elastic run`
-checkpoints.json  the job's settings of checkpoints; like job.json for its owner's eyes
-token             by which the job's leader admits the agent of a fleet's node
-certs/            of a fleet's node whose jobs run as another user: the worker's certificate
+checkpoints.json  the job's settings of checkpoints; like job.json for its owner only
+token             admits the agent of a fleet's node to the job's leader
+certs/            the worker's certificate, on a fleet's node whose jobs run as another user
 journal/          the event log of each process; journal.jsonl is their merge, made at the end
 logs/             the output of each worker, of the agent and of the rendezvous service
 """
@@ -44,17 +44,17 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def default_name(program: str) -> str:
-    """A job name made of the script's file name or the module's last part."""
+    """A job name made from the script's file name or the module's last part."""
     stem = program.rsplit("/", 1)[-1].removesuffix(".py").rsplit(".", 1)[-1]
     return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:63].strip("-") or "job"
 
 
 def jobs_in(parent: Path) -> tuple[list[Path], int]:
-    """The directories of jobs in it: those of jobs that run, of which the number is returned, before all others, and
-    each time the one that was started last first."""
+    """(directories of jobs in parent, how many of them run). Jobs that run come first; within both kinds, the job that
+    was started last comes first."""
     started = []
     for path in parent.glob("*/job.json"):
-        with suppress(FileNotFoundError):  # moved aside just now
+        with suppress(FileNotFoundError):  # the directory was moved aside just now
             started.append((is_live(path.parent), path.stat().st_mtime_ns, path.parent))
     return [job_dir for _, _, job_dir in sorted(started, reverse=True)], sum(live for live, _, _ in started)
 
@@ -65,7 +65,7 @@ def is_live(job_dir: Path) -> bool:
 
 
 def is_of_run(job_dir: Path) -> bool:
-    """Whether it was an `elastic run` that has made this directory."""
+    """Whether `elastic run` has made this directory."""
     return (job_dir / "run.lock").exists()
 
 
@@ -81,8 +81,7 @@ def _is_held(path: Path) -> bool:
 
 
 def is_removed(job_dir: Path) -> bool:
-    """Whether somebody has removed or moved the directory of a job that runs; processes of it may have made some of it
-    again."""
+    """Whether a running job's directory was removed or moved; its processes may have made parts of it again."""
     return not (job_dir / "job.json").exists()
 
 
@@ -92,7 +91,7 @@ def removal(job_dir: Path) -> str:
 
 @contextmanager
 def running(job_dir: Path) -> Iterator[None]:
-    """Hold the directory for one `elastic run`. Raises ConfigError if another one does."""
+    """Hold the directory for one `elastic run`. Raises ConfigError if another one holds it."""
     with open(job_dir / "run.lock", "ab", opener=file_modes.opener) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,27 +101,27 @@ def running(job_dir: Path) -> Iterator[None]:
 
 
 def job_id(job_dir: Path) -> str:
-    """Hexadecimal digits, the same for every run of this job and of no other one."""
+    """Hexadecimal digits, the same for every run of this job and of no other job."""
     return (job_dir / "id").read_text()
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """again: the directory holds a job that was interrupted or has failed, and goes on."""
+    """A job directory. again: it holds a job that was interrupted or has failed, and goes on."""
 
     path: Path
     again: bool
 
 
 def claim(spec: JobSpec, job_dir: Path | None, *, fresh: bool) -> Claim:
-    """Make the directory of a new job and write its job.json, or find that of an interrupted one of the same name.
+    """Make the directory of a new job and write its job.json, or find that of an interrupted job of the same name.
 
-    job_dir None: the next free ``./elastic-jobs/<name>-<n>``. fresh: an old job in it is moved aside, to the next
-    free ``<job_dir>.old-<n>``. Raises ConfigError for a directory in use, one with a completed job or another one's,
-    one that holds something else, and one that cannot be written.
+    job_dir None: the next free ``./elastic-jobs/<name>-<n>``. fresh: an old job in it is moved to the next free
+    ``<job_dir>.old-<n>``. Raises ConfigError for a directory that is in use, holds a completed job, another job or
+    other files, or cannot be written.
     """
     from elastic.config import check_text
-    from elastic.wire import codec  # which a command that only asks does not need
+    from elastic.wire import codec  # which commands that only ask do not need
 
     try:
         check_text("job directory", Path.cwd() / DEFAULT_PARENT if job_dir is None else job_dir.absolute())
@@ -132,9 +131,9 @@ def claim(spec: JobSpec, job_dir: Path | None, *, fresh: bool) -> Claim:
             return Claim(chosen, again=True)
         file_modes.make_directory(chosen / "logs")
         file_modes.make_directory(chosen / "journal")
-        with suppress(FileExistsError):  # of a start that was killed, or of the other command
+        with suppress(FileExistsError):  # made by a start that was killed, or by another command
             create_atomically(chosen / "id", secrets.token_hex(8).encode())
-        # Exclusive: of two commands that saw an empty directory, one gets it.
+        # Exclusive: if two commands saw an empty directory, one gets it.
         create_atomically(chosen / "job.json", codec.job_to_json(spec), file_modes.SETTINGS)
     except FileExistsError:
         raise ConfigError(f"{chosen} was taken by another job just now; give another --job-dir") from None
@@ -146,7 +145,7 @@ def claim(spec: JobSpec, job_dir: Path | None, *, fresh: bool) -> Claim:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A small document that its writer replaces as a whole; None if it is not there."""
+    """A small document that its writer replaces as a whole; None if the file does not exist."""
     try:
         document: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -155,7 +154,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_settings(job_dir: Path) -> Settings:
-    """As a start of `elastic run` has left it; of a job that nobody started so, no checkpoints but the script's own."""
+    """The settings that a start of `elastic run` has left; without such a start, only the script's own checkpoints."""
     try:
         return Settings.from_json((job_dir / "checkpoints.json").read_bytes())
     except FileNotFoundError:
@@ -176,7 +175,7 @@ def next_free(parent: Path, name: str) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """What a command leaves that is killed before its directory holds a job: no file of anybody else."""
+    """Whether a command that was killed before its directory held a job has left this file."""
     if path.name in ("logs", "journal"):
         return path.is_dir() and not any(path.iterdir())
     return path.name == "id" or is_temporary(path, "id") or is_temporary(path, "job.json")
@@ -190,7 +189,7 @@ def _in_use(job_dir: Path) -> ConfigError:
 
 
 def _make_room(job_dir: Path, name: str, fresh: bool) -> bool:
-    """Whether there is a job in it that goes on; otherwise nothing is in the way any more."""
+    """Whether the directory has a job that goes on; otherwise it is free for a new job now."""
     if not job_dir.exists():
         return False
     if not job_dir.is_dir():
@@ -220,8 +219,8 @@ def _make_room(job_dir: Path, name: str, fresh: bool) -> bool:
 
 
 def lock_identity(path: Path) -> str:
-    """For whoever holds a lock: the same text for all processes that hold it one after the other while this machine
-    runs. path: of the file that keeps it, beside the lock. Raises OSError."""
+    """The same text for all processes that hold a lock one after the other, while this machine runs. path: the file
+    that keeps it, beside the lock. Raises OSError."""
     if not path.exists():
         with suppress(FileExistsError):
             create_atomically(path, secrets.token_hex(16).encode(), 0o600)
@@ -229,10 +228,10 @@ def lock_identity(path: Path) -> str:
 
 
 class JobLock:
-    """The job directory's lock: one agent writes its ledger. Held until the process ends."""
+    """The job directory's lock: only one agent writes its ledger. Held until the process ends."""
 
     def __init__(self, path: Path, otherwise: str) -> None:
-        """otherwise: what to do if somebody holds it. Raises ConfigError then."""
+        """otherwise: advice for the ConfigError that is raised if another process holds the lock."""
         self._file = file_modes.opener(str(path), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

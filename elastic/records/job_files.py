@@ -1,7 +1,6 @@
-"""What may be read from afar of the jobs in a directory of this machine: logs of workers, and journals.
+"""The files of this machine's jobs that may be read remotely: logs of workers, and journals.
 
-A log has the name of its file, `gpu-7.0.0`; a journal is called `journal/agent-gpu-7`. Whatever a name says, only files
-that the listing has are read.
+A log has the name of its file, `gpu-7.0.0`; a journal is called `journal/agent-gpu-7`. Other names are not read.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PIECE_BYTES = 1 << 18
-"""In one answer."""
+"""The most bytes in one answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """text: as it is in the file. end: where the next piece begins. size: of the whole; -1: there is no such file."""
+    """text: a piece of the file. end: where the next one begins. size: bytes of the file; -1: there is no such file."""
 
     text: bytes
     end: int
@@ -24,8 +23,8 @@ class LogPiece:
 
 
 def read(jobs: Path, job: str, name: str, offset: int) -> LogPiece:
-    """A piece from there on; offset < 0: from so many bytes before the end. name "": which there are, one a line. job
-    "": the directory's own journals. Raises OSError."""
+    """A piece of a file from offset on; offset < 0: from that many bytes before the end. name "": the list of files,
+    one per line. job "": the directory's own journals. Raises OSError."""
     files = _files(jobs, job)
     if not name:
         names = "\n".join(sorted(files)).encode()

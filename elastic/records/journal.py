@@ -1,14 +1,13 @@
-"""The append-only event log of every process, and the stories told from it.
+"""The append-only event log of every process, and the account of recoveries made from it.
 
 A line is one JSON object: ``t_mono_ns, t_wall, job, generation, worker_id, node, pid, who, event`` and the event's own
-fields. worker_id and pid are those of the writer, or of the worker the line speaks of where a field says so. Times
-are CLOCK_MONOTONIC of the machine, so lines of all processes of one machine can be sorted. Each process appends to
+fields. worker_id and pid are those of the writer, or, if given, of the worker that the line is about. Times are
+CLOCK_MONOTONIC of the machine, so lines of all processes of one machine can be sorted. Each process appends to
 ``<job-dir>/journal/<who>.jsonl``; `merge` makes ``<job-dir>/journal.jsonl`` of them.
 
-Lines are written at once and not fsynced: what was written survives any kill of a process, not the loss of the
-machine.
+Lines are written at once and not fsynced: they survive any kill of a process, but not the loss of the machine.
 
-Events from which `recoveries` is told (g: the line's generation, n: the new one):
+Events for `recoveries` (g: the line's generation, n: the new one):
 
     writer   event             generation  fields            moment
     harness  fault_injected    -           worker_id, fault  just before the fault, for example SIGKILL
@@ -18,56 +17,56 @@ Events from which `recoveries` is told (g: the line's generation, n: the new one
     leader   quiesce_started   g           because           members are told to leave the ring of g
     worker   ring_aborted      g                             its sockets are shut
     worker   reported          g                             its report, now final, is sent
-    leader   quiesce_complete  -                             everybody has reported, died or been given up
+    leader   quiesce_complete  -                             all have reported, died or been given up
     leader   committed         n           kind, members     the record of n is durable
     leader   published         n           kind              the record of n is on its way to its members
     worker   ring_up           n           over, because     connected to every member of n; what carries gradients, and
                                                              why not what was asked for
-    leader   running           n                             every member has said so
-    worker   result_copied     n                             a laggard holds the result it had missed
-    worker   redo_started      n           op                goes on with the interrupted operation
+    leader   running           n                             every member has said that its ring is up
+    worker   result_copied     n                             a laggard holds the result that it lacked
+    worker   redo_started      n           op                it goes on with the interrupted operation
     worker   op_complete       n           op                first operation completed in n
 
 Events of newcomers, all by workers (k: an operation):
 
     state_held                  op, bytes, ms    the donor has copied the state of k within its memory, to send it
-    state_not_held              because          the donor has no memory for that; newcomers wait
-    state_copied                op, held         the newcomer has become the state of k; held: from such a copy
-    copy_failed                 because          a connection broke, or the window closed; it asks again
-    copy_outdated               op, because      the result of k is not held any more; it copies anew, and says so
+    state_not_held              because          the donor has no memory for a copy; newcomers wait
+    state_copied                op, held         the newcomer has the state of k; held: from a held copy
+    copy_failed                 because          a connection broke, or the window closed; the newcomer asks again
+    copy_outdated               op, because      the result of k is not held any more; the newcomer copies again
     joined                      op               its generation took effect after k
 
 and by the leader, of the newcomer worker_id:
 
-    newcomer_hung               because          invited, and its set-up got nowhere: it is ended; shown to the user
-    newcomer_stuck              because          admitted, and its copy got nowhere: it is ended
+    newcomer_hung               because          invited, and its set-up hangs: it is ended; shown to the user
+    newcomer_stuck              because          admitted, and its copy hangs: it is ended
     newcomer_awaited            missed           training waits: its slot's newcomers were too late for their epoch
-    newcomer_awaited            outdated         training waits: so many copies were out of date; shown to the user
-    newcomer_in_vain            slot, seconds    training waited so long, and goes on without it; shown to the user
+    newcomer_awaited            outdated         training waits: this many copies were out of date; shown to the user
+    newcomer_in_vain            slot, seconds    training waited this long, and goes on without it; shown to the user
 
-And by each worker: how far the job goes, as soon as its script has said it, and when that changes:
+And by each worker, when its script has said it and when it changes:
 
     steps_planned               total, shards    steps of the whole job (null: a stream decides), shards of each step
 
-Events of checkpoints, all by workers, with the series and the entry they speak of:
+Events of checkpoints, all by workers, with series and entry:
 
     checkpoint_part_written     bytes, stall_ms, seconds, cpu_s   its own part is durable
-    checkpoint_part_taken_over  of                                it has written the part of a dead member
-    checkpoint_complete         step, bytes                       it has found all parts, and the manifest is durable
-    checkpoint_skipped          because                           the one before is still being written
+    checkpoint_part_taken_over  of                                the worker has written the part of a dead member
+    checkpoint_complete         step, bytes                       all parts are found, and the manifest is durable
+    checkpoint_skipped          because                           the last checkpoint is still being written
     checkpoint_retried          because, attempt                  an object store answered with an error
     checkpoint_failed           because                           there will be no checkpoint; shown to the user
     checkpoints_pruned          entries                           removed, as the retention says
-    checkpoints_not_pruned      because                           tried again after the next one
-    snapshot_...                the same of snapshots, which lie in memory; those that are replaced are not mentioned
-    snapshots_off               because                           there are none on this machine; shown to the user
-    state_restored              step, seconds                     a resumed run has become the state of a checkpoint
+    checkpoints_not_pruned      because                           tried again after the next checkpoint
+    snapshot_...                the same for snapshots in memory; snapshots that are replaced are not mentioned
+    snapshots_off               because                           this machine has no snapshots; shown to the user
+    state_restored              step, seconds                     a resumed run has the state of a checkpoint
 
 and by the leader:
 
-    pointer_moved               the newest complete one is this entry now; whoever wrote it may remove older ones
-    pointer_stays               it is this entry, and what was completed is not newer
-    pointer_refused             worker_id, because                whoever completed it is no member
+    pointer_moved               the newest complete entry is this one now; its writer may remove older ones
+    pointer_stays               the pointer is at this entry; the completed one is not newer
+    pointer_refused             worker_id, because                its writer is no member
     pointer_not_moved           because                           the store did not answer; nothing is removed
 """
 
@@ -100,13 +99,13 @@ def journal_path(job_dir: Path, who: str) -> Path:
 
 
 class Journal:
-    """One process's log. `write` may be called from any thread and never raises for a full disk: the loss of lines
-    is said on stderr, once, and in the log itself as soon as it can be written again (`journal_gap`)."""
+    """One process's log. Any thread may call `write`, which never raises for a full disk: the loss of lines is printed
+    on stderr, once, and noted in the log when it can be written again (`journal_gap`)."""
 
     def __init__(
         self, path: Path, job: str, who: str, node: str, worker_id: str = "", retention: Retention | None = None
     ) -> None:
-        """retention: of a process that runs for ever; None: all is kept."""
+        """retention: for a process that runs for ever; None: all lines are kept."""
         self._path = path
         self._retention = retention
         self._file: int | None = None
@@ -151,11 +150,11 @@ class Journal:
                 if self._file is None:
                     self._file = self._open()
                 written = os.write(self._file, data)
-                if written < len(data):  # half a line would spoil the next one
+                if written < len(data):  # a partial line would spoil the next one
                     os.ftruncate(self._file, os.fstat(self._file).st_size - written)
         except OSError as error:
             if not self._lost:
-                with contextlib.suppress(OSError):  # it may be a file on the same disk
+                with contextlib.suppress(OSError):  # stderr may be a file on the same disk
                     print(f"{self._path}: {error.strerror}; journal lines are being lost", file=sys.stderr)
             return False
         return written == len(data)
@@ -173,8 +172,8 @@ class Journal:
 
 
 def read(path: Path, events: Collection[str] = ()) -> list[Line]:
-    """The lines of one journal, or those of these events. A torn line, the trace of a kill in the middle of a write, is
-    left out."""
+    """The lines of one journal, or only these events. Torn lines, from a kill in the middle of a write, are left
+    out."""
     texts = path.read_bytes().splitlines()
     if events:
         texts = list(filter(re.compile(f'"event":"({"|".join(events)})"'.encode()).search, texts))
@@ -194,7 +193,7 @@ def parse(text: bytes) -> Line | None:
 
 
 def read_all(job_dir: Path, events: Collection[str] = ()) -> list[Line]:
-    """The lines of all processes of a job on this machine, or those of these events, by time."""
+    """The lines of all processes of a job on this machine, by time, or only these events."""
     lines = [line for path in sorted((job_dir / "journal").glob("*.jsonl")) for line in read(path, events)]
     return sorted(lines, key=lambda line: line["t_mono_ns"])
 
@@ -211,7 +210,7 @@ def merge(job_dir: Path) -> Path:
 
 @dataclass(slots=True)
 class _Episode:
-    """From the order to leave the ring until the interrupted operation is complete again."""
+    """The time from the order to leave the ring until the interrupted operation is complete again."""
 
     because: str
     started_ns: int
@@ -226,7 +225,7 @@ class _Episode:
     redone: bool = False
 
     def turn(self, phase: str, now_ns: int) -> None:
-        """The time since the last turn belongs to the phase that ends here."""
+        """Begin a phase. The time since the last call belongs to the phase that ends."""
         self.spent_ns[self.phase] += now_ns - self.clock_ns
         self.phase, self.clock_ns = phase, now_ns
 
@@ -255,8 +254,8 @@ class _Episode:
                 self.turn("sync", now_ns)
             case "redo_started", _ if of_this:
                 self.redone = True
-            # A planned generation may take effect after just this operation, which is then told of that one; whoever
-            # is not in it has left in order.
+            # A planned generation may take effect right after this operation, whose end is then journalled for that
+            # generation. Workers outside it have left in order.
             case "entered", _ if self._is_later(line) and not of_loss:
                 self.members &= frozenset(line["members"])
                 return self._is_done(now_ns)
@@ -287,12 +286,12 @@ class _Episode:
 
 
 def recoveries(lines: Iterable[Line]) -> list[Line]:
-    """Each loss of a job, in order, with where its time went. Lines as `read_all` gives them.
+    """Each loss of a job, in order, with the time of each phase. Lines as `read_all` gives them.
 
     Keys: generation (the one that goes on), lost (worker ids), because, complete (False: the journal or the job
     ends, or the next loss comes, before the operation was complete again), and in milliseconds
 
-        detect_ms    fault, or where no harness wrote it the first sign of it, -> quiesce_started
+        detect_ms    fault (or its first sign if no harness wrote it) -> quiesce_started
         abort_ms     -> quiesce_complete: rings aborted, reports in
         decide_ms    -> published: plan made and committed to etcd
         build_ms     -> ring_up of the last member
@@ -317,7 +316,7 @@ def recoveries(lines: Iterable[Line]) -> list[Line]:
         if event == "fault_ended":
             for thawed in passing.pop(line.get("number", 0), ()):
                 if episode is None or thawed not in episode.lost:
-                    faults_ns.pop(thawed, None)  # it has survived this one
+                    faults_ns.pop(thawed, None)  # the worker has survived this fault
         if event == "quiesce_started" and (episode is None or episode.phase == "sync"):
             if episode is not None:
                 told.append(episode.told(faults_ns, complete=False))
@@ -330,7 +329,7 @@ def recoveries(lines: Iterable[Line]) -> list[Line]:
             # A loss is noted just before it makes the leader quiesce, unless a survivor's broken ring did so first.
             lost.append(worker)
         elif event == "committed":
-            lost = []  # they were only about to join, and are planned out again
+            lost = []  # the lost workers were about to join, and are planned out again
     if episode is not None:
         told.append(episode.told(faults_ns, complete=False))
     return told

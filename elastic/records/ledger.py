@@ -1,17 +1,17 @@
-"""``steps.jsonl``: one line for every applied step of a job, in order, each exactly once.
+"""``steps.jsonl``: one line for every applied step of a job, in order, each step exactly once.
 
     {"step", "epoch", "generation", "world_size", "lr", "scalars", "samples", "data"}
 
-Every member of a step sends the same line. The process that holds the lock of the job directory owns the one
-`Ledger` on the file; it takes the first line of a step and compares the others with it. Numbers that JSON does not
-know are written as the strings "nan", "inf" and "-inf".
+Every member of a step sends the same line. The process that holds the lock of the job directory owns the only `Ledger`
+on the file; it takes the first line of a step and compares the others with it. Numbers that JSON does not know are
+written as the strings "nan", "inf" and "-inf".
 
-Of a job over several nodes each keeps a *part*, the steps in which it had members, in the order in which they came;
+In a job over several nodes each node keeps a *part*: the steps in which it had members, in the order of their arrival;
 `merged` puts parts together.
 
-A line is handed to the kernel at once, so it survives any kill of a process; the file is fsynced when it is closed.
-A line lost with the machine is one of a step whose state went with it. Lines that a full disk does not take are kept
-in memory, in order, until it does.
+A line is handed to the kernel at once, so it survives any kill of a process; the file is fsynced when it is closed. If
+a line is lost with the machine, the state of its step is lost too. Lines that a full disk does not take are kept in
+memory, in order, until it takes them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from elastic.errors import ElasticError
 Line: TypeAlias = dict[str, Any]
 
 IDENTITY = ("step", "epoch", "lr", "scalars", "samples")
-"""What is the same in every run of a job, whatever died or joined."""
+"""The fields that are the same in every run of a job, whatever died or joined."""
 
 WAITING_LIMIT = 4096
-"""Lines of later steps kept while an earlier one is on its way."""
+"""The most lines of later steps that wait for an earlier one."""
 
 
 class LedgerConflict(ElasticError):
@@ -44,12 +44,12 @@ class LedgerConflict(ElasticError):
 
 
 class LedgerRefused(ElasticError):
-    """Make room and start the job again: the disk has not taken any line for so long that no more can be kept."""
+    """Make room and start the job again: the disk has refused lines for so long that no more can be kept."""
 
 
 @dataclass(slots=True)
 class _Stretch:
-    """Where in the file the lines of consecutive steps are."""
+    """The places in the file of the lines of consecutive steps."""
 
     first: int
     begins: array[int] = field(default_factory=lambda: array("q"))
@@ -61,12 +61,11 @@ class _Stretch:
 
 
 class Ledger:
-    """The only writer of one ledger. Not for several threads.
+    """The only writer of one ledger. Not thread-safe.
 
-    whole: it begins with step 0 and misses none, so a line that comes before its predecessors waits for them. A part
-    takes every line as it comes.
-    Opening it cuts off a torn last line. Raises LedgerConflict when a line before that is not the next step's, or in
-    a part no step's.
+    whole: the ledger begins with step 0 and misses none, so a line that comes before its predecessors waits for them. A
+    part takes every line as it comes. Opening it cuts off a torn last line. Raises LedgerConflict if an earlier line is
+    not of the next step, or, in a part, of no step.
     """
 
     def __init__(self, path: Path, *, whole: bool = True) -> None:
@@ -85,25 +84,25 @@ class Ledger:
 
     @property
     def next_step(self) -> int:
-        """The one after the last that is on file; 0 for an empty ledger."""
+        """The step after the last one on file; 0 for an empty ledger."""
         return max((stretch.end for stretch in self._stretches), default=0)
 
     @property
     def waiting(self) -> int:
-        """Lines kept in memory, because an earlier step is missing or the disk does not take them."""
+        """Number of lines kept in memory, because an earlier step is missing or the disk does not take them."""
         return len(self._waiting)
 
     @property
     def refused(self) -> OSError | None:
-        """Why the next line that is there could not be written; None: it could."""
+        """Why the next line could not be written; None: it could."""
         return self._refused
 
     def append(self, line: Line) -> bool:
         """Take a line; False if its step was known already, with the same content.
 
         A line that comes before its predecessors, or while the disk is full, is kept. Raises LedgerConflict if it
-        differs from the known one in epoch, lr, scalars or samples, or if more than WAITING_LIMIT lines wait for one
-        that is missing; LedgerRefused if so many wait for the disk.
+        differs from the known line in epoch, lr, scalars or samples, or if more than WAITING_LIMIT lines wait for a
+        missing one; LedgerRefused if that many wait for the disk.
         """
         line = plain(line)
         step = line["step"]
@@ -157,7 +156,7 @@ class Ledger:
         self.close()
 
     def _ready(self) -> int | None:
-        """The next of the waiting lines that may be written."""
+        """The step of the next waiting line that may be written, or None."""
         if self._whole:
             return self.next_step if self.next_step in self._waiting else None
         return min(self._waiting, default=None)
@@ -174,7 +173,7 @@ class Ledger:
         self._place(line["step"], self._size + len(data))
 
     def _place(self, step: int, end: int) -> None:
-        """The line of that step ends there, and the file with it."""
+        """Note that the line of that step, and the file, end there."""
         stretch = next((known for known in self._stretches if known.end == step), None)
         if stretch is None:
             self._stretches.append(stretch := _Stretch(step))
@@ -183,7 +182,7 @@ class Ledger:
         self._size = end
 
     def _line_of(self, step: int) -> Line | None:
-        """What is on file of that step."""
+        """The line on file of that step, or None."""
         stretch = next((known for known in self._stretches if known.first <= step < known.end), None)
         if stretch is None:
             return None
@@ -211,15 +210,15 @@ class Ledger:
 
 
 def read(path: Path, first: int = 0, end: int | None = None) -> list[Line]:
-    """The complete lines of steps first..end-1 (default: to the last), in order; a torn last one is left out.
+    """The complete lines of steps first..end-1 (default: to the last), in order; a torn last line is left out.
 
-    Raises LedgerConflict naming a line that is damaged.
+    Raises LedgerConflict naming a damaged line.
     """
     return list(lines(path, first, end))
 
 
 def lines(path: Path, first: int = 0, end: int | None = None) -> Iterator[Line]:
-    """The same, one by one."""
+    """As `read`, one line after the other."""
     with path.open("rb") as file:
         for number, text in enumerate(islice(file, first, end), start=first + 1):
             if text.endswith(b"\n"):
@@ -227,7 +226,7 @@ def lines(path: Path, first: int = 0, end: int | None = None) -> Iterator[Line]:
 
 
 def between(path: Path, first: int, end: int) -> list[Line]:
-    """The lines of steps first..end-1 that the file has, by step; it may be a part."""
+    """The lines of steps first..end-1 that the file, which may be a part, has; ordered by step."""
     found: dict[int, Line] = {}
     with path.open("rb") as file:
         for number, text in enumerate(file, start=1):
@@ -237,11 +236,11 @@ def between(path: Path, first: int, end: int) -> list[Line]:
 
 
 _BEGIN = re.compile(rb'\{"step":(\d{1,18}),')
-"""How every line begins that a Ledger writes."""
+"""The beginning of every line that a Ledger writes."""
 
 
 def merged(paths: Iterable[Path]) -> list[Line]:
-    """All steps of a job from the parts of its nodes, by step. Raises LedgerConflict if two parts differ in one."""
+    """All steps of a job from the parts of its nodes, by step. Raises LedgerConflict if two parts differ in a step."""
     found: dict[int, Line] = {}
     for path in paths:
         for line in lines(path):
@@ -276,7 +275,7 @@ def _shown(value: object) -> str:
 
 
 def _parsed(text: bytes, path: Path, number: int) -> Line:
-    """Raises LedgerConflict unless it is the line of a step. number: which line of the file it is, from 1."""
+    """The line of a step. Raises LedgerConflict for other texts. number: the line's number in the file, from 1."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -288,7 +287,7 @@ def _parsed(text: bytes, path: Path, number: int) -> Line:
 
 
 def plain(line: Line) -> Line:
-    """As it will be read back, so that a line can be compared with one on file."""
+    """The line as it will be read back, so that it can be compared with a line on file."""
     plain: Line = json.loads(json.dumps(_finite(line)))
     return plain
 

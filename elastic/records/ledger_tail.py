@@ -1,4 +1,4 @@
-"""A ledger while it grows: how far it is, and how fast."""
+"""A growing ledger: how far it is, and how fast it grows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 RATE_WINDOW_S = 10.0
 LONG_WINDOW_S = 300.0
-"""For steps that take seconds."""
+"""The window for steps that take seconds."""
 FEW_STEPS = 3
-"""With fewer in the short window, the long one is looked at."""
+"""With fewer steps in the short window, the long window is used."""
 MAX_READ = 4 * 2**20
-"""Bytes of the ledger read at once, so that a long one does not hold up the display."""
+"""Bytes of the ledger that are read at once, so that a long ledger does not hold up the display."""
 
 
 class StepsTail:
@@ -46,13 +46,13 @@ class StepsTail:
 
     @property
     def samples_per_s(self) -> float:
-        """Over the last RATE_WINDOW_S seconds of polls."""
+        """Samples per second over the last RATE_WINDOW_S seconds of polls."""
         (since_s, _, before), (now_s, _, after) = self._since(RATE_WINDOW_S), self._window[-1]
         return (after - before) / (now_s - since_s) if now_s > since_s else 0.0
 
     @property
     def steps_per_s(self) -> float:
-        """Over the last RATE_WINDOW_S seconds of polls, or LONG_WINDOW_S where those hold few steps; 0: none yet."""
+        """Steps per second over the last RATE_WINDOW_S seconds, or LONG_WINDOW_S if few steps; 0: none yet."""
         now_s, after, _ = self._window[-1]
         since_s, before, _ = self._since(RATE_WINDOW_S)
         if after - before < FEW_STEPS:
@@ -60,7 +60,7 @@ class StepsTail:
         return (after - before) / (now_s - since_s) if now_s > since_s else 0.0
 
     def _since(self, window_s: float) -> tuple[float, int, int]:
-        """The poll with which that window begins. What came before the first new step is set-up, and not counted."""
+        """The poll at which that window begins. Time before the first new step is set-up, and not counted."""
         begun_s = self._window[-1][0] - window_s
         begins = max((poll for poll in self._window if poll[0] <= begun_s), default=self._window[0])
         return max(begins, self._idle or begins)
@@ -78,5 +78,5 @@ class StepsTail:
 
 def _count(shard: object) -> int:
     if isinstance(shard, dict):
-        return int(shard.get("n", 0))  # of a stream's batch nobody knows
+        return int(shard.get("n", 0))  # not known for a stream's batch
     return len(shard) if isinstance(shard, list) else 0

@@ -1,5 +1,4 @@
-"""What does not work at present although training goes on, told from the journals of a job: for `elastic status`, and
-once, when it begins, for `elastic run`."""
+"""What does not work now although training goes on, by a job's journals: for `elastic status` and `elastic run`."""
 
 from __future__ import annotations
 
@@ -15,20 +14,20 @@ EVENTS = (
     *("snapshots_off", "snapshot_complete", "snapshot_failed", "snapshot_skipped"),
     *("state_not_held", "newcomer_in_vain", "joined"),
 )
-"""All lines that matter here; most of a journal are others."""
+"""All events that matter here; most journal lines are others."""
 
 SKIPS = 3
-"""So many snapshots in a row may be left out because the one before is still being written."""
+"""A problem exists when this many snapshots in a row were left out because the last one was still being written."""
 
 WITHOUT = "if all workers die at once, the job goes on from a checkpoint; give it memory, or say --snapshot-every off"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """because: what, as a sentence. advice: what to do about it."""
+    """because: the problem, as a sentence. advice: what to do about it."""
 
     about: str
-    """ "snapshots" or "newcomers"."""
+    """"snapshots" or "newcomers"."""
     where: str
     """The node or the slot."""
     because: str
@@ -47,11 +46,11 @@ class _Memory:
     failed: dict[str, str] = field(default_factory=dict)
     """Entry -> why it could not be made, since the newest whole one."""
     skipped: dict[str, int] = field(default_factory=dict)
-    """Worker -> how many it has left out since then."""
+    """Worker -> how many snapshots it has left out since the newest whole one."""
 
 
 class Problems:
-    """Follows the lines of a job's journals, each node's in the order of time."""
+    """Follows the lines of a job's journals; those of each node must come in the order of time."""
 
     def __init__(self, lines: Iterable[Line] = ()) -> None:
         self._memories: dict[str, _Memory] = defaultdict(_Memory)
@@ -61,7 +60,7 @@ class Problems:
             self.see(line)
 
     def see(self, line: Line) -> Problem | None:
-        """Take the next line. The trouble that begins with it, or None."""
+        """Take the next line. Returns the problem that begins with it, or None."""
         before = self._newcomers
         self._newcomers = _kept_out(before, line)
         began = [trouble for where, trouble in self._newcomers.items() if where not in before]
@@ -89,7 +88,7 @@ class Problems:
 
 
 def of_job(job_dir: Path) -> list[Problem]:
-    """Those of the job in this directory, as far as processes on this machine tell."""
+    """The problems of the job in this directory, by the journals of processes on this machine."""
     settings = read_settings(job_dir)
     found = Problems(read_all(job_dir, EVENTS)).now
     if settings.snapshot_every != "off" and not settings.memory:
@@ -128,7 +127,7 @@ def _trouble(node: str, memory: _Memory) -> Problem | None:
 
 
 def _kept_out(known: dict[str, Problem], line: Line) -> dict[str, Problem]:
-    """What keeps replacements out after this line; whoever joins is the proof that it is over."""
+    """What keeps replacements out after this line. A newcomer that joins proves that its problem is over."""
     match line:
         case {"event": "state_not_held", "node": str(node), "because": str(because)}:
             waits = f"a replacement waits to copy the state, and training goes on without it: {because}"

@@ -1,6 +1,6 @@
-"""`elastic run` on the directory of an interrupted job: from which checkpoint it goes on, and what is done again.
+"""`elastic run` on the directory of an interrupted job: its checkpoint, and the steps done again.
 
-checkpoints.json   what the workers of this run have to know (elastic/checkpoints/settings.py)
+checkpoints.json   settings for the workers of this run (elastic/checkpoints/settings.py)
 resumes.jsonl      one line for each time the job was started again: the checkpoint, which steps of the ledger are
                    done again, and which checkpoints were skipped and why
 runs/<n>/          journals and result of an earlier run
@@ -33,17 +33,17 @@ PER_RUN = ("journal", "journal.jsonl", "result.json", "rendezvous.json", "spill"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """Step `step` comes next. redone: first and last step that the ledger has and that are done again; or none."""
+    """Step `step` comes next. redone: first and last step that the ledger has and that are done again, or None."""
 
     checkpoint: str
-    """"": there has never been a complete one, so the job starts again from its first step."""
+    """"": there has never been a complete checkpoint, so the job starts again from its first step."""
     step: int
     redone: tuple[int, int] | None
     skipped: tuple[tuple[str, str], ...]
-    """(checkpoint, why), newest first. If it goes on from memory, those are named of which a look without reading their
-    data tells that they are damaged."""
+    """(checkpoint, why), newest first. If the job goes on from memory, only checkpoints that look damaged without a
+    read of their data are named."""
     memory: bool = False
-    """It lies in this machine's memory, left there by workers of this run."""
+    """Whether workers of this run have left the entry in this machine's memory."""
 
     def sentences(self) -> Iterator[str]:
         for entry, because in self.skipped:
@@ -57,7 +57,7 @@ class Resumption:
 
 
 def settings_of(spec: JobSpec, job_dir: Path, memory: Path | None = None) -> Settings:
-    """What a new job's workers have to know. Raises ConfigError for a directory that belongs to another job."""
+    """The settings for a new job's workers. Raises ConfigError for a directory that belongs to another job."""
     root = spec.checkpoint_dir or str(job_dir / "checkpoints")
     storage, identity = storage_at(root), job_id(job_dir)
     if spec.checkpoint_every != "off":
@@ -75,11 +75,10 @@ def settings_of(spec: JobSpec, job_dir: Path, memory: Path | None = None) -> Set
 
 
 def begin(spec: JobSpec, job_dir: Path, *, again: bool, memory: Path | None = None) -> Resumption | None:
-    """Prepare a claimed directory for a run. again: an earlier run has ended without completing the job. memory: where
-    snapshots lie, those that this command has seen taken and no others (host_memory.py); None: there are none.
+    """Prepare a claimed directory for a run. again: an earlier run has ended without completing the job. memory: the
+    directory of snapshots, all taken under this command (host_memory.py); None: there are none.
 
-    Raises ConfigError if the job cannot go on: no usable checkpoint although there were some, a foreign directory, or
-    no room.
+    Raises ConfigError if no checkpoint is usable, the directory is another job's, or the disk is full.
     """
     try:
         return _begin(spec, job_dir, again=again, memory=memory)
@@ -114,8 +113,8 @@ def _begin(spec: JobSpec, job_dir: Path, *, again: bool, memory: Path | None) ->
 
 
 def has_advanced(job_dir: Path) -> bool:
-    """Whether this run has completed a checkpoint or a snapshot that is newer than the one it began from, or has found
-    that this one cannot be read; then another one begins from something else."""
+    """Whether this run has completed a checkpoint or snapshot newer than the one it began from, or has found that one
+    unreadable; then another run begins from something else."""
     settings = read_settings(job_dir)
     began = EntryName.parse(settings.resume)
     durable, snapshots = Series(storage_at(settings.root)), _snapshots(settings)
@@ -128,7 +127,7 @@ def has_advanced(job_dir: Path) -> bool:
 
 
 def decide(series: Series, job_id: str, steps: int, snapshots: Series | None = None) -> Resumption:
-    """The newest complete checkpoint or snapshot whose steps the ledger has. steps: how many it has.
+    """The newest complete checkpoint or snapshot whose steps the ledger has. steps: how many steps the ledger has.
 
     Raises ConfigError.
     """
@@ -136,7 +135,7 @@ def decide(series: Series, job_id: str, steps: int, snapshots: Series | None = N
     found: Found | None = None
     if snapshot is None or snapshot.name.step < _newest_step(series, job_id):
         found, skipped = series.newest(job_id, steps)
-    else:  # no byte of them has to be read, and what a look tells is said
+    else:  # the checkpoints' data need not be read
         skipped = [other for other in series.all(job_id) if other.problem and not other.unfinished]
     memory = snapshot is not None and (found is None or snapshot.name.step >= found.name.step)
     found = snapshot if memory else found
@@ -167,13 +166,13 @@ def _newest_step(series: Series, job_id: str, skipped: Collection[str] = ()) -> 
 
 
 def own(storage: Storage, name: str, identity: str) -> None:
-    """Mark the directory as that job's. Raises ConfigError if it is another one's, or cannot be used."""
+    """Mark the directory as that job's. Raises ConfigError if it is another job's, or cannot be used."""
     try:
         try:
             content = storage.read(OWNER)
         except FileNotFoundError:
             put(storage, OWNER, json.dumps({"job": name, "job_id": identity}).encode())
-            content = storage.read(OWNER)  # of two jobs that found nobody, the later one owns it
+            content = storage.read(OWNER)  # of two jobs that found no owner, the later one owns it
         owner: dict[str, Any] = json.loads(content)
     except (OSError, ValueError) as error:
         because = getattr(error, "strerror", None) or error
@@ -201,7 +200,7 @@ def _earlier(job_dir: Path) -> Iterator[dict[str, Any]]:
 
 
 def _put_aside(job_dir: Path, run: int) -> None:
-    """Also after a start that was killed in here: what lies aside already is the run's, and what is new is empty."""
+    """Move the files of an earlier run aside, also after a killed start that has moved some of them."""
     aside = job_dir / "runs" / str(run)
     file_modes.make_directory(aside)
     for name in PER_RUN:

@@ -1,8 +1,7 @@
-"""How much is kept of the journals of a process that runs for ever, and of the jobs that a replica has seen.
+"""How much is kept: of the journals of a process that runs for ever, and of the jobs that a replica has seen.
 
 Such a journal is written in parts, `<who>.jsonl`, `<who>.1.jsonl`, `<who>.2.jsonl` and so on. A part keeps its name, so
-that whoever reads it from afar finds it again. With each new one the oldest are removed, whichever process of the same
-kind has written them.
+that a remote reader finds it again. With each new part the oldest parts of all processes of the same kind are removed.
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ from pathlib import Path
 
 PART_BYTES = 8 * 2**20
 KEPT_BYTES = 64 * 2**20
-"""How many bytes all journals of one kind in one directory may have."""
+"""The most bytes of all journals of one kind in one directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """kind: how the names of such journals begin."""
+    """kind: the prefix of the names of such journals."""
 
     kind: str
     part_bytes: int = PART_BYTES
     kept_bytes: int = KEPT_BYTES
 
     def is_over(self, file: int) -> bool:
-        """Whether the next line belongs into another part: this one is full, or somebody has removed it."""
+        """Whether the next line belongs into another part, because this one is full or was removed."""
         found = os.fstat(file)
         return found.st_size >= self.part_bytes or found.st_nlink == 0
 
     def part(self, path: Path) -> Path:
-        """Where the journal of that path is to be written now."""
+        """The file to which the journal of that path is to be written now."""
         numbers = [0]
         for other in path.parent.glob(f"{path.stem}.*.jsonl"):
             number = other.stem.removeprefix(f"{path.stem}.")
@@ -44,7 +43,7 @@ class Retention:
         return _part(path, last)
 
     def prune(self, now: Path) -> None:
-        """Remove the oldest; never the one that is written now. One that cannot be removed costs room, and no line."""
+        """Remove the oldest parts, never the one that is written now. A part that cannot be removed only costs room."""
         found: list[tuple[int, int, Path]] = []
         for path in now.parent.glob(f"{self.kind}*.jsonl"):
             with contextlib.suppress(OSError):  # another process removes them too
@@ -61,13 +60,13 @@ class Retention:
 
 
 def forget(jobs: Path, known: Collection[str], kept: int) -> list[str]:
-    """Remove the directories of jobs that nobody knows any more, the oldest first, until `kept` directories are left.
+    """Remove the directories of jobs that are not known any more, the oldest first, until `kept` directories are left.
     Returns their names."""
     directories = [path for path in jobs.iterdir() if path.is_dir()] if jobs.is_dir() else []
     strangers = sorted((path for path in directories if path.name not in known), key=lambda path: path.stat().st_mtime)
     gone = strangers[: max(0, len(directories) - kept)]
     for path in gone:
-        shutil.rmtree(path, ignore_errors=True)  # what is left of it is tried again
+        shutil.rmtree(path, ignore_errors=True)  # the rest is tried again later
     return [path.name for path in gone]
 
 

@@ -1,7 +1,7 @@
-"""What happened to a worker, or around a generation, and why: told from the lines of the journals of a job.
+"""What happened to a worker, or around a generation, and why: made from the lines of a job's journals.
 
-Pure: lines in, moments out, both in order of time. A line is chosen because it speaks of the worker or the generation,
-or because it is a link in the chain that led to the generation: who was lost before it, or who came.
+Pure: lines in, moments out, both in order of time. A line is chosen because it is about the worker or the generation,
+or about workers whose loss or arrival led to the generation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Line: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StoryMoment:
-    """line: from which it is told. said: a sentence; because: the reason that the line gives, or ""."""
+    """line: the journal line. said: a sentence about it. because: the reason that the line gives, or ""."""
 
     line: Line
     said: str
@@ -87,24 +87,24 @@ SENTENCES = {
     "stop_asked": "{caller} stops it",
     "job_ended": "the job is over, exit {exit_code}",
 }
-"""Others are told by their own name."""
+"""Other events are shown by their own name."""
 
 HIDDEN = frozenset(
     {"checkpoint_part_written", "checkpoint_complete", "state", "published", "order_refused", "steps_seen"}
 )
-"""Events of which a worker has many, and which do not say what became of it; or another line says the same."""
+"""Events that are frequent and do not say what became of a worker, or that repeat another line."""
 
 _CAUSES = frozenset({"fault_injected", "worker_dying", "worker_frozen", "worker_exited", "stuck", "member_lost"})
 _ARRIVALS = frozenset({"worker_started", "announced", "invited", "state_copied"})
 _ENDS = frozenset({"quiesce_started", "job_ended"})
 _CHANGES = frozenset({"submitted", "scaled", "stop_asked", "cordoned", "drain_asked"})
-"""By operators."""
+"""Changes made by operators."""
 _DEPARTURES = frozenset({"drained", "demoted", "surplus", "notice", "node_leaves", "drain_asked", "agent_signalled"})
 _ABORTS = frozenset({"quiesce_started", "quiesce_complete", "ring_aborted", "reported"})
 
 
 def of_worker(lines: Iterable[Line], worker: str) -> list[StoryMoment]:
-    """Everything that speaks of this worker; of generations, those with which it became a member or was one no more."""
+    """All lines about this worker; of generations, those with which it became a member or ceased to be one."""
     told, member = [], False
     for line in lines:
         listed = worker in line.get("members", ())
@@ -119,7 +119,7 @@ def of_worker(lines: Iterable[Line], worker: str) -> list[StoryMoment]:
 
 
 def of_generation(lines: Sequence[Line], number: int) -> list[StoryMoment]:
-    """From what led to it until it ends."""
+    """The story of a generation, from its causes to its end."""
     record = next((i for i, line in enumerate(lines) if _is_commit(line) and line["generation"] == number), None)
     if record is None:
         return []
@@ -139,17 +139,17 @@ def of_generation(lines: Sequence[Line], number: int) -> list[StoryMoment]:
 
 
 def generations(lines: Iterable[Line]) -> list[int]:
-    """Those that were ever durable."""
+    """The numbers of all generations that were ever durable."""
     return sorted({line["generation"] for line in lines if _is_commit(line)})
 
 
 def workers(lines: Iterable[Line]) -> list[str]:
-    """All that were ever started."""
+    """The ids of all workers that were ever started."""
     return sorted({line["worker_id"] for line in lines if line["event"] == "worker_started"})
 
 
 def _causes(lines: Sequence[Line], record: int, gone: set[str], before: int | None) -> Iterator[int]:
-    """What became of those that are not in it any more, and how the ring before it was left."""
+    """Lines about workers that are not in the generation any more, and about how the ring before it was left."""
     since = before if before is not None else 0
     nodes = {worker.rsplit(".", 2)[0] for worker in gone}
     for i in range(since, record):
@@ -162,7 +162,7 @@ def _causes(lines: Sequence[Line], record: int, gone: set[str], before: int | No
 
 
 def _course(lines: Sequence[Line], record: int, number: int) -> Iterator[int]:
-    """What its members and leaders said of it, but for the operations after its first; until it ends."""
+    """What members and leaders said of the generation until it ends, without operations after the first one."""
     begun: set[str] = set()
     for i in range(record + 1, len(lines)):
         line = lines[i]

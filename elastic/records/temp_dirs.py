@@ -1,6 +1,6 @@
-"""Directories that belong to one process, and go with it: at its word, or, if it was killed, at that of a later one.
+"""Directories that belong to one process, which removes them; if it was killed, a later process does.
 
-Whose owner is gone is told by a lock (flock), which the kernel gives up with its holder, in whichever container it was.
+A lock (flock) tells whether the owner lives: the kernel releases it when its holder ends, in any container.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class TempDirectory:
 
     @classmethod
     def held(cls, path: Path, lock: int) -> Self:
-        """One that a program before this one in the same process has made."""
+        """A directory that the previous program in the same process has made."""
         self = cls.__new__(cls)
         self.path, self._lock = path, lock
         return self
 
     def hand_over(self) -> tuple[str, int]:
-        """For the program that takes this one's place."""
+        """Path and lock, for the program that takes this one's place."""
         os.set_inheritable(self._lock, True)
         return str(self.path), self._lock
 
@@ -42,11 +42,11 @@ class TempDirectory:
 
 
 def sweep(parent: Path, prefix: str) -> None:
-    """Remove those of this user whose processes are gone; of names that only begin alike, none."""
+    """Remove this user's directories of that prefix whose processes are gone."""
     name = re.compile(rf"{re.escape(prefix)}[0-9a-f]{{16}}")
-    with contextlib.suppress(OSError):  # this machine has no such directory, or not for us
+    with contextlib.suppress(OSError):  # this machine has no such directory, or this user may not read it
         for path in filter(lambda path: name.fullmatch(path.name), parent.iterdir()):
-            with contextlib.suppress(OSError):  # somebody else's, or somebody else removes it too
+            with contextlib.suppress(OSError):  # another user's, or another process removes it too
                 if path.stat(follow_symlinks=False).st_uid == os.getuid() and (lock := _lock(path)) is not None:
                     shutil.rmtree(path, ignore_errors=True)
                     os.close(lock)
@@ -62,7 +62,8 @@ def _make(parent: Path, prefix: str) -> tuple[Path, int]:
 
 
 def _lock(path: Path) -> int | None:
-    """The descriptor that holds its lock; None if somebody else does. Raises OSError, also if the path is gone."""
+    """The descriptor that holds the directory's lock; None: another process holds it. Raises OSError, also if it is
+    gone."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

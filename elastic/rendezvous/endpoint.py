@@ -1,4 +1,4 @@
-"""Addresses as an operator gives them. Plain text leaves a machine only where somebody has said so."""
+"""Addresses as an operator gives them. Plain text leaves a machine only if the operator has allowed it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]):(?P<port>[0
 
 
 def parse(option: str, text: str, *, any_port: bool = False) -> tuple[str, ...]:
-    """One or several "host:port" with commas. any_port: 0 is allowed. Raises ConfigError naming the option."""
+    """Parse one or several "host:port" with commas. any_port: 0 is allowed. Raises ConfigError naming the option."""
     addresses = tuple(word for word in (word.strip() for word in text.split(",")) if word)
     if not addresses:
         raise ConfigError(f"{option} is empty; give HOST:PORT, several with commas")
@@ -27,8 +27,8 @@ def parse(option: str, text: str, *, any_port: bool = False) -> tuple[str, ...]:
 
 
 def check_plain(option: str, hosts: Sequence[str], *, allowed: bool) -> None:
-    """hosts: with or without a port. Raises ConfigError if one of them is another machine, or may be reached from one,
-    unless there are certificates for it or somebody has said that plain text is meant."""
+    """Raise ConfigError if a host is another machine, or may be reached from one, and plain text is not allowed. hosts:
+    with or without a port. allowed: there are certificates, or the operator has allowed plain text."""
     open_hosts = [host for host in hosts if not _is_loopback(host_of(host))]
     if open_hosts and not allowed:
         raise ConfigError(
@@ -49,7 +49,7 @@ def split(address: str) -> tuple[str, int]:
 
 
 def own_address(text: str) -> str:
-    """The IP address of this machine that was meant. Raises ConfigError if it is none."""
+    """The IP address of this machine for the text. Raises ConfigError if it is not one of this machine."""
     try:
         address = str(socket.getaddrinfo(text, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
@@ -68,7 +68,7 @@ def own_address(text: str) -> str:
 
 
 def check_reachable(address: str, replicas: Sequence[str]) -> None:
-    """Raises ConfigError for a node that no other one could reach, though its rendezvous is elsewhere."""
+    """Raise ConfigError for a node that other nodes cannot reach, though its rendezvous is elsewhere."""
     far = [replica for replica in replicas if not _is_loopback(host_of(replica))]
     if far and _is_loopback(address):
         raise ConfigError(

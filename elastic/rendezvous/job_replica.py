@@ -1,4 +1,4 @@
-"""A replica's part in one job: it stands for election, and while it holds the key it leads.
+"""A replica's part in one job: it stands for election, and leads while it holds the key.
 
 Every replica listens; the one that holds the election key leads. A leader owns one `membership.Group` and runs
 
@@ -7,8 +7,8 @@ Every replica listens; the one that holds the election key leads. A leader owns 
     for action in actions: perform(action)             tell agents, commit, write the journal, end the job
 
 on one asyncio thread. The store is synchronous and has a thread of its own; its answers come back as events. A leader
-relies on its lease by its own clock only, and forgets everything when it steps down: the next one learns it again
-from the store's records and from what agents announce.
+relies on its lease by its own clock only, and forgets everything when it steps down: the next leader learns it again
+from the store's records and from the announcements of agents.
 """
 
 from __future__ import annotations
@@ -38,19 +38,18 @@ from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
 
 REFUSED_S = 1.0
-"""Pause before a replica stands again after the store has refused it: it may be full, or the rights may be wrong."""
+"""Seconds before a replica stands again after the store has refused it: it may be full, or rights may be missing."""
 
 VACANCY_S = 2.0
-"""How long a candidate trusts a silent watch of the election key before it looks again."""
+"""Seconds for which a candidate trusts a silent watch of the election key before it looks again."""
 
 
 class JobReplica:
-    """One replica's part in one job. job_dir: its directory on this machine, for journals and the result. address: of
-    this replica.
+    """One replica's part in one job. job_dir: its local directory, for journals and the result. address: the replica's.
 
-    service: gets the job's entry, which stays when the job is over. resumed: the checkpoint from which this run of
-    the job goes on, or "". ended: awaited with the result as soon as that is durable, while agents still take leave.
-    revives: as in JobLeader.
+    service: gets the job's entry, which stays when the job is over. resumed: the checkpoint from which this run of the
+    job goes on, or "". ended: awaited with the result once that is durable, while agents still take leave. revives: as
+    in JobLeader.
     """
 
     def __init__(
@@ -76,10 +75,10 @@ class JobReplica:
         self._candidate = Candidate(store, spec.name, address, time.monotonic, lease_of(spec.workers))
         self._lead = service.leads[spec.name] = JobEntry(journal)
         self._led: JobLeader | None = None
-        """That has begun, and from which it has not resigned yet."""
+        """The leader that has begun, and from which this replica has not resigned yet."""
 
     async def run(self) -> dict[str, object]:
-        """Until the job is over, or cancelled. Returns its result."""
+        """Take part until the job is over, or until cancelled. Returns the job's result."""
         with closing(StoreThread()) as store:
             try:
                 return await self._stand_and_lead(store)
@@ -87,8 +86,8 @@ class JobReplica:
                 await self._resign(store)
 
     async def _resign(self, store: StoreThread) -> None:
-        """A successor need not wait for the lease; if the store cannot be told, it has to. Agents are sent to it only
-        then: it takes a while until thousands have left."""
+        """Give the key back, so that a successor need not wait for the lease; if the store cannot be told, it has to
+        wait. Agents are dismissed only then, because it takes a while until thousands have left."""
         reign, self._led = self._led, None
         with contextlib.suppress(StoreError):
             await store.call(self._candidate.resign)
@@ -112,7 +111,7 @@ class JobReplica:
             await self._resign(store)
 
     async def _hold(self, tenure: LeaseKeeper, store: StoreThread) -> dict[str, object] | None:
-        """One term. None: another replica shall lead."""
+        """Lead for one term. None: another replica shall lead."""
         lead, candidate, term = self._lead, self._candidate, tenure.term
         try:
             ended, chain = await self._read(tenure, store)
@@ -122,7 +121,7 @@ class JobReplica:
             return None
         if ended is not None:
             self._journal.write("job_was_over", term=term)
-            self._keep_result(ended, term)  # the leader that stored it may have died before it could
+            self._keep_result(ended, term)  # the leader that stored it may have died before it wrote this
             await self._tell(ended)
             return ended
         reign = JobLeader(self._spec, tenure, self._journal, store, self._resumed, self._revives)
@@ -148,7 +147,7 @@ class JobReplica:
     async def _read(
         self, tenure: LeaseKeeper, store: StoreThread
     ) -> tuple[dict[str, object] | None, tuple[Generation, ...]]:
-        """How the job ended, if it did, and its records. Raises LeadershipLost if the term is over before."""
+        """How the job ended, if it did, and its records. Raises LeadershipLost if the term is over first."""
         candidate = self._candidate
         while True:
             try:
@@ -170,10 +169,10 @@ class JobReplica:
         self._lead.leader = leader
 
     def _keep_result(self, result: dict[str, object], term: int) -> None:
-        """The result is in the store: write it down for whoever started the job, and tell agents that come late."""
+        """Write the stored result to the job directory for the operator, and keep it for agents that come late."""
         try:
             write_atomically(self._job_dir / "result.json", json.dumps(result).encode())
-        except OSError as error:  # the agents hear it all the same
+        except OSError as error:  # the agents hear the result all the same
             self._journal.write("result_not_written", because=str(error))
         self._lead.result = result
         self._lead.ended = pb.End(
@@ -187,7 +186,7 @@ class JobReplica:
 async def win(candidate: Candidate, store: StoreThread, saw: Callable[[str], None], journal: Journal) -> int:
     """Stand for election whenever the key may be free, until this candidate has it. Returns the term.
 
-    saw: told who has it meanwhile.
+    saw: called with the address of the leader that has the key meanwhile.
     """
     while True:
         try:
@@ -204,7 +203,7 @@ async def win(candidate: Candidate, store: StoreThread, saw: Callable[[str], Non
 
 
 async def _vacancy(candidate: Candidate, store: StoreThread, revision: int) -> None:
-    """Until something happened to the election key, or the watch has been silent for long."""
+    """Wait until something happened to the election key, or the watch was silent for VACANCY_S."""
     loop = asyncio.get_running_loop()
     happened = asyncio.Event()
     watch = await store.call(candidate.watch_leader, revision, lambda event: loop.call_soon_threadsafe(happened.set))

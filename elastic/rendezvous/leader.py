@@ -1,7 +1,7 @@
 """One term of a replica as leader: the group, its mailbox, the agents that attend, and the thread of the store.
 
-A reign relies on its lease by its own clock only. What it does to others is fenced besides: a record and the end of
-the job are transactions of its term, and orders carry the term, so that agents refuse those of a leader of the past.
+A leader relies on its lease by its own clock only. Its effects on others are fenced too: a record and the end of the
+job are transactions of its term, and orders carry the term, so that agents refuse the orders of an earlier leader.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from elastic.wire import elastic_pb2 as pb
 from elastic.wire.broadcast import Publisher
 
 TICK_S = 0.05
-"""Least time between two ticks, so that a deadline which cannot be acted on yet does not spin."""
+"""Least seconds between two ticks, so that a deadline which cannot be acted on yet does not spin."""
 
 FAREWELL_S = 5.0
-"""How long the leader of an ended job waits for its agents to have heard of it."""
+"""Seconds for which the leader of an ended job waits until its agents have heard of the end."""
 
 MAILBOX_LIMIT = 65_536
 
@@ -64,8 +64,7 @@ class SteppedDown:
 
 @dataclass(eq=False, slots=True)
 class AgentSession(ServedStream[pb.LeaderOrder]):
-    """One agent's stream. known: number -> digest of the generations that the agent has. token: by which it was
-    admitted."""
+    """One agent's stream. known: number -> digest of the agent's generations. token: the agent's proof of admission."""
 
     node: str
     known: dict[int, str] = field(default_factory=dict)
@@ -100,7 +99,7 @@ class JobLeader:
         self._vigil = AgentMonitor(spec.timing, self.group.agents, time.monotonic())
         self._tasks: set[asyncio.Task[None]] = set()
         self._deposed: asyncio.Future[SteppedDown] = asyncio.get_running_loop().create_future()
-        """Not in the mailbox: that may be full, and what is in it does not matter any more."""
+        """Kept apart from the mailbox, which may be full, and whose content does not matter any more."""
         self._last_tick_s = -math.inf
         self._letter: asyncio.Task[membership.Event] | None = None
 
@@ -141,7 +140,7 @@ class JobLeader:
         return self._deposed.result() if self._deposed.done() else None
 
     def _depose(self, because: str) -> None:
-        """The first reason counts."""
+        """End this term. The first reason counts."""
         if not self._deposed.done():
             self._deposed.set_result(SteppedDown(because))
 
@@ -149,7 +148,7 @@ class JobLeader:
         self._depose(await self._tenure.end())
 
     async def _next(self) -> list[membership.Event]:
-        """The next events, or a tick: when the group wants one, or this replica is deposed."""
+        """The next events, or a tick if a deadline is over or this replica is deposed."""
         due_s = max(membership.deadline_s(self.group), self._last_tick_s + TICK_S)
         if self._letter is None:
             self._letter = asyncio.create_task(self._mailbox.get())
@@ -188,13 +187,13 @@ class JobLeader:
                 session.post(pb.LeaderOrder(addressed=addressed))
 
     async def post(self, event: membership.Event) -> None:
-        """Into the mailbox; waits while it is full."""
+        """Put an event into the mailbox; waits while it is full."""
         await self._mailbox.put(event)
 
     # --------------------------------------------------------------------------------------------- the store
 
     async def _commit(self, generation: Generation) -> None:
-        """Until it is known whether the record is durable. Nothing is announced before."""
+        """Commit a record, until it is known whether it is durable. Nothing is announced before."""
         while True:
             try:
                 await self._store.call(self._candidate.commit, generation)
@@ -210,8 +209,8 @@ class JobLeader:
                 return await self.post(Committed(generation.number))
 
     async def _find_pointer(self) -> None:
-        """A store that knows no checkpoint learns of the one that was found on the storage. Asked until it answers: a
-        leader that does not know of the newest may have to give the job up for lost."""
+        """Ask the store for the newest automatic checkpoint until it answers: a leader that does not know it may have
+        to give the job up for lost. A store that has none is told of the one from which this run goes on."""
         while True:
             try:
                 known = await self._store.call(self._candidate.pointer, PERIODIC)
@@ -227,7 +226,7 @@ class JobLeader:
             await self._point(PERIODIC, Pointer(self.group.resumed, "", 0))
 
     async def _point(self, series: str, pointer: Pointer) -> None:
-        """Tried once: the next checkpoint moves it all the same, and nothing is removed meanwhile."""
+        """Try once to move the pointer: the next checkpoint moves it all the same, and nothing is removed meanwhile."""
         try:
             now = await self._store.call(self._candidate.point, series, pointer)
         except (StoreUnavailable, CompareFailed, CheckpointCorrupt) as error:
@@ -243,7 +242,7 @@ class JobLeader:
             self._tell((pointer.holder,), Pointed(self.term, pointer.holder, series, pointer.entry, holds))
 
     async def _finish(self, end: End) -> SteppedDown | None:
-        """Make the end of the job durable before anybody hears of it. Deposed: another leader decides."""
+        """Make the end of the job durable before any agent hears of it. Returns why not, if another leader decides."""
         while True:
             try:
                 await self._store.call(self._candidate.finish, self.result(end))
@@ -262,7 +261,7 @@ class JobLeader:
 
     @property
     def generation(self) -> int:
-        """The newest that is known to be in effect, or 0."""
+        """The number of the newest generation known to be in effect, or 0."""
         running = self.group.running
         return running.number if running else 0
 
@@ -279,8 +278,8 @@ class JobLeader:
     # ---------------------------------------------------------------------------------------------- agents
 
     def attach(self, node: str, known: dict[int, str] | None = None, token: str = "") -> AgentSession:
-        """A new stream of that node's agent; an older one is ended, because the agent has given it up. known, token: as
-        in AgentSession."""
+        """Begin a new stream of that node's agent, which has given up an older one. known, token: as in
+        AgentSession."""
         if node in self._agents:
             self._agents[node].ended.set()
         session = self._agents[node] = AgentSession(node, known or {}, token)
@@ -289,8 +288,8 @@ class JobLeader:
         return session
 
     def is_older(self, node: str, known: dict[int, str]) -> str:
-        """What there is to say if that agent has had generations that are not in the store. known: as in AgentSession.
-        What they decided nobody can find out here, so nobody may decide anything after them."""
+        """A sentence if that agent has had generations that are not in the store, else "". known: as in AgentSession.
+        What those generations decided cannot be found out, so nothing may be decided after them."""
         chain = {record.number: record for record in self.group.chain}
         top = max(chain, default=0)
         strange = [n for n, digest in known.items() if n > top or (n in chain and chain[n].digest() != digest)]
@@ -303,14 +302,14 @@ class JobLeader:
         )
 
     def surpass(self, term: int) -> None:
-        """Somebody has seen that term, and it is later than this one."""
+        """An agent has seen this term, which is later than the leader's own."""
         self._start(self._surpass(term))
 
     async def _surpass(self, term: int) -> None:
         try:
             because = await self._store.call(self._candidate.surpass, term)
         except (StoreError, LeadershipLost):
-            return  # whoever has seen it comes again
+            return  # the agent that has seen it comes again
         if because:
             self._depose(because)
 
@@ -319,11 +318,11 @@ class JobLeader:
 
     @property
     def nodes(self) -> list[str]:
-        """Whose agents attend."""
+        """The nodes whose agents attend."""
         return sorted(self._agents)
 
     def drain(self, node: str, wish: pb.DrainNode, *, caller: str, peer: str) -> None:
-        """Tell a node's agent, if it attends, that somebody wants it empty, or no longer. caller, peer: for the
+        """Tell a node's agent, if it attends, that the node shall be empty, or no longer. caller, peer: for the
         journal."""
         if node in self._agents:
             self._journal.write(
@@ -332,7 +331,7 @@ class JobLeader:
             self._agents[node].post(pb.LeaderOrder(drain_node=wish))
 
     def keep(self, stands: Callable[[str, str], bool]) -> None:
-        """End the streams of those who may not attend any more. stands: (node, token) -> whether it may."""
+        """End the streams of agents that may not attend any more. stands: (node, token) -> whether it may."""
         for session in self._agents.values():
             if not session.ended.is_set() and not stands(session.node, session.token):
                 because = "its node has no place in this job any more"
@@ -343,7 +342,7 @@ class JobLeader:
         return self._agents.get(session.node) is session
 
     def detach(self, session: AgentSession) -> None:
-        """Its stream is over. Where neither side has ended it in order the agent's kernel has closed it."""
+        """End a session whose stream is over. If no side has ended it in order, the agent's kernel has closed it."""
         closed = not session.ended.is_set()
         session.ended.set()
         if self.is_current(session):
@@ -351,7 +350,7 @@ class JobLeader:
             self._vigil.forget(session.node)
             down = AgentDown(session.node, ended=closed)
             try:
-                self._mailbox.put_nowait(down)  # before what the agent says on its next stream
+                self._mailbox.put_nowait(down)  # before the words of the agent's next stream
             except asyncio.QueueFull:
                 self._start(self.post(down))
 
@@ -379,7 +378,7 @@ class JobLeader:
             session.ended.set()
 
     async def farewell(self, end: End) -> None:
-        """Give every agent its last order and wait until it has gone with it, or for FAREWELL_S."""
+        """Give every agent its last order, and wait until it has left, at most for FAREWELL_S."""
         last = pb.End(term=self.term, exit_code=end.exit_code, because=end.because, digest=end.digest)
         sessions = list(self._agents.values())
         for session in sessions:
@@ -393,7 +392,7 @@ class JobLeader:
 
 
 class StoreThread:
-    """The one thread that speaks to the store."""
+    """The only thread that speaks to the store."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "store")
@@ -406,6 +405,6 @@ class StoreThread:
 
 
 def letters_at_once(workers: int) -> int:
-    """How many letters of a full mailbox are taken before the next deadline is looked for: while agents find a new
-    leader, among all that are silent, which would be most of the work if it were more often."""
+    """How many letters of a full mailbox are taken between two looks at the deadlines. Those look at all silent agents,
+    which would be most of the work if it were more often while agents find a new leader."""
     return max(256, workers // 8)

@@ -1,5 +1,5 @@
-"""Streams between a leader and its agents. How an agent finds the leader among the replicas: the last one first, then
-each, and whom they name."""
+"""Streams between a leader and its agents. An agent tries the last leader, then each replica, and the leader it
+names."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from elastic.rendezvous.operator_client import plainly
 from elastic.wire import codec
 
 CONNECT_MS = 1000
-"""How long a replica may take to accept a connection. One on a machine that is gone does not even refuse it."""
+"""Milliseconds in which a replica has to accept a connection. A machine that is gone does not even refuse it."""
 
 CONNECT_BEATS = 3
-"""Up to so many times as long where each of thousands of agents speaks as rarely: at the start all come at once."""
+"""The most times CONNECT_MS that agents with rare beats wait: thousands of agents connect at the same time."""
 
 PING_MS = 1000
-"""How often a silent leader is asked for a sign of life, and how long it may take to give it."""
+"""How often a silent leader is asked for a sign of life, and how long it may take to answer, in milliseconds."""
 
 
 def leader_options(beats: int = 1) -> Sequence[tuple[str, object]]:
-    """The options of a channel to a replica whose stream is to be kept. beats: where agents are so many that each
-    speaks only with one beat of so many, a leader is asked for signs of life as rarely."""
+    """The options of a channel to a replica for a lasting stream. beats: each agent speaks once in this many beats, and
+    asks the leader for signs of life as rarely."""
     return (
         ("grpc.max_receive_message_length", codec.MESSAGE_LIMIT),
         ("grpc.max_send_message_length", codec.MESSAGE_LIMIT),
@@ -43,26 +43,26 @@ def leader_options(beats: int = 1) -> Sequence[tuple[str, object]]:
 
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.5
-"""Also below a third of fence_grace_s, so that a worker which has to be fenced hears of it in time."""
+"""Also limited to a third of fence_grace_s, so that a worker that has to be fenced hears of it in time."""
 
 
 async def speak(stream: Any, outbox: asyncio.Queue[Any]) -> None:
-    """Write to a stream, either side's, what is put into the outbox. Never returns."""
+    """Write what is put into the outbox to a stream, on either side. Never returns."""
     while True:
         await stream.write(await outbox.get())
 
 
 class LeaderStream:
-    """addresses: the replicas' "host:port" as known now; empty ones are left out. Where a stream broke, its leader is
-    asked first; one that has ended it in order leads no more."""
+    """Finds the leader. addresses: returns the replicas' "host:port" known now; empty ones are left out. If a stream
+    broke, its leader is asked first; a leader that has ended it in order leads no more."""
 
     def __init__(self, addresses: Callable[[], Sequence[str]]) -> None:
         self._addresses = addresses
         self._last = ""
 
     async def attend(self, attend: Callable[[str], Awaitable[str]], welcomed: Callable[[], bool]) -> str:
-        """Attend one address after the other until a leader has welcomed us. Returns why that ended, or why nobody
-        did. attend: one stream, until it ends; it returns why it did."""
+        """Attend one address after the other until a leader has welcomed this client. Returns why that stream ended, or
+        why no leader was found. attend: keeps one stream until it ends, and returns why it ended."""
         because, asked = "no rendezvous has written its address yet", set[str]()
         waiting = [address for address in (self._last, *self._addresses()) if address]
         while waiting:

@@ -1,6 +1,6 @@
-"""Anybody's question to the rendezvous, one call each.
+"""Single questions to the rendezvous, one call each.
 
-Commands that only ask import this and nothing of what a stream needs beside: it would take most of their time.
+Commands that only ask import this module and nothing that streams need: those imports would take most of their time.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 CONNECT = ("grpc.min_reconnect_backoff_ms", 1000)
-"""How long a replica may take to accept a connection. One on a machine that is gone does not even refuse it."""
+"""Milliseconds in which a replica has to accept a connection. A machine that is gone does not even refuse it."""
 
 NOBODY_THERE = "failed to connect to all addresses"
-"""gRPC begins its message with these words, whatever the cause was."""
+"""gRPC begins its message with these words, whatever the cause."""
 
 
 def fetch_status(
     address: str | Sequence[str], timeout_s: float, job: str = "", door: ChannelFactory = PLAIN
 ) -> dict[str, object]:
-    """The job's status as `elastic status --json` prints it, asked of the rendezvous at "host:port", or of several.
+    """The job's status as `elastic status --json` prints it, from the rendezvous at one or several "host:port".
 
-    job: needed where a rendezvous has several. Raises ElasticError when nobody answers within timeout_s, or when
-    nobody leads.
+    job: needed if a rendezvous has several jobs. Raises ElasticError if none answers within timeout_s, or none leads.
     """
     request = pb.StatusRequest(job=job)
     reply: pb.StatusReply = ask_leader(address, lambda c: RendezvousStub(c).Status(request, timeout=timeout_s), door)
@@ -45,9 +44,9 @@ def fetch_status(
 
 
 def ask_to_drain(address: str, node: str, left_ms: int, because: str, *, over: bool, timeout_s: float) -> list[str]:
-    """Have the agent of that node told that somebody wants it empty within left_ms; over: and no longer.
+    """Have the agent of that node told that it shall be empty within left_ms; over: that it need not be any more.
 
-    Returns the nodes whose agents attend: the node was told if it is among them. Raises ElasticError as fetch_status.
+    Returns the nodes whose agents attend: the node was told if it is one of them. Raises ElasticError as fetch_status.
     """
     request = pb.DrainRequest(node=node, drain_node=pb.DrainNode(left_ms=left_ms, because=because, over=over))
     reply: pb.DrainReply = ask_leader(address, lambda c: RendezvousStub(c).Drain(request, timeout=timeout_s))
@@ -55,10 +54,10 @@ def ask_to_drain(address: str, node: str, left_ms: int, because: str, *, over: b
 
 
 def ask_leader(addresses: str | Sequence[str], ask: Callable[[grpc.Channel], Any], door: ChannelFactory = PLAIN) -> Any:
-    """The leader's answer: of the first replica that answers, or of whom it names, or of the next.
+    """The leader's answer: from the first replica that answers, the leader that it names, or the next replica.
 
-    ask: one question over a channel; its answer says whether it is a leader's. Raises ElasticError if there is none,
-    and ConfigError if we may not ask that.
+    ask: one question over a channel; its answer says whether it is a leader's. Raises ElasticError if there is no
+    answer, and ConfigError if this user may not ask.
     """
     waiting = [addresses] if isinstance(addresses, str) else list(addresses)
     asked: set[str] = set()
@@ -84,12 +83,12 @@ def ask_leader(addresses: str | Sequence[str], ask: Callable[[grpc.Channel], Any
 
 
 def plainly(code: grpc.StatusCode, details: str) -> str:
-    """What an error of gRPC says: of one that nobody listens, such as "Connection refused"."""
+    """The text of a gRPC error; if nothing listens, only the cause, such as "Connection refused"."""
     return details.rpartition(": ")[2] if details.startswith(NOBODY_THERE) else f"{code.name}: {details}"
 
 
 def said_by(error: grpc.RpcError) -> str:
-    """What an error of gRPC says, as a sentence."""
+    """The text of a gRPC error, as a sentence."""
     code, details = getattr(error, "code", None), getattr(error, "details", None)
     if not (callable(code) and callable(details)):
         return str(error)

@@ -1,4 +1,4 @@
-"""How a job's agent reaches the rendezvous, and under which address the workers of other nodes reach its own."""
+"""How a job's agent reaches the rendezvous, and under which address other nodes reach its workers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """address: of this node. replicas: of the rendezvous, "host:port" each; none: the one that writes its address into
-    the job directory. certs: directory of this node's certificates; None: plain text."""
+    """address: this node's. replicas: "host:port" of each replica of the rendezvous; (): the one that writes its
+    address into the job directory. certs: directory of this node's certificates; None: plain text."""
 
     address: str = LOOPBACK
     replicas: tuple[str, ...] = ()
     certs: Path | None = None
 
     def door(self) -> ChannelFactory:
-        """To the replicas; by the certificate of workers where the job's user has no other one. Raises ConfigError for
-        certificates that cannot be used."""
+        """The channels to the replicas, with the certificate of workers if the job's user has no other one. Raises
+        ConfigError for certificates that cannot be used."""
         if self.certs is None:
             return ChannelFactory()
         from elastic.security.keyring import of_role
@@ -31,7 +31,7 @@ class Reach:
         return ChannelFactory(of_role(self.certs, Role.AGENT, Role.WORKER))
 
     def words(self) -> dict[str, str]:
-        """As options of an agent."""
+        """The values as options of an agent."""
         certs = {"--certs": str(self.certs)} if self.certs is not None else {}
         return {"--rendezvous": ",".join(self.replicas), "--address": self.address, **certs}
 

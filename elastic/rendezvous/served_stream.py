@@ -1,4 +1,4 @@
-"""A stream that this process serves: orders leave by its outbox, words are heard, and both end together."""
+"""A stream that this process serves: orders are sent from its outbox, words are heard, and both end together."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from elastic.wire import codec
 Order = TypeVar("Order")
 
 OUTBOX_LIMIT = 4_096
-"""Orders waiting for one reader; who is so far behind is cut off, and comes back to the newest."""
+"""Most orders that wait for one reader; a reader that is further behind is cut off, and connects again."""
 
 
 @dataclass(eq=False, slots=True)
 class ServedStream(Generic[Order]):
-    """outbox: what `serve` writes to it."""
+    """outbox: the orders that `serve` writes to the stream."""
 
     outbox: asyncio.Queue[Order] = field(default_factory=lambda: asyncio.Queue(OUTBOX_LIMIT), kw_only=True)
     ended: asyncio.Event = field(default_factory=asyncio.Event, kw_only=True)
-    """Set when this side ends it, when the other side says goodbye, and when it is over."""
+    """Set when this side ends the stream, when the other side says goodbye, and when the stream is over."""
 
     def post(self, order: Order) -> None:
-        """Queue it; who does not read is cut off."""
+        """Queue an order. A client that does not read is cut off."""
         try:
             self.outbox.put_nowait(order)
         except asyncio.QueueFull:
@@ -44,8 +44,8 @@ async def serve(
     who: str,
     **fields: Any,
 ) -> None:
-    """Until one of both sides ends it. hearing: the words, until there are no more; a WireError that it raises is told
-    to the other side. leave: takes the stream off its list. who, fields: the other side, in the journal."""
+    """Serve the stream until one side ends it. hearing: hears the words until there are no more; its WireError is sent
+    to the other side. leave: takes the stream off its list. who, fields: the other side, for the journal."""
     tasks = [
         asyncio.create_task(hearing),
         asyncio.create_task(speak(context, stream.outbox)),

@@ -1,6 +1,6 @@
 """The rendezvous service of one job: `python -m elastic.rendezvous --job-dir DIR --etcd HOST:PORT`.
 
-`elastic run` starts it. That of many jobs is `elastic rendezvous` (elastic/fleet).
+`elastic run` starts it. The service of many jobs is `elastic rendezvous` (elastic/fleet).
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ class Replica:
 
 
 def settle_down() -> None:
-    """Called once by a process that may lead: with thousands of agents, looking through all objects for rings of them
-    as often as Python does by itself is half of the work."""
+    """Make garbage collection rare; called once by a process that may lead. With thousands of agents, Python's default
+    frequency would take half of the time."""
     gc.set_threshold(50_000, 20, 50)
 
 
 def stop_signal() -> asyncio.Future[int]:
-    """128 + the number of the first SIGTERM or SIGINT, sent or ordered."""
+    """A future: 128 + the number of the first SIGTERM or SIGINT, sent or ordered."""
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[int] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""What a replica of the rendezvous answers: the streams of agents, and `elastic status`."""
+"""The answers of a replica of the rendezvous: the streams of agents, and `elastic status`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import RendezvousServicer
 
 PENDING_LIMIT = 16_384
-"""Calls that have come and are not looked at yet. From 1000 on gRPC by itself turns away some, from 3000 on all: of
-thousands of agents that come at once most, again and again, which takes more time than to answer them."""
+"""Calls that may wait to be looked at. By default gRPC turns some away above 1000, and all above 3000: if thousands of
+agents come at once, most would come again and again, which takes more time than to answer them."""
 
 HELLO_S = 30.0
-"""A caller who has said nothing by then is sent away: of one certificate so many calls may be open and no more."""
+"""Seconds for a caller's first word; then the call ends, because one certificate may have only so many open calls."""
 
 T = TypeVar("T")
 
@@ -40,8 +40,8 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.server.max_pending_requests", PENDING_LIMIT),
     ("grpc.server.max_pending_requests_hard_limit", PENDING_LIMIT),
-    # A frozen or cut-off peer is noticed within 10 s, without ping_timeout never; an agent sooner, by its beats. With
-    # thousands of them an answer takes its time, and whoever is cut off for that comes again, which takes more of it.
+    # A frozen or cut-off peer is noticed within 10 s (without ping_timeout never); an agent sooner, by its beats. With
+    # thousands of agents an answer takes its time, and an agent that is cut off for that comes again and takes more.
     ("grpc.keepalive_time_ms", 3000),
     ("grpc.keepalive_timeout_ms", 7000),
     ("grpc.http2.ping_timeout_ms", 7000),
@@ -54,31 +54,31 @@ SERVER_OPTIONS = (
 
 @dataclass(slots=True)
 class JobEntry:
-    """What a replica knows of one job: whether it leads it, or who does, or how it ended."""
+    """A replica's knowledge of one job: whether it leads the job, or which replica does, or how the job ended."""
 
     journal: Journal
     reign: JobLeader | None = None
     leader: str = ""
-    """Address of the leader as far as this replica knows, or empty."""
+    """Address of the leader, as far as this replica knows, or ""."""
     ended: pb.End | None = None
     result: dict[str, object] | None = None
 
 
 class NotKnown(ElasticError):
-    """Try again: whether an agent may attend cannot be told now."""
+    """Try again: whether an agent may attend is not known now."""
 
 
 class AttendanceCheck(Protocol):
-    """Who may attend the jobs of a fleet (elastic/fleet/admission.py)."""
+    """Decides which agents may attend the jobs of a fleet (elastic/fleet/admission.py)."""
 
     async def objection(self, job: str, node: str, token: str, peer: str) -> str:
-        """Why this agent may not, or nothing. Whoever may not is journalled; peer: his address. Raises NotKnown."""
+        """Why this agent may not attend, or "". A refusal is journalled. peer: the agent's address. Raises NotKnown."""
         ...
 
 
 class RendezvousService(RendezvousServicer):
-    """What a replica answers about its jobs. leads: by name; whoever takes part in a job keeps its entry. admission:
-    None for the job of one machine, whose agents reach its rendezvous from there only."""
+    """A replica's answers about its jobs. leads: job name -> entry, kept by the replica's part in the job. admission:
+    None for the job of one machine, whose agents reach its rendezvous from that machine only."""
 
     def __init__(self, admission: AttendanceCheck | None = None) -> None:
         self._admission = admission
@@ -96,7 +96,7 @@ class RendezvousService(RendezvousServicer):
         return pb.StatusReply(leading=True, leader=lead.leader, document=json.dumps(told))
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:
-        """Pass the wish on to the agent of that node, which says it again from then on."""
+        """Pass the wish on to that node's agent, which repeats it from then on."""
         lead = await self._lead_of(request.job, context)
         if lead.reign is None:
             return pb.DrainReply(leading=False, leader=lead.leader)
@@ -132,7 +132,7 @@ class RendezvousService(RendezvousServicer):
                 await asyncio.wait_for(_goodbye(words), FAREWELL_S)
             return
         reign = lead.reign
-        if reign is None:  # it was deposed meanwhile
+        if reign is None:  # the leader was deposed meanwhile
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, lead.leader)
             return
         if hello.term > reign.term:
@@ -147,14 +147,14 @@ class RendezvousService(RendezvousServicer):
         await serve(context, session, hearing, lambda: reign.detach(session), lead.journal, "agent", node=node)
 
     def _named(self, job: str) -> JobEntry:
-        """Raises WireError for a job that has no entry."""
+        """The entry of a job. Raises WireError if there is none."""
         if (lead := self.leads.get(job)) is None:
             known = ", ".join(sorted(self.leads)) or "of none"
             raise codec.WireError(f"no job {job!r:.64} here; this is the rendezvous of {known}")
         return lead
 
     async def _lead_of(self, job: str, context: Any) -> JobEntry:
-        """job: empty for the only one."""
+        """The entry of a job. job: "" for the only one."""
         if not job and len(self.leads) == 1:
             return next(iter(self.leads.values()))
         try:
@@ -180,7 +180,7 @@ class RendezvousService(RendezvousServicer):
                         return
                     case "hello" | None:
                         raise codec.WireError("an agent says hello once and nothing empty")
-        except codec.WireError:  # it is this side that ends the stream
+        except codec.WireError:  # this side ends the stream
             session.ended.set()
             raise
 
@@ -193,7 +193,7 @@ async def _hello(words: AsyncIterator[pb.AgentWord]) -> pb.AgentHello:
 
 
 async def first(words: AsyncIterator[T]) -> T:
-    """Raises WireError if there is none within HELLO_S."""
+    """The first word. Raises WireError if there is none within HELLO_S."""
     try:
         async with asyncio.timeout(HELLO_S):
             async for word in words:
@@ -215,7 +215,7 @@ def _closed(job: str, result: dict[str, object]) -> dict[str, object]:
 
 
 def _own_word(node: str, word: Word) -> Word:
-    """The word, if it speaks of that node's workers. Raises WireError otherwise."""
+    """The word, if it is about that node's workers. Raises WireError otherwise."""
     about = getattr(word, "node", None) or node_of(getattr(word, "worker_id", ""))
     if about != node:
         raise codec.WireError(f"the agent of {node} spoke for {about!r}")

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: everything registered, divided into the parts that the members write."""
+"""The content of a checkpoint: everything registered, divided into the parts that the members write."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The state of this moment. tensors: the registered ones themselves, in the order of the header."""
+    """The state of this moment. tensors: the registered tensors themselves, in the order of the header."""
 
     header: dict[str, Json]
     tensors: list[NamedTensor]
 
     @classmethod
     def of(cls, carrier: Carrier) -> Self:
-        """Raises NotCarried."""
+        """The content of everything registered. Raises NotCarried."""
         header, tensors = carrier.describe()
         names = unique_names([name for name, _ in tensors])
         return cls(header, list(zip(names, (tensor for _, tensor in tensors), strict=True)))
@@ -46,5 +46,5 @@ class Content:
 
 
 def now() -> str:
-    """As manifests say it: time of day, ISO 8601 in UTC, for people."""
+    """The time of day for manifests, ISO 8601 in UTC, for people."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,8 +1,8 @@
-"""When this worker takes part in a checkpoint, what goes into it, and what a resumed run starts from.
+"""When this worker takes part in a checkpoint, its content, and the start of a resumed run.
 
-All members take one at the same step boundary. "500 steps" is a function of the step's number, which all know. Where
-time decides, rank 0 looks at its clock when a step begins, and its wish travels with the reduction of that step, so
-that all learn of it in the same place; no operation is added.
+All members take a checkpoint at the same step boundary. "500 steps" is a function of the step's number, which all know.
+If time decides, rank 0 looks at its clock when a step begins, and the reduction of that step carries its wish, so that
+all learn of it at the same place; no operation is added.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from runtime.state.training_state import Carrier
 
 PAUSE_S = 60.0
-"""How long a job that is about to wait below quorum waits for a checkpoint that is still being written."""
+"""Seconds for which a job that is about to wait below quorum waits for a checkpoint that is still being written."""
 FINISH_S = 600.0
-"""How long the end of the script waits for what is still being written."""
+"""Seconds for which the end of the script waits for checkpoints that are still being written."""
 
 CheckpointHook = Callable[[Path, int], None]
 RestoreHook = Callable[[dict[str, Any]], None]
 
 
 class Taking:
-    """Used by the user's thread only. Raises ConfigError for a root or an interval that cannot be."""
+    """Used by the user's thread only. Raises ConfigError for a root or an interval that is not possible."""
 
     def __init__(self, session: Session, carrier: Carrier, settings: Settings) -> None:
         self._session = session
@@ -61,33 +61,33 @@ class Taking:
 
     @property
     def root(self) -> str:
-        """Where the series lie."""
+        """The directory of all series."""
         return self._storage.url
 
-    # ------------------------------------------------------------------------------------- by itself
+    # ------------------------------------------------------------------------------------- periodic
 
     @property
     def wishing(self) -> bool:
         """Whether this worker's part of a reduction has to carry the wish for a checkpoint."""
-        return self._wishing or self._asked  # again, for who copies the state only now
+        return self._wishing or self._asked  # again, for newcomers that copy the state only now
 
     def wish(self) -> None:
-        """This worker wishes for a checkpoint, whatever the interval is."""
+        """Wish for a checkpoint, whatever the interval is."""
         self._wishing = self.takes_any
 
     @property
     def takes_any(self) -> bool:
-        """Whether checkpoints are taken without the script asking for them."""
+        """Whether checkpoints are taken without a request of the script."""
         return self._every.unit is not Unit.OFF
 
     def ask(self) -> None:
-        """The wish has come with a result: all members take one before the next step."""
+        """A result has carried the wish: all members take a checkpoint before the next step."""
         self._asked = True
         self._wishing = False
 
     def before_step(self, moment: Callable[[], Moment], step: int) -> bool:
-        """A step is about to begin: everybody's state is the same now, and nobody changes it. Whether its state is on
-        its way to the storage now."""
+        """Take a checkpoint if it is due. A step is about to begin, so all members have the same state, and nothing
+        changes it. Whether its state is on its way to the storage now."""
         place, taken = self._session.place(), False
         if self._asked or (self._every.at_step(step) and step != self._resumed):
             self._asked = False
@@ -102,7 +102,7 @@ class Taking:
         return taken
 
     def before_pause(self) -> None:
-        """The next step will wait for others, so this one can: nothing must keep its state from being written."""
+        """The next step will wait for newcomers, so this one may wait too: get its state written."""
         if self.takes_any:
             self._saver.await_written(PAUSE_S)
             self.ask()
@@ -115,25 +115,25 @@ class Taking:
         observed_s = self._settings.observed_s + now_s - self._began_s
         wait_s = self._every.wait_s(standing.cost_s, mtbf_s(observed_s, self._settings.interruptions))
         if not standing.complete:
-            wait_s *= 2  # others are slow, or cannot write; more of the same would not help them
+            wait_s *= 2  # others are slow, or cannot write; more checkpoints would not help them
         return abandoned or now_s - self._last_s >= wait_s
 
     # ------------------------------------------------------------------------------------- by the script
 
     def save(self, series: str, name: EntryName, place: LoopPlace, moment: Moment) -> None:
-        """A checkpoint of this moment under the script's own name; all members of `place` come here alike.
+        """Take a checkpoint of this moment under the script's own name; all members of `place` call this.
 
-        It has memory of its own for the whole state, because the parts of others may fall to this worker.
+        It uses its own memory for the whole state, because this worker may have to write the parts of others.
         """
         self._take(series, name, place, moment, Stager())
 
     def finish(self) -> None:
-        """Wait for what is being written."""
+        """Wait for checkpoints that are being written."""
         self._saver.finish(FINISH_S)
 
     @property
     def failures(self) -> list[str]:
-        """Saves that the script asked for and that did not become checkpoints, as sentences."""
+        """The script's saves that did not become checkpoints, as sentences."""
         return list(self._saver.standing.failures.values())
 
     # ------------------------------------------------------------------------------------------- taking
@@ -179,7 +179,7 @@ class Taking:
     def resume(self) -> Manifest | None:
         """The checkpoint from which this run goes on; None: it starts from the beginning. Calls the on_restore hooks.
 
-        Ends the process if it is not there any more.
+        Ends the process if the checkpoint does not exist any more.
         """
         if (manifest := self.found) is not None:
             moment = manifest.moment
@@ -188,17 +188,17 @@ class Taking:
 
     @property
     def found(self) -> Manifest | None:
-        """The same, and no hook is called."""
+        """The same checkpoint, without a call of the hooks."""
         return self._source.manifest
 
     def restored(self, step: int, epoch: int, state: dict[str, Json]) -> None:
-        """The script rebuilds its structure before tensors are copied."""
+        """Call the on_restore hooks: the script rebuilds its structure before tensors are copied."""
         for hook in self.restore_hooks:
             hook({"step": step, "epoch": epoch, "state": without_tensors(state)})
 
     def load(self, manifest: Manifest) -> None:
-        """Become the state of that checkpoint. Ends the process if it cannot be read; raises ConfigError where it does
-        not fit what is registered."""
+        """Load the state of that checkpoint. Ends the process if it cannot be read; raises ConfigError if it does not
+        fit."""
         begun_s = time.monotonic()
         self._carrier.load(manifest.header, self._source.read(manifest))
         self._resumed = manifest.moment.step

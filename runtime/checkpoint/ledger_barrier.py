@@ -1,4 +1,4 @@
-"""The ledger must not lack steps that a checkpoint has, or a resumed run could not tell them."""
+"""Waits until the ledger has the steps before a checkpoint, or a resumed run would not know them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TAIL_BYTES = 1 << 16
 
 
 def await_step(path: Path, steps: int, within_s: float, *, durable: bool) -> None:
-    """Wait until the first `steps` steps are on file, and make them durable if they have to be.
+    """Wait until the first `steps` steps are on file, and make them durable if asked.
 
     The agent appends them in order, one line each, a moment after they are applied. Raises CheckpointError.
     """
@@ -25,7 +25,7 @@ def await_step(path: Path, steps: int, within_s: float, *, durable: bool) -> Non
             while (there := steps_on(file)) < steps:
                 if time.monotonic() > deadline_s:
                     raise CheckpointError(f"{path} has {there} steps and not {steps} within {within_s:g} s")
-                time.sleep(LEDGER_POLL_S)  # another process's file: there is nothing to wait on
+                time.sleep(LEDGER_POLL_S)  # another process writes the file, so there is no event to wait for
             if durable:
                 os.fsync(file.fileno())
     except FileNotFoundError as error:
@@ -33,8 +33,8 @@ def await_step(path: Path, steps: int, within_s: float, *, durable: bool) -> Non
 
 
 def steps_on(file: BinaryIO) -> int:
-    """How many steps a ledger has, told by its last whole line: it may have millions, and is looked at every few
-    seconds. Raises CheckpointError for what is no ledger."""
+    """How many steps a ledger has, by its last whole line only, because it may have millions and is asked often. Raises
+    CheckpointError for a file that is no ledger."""
     size, tail = file.seek(0, os.SEEK_END), b""
     for begin in range(size - _TAIL_BYTES, -_TAIL_BYTES, -_TAIL_BYTES):
         file.seek(max(0, begin))

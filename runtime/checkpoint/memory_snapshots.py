@@ -1,10 +1,10 @@
-"""Snapshots: checkpoints in the memory of this machine, taken often, for the day when all workers die and it does not.
+"""Snapshots: frequent checkpoints in this machine's memory, which survive if all workers die but the machine does not.
 
-Each machine that runs workers keeps a whole copy of its own, so that it never needs another one to go on: its workers
-divide the state among themselves, whoever else is a member. A snapshot is written beside the one before, which goes
-when the new one is complete, so a whole one is there at any moment after the first. They are taken as checkpoints are
-(coordinator.py): at one step boundary, on a wish of rank 0 that travels with a reduction. Where the machine's memory
-has no room for them, none are taken.
+Each machine that runs workers keeps a whole copy of its own, so that it needs no other machine to go on: its workers
+divide the state among themselves, whatever other members there are. A snapshot is written beside the last one, which is
+removed when the new one is complete, so after the first there is always a whole one. Snapshots are taken as checkpoints
+are (coordinator.py): at one step boundary, on a wish of rank 0 that a reduction carries. Without enough memory on the
+machine, none are taken.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 KEEP = "last 1"
 OFF = "off"
-"""A file in the directory: one of this machine's workers has found that there is no room, and has said so."""
+"""A file in the directory, made by a worker of this machine that has found too little memory, and has reported it."""
 
 
 class Snapshots:
-    """Used by the user's thread only. Raises ConfigError for an interval that cannot be."""
+    """Used by the user's thread only. Raises ConfigError for an interval that is not possible."""
 
     def __init__(self, session: Session, carrier: Carrier, settings: Settings) -> None:
         self._session = session
@@ -52,7 +52,7 @@ class Snapshots:
         self._wishing = False
         self._asked = False
         self._fits = 0
-        """The largest state, in bytes, for which there was room."""
+        """The largest state, in bytes, for which there was enough memory."""
 
     @property
     def wishing(self) -> bool:
@@ -60,12 +60,12 @@ class Snapshots:
         return self._wishing or self._asked  # again, for who copies the state only now
 
     def ask(self) -> None:
-        """The wish has come with a result: all members take one before the next step."""
+        """A result has carried the wish: all members take a snapshot before the next step."""
         self._asked = True
         self._wishing = False
 
     def before_step(self, moment: Callable[[], Moment], step: int) -> None:
-        """A step is about to begin: everybody's state is the same now, and nobody changes it."""
+        """Take a snapshot if it is due: a step is about to begin, and all members have the same state now."""
         if self._asked or self._every.at_step(step):
             self._asked = False
             self._last_s = time.monotonic()
@@ -79,8 +79,8 @@ class Snapshots:
         wait_s = self._every.snapshot_wait_s(standing.cost_s)
         if not standing.complete and standing.place is not None:
             if standing.place.token != self._session.place().token:
-                return True  # a member is gone that had its part to write
-            wait_s *= 2  # others are slow, or could not write theirs
+                return True  # a member that had to write a part is gone
+            wait_s *= 2  # others are slow, or could not write their parts
         return time.monotonic() - self._last_s >= wait_s
 
     def _take(self, moment: Moment, step: int) -> None:
@@ -110,18 +110,18 @@ class Snapshots:
         )
 
     def _place(self) -> LoopPlace:
-        """Among the members on this machine, in the order of their ranks."""
+        """This worker's place among the members on this machine, in the order of their ranks."""
         place, me = self._session.place(), self._session.worker_id
         here = tuple(member for member in place.members if node_of(member) == node_of(me))
         return replace(place, members=here, rank=here.index(me) if me in here else len(here))
 
     @property
     def _is_off(self) -> bool:
-        """Also on a machine that has no such directory."""
+        """Whether there are no snapshots on this machine; true also without the directory."""
         return not os.path.isdir(self._storage.url) or os.path.exists(os.path.join(self._storage.url, OFF))
 
     def _shortage(self, state_bytes: int) -> str:
-        """Why there can be none of this size; "" if there can."""
+        """Why there is not enough memory for snapshots of this size; "": there is."""
         if state_bytes <= self._fits:
             return ""
         held = sum(self._storage.files(PERIODIC).values())
@@ -131,24 +131,24 @@ class Snapshots:
         return because
 
     def _turn_off(self, because: str) -> None:
-        """On this machine, for the rest of this run; said by one of its workers."""
+        """Turn snapshots off on this machine, for the rest of this run; one of its workers reports it."""
         with contextlib.suppress(FileExistsError):
-            open(os.path.join(self._storage.url, OFF), "x").close()  # empty: there may be no room for a word
+            open(os.path.join(self._storage.url, OFF), "x").close()  # empty, because there may be no free byte
             self._session.note("snapshots_off", because=because)
 
     def _note(self, event: str, **fields: object) -> None:
-        """The saver speaks of checkpoints. Each snapshot removes the one before, which is no news."""
+        """Rename the saver's events, which are about checkpoints; do not journal that the last snapshot is removed."""
         if event != "checkpoints_pruned":
             self._session.note(event.replace("checkpoint", "snapshot", 1), **fields)
 
 
 def _alone(series: str, name: EntryName, answer: Answer) -> None:
-    """This machine's snapshots are nobody else's."""
+    """Answer at once: no other machine has this machine's snapshots."""
     answer(True)
 
 
 class _MemorySaver(Saver):
-    """Memory is scarcer than disk: what is not whole goes before the next one is written, not only after it."""
+    """Memory is scarcer than disk: incomplete entries are removed before the next one is written, not only after it."""
 
     def _write(self, task: SaverTask) -> None:
         if task.place.rank == 0:
@@ -160,19 +160,20 @@ class _MemorySaver(Saver):
 
 
 COPIES = 2
-"""What lies in memory while one is written: it, and the one before."""
+"""Copies in memory while a snapshot is written: the new one, and the last one."""
 
 STAGED = 1
-"""What all workers of a machine together copy aside first."""
+"""Copies that all workers of a machine together stage first."""
 
 PART = 0.5
-"""How much of what is left snapshots may take: the script's own processes need memory, and some of them /dev/shm."""
+"""The part of the free memory that snapshots may take: the script's processes need memory too, some of it in
+/dev/shm."""
 
 
 def shortage(state_bytes: int, free_bytes: int, available_bytes: int) -> str:
-    """Why a state of this size gets no snapshots, as a sentence; "" if there is room.
+    """Why a state of this size gets no snapshots, as a sentence; "" if there is enough memory.
 
-    free_bytes: of the file system in memory; available_bytes: of the memory that processes can get without swapping.
+    free_bytes: free in the file system in memory. available_bytes: memory that processes can get without swapping.
     """
     copies, all_bytes = COPIES * state_bytes, (COPIES + STAGED) * state_bytes
     if copies > PART * free_bytes:
@@ -189,7 +190,7 @@ def shortage(state_bytes: int, free_bytes: int, available_bytes: int) -> str:
 
 
 def free_bytes(path: str) -> int:
-    """How much is free on the file system of that directory. Raises OSError."""
+    """Bytes that are free on the file system of that directory. Raises OSError."""
     status = os.statvfs(path)
     return status.f_bavail * status.f_frsize
 

@@ -44,7 +44,7 @@ class EntryReader(StorageReader):
 
     @classmethod
     def at(cls, root: str, series: str, entry: str) -> Self:
-        """Raises NoCheckpoint if there is no complete one of that name."""
+        """The reader of an entry. Raises NoCheckpoint if there is no complete entry of that name."""
         place, name = Series(storage_at(root), series), EntryName.parse(entry)
         found = place.look(name) if name is not None else None
         if found is None or found.manifest is None or found.problem:
@@ -77,7 +77,7 @@ class EntryReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read all files, each once and in order, and give the planner what it asked for."""
+        """Read all files, each once and in order, and give the planner the tensors that it asked for."""
         for item in plan.items:
             key = (item.storage_index.fqn, tuple(item.storage_index.offset or ()))
             self._wanted.setdefault(key, []).append(item)
@@ -109,11 +109,11 @@ class EntryReader(StorageReader):
 def read(series: Series, manifest: Manifest) -> list[torch.Tensor]:
     """The tensors that manifest.header describes, as bytes in its order: uint8, shape (nbytes,), CPU.
 
-    Raises CheckpointCorrupt if a byte is not as it was written, or a tensor has no bytes.
+    Raises CheckpointCorrupt if a byte differs from what was written, or a tensor has no bytes.
     """
     tensors = described_tensors(manifest.header)
     reader, planner = EntryReader(series, manifest), DefaultLoadPlanner()
-    metadata = reader.read_metadata()  # before there is memory for what is claimed
+    metadata = reader.read_metadata()  # checked before memory is allocated
     blobs = [torch.empty(tensor.nbytes, dtype=torch.uint8) for tensor in tensors]
     names = unique_names([tensor.name for tensor in tensors])
     targets = {
@@ -128,7 +128,7 @@ def read(series: Series, manifest: Manifest) -> list[torch.Tensor]:
 
 
 def _whole_target(items: list[ReadItem], stored: TensorPiece, planner: LoadPlanner) -> torch.Tensor | None:
-    """Where the rows can be read to without a detour: one reader wants all of them, in one piece of memory."""
+    """The memory into which the rows can be read directly, if one reader wants all of them in one piece; else None."""
     if len(items) != 1 or tuple(items[0].lengths) != stored.shape:
         return None
     target = planner.resolve_tensor(items[0]).detach()

@@ -1,7 +1,7 @@
-"""Writing and reading the data files, which are laid out as elastic/checkpoints/layout.py says.
+"""Writes and reads the data files, whose layout is in elastic/checkpoints/layout.py.
 
-So `torch.distributed.checkpoint.HuggingFaceStorageReader(directory)` reads a checkpoint too, into any sharding, and
-every file opens with the safetensors library.
+So `torch.distributed.checkpoint.HuggingFaceStorageReader(directory)` reads a checkpoint too, into any sharding, and the
+safetensors library opens every file.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def dtype_of(piece: TensorPiece) -> torch.dtype:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as the format can say it: a complex one gets a last dimension of its two parts."""
+    """The tensor in a form that the format has: a complex tensor gets a last dimension of its two parts."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def write(sink: FileSink, name: str, staged: Sequence[Staged]) -> FileEntry:
-    """Write one file; what is returned has the digest of the bytes that went out."""
+    """Write one file. The result has the digest of the written bytes."""
     header: dict[str, Any] = {}
     places: dict[str, Any] = {}
     end = 0
@@ -59,7 +59,7 @@ def write(sink: FileSink, name: str, staged: Sequence[Staged]) -> FileEntry:
 
 
 class Reading:
-    """A file being read from start to end, and hashed on the way. Raises CheckpointCorrupt for what is no such file."""
+    """Reads a file from start to end and hashes it meanwhile. Raises CheckpointCorrupt for a file that is not valid."""
 
     def __init__(self, source: FileSource, entry: FileEntry) -> None:
         self._source = source
@@ -68,15 +68,15 @@ class Reading:
         self._read = 0
 
     def header(self) -> list[TensorPiece]:
-        """What the file holds, in the order of its data. Called first."""
+        """The file's tensors, in the order of its data. To be called first."""
         return pieces(self._entry, self._take(header_bytes(self._entry, self._take(LENGTH.size))))
 
     def fill(self, target: torch.Tensor) -> None:
-        """The next tensor. target: contiguous, CPU."""
+        """Read the next tensor. target: contiguous, CPU."""
         self._into(_bytes(target))
 
     def finish(self) -> None:
-        """Everything has been read: now it is known whether it was right."""
+        """Check the digest, after everything has been read."""
         if self._read != self._entry.size or self._digest.hexdigest() != self._entry.sha256:
             raise self._corrupt("its SHA-256 is not the one in the manifest")
 

@@ -1,8 +1,8 @@
-"""The side thread that writes this member's part of a checkpoint, and makes it one when all parts are there.
+"""The side thread that writes this member's part of a checkpoint, and completes it when all parts are there.
 
-Members agree on nothing but what is on the storage: each writes its data, then a note that says so; whoever finds the
-notes of all members writes the manifest. With the last note in place there is at least one such member, and two
-write the same. The loop never waits for any of it.
+Members agree through the storage only: each writes its data, then a note about it; a member that finds the notes of all
+members writes the manifest. After the last note at least one member finds them all, and two write the same. The loop
+never waits for any of this.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ from runtime.reduction.partial_sum import Json
 from runtime.session import LoopPlace
 
 ATTEMPTS = 5
-"""How often a part is tried on a storage that answers with errors, with a growing pause between."""
+"""How often a part is tried on a storage that answers with errors, with a growing pause between tries."""
 PAUSE_S = 0.5
 NOTES_POLL_S = 0.2
-"""First pause between two looks whether the others are done; doubles up to NOTES_POLL_MAX_S."""
+"""Seconds before the first look whether the others are done; the pause doubles up to NOTES_POLL_MAX_S."""
 NOTES_POLL_MAX_S = 5.0
 OTHERS_S = 60.0
-"""How long the end of the script waits for the parts of others in a save that it has asked for."""
+"""Seconds for which the end of the script waits for the parts of others in a save that it has asked for."""
 POINTER_S = 2.0
-"""How long the end of the script waits to hear whether it may remove older checkpoints."""
+"""Seconds for which the end of the script waits for the answer whether it may remove older checkpoints."""
 LEDGER_S = 60.0
-"""How long the manifest waits for the ledger to hold the steps before it."""
+"""Seconds for which the manifest waits until the ledger has the steps before it."""
 CHUNK_BYTES = 4 << 20
 
 T = TypeVar("T")
 
 Note = Callable[..., None]
-"""note(event, **fields): a line of the journal."""
+"""note(event, **fields): write a line of the journal."""
 
 Answer = Callable[[bool], None]
 Point = Callable[[str, EntryName, Answer], None]
-"""point(series, name, answer): ask for the pointer of the series to be moved to an entry that is complete now; answer
-is called, on any thread, with whether it is there and this worker's, or never."""
+"""point(series, name, answer): ask to move the pointer of the series to an entry that is complete now. answer is
+called, on any thread, with whether the pointer is there and this worker's, or is never called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaverTask:
-    """One checkpoint, staged. place: of the generation whose members write it, seen from this one.
+    """One staged checkpoint. place: this worker's, in the generation whose members write it.
 
-    shares: rank -> its part. A save that the script has asked for has those of all ranks, so that one survivor can
-    write what a dead member has not; a periodic one has this member's only, and is taken anew instead.
+    shares: rank -> its part. A save that the script has asked for has the parts of all ranks, so that one survivor can
+    write a dead member's part; a periodic one has this member's part only, and is taken again instead.
     """
 
     series: str
@@ -74,14 +74,14 @@ class SaverTask:
     own_files: TempDirectory | None = None
     """A directory with files of on_checkpoint hooks; removed when they are written."""
     has_own_files: bool = False
-    """Rank 0's part has such files, which nobody else can write."""
+    """Whether rank 0's part has such files, which no other member can write."""
     stall_s: float = 0.0
-    """How long the loop stood still for it."""
+    """How long the loop stood still for it, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """The pointer of the series is at this entry and this worker's: what is older may go."""
+    """The pointer of the series is at this entry and this worker's: older entries may be removed."""
 
     series: str
     name: EntryName
@@ -89,19 +89,19 @@ class Prune:
 
 @dataclass(slots=True)
 class EntryProgress:
-    """What has become of the newest periodic checkpoint that this member has taken part in."""
+    """The progress of the newest periodic checkpoint that this member has taken part in."""
 
     place: LoopPlace | None = None
     complete: bool = True
-    """True also where there was none: nothing has to be made good."""
+    """Whether it is complete; true also without any, because nothing has to be repeated."""
     cost_s: float | None = None
-    """Training time that one costs: the stall, and the processor time of writing it."""
+    """Training time that a checkpoint costs, in seconds: the stall, and the processor time of writing it."""
     failures: dict[str, str] = field(default_factory=dict)
-    """Series -> what went wrong with the last save of that name, of which the script must hear."""
+    """Series -> what went wrong with the last save of that name, for the script."""
 
 
 class Saver:
-    """`put` and `finish` are the user's thread's; everything else happens on the side thread, started when needed."""
+    """The user's thread calls `put` and `finish`; everything else runs on the side thread, started when needed."""
 
     def __init__(
         self, settings: Settings, storage: Storage, place: Callable[[], LoopPlace], note: Note, point: Point
@@ -112,24 +112,24 @@ class Saver:
         self._note = note
         self._point = point
         self._asked: dict[str, EntryName] = {}
-        """Series -> the entry for which it is not known yet whether the pointer is there."""
+        """Series -> the entry for which the answer about the pointer has not come yet."""
         self._keep = Keep.parse(settings.keep)
         self._tasks: queue.SimpleQueue[SaverTask | Prune] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._pending = 0
         self._unfinished: dict[str, SaverTask] = {}
-        """Series -> the task whose part is written, while those of others are not."""
+        """Series -> the task whose own part is written, while parts of others are not."""
         self.standing = EntryProgress()
         self._finishing = False
         self._thread: threading.Thread | None = None
 
     @property
     def pending(self) -> int:
-        """Parts of this member that are not written yet."""
+        """Number of this member's parts that are not written yet."""
         return self._pending
 
     def put(self, task: SaverTask) -> None:
-        """Write it; returns at once."""
+        """Queue a task; returns at once."""
         with self._idle:
             self._pending += 1
         if task.series == PERIODIC:
@@ -140,12 +140,12 @@ class Saver:
         self._tasks.put(task)
 
     def await_written(self, within_s: float) -> bool:
-        """Wait until this member's parts are written or have failed; whether they are."""
+        """Wait until this member's parts are written or have failed. Whether that has happened in time."""
         with self._idle:
             return self._idle.wait_for(lambda: self._pending == 0, within_s)
 
     def finish(self, within_s: float) -> None:
-        """Wait until this member's parts are written or have failed, then for those of others in the script's saves."""
+        """Wait until this member's parts are written or have failed, then for others' parts of the script's saves."""
         if not self.await_written(within_s):
             self.standing.failures[""] = f"a checkpoint was still being written after {within_s:g} s"
         with self._idle:
@@ -187,11 +187,11 @@ class Saver:
                 self._idle.notify_all()
 
     def _guarded(self, task: SaverTask, act: Callable[[SaverTask], None]) -> None:
-        """What goes wrong with a checkpoint is said, and training goes on."""
+        """Journal what goes wrong with a checkpoint; training goes on."""
         try:
             act(task)
         except Exception as error:
-            # A storage library may raise anything; this thread must live for the next checkpoint.
+            # A storage library may raise anything, and this thread must live on for the next checkpoint.
             self._unfinished.pop(task.series, None)
             self._failed(task, f"{type(error).__name__}: {error}")
 
@@ -230,7 +230,7 @@ class Saver:
                 return act()
             except OSError as error:
                 if attempt == ATTEMPTS or "://" not in self._storage.url:
-                    raise  # a local disk that is full or read-only stays so
+                    raise  # a local disk stays full or read-only
                 self._note("checkpoint_retried", entry=str(task.name), because=str(error), attempt=attempt)
             time.sleep(pause_s)
             pause_s *= 2
@@ -266,7 +266,7 @@ class Saver:
         return found
 
     def _complete(self, task: SaverTask) -> None:
-        """If all parts are there, make it a checkpoint; if one will never come, give it up."""
+        """Complete the checkpoint if all parts are there; give it up if one will never come."""
         series, place = Series(self._storage, task.series), task.place
         there = self._storage.files(series.path(task.name))
         notes = [part_note(rank, place.world) for rank in range(place.world)]
@@ -318,7 +318,7 @@ class Saver:
             self._tasks.put(prune)
 
     def _prune(self, granted: Prune) -> None:
-        """What cannot be removed now is tried again after the next checkpoint; this one is complete all the same."""
+        """Remove older entries. An entry that cannot be removed now is tried again after the next checkpoint."""
         series = Series(self._storage, granted.series)
         keep, skipped = (self._keep, self._settings.skipped) if series.name == PERIODIC else (Keep(1), ())
         try:
@@ -330,7 +330,7 @@ class Saver:
             self._note("checkpoints_pruned", series=series.name, entries=[str(name) for name in gone])
 
     def _write_for_the_dead(self, task: SaverTask, missing: list[int]) -> bool:
-        """Whether all parts are there now. Raises CheckpointError if one of them will never be."""
+        """Write the parts of dead members. Whether all parts are there. Raises CheckpointError if one never will be."""
         wrote, members = task.place.members, self._place().members
         if any(wrote[rank] in members for rank in missing):
             return False

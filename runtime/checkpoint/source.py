@@ -1,7 +1,7 @@
-"""What a run of the job goes on from, as one worker reads it.
+"""The checkpoint or snapshot from which a run of the job goes on, read by one worker.
 
-A process that cannot read it ends (Session.unreadable). So damage that nobody has seen before costs a start, and never
-the job: whoever has read it is a member, the others copy the state; and if nobody could, the next best is gone on from.
+A process that cannot read it ends (Session.unreadable). So new damage costs a start, and never the job: processes that
+have read it are members, the others copy the state; and if none could read it, the job goes on from the next best.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from elastic.errors import CheckpointCorrupt
 from runtime.session import Session
 
 TRIES = 2
-"""A byte may come out wrong although it lies there right; then it does not come out wrong twice."""
+"""A read may give a wrong byte although the stored byte is right, but not twice."""
 TRIES_REMOTE = 5
 PAUSE_S = 0.5
-"""Before the second try on a storage that is elsewhere; doubles."""
+"""Seconds before the second try on remote storage; doubles with each try."""
 
 T = TypeVar("T")
 
@@ -34,22 +34,22 @@ class ResumeSource:
     """Used by the user's thread."""
 
     def __init__(self, session: Session, settings: Settings, storage: Storage) -> None:
-        """storage: of the job's checkpoints."""
+        """storage: the storage of the job's checkpoints."""
         self._session = session
         self._settings = settings
         self._storage = storage
 
     @cached_property
     def manifest(self) -> Manifest | None:
-        """None: the job begins with its first step. Ends the process if it is not there any more."""
+        """The manifest; None: the job begins with its first step. Ends the process if the entry is gone."""
         name = self._name
         if name is None:
             return None
         return self._tried(name, lambda: self._look(name))
 
     def read(self, manifest: Manifest) -> list[torch.Tensor]:
-        """The tensors of the state, every byte of them checked. Ends the process if they cannot be read."""
-        # torch.distributed.checkpoint takes a second to import, and only those who resume need it.
+        """The tensors of the state, with every byte checked. Ends the process if they cannot be read."""
+        # torch.distributed.checkpoint takes a second to import, and only a resumed run needs it.
         from runtime.checkpoint import reader
 
         name = self._name
@@ -67,7 +67,7 @@ class ResumeSource:
 
     @cached_property
     def _series(self) -> Series:
-        """Where it lies. Of a leader's choice: in this machine's memory, or else among the checkpoints."""
+        """The series of the entry. A leader's choice is in this machine's memory, or else among the checkpoints."""
         if self._session.began:
             in_memory = newest_in_memory(self._settings) == self._session.began
             return Series(MemoryStorage(self._settings.memory)) if in_memory else Series(self._storage)
@@ -95,8 +95,8 @@ class ResumeSource:
         self._give_up(name, because)
 
     def _give_up(self, name: EntryName, because: str) -> NoReturn:
-        """A snapshot goes, so that no later process of this machine goes on from it. A checkpoint stays for people to
-        look at; the one before is named. Raises what it raises if not even that can be seen."""
+        """Remove a snapshot, so that no later process of this machine goes on from it. Keep a checkpoint for people to
+        examine, and name the one before. Raises what the storage raises."""
         memory = isinstance(self._series.storage, MemoryStorage)
         older = (found.name for found in self._series.all(self._settings.job_id) if not found.problem)
         instead = None if memory else next((other for other in older if other < name), None)

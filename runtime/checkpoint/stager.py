@@ -1,4 +1,4 @@
-"""A copy of this member's share of the state, made at a step boundary while nothing changes it."""
+"""Copies this member's share of the state, at a step boundary while nothing changes it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from elastic.checkpoints.partition import Rows
 from runtime.state.encoding import NamedTensor
 
 ALIGNMENT = 64
-"""Every row range starts at such an offset, whatever its dtype."""
+"""Every range of rows starts at a multiple of this many bytes, whatever its dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Rows of a tensor. shape: of the whole tensor; rows: CPU, contiguous, from `first` on."""
+    """Rows of a tensor. shape: of the whole tensor. rows: CPU, contiguous, from row `first` on."""
 
     name: str
     shape: tuple[int, ...]
@@ -26,7 +26,7 @@ class Staged:
 
 
 Copied = Callable[[], None]
-"""Returns when the rows hold what they should; any thread."""
+"""Returns when the rows have been copied; any thread."""
 
 
 class Stager:
@@ -37,10 +37,10 @@ class Stager:
         self._stream: torch.cuda.Stream | None = None
 
     def stage(self, tensors: Sequence[NamedTensor], share: Sequence[Rows]) -> tuple[list[Staged], Copied]:
-        """Copy the rows. What the last call returned is overwritten.
+        """Copy the rows. The result of the last call is overwritten.
 
-        Rows on a GPU may still be on their way when this returns: they are copied into pinned memory by a stream of
-        their own, for which only what the GPU computes next waits, not the caller.
+        The copies of rows on a GPU may still run when this returns: a separate stream copies them into pinned memory,
+        and only the GPU's next computation waits for it, not the caller.
         """
         pieces = [(tensors[rows.tensor], rows) for rows in share]
         sizes = [_rows_of(tensor, rows).numel() * tensor.element_size() for (_, tensor), rows in pieces]
@@ -49,7 +49,7 @@ class Stager:
             offsets.append(offsets[-1] + math.ceil(size / ALIGNMENT) * ALIGNMENT)
         device = next((tensor.device for (_, tensor), _ in pieces if tensor.is_cuda), None)
         if self._buffer.numel() < offsets[-1]:
-            self._buffer = torch.empty(0, dtype=torch.uint8)  # the old memory first: there may not be room for both
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # free the old memory first: both may not fit
             self._buffer = torch.empty(offsets[-1], dtype=torch.uint8, pin_memory=device is not None)
         staged: list[Staged] = []
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -73,15 +73,15 @@ class Stager:
             for target, source in copies:
                 target.copy_(source, non_blocking=True)
                 if source.is_cuda:
-                    source.record_stream(self._stream)  # else its memory could be given to others before it is read
+                    source.record_stream(self._stream)  # else its memory could be reused before it is read
             event = self._stream.record_event()
-        computing.wait_event(event)  # what is computed next changes the state
+        computing.wait_event(event)  # the next computation changes the state
         copied: Copied = event.synchronize
         return copied
 
 
 def _at_once() -> None:
-    """The copy was over when `stage` returned."""
+    """Do nothing: the copy was complete when `stage` returned."""
 
 
 def _rows_of(tensor: torch.Tensor, rows: Rows) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""A process that fetches batches for this one: asked over a socket of its own, answers in order, shares no lock.
+"""A process that fetches batches for this one: it is asked over its own socket, answers in order, shares no lock.
 
-The processes of torch's DataLoader share locks and queues with the one that made them: killed at a bad moment (out of
-memory), such a process takes a lock with it, and whoever waits for the lock then waits for ever. Here a process that
-has ended is an end of file on its own socket, whatever it was doing.
+The processes of torch's DataLoader share locks and queues with the process that made them: if such a process is killed
+(out of memory) while it holds a lock, the others wait for that lock for ever. Here the end of a process is an end of
+file on its own socket, whatever it was doing.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from runtime.data.shared_memory import receive, send
 from runtime.script_end import RAISED_AT, raised_at
 
 END_S = 10.0
-"""For a killed process to be gone. Only one that the kernel itself holds up, in a file system, takes longer."""
+"""Seconds until a killed process is gone. Only a process that the kernel holds up, in a file system, takes longer."""
 
 _REQUEST = struct.Struct("<QQQ")
 
 Key = tuple[int, int, int]
-"""(epoch, step, shard)"""
+"""(epoch, step, shard)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchOutcome:
-    """What a fetch has returned: a value, or what it raised."""
+    """The result of a fetch: a value, or what the fetch raised."""
 
     value: Any = None
     error: BaseException | None = None
@@ -54,15 +54,15 @@ class FetchOutcome:
 
 
 class FetcherEnded(Exception):
-    """The process is gone. The message says how it ended."""
+    """The fetching process is gone. The message says how it ended."""
 
 
 class Fetcher:
-    """One such process. asked: what it was asked for and has not yet answered, in order."""
+    """One fetching process. asked: what it was asked for and has not answered yet, in order."""
 
     def __init__(self, fetch: Callable[[int, int, int], Any], others: Iterable[Fetcher]) -> None:
-        """fetch(epoch, step, shard) runs in the process. others: those who live already; the new process closes what
-        it inherits of them, because only when nobody holds this process's ends do they learn that it has ended."""
+        """fetch(epoch, step, shard) runs in the process. others: the fetchers that live already. The new process closes
+        their inherited sockets, because they see the end of this process only when no copy of its ends is open."""
         self.asked: deque[Any] = deque()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         inherited = [other._socket for other in others] + [self._socket]
@@ -71,14 +71,14 @@ class Fetcher:
         self._process = _Process(target=_serve, args=words, daemon=True)
         starting = stop_signals.blocked() if holds else contextlib.nullcontext()
         with warnings.catch_warnings(), starting:
-            # Python warns that threads do not survive a fork. What runs in the child is the dataset, as in a
-            # DataLoader, and it starts in a thread of its own (see _serve).
+            # Python warns that threads do not survive a fork. The child runs the dataset, as in a DataLoader, and
+            # starts it in a thread of its own (see _serve).
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
         theirs.close()
 
     def ask(self, key: Key, label: Any) -> None:
-        """label: what `asked` and `take` say instead of the key. Raises FetcherEnded."""
+        """Ask for a batch. label: replaces the key in `asked` and `take`. Raises FetcherEnded."""
         try:
             self._socket.send(_REQUEST.pack(*key))
         except OSError as error:
@@ -92,8 +92,8 @@ class Fetcher:
         return bool(poll.poll(0))
 
     def take(self) -> tuple[Any, FetchOutcome]:
-        """The first of `asked`, with its outcome, as soon as it is there. Raises FetcherEnded, and OSError if this
-        process can open no more files."""
+        """The first of `asked`, with its outcome; waits for it. Raises FetcherEnded, and OSError (too many open
+        files)."""
         label = self.asked.popleft()
         try:
             return label, receive(self._socket)
@@ -101,7 +101,7 @@ class Fetcher:
             raise self._ended() from error
 
     def end(self) -> None:
-        """Kill it and wait until it is gone."""
+        """Kill the process and wait until it is gone."""
         self._socket.close()
         self._process.kill()
         self._process.join(END_S)
@@ -115,7 +115,7 @@ class Fetcher:
 
 
 class _Popen(multiprocessing.popen_fork.Popen):
-    """The interpreter asks children to terminate when it ends, and waits for them."""
+    """`terminate` kills the process: the interpreter calls it for its children when it ends, and waits for them."""
 
     def terminate(self) -> None:
         self.kill()
@@ -134,31 +134,31 @@ def _serve(
     threads: int,
     holds: bool,
 ) -> None:
-    """The process. Ends when nobody can ask any more. holds: as the parent, which is told when to stop."""
+    """The main function of the process; it ends when its socket is closed. holds: the parent holds signals back."""
     for other in inherited:
         other.close()
     signal.set_wakeup_fd(-1)
     for number in stop_signals.HELD:
-        signal.signal(number, signal.SIG_DFL)  # a handler of the script is the parent's
+        signal.signal(number, signal.SIG_DFL)  # the script's handlers belong to the parent
     if holds:
         held_signals.hold()
     else:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal it goes to the parent too, who ends this process
-    # In a new thread: OpenMP's threads did not survive the fork, but the one that forked still counts on them.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the parent too, which ends this process
+    # In a new thread: OpenMP's threads did not survive the fork, but the thread that forked still relies on them.
     serving = threading.Thread(target=_answer_all, args=(fetch, requests, threads))
     serving.start()
     serving.join()
 
 
 def _answer_all(fetch: Callable[[int, int, int], Any], requests: socket.socket, threads: int) -> None:
-    torch.set_num_threads(threads)  # their number decides bits, so it is that of the parent
+    torch.set_num_threads(threads)  # as in the parent, because their number decides bits
     with contextlib.suppress(ConnectionError):
         while request := requests.recv(_REQUEST.size):
             _answer(fetch, requests, *_REQUEST.unpack(request))
 
 
 def _answer(fetch: Callable[[int, int, int], Any], asker: socket.socket, epoch: int, step: int, shard: int) -> None:
-    """Send the outcome of that fetch, which may be that its batch cannot be sent. Raises ConnectionError."""
+    """Send the outcome of that fetch; it is an error if the batch cannot be sent. Raises ConnectionError."""
     try:
         outcome = FetchOutcome(fetch(epoch, step, shard))
     except Exception as error:
@@ -172,7 +172,7 @@ def _answer(fetch: Callable[[int, int, int], Any], asker: socket.socket, epoch: 
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error with its traceback as a note, or one that says the same, if it does not survive being pickled."""
+    """The error with its traceback as a note, or an equivalent RuntimeError if it cannot be pickled."""
     error.__dict__[RAISED_AT] = raised_at(error)
     error.add_note(f"In a process that fetches batches:\n{traceback.format_exc()}")
     try:

@@ -1,7 +1,7 @@
-"""job.loader: one batch per (epoch, step, shard), the same whoever asks for it and in whatever order.
+"""job.loader: one batch per (epoch, step, shard), the same in every worker and in any order of calls.
 
-There is no iterator state. Fetching a shard seeds the RNGs from (seed, epoch, step, shard) first, so random
-transforms give the same samples in every worker, with or without loader processes.
+There is no iterator state. A fetch first seeds the RNGs from (seed, epoch, step, shard), so random transforms give the
+same samples in every worker, with or without loader processes.
 """
 
 from __future__ import annotations
@@ -74,28 +74,28 @@ class Loader:
         return self.plan.about()
 
     def weight(self, shard: int) -> float:
-        """The weight of a shard that was not weighed: its samples, or 1 if all shards of a step have as many."""
+        """The weight of a shard that was not weighed: its number of samples, or 1 if all shards have as many."""
         if self.plan.batch_size % self.plan.shards == 0:
             return 1.0
         first, end = self.plan.share(shard)
         return float(end - first)
 
     def samples(self, epoch: int, step: int) -> list[Any]:
-        """Per shard the dataset indices it is given, or {"n", "sha256"} (of little-endian int64) in large steps."""
+        """Per shard the dataset indices that it gets; in large steps {"n", "sha256"} (of little-endian int64)."""
         given = [self.plan.indices(epoch, step, shard) for shard in range(self.shards)]
         if self.plan.batch_size <= SAMPLES_LISTED_MAX:
             return given
         return [{"n": len(indices), "sha256": hash_of(indices)} for indices in given]
 
     def begin_step(self, epoch: int, step: int) -> None:
-        """A loader keeps nothing from step to step."""
+        """Do nothing: a loader keeps nothing from step to step."""
 
     def ends(self, shard: int) -> bool:
-        """Never said by a batch: all know from the start how many steps an epoch has."""
+        """False: all workers know from the start how many steps an epoch has."""
         return False
 
     def release(self) -> None:
-        """Nothing is open between two batches; what was fetched ahead stays."""
+        """Do nothing: nothing is open between two batches, and batches fetched ahead stay."""
 
     def describe(self) -> str:
         """One line for the user: how the batch is split."""
@@ -104,8 +104,8 @@ class Loader:
         return f"{self.plan.batch_size} samples a step = {self.plan.shards} shards x {each}"
 
     def batch(self, wanted: Wanted, own: tuple[int, ...] | None) -> Any:
-        """The collated batch of one shard, on the job's device. own: the shards of this worker, from which it is
-        guessed what will be wanted next, and which change no bit; None: of a newcomer nothing can be guessed.
+        """The collated batch of one shard, on the job's device. own: the shards of this worker, from which the next
+        batches are guessed, without an effect on bits; None: a newcomer's, for which nothing is guessed.
 
         Leaves the global RNGs seeded by the position; the caller seeds them again for the shard's computation.
         """
@@ -116,7 +116,7 @@ class Loader:
         return to_device(batch, self._device)
 
     def fetch(self, epoch: int, step: int, shard: int) -> Any:
-        """The collated batch of one shard, on the CPU. What the dataset raises gets a note which sample it was."""
+        """The collated batch of one shard, on the CPU. An error of the dataset gets a note with the sample's index."""
         indices = self.plan.indices(epoch, step, shard)
         seed_fetch(self.plan.seed, epoch, step, shard)
         samples = []
@@ -150,7 +150,7 @@ def seed_fetch(seed: int, epoch: int, step: int, shard: int) -> None:
 
 
 def check_map_style(dataset: Any, call: str, instead: str = "") -> None:
-    """Raise ConfigError for what has no `dataset[i]` and `len(dataset)`. instead: what else to write."""
+    """Raise ConfigError for an object without `dataset[i]` and `len(dataset)`. instead: what else to write."""
     if isinstance(dataset, DataLoader):
         raise ConfigError(
             f"{call} was given a torch DataLoader; give it the dataset (dataloader.dataset), and batch_size, shuffle "
@@ -175,7 +175,7 @@ def check_count(name: str, value: object) -> int:
 
 
 def check_seed(seed: object) -> None:
-    """Raise ConfigError unless it is an int that every generator takes."""
+    """Raise ConfigError unless the seed is an int that every generator takes."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
         raise ConfigError(f"seed={seed!r} must be an integer from 0 to 2**63 - 1")
 
@@ -201,5 +201,5 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def unpack(batch: Any) -> Sequence[Any]:
-    """The arguments that `fn(*batch)` gets: a tuple or list is spread, anything else is one argument."""
+    """The arguments for `fn(*batch)`: a tuple or list is spread, anything else is one argument."""
     return batch if isinstance(batch, (tuple, list)) else (batch,)

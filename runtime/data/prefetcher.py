@@ -1,8 +1,8 @@
-"""Batches fetched ahead by processes of their own, which live as long as the loader and know nothing of the world.
+"""Batches fetched ahead by other processes, which live as long as the loader and do not depend on the world.
 
-What this worker will need next is a guess: its own shards in order, step after step, as long as the world stays as it
-is. A guess that was wrong costs one fetch in this process; what was fetched in vain is dropped. The batches have the
-same bits either way, because a fetch depends on (epoch, step, shard) only.
+The next batches are guessed: this worker's shards in order, step after step, as long as the world does not change. A
+wrong guess costs one fetch in this process, and its batch is dropped. The batches have the same bits either way,
+because a fetch depends on (epoch, step, shard) only.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from elastic.errors import DataWorkerDied
 from runtime.data.fetch_process import Fetcher, FetcherEnded, FetchOutcome
 
 AHEAD = 2
-"""Batches that each process may be ahead."""
+"""The number of batches that each process may be ahead."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Wanted:
-    """A batch: step counts within the epoch. Several passes of a step want the same one, each its own copy."""
+    """A batch. step: counted within the epoch. Several passes of a step want the same batch, each its own copy."""
 
     epoch: int
     step: int
@@ -30,15 +30,15 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """What the guesses are made from. own: the shards that this worker computes, in order; steps: of an epoch; passes:
-    of a step, as far as known."""
+    """The basis of the guesses. own: this worker's shards, in order. steps: of an epoch. passes: of a step, as
+    known."""
 
     own: tuple[int, ...]
     steps: int
     passes: int = 1
 
     def after(self, last: Wanted) -> Iterator[Wanted]:
-        """What will probably be wanted after that one, without end."""
+        """The batches that will probably be wanted after that one, without end."""
         own = self.own or (last.shard,)
         yield from (replace(last, shard=shard) for shard in own if shard > last.shard)
         first = last.pass_no + 1
@@ -52,7 +52,7 @@ class Habit:
 
 
 class Prefetcher:
-    """Starts its processes with the first batch that it is asked for; they end with `close`, or with this process."""
+    """Starts its processes with the first batch that is asked for; they end with `close`, or with this process."""
 
     def __init__(self, fetch: Callable[[int, int, int], Any], processes: int) -> None:
         """fetch(epoch, step, shard): see Loader.fetch. processes: at least 1."""
@@ -62,13 +62,13 @@ class Prefetcher:
         self._received: dict[Wanted, FetchOutcome] = {}
         self._guesses: Iterator[Wanted] = iter(())
         self._doubtful: set[Wanted] = set()
-        """What is under way and was guessed before the guesses changed."""
+        """Batches under way that were asked for before the guesses changed."""
         self._habit: Habit | None = None
         self._passes = 1
         self._last: Wanted | None = None
 
     def get(self, wanted: Wanted, habit: Habit) -> Any:
-        """That batch, on the CPU. habit.passes is learned here. Raises DataWorkerDied, and what the dataset raises."""
+        """The batch, on the CPU. habit.passes is learned here. Raises DataWorkerDied, and what the dataset raises."""
         habit = replace(habit, passes=self._passes_of_a_step(wanted))
         try:
             return self._get(wanted, habit)
@@ -106,14 +106,14 @@ class Prefetcher:
         return outcome.get()
 
     def _change(self, guesses: Iterator[Wanted]) -> None:
-        """From now on these, but for what is under way or here already."""
+        """Use these guesses from now on, without batches that are under way or here already."""
         self._doubtful = {wanted for fetcher in self._fetchers for wanted in fetcher.asked}
         known = self._doubtful | self._received.keys()
         self._guesses = (wanted for wanted in guesses if wanted not in known)
 
     def _ask(self) -> None:
-        """Keep all processes busy. What is doubtful does not count, but for an end of it: a habit that changes with
-        every batch must not pile up work."""
+        """Keep all processes busy. Doubtful batches do not count, up to a limit: a habit that changes with every batch
+        must not pile up work."""
         while True:
             fetcher = min(self._fetchers, key=self._load)
             if self._load(fetcher) >= AHEAD or len(fetcher.asked) >= 2 * AHEAD:
@@ -125,13 +125,13 @@ class Prefetcher:
         return sum(wanted not in self._doubtful for wanted in fetcher.asked)
 
     def _receive(self, fetcher: Fetcher) -> None:
-        """The next batch of that process, when it is there."""
+        """Receive the next batch of that process; waits for it."""
         wanted, outcome = fetcher.take()
         self._received[wanted] = outcome
         self._doubtful.discard(wanted)
 
     def _passes_of_a_step(self, wanted: Wanted) -> int:
-        """As many as the last complete step had, and the present one so far."""
+        """The passes of the last complete step, or those of the present step so far, if more."""
         last, self._last = self._last, wanted
         if last is not None and (last.epoch, last.step) != (wanted.epoch, wanted.step):
             self._passes = last.pass_no + 1

@@ -1,4 +1,4 @@
-"""The random numbers of torch, numpy and Python's random, together: seeded from a position, or kept as they are."""
+"""The random numbers of torch, numpy and Python's random, together: seeded from a position, or restored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class ShardRandom:
-    """A shard's own sources of random numbers, the same wherever it runs."""
+    """A shard's own sources of random numbers, the same in every worker."""
 
     seed: int
     generator: torch.Generator
@@ -23,7 +23,7 @@ class ShardRandom:
 
 
 def own_random(seed: int) -> ShardRandom:
-    """Generators that depend on the seed only and share nothing with the global ones."""
+    """Generators that depend on the seed only and share nothing with the global generators."""
     generator = torch.Generator()
     generator.manual_seed(seed)
     return ShardRandom(seed, generator, np.random.default_rng(seed))
@@ -42,7 +42,7 @@ def seed_all(*position: object) -> int:
     if _has_accelerator():
         torch.manual_seed(derived)
     else:
-        # Without a device torch.manual_seed formats the caller's stack each time, to blame it for a failed start.
+        # Without a device, torch.manual_seed formats the caller's stack each time, for an error message.
         torch.default_generator.manual_seed(derived)
     np.random.seed(derived & 0xFFFFFFFF)
     random.seed(derived)
@@ -50,12 +50,12 @@ def seed_all(*position: object) -> int:
 
 
 def seed_shard(seed: int, step: int, pass_no: int, shard: int, part: int = 0) -> int:
-    """The same for the computation of a shard. part: of several that it has."""
+    """As `seed_all`, for the computation of a shard. part: the number of one of its parts, 0 if it has one only."""
     return seed_all(seed, step, pass_no, f"shard {shard}", *([part] if part else []))
 
 
 def drawn_from() -> object:
-    """Where the random numbers of torch, numpy and random stand; differs from before if any was drawn."""
+    """The states of the random numbers of torch, numpy and random; they differ after any number was drawn."""
     numpy_state = np.random.get_state(legacy=False)
     return (
         torch.get_rng_state().numpy().tobytes(),
@@ -67,7 +67,7 @@ def drawn_from() -> object:
 
 @contextmanager
 def randomness_kept() -> Iterator[None]:
-    """Put the RNGs of torch, numpy and random back: what runs inside is not the same on every worker."""
+    """Restore the RNGs of torch, numpy and random afterwards, because the code inside differs between workers."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):

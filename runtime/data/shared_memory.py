@@ -1,6 +1,6 @@
-"""Handing a batch from one process to another on this machine, through memory that belongs to no file system.
+"""Passes a batch from one process to another on this machine, through memory that belongs to no file system.
 
-A parcel is a memfd: it goes when its last descriptor and mapping go, however its processes end, and is bounded by the
+A parcel is a memfd: it is freed with its last descriptor and mapping, however its processes end, and is limited by the
 memory of the machine, not by the size of /dev/shm (64 MB in many containers). Its layout: a count n (u64), n lengths
 (u64), then n blocks, each aligned. The first block is a pickle (protocol 5), the others are its out-of-band buffers.
 """
@@ -18,27 +18,27 @@ from typing import Any
 import torch
 
 ALIGNMENT = 64
-"""Bytes; as torch aligns what it allocates itself."""
+"""Bytes; torch aligns its own memory in the same way."""
 
 _LENGTH = struct.Struct("<Q")
 _WRAPPING = b"."
-"""A descriptor does not travel without a byte."""
+"""A byte that accompanies a descriptor, which cannot be sent alone."""
 
 
 class _Pickler(pickle.Pickler):
-    """Sends plain tensors out of band, with their strides: a kernel may choose its order of summation by them."""
+    """Sends plain tensors out of band, with their strides: a kernel may choose its order of summation by strides."""
 
     def reducer_override(self, obj: Any) -> Any:
         if not _is_plain(obj):
             return NotImplemented
         span = 1 + sum((size - 1) * stride for size, stride in zip(obj.size(), obj.stride(), strict=True))
-        # Not through numpy's own dtypes, which lack bfloat16.
+        # As bytes, because numpy has no bfloat16.
         memory = obj.as_strided((span,), (1,)).view(torch.uint8).numpy()
         return _tensor, (pickle.PickleBuffer(memory), obj.dtype, tuple(obj.size()), obj.stride())
 
 
 def _is_plain(value: object) -> bool:
-    """What torch itself pickles otherwise: subclasses, other layouts and devices, tensors with a gradient."""
+    """Whether it is a plain tensor; torch pickles subclasses, other layouts and devices, and those with a gradient."""
     return (
         type(value) is torch.Tensor
         and value.device.type == "cpu"
@@ -53,7 +53,7 @@ def _tensor(memory: Any, dtype: torch.dtype, size: tuple[int, ...], stride: tupl
 
 
 def pack(value: object) -> int:
-    """A descriptor of the parcel, for the caller to close. Raises what pickle raises."""
+    """A descriptor of the parcel, which the caller has to close. Raises what pickle raises."""
     stream, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
     blocks = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
@@ -72,7 +72,7 @@ def pack(value: object) -> int:
 
 
 def unpack(parcel: int) -> Any:
-    """The value. Its tensors lie in the parcel's memory, which they keep; no descriptor is kept."""
+    """The value. Its tensors keep and use the parcel's memory; no descriptor is kept."""
     size = os.fstat(parcel).st_size
     memory = torch.from_file(f"/proc/self/fd/{parcel}", shared=True, size=size, dtype=torch.uint8).numpy().data
     (count,) = _LENGTH.unpack_from(memory, 0)
@@ -86,7 +86,7 @@ def unpack(parcel: int) -> Any:
 
 
 def send(to: socket.socket, value: object) -> None:
-    """To the process at the other end of a Unix socket. Raises OSError, and what pickle raises."""
+    """Send a value to the process at the other end of a Unix socket. Raises OSError, and what pickle raises."""
     parcel = pack(value)
     try:
         socket.send_fds(to, [_WRAPPING], [parcel])
@@ -95,11 +95,11 @@ def send(to: socket.socket, value: object) -> None:
 
 
 def receive(sender: socket.socket) -> Any:
-    """The next value, as soon as it is there. Raises EOFError if the sender has ended, and OSError."""
+    """The next value; waits for it. Raises EOFError if the sender has ended, and OSError."""
     wrapping, parcels, _, _ = socket.recv_fds(sender, len(_WRAPPING), 1)
     if not wrapping:
         raise EOFError
-    if not parcels:  # what the kernel does with a descriptor that this process has no room for
+    if not parcels:  # the kernel drops a descriptor that this process has no room for
         raise OSError(errno.EMFILE, "no room for another descriptor; raise the limit of open files (ulimit -n)")
     try:
         return unpack(parcels[0])

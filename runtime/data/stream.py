@@ -1,8 +1,8 @@
-"""job.stream: data that can only be read from front to back, one stream a shard.
+"""job.stream: data that can only be read from front to back, one stream per shard.
 
-A batch is known by (epoch, number in its shard). A worker holds an open iterator for each shard it read in the last
-step; whoever inherits the shard opens it anew behind the batches that are used up. One batch is read ahead, because all
-workers must know that an epoch ends before its last step is over.
+A batch has the name (epoch, number in its shard). A worker holds an open iterator for each shard that it read in the
+last step; a worker that takes over a shard opens it again after the batches that are used up. One batch is read ahead,
+because all workers must know that an epoch ends before its last step is over.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from runtime.data.loader import check_count, seed_fetch, to_device
 from runtime.data.prefetcher import Wanted
 
 Open = Callable[[int, int, int], Iterable[Any]]
-"""open(shard, epoch, skip): the batches of a shard in an epoch, but for the first `skip`."""
+"""open(shard, epoch, skip): the batches of a shard in an epoch, without the first `skip`."""
 
 _END = object()
 _OPENING = -1
-"""Stands for a batch's number in what seeds the random numbers of `open`."""
+"""Replaces the batch's number in the seed for `open`."""
 
 
 @dataclass(slots=True)
 class _Reading:
-    """An open shard: its batch `number` of this epoch, and the one behind that, or _END."""
+    """An open shard: its batch `number` of this epoch, and the next batch, or _END."""
 
     epoch: int
     number: int
@@ -38,7 +38,7 @@ class _Reading:
 
 
 class Stream:
-    """The batches of iterable data, one stream a shard. Made by `job.stream`. It has no length."""
+    """The batches of iterable data, one stream per shard. Made by `job.stream`. It has no length."""
 
     def __init__(self, open: Open, *, shards: int, seed: int, device: torch.device) -> None:
         if not callable(open):
@@ -53,7 +53,7 @@ class Stream:
         self._readings: dict[int, _Reading] = {}
 
     def about(self) -> dict[str, Any]:
-        """All that is known of what a step has, as JSON."""
+        """All that is known about a step's data, as JSON."""
         return {"order": "stream", "shards": self.shards}
 
     def describe(self) -> str:
@@ -61,18 +61,17 @@ class Stream:
         return f"a step = {self.shards} shards x one batch of its stream"
 
     def weight(self, shard: int) -> float:
-        """The weight of a shard that was not weighed: 1, because nobody knows how many samples the others' batches
-        have."""
+        """The weight of a shard that was not weighed: 1, because the sizes of other workers' batches are not known."""
         return 1.0
 
     def samples(self, epoch: int, step: int) -> list[Any]:
-        """Per shard which batch it was given, for the ledger."""
+        """Per shard which batch it gets, for the ledger."""
         return [{"batch": step} for _ in range(self.shards)]
 
     def batch(self, wanted: Wanted, own: tuple[int, ...] | None) -> Any:
-        """Batch number wanted.step of the shard, on the job's device, a copy of its own for each pass.
+        """Batch number wanted.step of the shard, on the job's device; each pass gets its own copy.
 
-        Raises ConfigError for a shard without any batch, UsageError for one that has ended too early, and what the
+        Raises ConfigError for a shard without any batch, UsageError for a shard that ends too early, and what the
         script's iterator raises. Leaves the global RNGs seeded by the position, as Loader.batch does.
         """
         reading = self._readings.get(wanted.shard)
@@ -84,22 +83,22 @@ class Stream:
         return to_device(copy.deepcopy(reading.batch), self._device)
 
     def ends(self, shard: int) -> bool:
-        """Whether the batch of this shard that was given last is the last of the epoch."""
+        """Whether the last batch of this shard that was given is the last of the epoch."""
         return self._readings[shard].ahead is _END
 
     def begin_step(self, epoch: int, step: int) -> None:
-        """Close the shards that the step before did not read here: they have other owners now."""
+        """Close the shards that this worker did not read in the last step: they have other owners now."""
         for shard, reading in list(self._readings.items()):
             if (reading.epoch, reading.number) not in ((epoch, step - 1), (epoch, step)):
                 self._close(shard)
 
     def release(self) -> None:
-        """Close all iterators: an epoch is over, or a rehearsal, whose shards may be somebody else's."""
+        """Close all iterators: an epoch is over, or a rehearsal, whose shards other workers may own."""
         for shard in list(self._readings):
             self._close(shard)
 
     def close(self) -> None:
-        """The job is over. The stream can be used again."""
+        """The job is over: close all iterators. The stream can be used again."""
         self.release()
 
     def _begin(self, wanted: Wanted) -> _Reading:

@@ -13,8 +13,8 @@ from elastic.errors import (
 )
 
 ELSE = (
-    "Or write the loop with job.steps(), where this can be said, or start the script with torchrun "
-    "--rdzv-backend=elastic, where every worker is restarted when one is lost."
+    "Or write the loop with job.steps(), where this can be said, or start the script with `elastic run --restart`, "
+    "where all workers start it again when one is lost."
 )
 
 

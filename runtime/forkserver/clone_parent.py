@@ -1,14 +1,14 @@
 """fork(), except that the child's parent is our parent.
 
-An agent wants its workers as its own children: it reaps them by itself, sees exactly how they ended, and the kernel
-ends them with it and not with the fork server. Linux can do that (CLONE_PARENT); no function of the C library offers
-it. So the system call is made here, and what glibc's fork() does around it is done here too:
+An agent wants its workers as its own children: it reaps them itself, sees exactly how they ended, and the kernel ends
+them with the agent and not with the fork server. Linux can do that (CLONE_PARENT), but no function of the C library
+offers it. So this module makes the system call, and does what glibc's fork() does around it:
 
-- the child's thread id is stored where glibc keeps that of its main thread (CLONE_CHILD_SETTID), which glibc told the
-  kernel at the start of the process; mutexes that know their owner depend on it;
+- the child's thread id is stored where glibc keeps the main thread's id (CLONE_CHILD_SETTID), an address that glibc
+  gave the kernel at the start of the process; mutexes that know their owner depend on it;
 - the list of robust mutexes is registered again (death_watch.py depends on it);
-- handlers of pthread_atfork do not run. They exist for the sake of other threads, and the caller has none; `settle`
-  lets them run once before.
+- handlers of pthread_atfork do not run. They exist for other threads, and the caller has none; `settle` lets them run
+  once before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLONE_PARENT = 0x0000_8000
 CLONE_CHILD_CLEARTID = 0x0020_0000
 CLONE_CHILD_SETTID = 0x0100_0000
 
-# PyDLL: the interpreter's lock is held across the call, as across os.fork().
+# PyDLL holds the interpreter's lock during the call, as os.fork() does.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
@@ -46,7 +46,7 @@ class _CloneArgs(ctypes.Structure):
 
 
 def check() -> None:
-    """Raises ColdStart if `fork` cannot work here."""
+    """Raise ColdStart if `fork` cannot work here."""
     if "CS_GNU_LIBC_VERSION" not in os.confstr_names:
         raise ColdStart("forking workers needs glibc")
     if platform.machine() not in ROBUST_LIST_CALLS:
@@ -59,9 +59,9 @@ def check() -> None:
 
 
 def settle() -> None:
-    """Let libraries prepare for a fork: OpenBLAS, for one, ends its threads, and starts new ones when it needs them."""
+    """Let libraries prepare for a fork: OpenBLAS, for example, ends its threads, and starts new ones when needed."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, which is the purpose
+        warnings.simplefilter("ignore", DeprecationWarning)  # about a fork with threads, which is intended
         child = os.fork()
     if child == 0:
         os._exit(0)
@@ -69,12 +69,13 @@ def settle() -> None:
 
 
 def threads() -> int:
-    """How many threads this process has, those of libraries too."""
+    """The number of threads of this process, also those of libraries."""
     return len(os.listdir("/proc/self/task"))
 
 
 def fork() -> int:
-    """0 in the child, which dies with the parent of both; its pid here. Only for a process of one thread."""
+    """Fork. Returns 0 in the child, which dies with the parent of both; its pid here. Only for a single-threaded
+    process."""
     parent = os.getppid()
     set_robust_list, get_robust_list = ROBUST_LIST_CALLS[platform.machine()]
     head, size = ctypes.c_void_p(), ctypes.c_size_t()

@@ -1,4 +1,4 @@
-"""A training script as `python SCRIPT` or `python -m MODULE` would run it, in a process that is already there."""
+"""Runs a training script as `python SCRIPT` or `python -m MODULE` would, in an existing process."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from runtime.script_end import ScriptEnd
 
 FOR_TORCHRUN = (
     "This is a script for torchrun. Start it with `elastic run --ranks N ...`, N as in torchrun --nproc-per-node=N: it "
-    "trains unchanged, and a dead worker is invisible in the weights. Or with `torchrun --rdzv-backend=elastic ...`, "
-    "where all workers are restarted when one is lost."
+    "trains unchanged, and a dead worker is invisible in the weights. Or with `elastic run --restart ...`, where the "
+    "script is started again on all workers when one is lost."
 )
 
 
 def sources(program: Program) -> list[tuple[str, str]]:
-    """(file, text) of what the program runs first, in order. Nothing of it is run.
+    """(file, text) of the files that the program runs first, in order. Nothing is run.
 
-    Raises ColdStart if it is not to be found as text.
+    Raises ColdStart if a file is not found as text.
     """
     paths = _module_files(program.target) if program.is_module else [Path(program.target)]
     try:
@@ -42,7 +42,7 @@ def sources(program: Program) -> list[tuple[str, str]]:
 
 
 def is_installed(outermost: str, program: Program) -> bool:
-    """Whether that module comes from the standard library or site-packages: it is not the user's own."""
+    """Whether that module comes from the standard library or site-packages, and not from the user."""
     if outermost in sys.builtin_module_names:
         return True
     spec = PathFinder.find_spec(outermost, [*first_on_path(program), *sys.path])
@@ -54,16 +54,16 @@ def is_installed(outermost: str, program: Program) -> bool:
 
 
 def main(command: Sequence[str]) -> None:
-    """A worker with an interpreter of its own, which has imported nothing else. Raises SystemExit."""
+    """Run a worker with an interpreter of its own, which has imported nothing else. Raises SystemExit."""
     held_signals.hold()
     process_title.show(command)
     run(program_of(command), command)
 
 
 def run(program: Program, command: Sequence[str]) -> None:
-    """Run it as `__main__`, to its end. Exceptions are shown as the interpreter shows them.
+    """Run the program as `__main__`, to its end. Exceptions are shown as the interpreter shows them.
 
-    command: what a process list would show of a process started with it. Raises SystemExit.
+    command: the command that a process list shows. Raises SystemExit.
     """
     sys.orig_argv[:] = command
     if os.environ.get(RESTART) == "1":
@@ -80,7 +80,7 @@ def run(program: Program, command: Sequence[str]) -> None:
 def _run(program: Program) -> None:
     sys.path[:0] = first_on_path(program)
     for entry in sys.path[:1]:
-        sys.path_importer_cache.pop(entry, None)  # listed when the user's files were perhaps others
+        sys.path_importer_cache.pop(entry, None)  # the user's files may have changed since it was listed
     main = _fresh_main()
     try:
         if program.is_module:
@@ -105,7 +105,7 @@ def _run(program: Program) -> None:
 
 
 def first_on_path(program: Program) -> list[str]:
-    """What Python puts in front of sys.path for it."""
+    """The directory that Python puts in front of sys.path for the program."""
     if sys.flags.safe_path:
         return []
     return [str(Path.cwd()) if program.is_module else os.path.dirname(os.path.realpath(program.target))]
@@ -116,7 +116,7 @@ def _fresh_main() -> ModuleType:
     main.__dict__["__builtins__"] = builtins
     if sys.version_info < (3, 14):
         main.__annotations__ = {}
-    if "__mp_main__" in sys.modules:  # the name by which the children of multiprocessing call it
+    if "__mp_main__" in sys.modules:  # the name of the main module in children of multiprocessing
         sys.modules["__mp_main__"] = main
     return main
 

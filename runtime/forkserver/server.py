@@ -1,8 +1,8 @@
 """The fork server's side of its channel to the agent. elastic/agent/process/forkserver_client.py has the agent's side,
 and the protocol.
 
-It imports what the script will import, sees that the process can still be forked, and then only waits: it runs no
-thread and touches no accelerator, so a fork of it is as good as a new interpreter that has just done these imports.
+It imports what the script will import, checks that the process can still be forked, and then only waits: it runs no
+thread and uses no accelerator, so a fork of it is equivalent to a new interpreter that has just done these imports.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ ALWAYS = (
 )
 
 ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel")
-"""Open files of a process that has spoken to a device, which must not be forked."""
+"""Prefixes of files that a process has open after it has used a device; such a process must not be forked."""
 
 LEFT_OUT_MAX = 3
-"""Every module that is left out costs the imports before it once more."""
+"""The most modules that are left out: for each of them the imports before it are repeated."""
 
 MESSAGE_BYTES = 2**16
 DESCRIPTORS = 3
 
 
 def main(channel: str, without: str, *command: str) -> None:
-    """channel: descriptor of the socket to the agent. without: modules left to the script, with commas between them.
-    Never returns; in a forked worker it ends by SystemExit.
+    """Run the fork server. channel: descriptor of the socket to the agent. without: modules left to the script,
+    separated by commas. Never returns; a forked worker ends by SystemExit.
     """
     held_signals.hold()
     thresholds = gc.get_threshold()
-    gc.set_threshold(0)  # to look for garbage while torch is imported was a fifth of the time, and found 8 MB
+    gc.set_threshold(0)  # garbage collection took a fifth of the time of torch's import, and found 8 MB
     agent = socket.socket(fileno=int(channel))
     inherited = dict(os.environ)
     left_out = without.split(",") if without else []
@@ -65,7 +65,7 @@ def main(channel: str, without: str, *command: str) -> None:
     except ColdStart as refused:
         _leave(agent, str(refused))
     gc.freeze()
-    if gc.get_threshold()[0] == 0:  # no import has set another one
+    if gc.get_threshold()[0] == 0:  # no import has set another threshold
         gc.set_threshold(*thresholds)
     _tell(agent, "nursery_ready", modules=len(sys.modules), cpu_s=round(time.process_time(), 3))
     order = _serve(agent)
@@ -75,7 +75,7 @@ def main(channel: str, without: str, *command: str) -> None:
 
 
 class Unsuitable(ColdStart):
-    """Try again without this module: what it does when it is imported cannot be undone."""
+    """Try again without this module: an effect of its import cannot be undone."""
 
     def __init__(self, module: str, because: str) -> None:
         super().__init__(f"importing {module} beforehand: {because}")
@@ -84,7 +84,7 @@ class Unsuitable(ColdStart):
 
 
 def prepare(wanted: Program, without: Sequence[str] = ()) -> None:
-    """Import beforehand. Raises ColdStart if the result could not be forked."""
+    """Do the imports beforehand. Raises ColdStart if the process could not be forked afterwards."""
     clone_parent.check()
     imports = leading_imports(script_runner.sources(wanted))
     chosen = [one for one in imports if one.module not in without and script_runner.is_installed(one.outermost, wanted)]
@@ -100,13 +100,13 @@ def prepare(wanted: Program, without: Sequence[str] = ()) -> None:
 
 
 def unfit() -> str:
-    """Why this process cannot be forked, or nothing."""
+    """Why this process cannot be forked, or ""."""
     if (threads := clone_parent.threads()) > 1:
         return f"threads beside the main one: {threads - 1}"
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             target = os.readlink(descriptor)
-        except FileNotFoundError:  # that of the directory itself
+        except FileNotFoundError:  # the descriptor of the directory itself
             continue
         if target.startswith(ACCELERATORS):
             return f"{target} is open"
@@ -114,8 +114,8 @@ def unfit() -> str:
 
 
 class ForkOrder:
-    """A worker to be forked. settings: environment variables that are its own. reins: closed by an agent that does not
-    want it any more; out, log: its stdout and stderr."""
+    """A worker to fork. settings: its own environment variables. reins: the agent closes them if it does not want the
+    worker any more. out, log: the worker's stdout and stderr."""
 
     def __init__(self, message: bytes, descriptors: Sequence[int]) -> None:
         self.settings: dict[str, str] = json.loads(message)
@@ -129,7 +129,7 @@ class ForkOrder:
 
 
 def _serve(agent: socket.socket) -> ForkOrder:
-    """Fork a worker for each order of the agent, until it is gone. Returns in the workers."""
+    """Fork a worker for each order of the agent, until the agent is gone. Returns in the workers."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(agent, MESSAGE_BYTES, DESCRIPTORS)
         if not message:
@@ -145,7 +145,7 @@ def _serve(agent: socket.socket) -> ForkOrder:
 
 
 def _become(order: ForkOrder, command: Sequence[str]) -> None:
-    """Everything in which a new process would differ from the fork server."""
+    """Change everything in which a new process would differ from the fork server."""
     os.setsid()
     os.dup2(order.out, 1)
     os.dup2(order.log, 2)
@@ -155,7 +155,7 @@ def _become(order: ForkOrder, command: Sequence[str]) -> None:
     order.close()
     os.environ.update(order.settings)
     process_title.show(command)
-    # random sees to itself after a fork; these do not.
+    # random reseeds itself after a fork; numpy and torch do not.
     sys.modules["numpy"].random.seed()
     sys.modules["torch"].default_generator.seed()
     multiprocessing.process.current_process().authkey = os.urandom(32)

@@ -1,7 +1,7 @@
-"""Mistakes in a training loop that would train something else without a word, made loud.
+"""Guards against mistakes in a training loop that would silently train something else.
 
 checks.py                the loop: passes, gradients, state that changes
-unregistered.py          what the script trains but did not register
+unregistered.py          objects that the script trains but has not registered
 module_attributes.py     plain attributes of modules that a newcomer would not have
 numerics_fingerprint.py  what decides the bits of a shard besides the script
 """

@@ -1,7 +1,7 @@
-"""Guard rails: mistakes in a training loop that would train something else without a word, made loud.
+"""Guards against mistakes in a training loop that would silently train something else.
 
-Each function or class recognises one family of mistakes and raises the UsageError of elastic.errors which names
-what happened, where, and what to write instead. Nothing here changes how a correct script trains.
+Each function or class recognises one kind of mistake and raises the UsageError of elastic.errors that names what
+happened, where, and what to write instead. Nothing here changes how a correct script trains.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OPTIONAL = frozenset({"LossDivided", "NoGradient", "StateChanged", "StrayGradien
 
 
 def check_launcher(environment: Mapping[str, str]) -> None:
-    """Raise NotUnderElastic in one of several processes that do not know of each other."""
+    """Raise NotUnderElastic in one of several processes that do not know each other."""
     for variable, launcher in LAUNCHERS.items():
         value = environment.get(variable, "").strip()
         if value not in ("", "0", "1"):
@@ -66,7 +66,7 @@ def check_allow(allow: Collection[str]) -> frozenset[str]:
 
 
 def check_threads(expected: int) -> None:
-    """Raise NotCarried when torch's thread count is not the one of join(): the bits of a sum depend on it."""
+    """Raise NotCarried if torch's thread count is not that of join(): the bits of a sum depend on it."""
     if (threads := torch.get_num_threads()) != expected:
         raise NotCarried(
             f"torch.get_num_threads() is {threads}, but the job was joined with threads={expected}. The last bits of a "
@@ -76,7 +76,7 @@ def check_threads(expected: int) -> None:
 
 
 def no_gradient(where: str) -> NoGradient:
-    """A shard ended, and no parameter has a gradient."""
+    """The error for a shard that ended without a gradient of any parameter."""
     return NoGradient(
         f"{where} ended without any gradient, so the sum over the shards would miss it. Usual causes: `continue` or "
         "`break` before loss.backward(), zero_grad() after backward(), a loss built under no_grad, or batches read "
@@ -85,7 +85,7 @@ def no_gradient(where: str) -> NoGradient:
 
 
 def left_pass(where: str) -> NoGradient:
-    """The inner loop was left before its iterator said so."""
+    """The error for an inner loop that was left before its iterator ended."""
     return NoGradient(
         f"{where} was left before its gradients were reduced: `break`, `return` or next() instead of a whole "
         "`for batch in step`. The other shards would be missing. Let the inner loop run to its end; step.skip() "
@@ -94,7 +94,7 @@ def left_pass(where: str) -> NoGradient:
 
 
 def no_pass(step: int) -> NoGradient:
-    """A step was handed out, and the next one asked for without any inner loop."""
+    """The error for a step without an inner loop, when the next step is asked for."""
     return NoGradient(
         f"step {step} ended without a pass over its shards. Write `for batch in step:` inside `for step in "
         "job.steps(...)`, also in steps that only accumulate."
@@ -102,7 +102,7 @@ def no_pass(step: int) -> NoGradient:
 
 
 def no_steps() -> NoSteps:
-    """One of several workers has come to the end of the script, and they have done nothing together."""
+    """The error for one of several workers at the end of the script if they have done nothing together."""
     return NoSteps(
         "the script has ended without one step of job.steps(), and this is one of several workers: each has done the "
         "whole of it for itself, and nothing was put together. A library's own loop (Trainer.fit, model.fit) does not "
@@ -112,7 +112,7 @@ def no_steps() -> NoSteps:
 
 
 def second_loop(what: str) -> SecondLoop:
-    """A loop that a newcomer could take for the other one."""
+    """The error for a second loop, which a newcomer could take for the first."""
     return SecondLoop(
         f"{what} came after the script's first loop: a replacement that joins later could not tell which one to enter. "
         "Write one `for epoch in job.epochs(n)` loop, with one `for step in job.steps(...)` loop in it."
@@ -120,7 +120,8 @@ def second_loop(what: str) -> SecondLoop:
 
 
 def other_data(here: Mapping[str, Any] | None, there: Mapping[str, Any] | None, *, resumed: bool) -> ConfigError:
-    """This worker's epoch would have other samples than the one it goes on with. here, there: as Plan.about."""
+    """The error for an epoch with other samples than the members' or an earlier run's. here, there:
+    SamplePlan.about."""
     mine, theirs = dict(here or {}), dict(there or {})
     differing = [name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name)]
     shown = "; ".join(f"{name}: {mine.get(name)} here, {theirs.get(name)} there" for name in differing)
@@ -135,7 +136,7 @@ def other_data(here: Mapping[str, Any] | None, there: Mapping[str, Any] | None, 
 
 
 def changed_attribute(where: str, changed: Sequence[Changed]) -> Unregistered:
-    """Attributes of registered modules are not what a newcomer would have, and the step has not set them."""
+    """The error for attributes of registered modules that differ from a newcomer's, and that the step has not set."""
     first = changed[0]
     module, _, key = first.name.rpartition(".")
     others = f" (and so did {_first([one.name for one in changed[1:]])})" if changed[1:] else ""
@@ -150,7 +151,7 @@ def changed_attribute(where: str, changed: Sequence[Changed]) -> Unregistered:
 
 
 def nonfinite(where: str, parameters: Sequence[str]) -> NonFinite:
-    """The reduced gradient of a pass is infinite or undefined somewhere."""
+    """The error for a pass whose reduced gradient has an infinity or NaN."""
     return NonFinite(
         f"the gradient of {_first(parameters)} is infinite or undefined in {where}: look at the loss of that step. "
         'job.steps(..., nonfinite="skip") leaves such a pass out on all workers, and the step\'s line in steps.jsonl '
@@ -163,10 +164,10 @@ def _first(names: Sequence[str]) -> str:
 
 
 def state_changed(where: str, changed: Sequence[str], fixed: Collection[str] = ()) -> UsageError:
-    """Registered state moved between the beginning of a pass and its end.
+    """The error for registered state that changed between the beginning and the end of a pass.
 
-    changed: what moved, in the words of Carrier.changed. fixed: parameters that are not trained. Returns BufferChanged
-    if it is buffers only.
+    changed: the names, as in Carrier.changed. fixed: parameters that are not trained. Returns BufferChanged for buffers
+    only.
     """
     names = _first(changed)
     if all(name.startswith("buffer ") for name in changed):
@@ -194,11 +195,11 @@ def state_changed(where: str, changed: Sequence[str], fixed: Collection[str] = (
 
 
 class OptimizerGuard:
-    """TooEarly and StrayGradient: an optimizer must see the reduced gradient of the pass, all of it, only it.
+    """TooEarly and StrayGradient: an optimizer must see the complete reduced gradient of the pass, and nothing else.
 
-    A gradient that is still there when the pass begins is *left over*. One that no pass and no optimizer has
-    touched was put there by a backward() outside: a StrayGradient at once. Any other is one only if an optimizer
-    steps on it without zero_grad(): in a GAN the generator's pass may well leave gradients in the discriminator.
+    A gradient that exists when the pass begins is *left over*. If no pass and no optimizer has touched it, a backward()
+    outside has made it: a StrayGradient at once. Any other is an error only if an optimizer steps on it without
+    zero_grad(): in a GAN the generator's pass may well leave gradients in the discriminator.
     """
 
     def __init__(self) -> None:
@@ -210,7 +211,7 @@ class OptimizerGuard:
         self._handles: list[RemovableHandle] = []
 
     def attach(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
-        """Watch these optimizers' step()."""
+        """Watch the step() of these optimizers."""
         for name, optimizer in optimizers.items():
             self._handles.append(optimizer.register_step_pre_hook(functools.partial(self._before_step, name)))
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
@@ -218,7 +219,7 @@ class OptimizerGuard:
     def begin_pass(
         self, where: str, parameters: Iterable[tuple[str, torch.nn.Parameter]], allow: frozenset[str]
     ) -> None:
-        """Look at what is left over from before. Raises StrayGradient. where: "pass 0 of step 7"."""
+        """Check the gradients that are left over from before. Raises StrayGradient. where: "pass 0 of step 7"."""
         self._allow = allow
         self._names = {parameter: name for name, parameter in parameters}
         self._left_over.clear()
@@ -237,12 +238,12 @@ class OptimizerGuard:
         self._open = where
 
     def end_pass(self) -> None:
-        """The reduced gradients are in place; optimizers may step."""
+        """The reduced gradients are in place, so optimizers may step."""
         self._open = None
         self._known.update(_addresses(self._names))
 
     def close(self) -> None:
-        """Take the hooks off the optimizers."""
+        """Remove the hooks from the optimizers."""
         for handle in self._handles:
             handle.remove()
 
@@ -274,7 +275,7 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parame
 
 
 def _addresses(parameters: Iterable[torch.nn.Parameter]) -> Iterator[int]:
-    """Where their gradients lie. An address, not a reference: zero_grad() must be able to free the memory."""
+    """The addresses of the gradients. No references: zero_grad() must be able to free the memory."""
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.layout == torch.strided:
             yield parameter.grad.data_ptr()
@@ -332,7 +333,7 @@ def _is_scale(factor: object) -> bool:
 
 
 def inside_leaders(call: str, code: str) -> LeaderOnly:
-    """A call that all workers make together, made in code that only one of them runs."""
+    """The error for a call that all workers make together, inside code that only one of them runs."""
     return LeaderOnly(
         f"job.{call} was called inside {code}, which only the leader runs, while it needs every worker. Call it "
         f"before or after {code}."
@@ -340,9 +341,9 @@ def inside_leaders(call: str, code: str) -> LeaderOnly:
 
 
 def disagreement(ops: Mapping[str, Op], leader: str) -> UsageError:
-    """The error of workers that do different things at the same place.
+    """The error for workers that do different things at the same place.
 
-    ops: worker_id -> what it began; leader: worker_id of rank 0. Returns LeftAlone, LeaderOnly or Disagree.
+    ops: worker_id -> the operation it began. leader: worker_id of rank 0. Returns LeftAlone, LeaderOnly or Disagree.
     """
     doing = "; ".join(f"{worker}: {describe(op)}" for worker, op in sorted(ops.items()))
     gone = sorted(worker for worker, op in ops.items() if op.kind is OpKind.LEAVE)
@@ -365,7 +366,7 @@ def disagreement(ops: Mapping[str, Op], leader: str) -> UsageError:
 
 
 def disagree(fingerprints: Mapping[str, Mapping[str, str]], op: Op) -> Disagree:
-    """The error of workers whose state drifted apart. fingerprints: worker_id -> name -> value."""
+    """The error for workers whose state has drifted apart. fingerprints: worker_id -> name -> value."""
     names = sorted({name for values in fingerprints.values() for name in values})
     differing = [name for name in names if len({values.get(name) for values in fingerprints.values()}) > 1]
     shown = "; ".join(

@@ -1,9 +1,9 @@
-"""Plain attributes of registered modules, `dropout.p` or `layer.momentum`, which no copy carries: finding what changes.
+"""Detects changes of plain attributes of registered modules, such as `dropout.p`, which no copy of the state carries.
 
-A process that comes later has what the script's construction gives them, and what the script sets at the start of an
-epoch (between job.epochs and job.steps) and at the start of a step (between job.steps and the inner loop). So whatever
-else an attribute was changed to has to be set there. What changes inside passes, and in job.evaluate and job.once, is
-left alone: counters, cached shapes and the like, of which nobody can tell from here whether anything depends on them.
+A process that comes later has the values that the script sets when it builds the modules, at the start of an epoch
+(between job.epochs and job.steps) and at the start of a step (between job.steps and the inner loop). So any other
+change of an attribute has to be repeated there. Changes inside passes, and in job.evaluate and job.once, are ignored:
+counters, cached shapes and the like, on which training may or may not depend.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any
 from torch import nn
 
 ABSENT = object()
-"""The value of an attribute that is not there."""
+"""The value of an attribute that does not exist."""
 _PLAIN = (bool, int, float, str, type(None))
 _OF_TORCH = frozenset(vars(nn.Module()))
-"""With `training`, which is carried."""
+"""Attributes of torch's own, also `training`, which is carried."""
 
 _listeners: list[set[tuple[int, str]]] = []
-"""Sets that hear of each assignment to an attribute of a module: (id of the module, name)."""
+"""Sets to which each assignment to an attribute of a module is added, as (id of the module, name)."""
 _patches: list[_Patch] = []
-"""One while there are listeners."""
+"""The patch of nn.Module while there are listeners."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """name: "model.1.p". was: what a process that comes now would have; now: what this one has."""
+    """name: such as "model.1.p". was: the value in a process that comes now. now: the value in this one."""
 
     name: str
     was: object
@@ -39,11 +39,11 @@ class Changed:
 
 
 class Attributes:
-    """What is assigned to attributes of these modules. `begin_epoch`, `begin_step`, `begin_pass`, `end_pass` are called
-    as the script comes there."""
+    """Watches assignments to attributes of these modules. `begin_epoch`, `begin_step`, `begin_pass`, `end_pass` are
+    called when the script comes there."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        """Now they are what every process has when its loop begins."""
+        """The present values are those that every process has when its loop begins."""
         self._modules: dict[int, tuple[str, nn.Module]] = {
             id(owner): (path, owner)
             for name, module in modules.items()
@@ -56,17 +56,17 @@ class Attributes:
         self._all = [vars(owner) for _, owner in self._modules.values()]
         self._sizes: list[int] = []
         self._own: set[int] = set()
-        """Those that passes change."""
+        """Indices of attributes that passes change."""
         self._initial: list[object] = []
         self._initial = self._look()
         self._fresh = self._initial
-        """What a process has that comes in this epoch, but for what each step sets."""
+        """The values of a process that comes in this epoch, without what each step sets."""
         self._before: list[object] = []
         self._stale: list[int] = []
-        """Those that differed from that when the epoch or the step began."""
+        """Indices of attributes that differed from `_fresh` when the epoch or the step began."""
         self._assigned: set[tuple[int, str]] | None = None
         self._starts = ""
-        """ "epoch" or "step", while it does."""
+        """"epoch" or "step" while that begins; else ""."""
 
     def begin_epoch(self) -> None:
         self._fresh = self._initial
@@ -90,7 +90,7 @@ class Attributes:
         self._before = now
 
     def end_pass(self) -> list[Changed]:
-        """What was not as in a process that comes now, though neither the step has set it nor the pass."""
+        """Attributes that differed from those of a process that comes now, and were not set by step or pass."""
         self._own.update(self._differing(self._look(), self._before))
         fresh, stale = self._extended(self._fresh), [i for i in self._stale if i not in self._own]
         self._stale = []
@@ -101,7 +101,7 @@ class Attributes:
 
     @contextmanager
     def left_alone(self) -> Iterator[None]:
-        """What changes meanwhile is not looked at any more."""
+        """Ignore attributes that change inside from now on."""
         before = self._look()
         try:
             yield
@@ -109,7 +109,7 @@ class Attributes:
             self._own.update(self._differing(self._look(), before))
 
     def close(self) -> None:
-        """Nothing is listened to any more."""
+        """Stop listening."""
         self._end()
 
     def _begin(self, what: str) -> None:
@@ -121,7 +121,7 @@ class Attributes:
             _listen(self._assigned)
 
     def _end(self) -> set[tuple[int, str]]:
-        """What was assigned since `_begin`, of what was listened to."""
+        """The assignments since `_begin`, if they were listened to."""
         assigned, self._assigned, self._starts = self._assigned, None, ""
         if assigned is None:
             return set()
@@ -136,7 +136,7 @@ class Attributes:
         return list(map(dict.get, self._dicts, self._keys, repeat(ABSENT)))
 
     def _find(self) -> None:
-        """Attributes that there were none of at the last look."""
+        """Find attributes that did not exist at the last look."""
         for owner, (_, module) in self._modules.items():
             for key, value in vars(module).items():
                 if key not in _OF_TORCH and (owner, key) not in self._watched and _is_plain(value):
@@ -160,8 +160,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _differ(a: object, b: object) -> bool:
-    """Whether two values differ that are plain, or not there; another object in the place of a plain value says
-    nothing."""
+    """Whether two plain or absent values differ; False if another object has replaced a plain value."""
     plain = all(value is ABSENT or _is_plain(value) for value in (a, b))
     return plain and a != b and not (a != a and b != b)
 
@@ -179,7 +178,7 @@ def _listen_no_more(assigned: set[tuple[int, str]]) -> None:
 
 
 class _Patch:
-    """Assignments to attributes of modules are told to the listeners."""
+    """Tells the listeners about assignments to attributes of modules."""
 
     def __init__(self) -> None:
         original = self._original = nn.Module.__setattr__
@@ -193,6 +192,6 @@ class _Patch:
         nn.Module.__setattr__ = noting  # type: ignore[method-assign,assignment]
 
     def undo(self) -> None:
-        """Unless somebody else has put another one around it: that one stays, and with it this, which tells nobody."""
+        """Undo the patch, unless other code has put a patch around it: then both stay, without listeners."""
         if nn.Module.__setattr__ is self._noting:
             nn.Module.__setattr__ = self._original  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""What decides the bits of one shard besides the script: workers of an exact job must have it in common."""
+"""What decides the bits of a shard besides the script; it must be the same in all workers of an exact job."""
 
 from __future__ import annotations
 

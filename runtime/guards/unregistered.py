@@ -1,8 +1,8 @@
-"""Unregistered: what the script trains but did not register, found while it trains.
+"""Unregistered: finds objects that the script trains but has not registered.
 
-The search starts at the loop: what the functions around it can name, and what hangs on those objects, which is
-where training scripts and Trainer classes keep their things. It runs once, when the first step is handed out, and
-remembers weak references; whether one of them has changed is looked at when that step is over, and now and then later.
+The search starts at the loop: the variables of the functions around it, and the attributes of those objects, where
+training scripts and Trainer classes keep their objects. It runs once, when the first step is handed out, and keeps weak
+references; they are checked for changes when that step is over, and now and then later.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _WATCHED = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
 _BASES = (nn.Module.state_dict, torch.optim.Optimizer.state_dict)
 DEPTH_MAX = 4
 _OBJECTS_MAX = 20_000
-"""How many objects are looked at: a script may keep its data set in a list of objects."""
+"""How many objects are searched: a script may keep its data set in a list of objects."""
 CONTAINER_MAX = 1000
-"""A longer list or dict holds data."""
+"""A longer list or dict holds data, and is not searched."""
 ELEMENTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """Something with a state of its own. name: as the script calls it, "self.ema" say."""
+    """An object with a state of its own. name: as the script calls it, such as "self.ema"."""
 
     name: str
     kind: str
@@ -46,12 +46,12 @@ class Stray:
 
 
 class Strays:
-    """The unregistered things of one script."""
+    """The unregistered objects of one script."""
 
     def __init__(self, registered: Mapping[str, Any], frame: FrameType | None) -> None:
-        """frame: of the caller that runs the loop, or of code that it calls."""
+        """frame: the caller that runs the loop, or code that it calls."""
         carried = set(_carried(registered.values()))
-        # Registered tensors seen through another object, a compiled model or one half of it, are no strays.
+        # Registered tensors in another object, such as a compiled model or a part of it, are no strays.
         tensors = {
             id(tensor) for thing in registered.values() if isinstance(thing, nn.Module) for tensor in _state(thing)
         }
@@ -64,7 +64,7 @@ class Strays:
             self._strays.append(Stray(name, type(thing).__name__, mark, mark()))
 
     def check(self, when: str) -> None:
-        """Raise Unregistered if something has changed since the search. when: "step 7"."""
+        """Raise Unregistered if an object has changed since the search. when: such as "step 7"."""
         changed = [stray for stray in self._strays if stray.mark() not in (stray.before, None)]
         if not changed:
             return
@@ -91,10 +91,9 @@ def _keyword(name: str) -> str:
 
 
 def _carried(things: Iterable[Any]) -> Iterator[int]:
-    """Ids of what registered objects hold, where their own state_dict() can be trusted to include it.
+    """Ids of the objects that registered objects hold, if their own state_dict() can be trusted to include them.
 
-    The inherited ones of modules and optimizers include what they know only: a base optimizer inside an optimizer
-    is a stray.
+    The inherited state_dict() of modules and optimizers may lack some: a base optimizer inside an optimizer is a stray.
     """
     todo = list(things)
     seen: set[int] = set()
@@ -111,13 +110,13 @@ def _carried(things: Iterable[Any]) -> Iterator[int]:
             continue
         for value in vars(thing).values() if hasattr(thing, "__dict__") else ():
             inner = value if isinstance(value, list | tuple) else [value]
-            # The optimizer that a scheduler drives is not the scheduler's to carry.
+            # A scheduler does not carry the optimizer that it drives.
             kinds = (LRScheduler,) if isinstance(thing, LRScheduler) else _WATCHED
             todo += [item for item in inner if isinstance(item, kinds)]
 
 
 def _visible(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
-    """(name, thing) of everything watched that the frame and its callers can name, nearest first."""
+    """(name, object) of every watched object that the frame and its callers can name, nearest first."""
     seen: set[int] = set()
     nearest = True
     while frame is not None:
@@ -132,7 +131,7 @@ def _visible(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
 def _inside(names: Mapping[str, Any], seen: set[int]) -> Iterator[tuple[str, Any]]:
     todo = [(name, value, 0) for name, value in list(names.items())]
     for name, value, depth in todo:
-        # By type(), because isinstance() asks a proxy for what it stands for, which may not be there yet.
+        # By type(), because isinstance() asks a proxy for its target, which may not exist yet.
         if id(value) in seen or issubclass(type(value), ModuleType | type):
             continue
         if issubclass(type(value), _WATCHED):
@@ -167,13 +166,13 @@ def _state(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _tensor_mark(tensor: torch.Tensor) -> object:
-    """With some of its values, because a change through `.data` leaves the version; a teacher may be large."""
+    """A mark with some of the values, because a change through `.data` leaves the version; a teacher may be large."""
     start = tensor.detach().flatten()[:ELEMENTS] if tensor.is_contiguous() else tensor.detach()[:1]
     return tensor_mark(tensor, False), value_sum(start)
 
 
 def _mark_of(thing: weakref.ref[Any], registered: set[int]) -> Callable[[], object]:
-    """What compares equal while the thing has not changed; None once it is gone."""
+    """A function whose result compares equal while the object has not changed; None once the object is gone."""
 
     def mark() -> object:
         match thing():

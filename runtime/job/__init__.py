@@ -5,15 +5,15 @@ job.py              the Job
 loops.py            job.epochs and job.steps
 step.py             a step: one optimizer update of the whole job
 passes.py           a pass over the shards of a step, until the gradients of the whole step are in place
-training.py         what the objects of one job share: the session, the registered state, where the script is
-collectives.py      what all workers do together between passes: once, agree, allreduce, shared
+training.py         shared by the objects of one job: session, registered state, place in the script
+collectives.py      calls that all workers make between passes: once, agree, allreduce, shared
 evaluation.py       job.evaluate
-step_cache.py       step.cached: values of a shard that later passes find again
+step_cache.py       step.cached: values of a shard, kept for later passes
 leader_values.py    what the leader alone computes, for job.once
 leader_hooks.py     on_lead hooks, and how sinks are fed
 world_hooks.py      on_resize and on_drain hooks
-control_scalars.py  what rides along with every reduction: a stop, wishes for copies of the state
+control_scalars.py  scalars in every reduction for a stop, and for wishes for copies of the state
 node_lock.py        job.node_lock
-process_start.py    how this process was started, and what it is to run on
+process_start.py    how this process was started, and on which device it runs
 exactness_probe.py  notes the state step by step for `elastic doctor --exact`
 """

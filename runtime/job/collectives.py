@@ -1,4 +1,4 @@
-"""One worker among others: who is there, and what all of them do together between passes."""
+"""One worker among others: its rank and world, and the calls that all workers make between passes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ T = TypeVar("T")
 
 
 class Collectives:
-    """The part of Job which is about the others."""
+    """The part of Job that concerns the other workers."""
 
     def __init__(self, session: Session, training: Training) -> None:
         self._session = session
         self._training = training
 
-    # Who and where
+    # Rank, world and device
 
     @property
     def rank(self) -> int:
@@ -60,7 +60,7 @@ class Collectives:
 
     @property
     def device(self) -> torch.device:
-        """Where the loader puts batches and the model belongs."""
+        """The device on which the loader puts batches and to which the model belongs."""
         return self._training.device
 
     @property
@@ -86,20 +86,20 @@ class Collectives:
         return evaluate(self._training, fn, dataset, batch_size=batch_size, models=models)
 
     def once(self, fn: Callable[..., T], *args: Any) -> T:
-        """`fn(*args)` run by the leader; all workers get its value: JSON, in which tensors of one element may be (on
+        """`fn(*args)` run by the leader; all workers get its value: JSON, also with tensors of one element (on
         job.device).
 
-        If the leader dies the next one repeats it, so it must be idempotent. Raises NotCarried for another value.
+        If the leader dies, the next leader repeats fn, so it must be idempotent. Raises NotCarried for another value.
         """
         label = f"once({getattr(fn, '__name__', type(fn).__name__)})"
         return cast(T, unpack_note(self._once(label, lambda: pack_note(fn(*args), label)), self.device))
 
     def save(self, name: str) -> str:
-        """A checkpoint of this moment under a name, atomic, written while training goes on; all workers call it.
+        """Save a checkpoint of this moment under a name, atomically, while training goes on; all workers call it.
 
-        It replaces the one of that name once it is complete. Returns where the name's checkpoints lie; `elastic
-        checkpoints export NAME` makes plain files of the newest. If it cannot be written, that is said at once, the
-        old one stays, and close() raises CheckpointError. Raises ConfigError for a bad name.
+        Once complete, it replaces the name's older checkpoint. Returns the directory of the name's checkpoints;
+        `elastic checkpoints export NAME` makes plain files of the newest. If it cannot be written, a message says so at
+        once, the old one stays, and close() raises CheckpointError. Raises ConfigError for a bad name.
         """
         training, series = self._training, check_series(name)
         elsewhere = training.elsewhere
@@ -111,27 +111,27 @@ class Collectives:
     def shared(self, name: str, fn: Callable[[], T]) -> T:
         """`fn()` run by the leader once in a job; all workers, all newcomers, and later runs of the job get its value.
 
-        A run that goes on from a checkpoint takes it from there; one that was interrupted before the first checkpoint
-        begins anew, and with it this. Belongs before the loop, where no other call is allowed: a run's id, a path that
-        was prepared. The value must be JSON. If the leader dies the next one repeats it, so it must be idempotent.
-        Raises NotCarried for another value, UsageError for a new name once the loop has begun.
+        A run that goes on from a checkpoint takes the value from there; a run that was interrupted before its first
+        checkpoint calls fn again. Call it before the loop, where no other collective call is allowed, for a run's id or
+        a path that was prepared. The value must be JSON. If the leader dies, the next leader repeats fn, so it must be
+        idempotent. Raises NotCarried for another value, UsageError for a new name once the loop has begun.
         """
         label = f"shared({name})"
         with randomness_kept():
             return cast(T, self._training.shared(name, noted(label, fn), value_noted))
 
     def node_lock(self, name: str) -> AbstractContextManager[None]:
-        """`with job.node_lock("data"):` one process of this machine and user at a time, also of other jobs.
+        """`with job.node_lock("data"):` runs in one process of this machine and user at a time, over all jobs.
 
-        For what a machine needs once; look inside the block whether it is there already. Raises ConfigError.
+        For work that a machine needs once; check inside the block whether it is done. Raises ConfigError.
         """
         return node_lock(name)
 
     def agree(self, x: T) -> T:
         """The leader's x on every worker: anything that job.state takes, tensors up to 64 KiB (on job.device).
 
-        If the leader dies meanwhile, it is the next leader's. Raises NotCarried for another value, ConfigError for a
-        large one.
+        If the leader dies meanwhile, it is the next leader's x. Raises NotCarried for another value, ConfigError if
+        large.
         """
         packed = small_values.pack(x, "job.agree(x)")
         document = self._training.collective(
@@ -144,12 +144,13 @@ class Collectives:
     @overload
     def allreduce(self, x: float, op: small_values.Op = "mean") -> float: ...
     def allreduce(self, x: Number, op: small_values.Op = "mean") -> Number:
-        """The mean, sum, max or min over the workers of a value that each has for itself: a time, a cache's hit rate.
+        """The mean, sum, max or min over the workers of a value that each worker has: a time, a cache's hit rate.
 
-        Not exact: it is one value a worker, so it changes with their number, and a worker that dies takes its own
-        along. Log it, and decide nothing by it that training depends on; sums over the shards belong into step.log.
-        x: a real number (gives a float) or tensor of up to 64 KiB, of one dtype and shape on all workers (gives
-        a tensor of the same). Raises ConfigError, UsageError for what cannot be reduced, Disagree for different kinds.
+        The result is not exact: there is one value per worker, so it changes with the number of workers, and the value
+        of a worker that dies is lost. Log it, but let training depend on nothing of it; sums over the shards belong
+        into step.log. x: a real number (gives a float), or a tensor of up to 64 KiB, of one dtype and shape on all
+        workers (gives a tensor of the same). Raises ConfigError, UsageError for a value that cannot be reduced,
+        Disagree for different kinds.
         """
         value = small_values.check_reducible(x, op)
         own = small_values.pack(value, "job.allreduce(x)")

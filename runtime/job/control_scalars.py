@@ -1,6 +1,6 @@
-"""What rides along with every reduction: a stop(), and the wishes for copies of the state.
+"""Control scalars, which every reduction carries: a stop(), and wishes for copies of the state.
 
-Each travels as a scalar under a reserved name, so that all workers hear of it with the same result.
+Each is a scalar under a reserved name, so that all workers learn of it with the same result.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from runtime.reduction.partial_sum import Scalars
 from runtime.state.small_values import same_nan
 
 RESERVED = "elastic."
-"""Names of scalars which begin so belong to the library."""
+"""Scalar names with this prefix belong to the library."""
 _STOP = RESERVED + "stop "
 _WISH = RESERVED + "wish "
 
@@ -24,33 +24,33 @@ class CopyWishes(Protocol):
         ...
 
     def ask(self) -> None:
-        """The wish has come with a result."""
+        """A result has carried the wish."""
 
 
 class ControlScalars:
     """Used by the user's thread only."""
 
     def __init__(self, wishers: Sequence[CopyWishes]) -> None:
-        """wishers: in the same order on every worker."""
+        """wishers: must have the same order on every worker."""
         self._wishers = {f"{_WISH}{number}": wisher for number, wisher in enumerate(wishers)}
         self.stopped: str | None = None
-        """Why all workers leave after this step."""
+        """Why all workers leave after this step; None: they do not."""
         self._stopping: str | None = None
 
     def stop(self, because: str) -> None:
-        """Ask all workers to leave: it travels with the next reduction in which this worker has a part."""
+        """Ask all workers to leave: the next reduction in which this worker has a part carries it."""
         self._stopping = self._stopping or because
 
     def travel(self, scalars: Scalars) -> Scalars:
-        """The scalars of a leaf, and whatever rides along."""
+        """The scalars of a leaf, with the control scalars added."""
         riding = [name for name, wisher in self._wishers.items() if wisher.wishing]
-        because = self.stopped or self._stopping  # again, for who copies the state only now
+        because = self.stopped or self._stopping  # again, for newcomers that copy the state only now
         if because is not None:
             riding.append(_STOP + because)
         return {**scalars, **{name: ("sum", 1.0, 0.0) for name in riding}}
 
     def arrive(self, scalars: Scalars) -> dict[str, float]:
-        """The values of a result's scalars; a stop() or a wish among them is now known to everybody."""
+        """The values of a result's scalars. A stop() or a wish among them is now known to all workers."""
         for name, wisher in self._wishers.items():
             if name in scalars:
                 wisher.ask()

@@ -1,7 +1,7 @@
-"""job.evaluate: the mean of scores over a dataset, every part computed once, by whoever is there.
+"""job.evaluate: the mean of scores over a dataset, whose parts are spread over the workers.
 
-The dataset is cut into batches and the batches into parts, both without looking at the world; a part is a leaf of
-the canonical tree, so the numbers have the same bits in every world.
+The dataset is cut into batches and the batches into parts, independent of the world; a part is a leaf of the canonical
+tree, so the numbers have the same bits in every world.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from runtime.session import OpKind
 from runtime.state.small_values import Number, as_number, same_nan
 
 PARTS_MAX = 64
-"""More parts would spread the work more evenly, and make the header of the exchange longer."""
+"""More parts would spread the work more evenly, but make the header of the exchange longer."""
 
 Score = Callable[..., Mapping[str, Number]]
 

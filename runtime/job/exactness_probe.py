@@ -1,6 +1,6 @@
-"""Notes the state of a script step by step for `elastic doctor --exact`, and ends it after some steps.
+"""Notes the state of a script step by step for `elastic doctor --exact`, and ends the script after some steps.
 
-What comes behind the loop is not run: it might write a model of three steps over one of three weeks.
+Code after the loop does not run: it might overwrite a trained model with one of a few steps.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ class Examiner:
         self._path = Path(examination.path)
         self._steps = examination.steps
         self.at = examination.at
-        """Before this step a checkpoint is taken."""
+        """The step before which a checkpoint is taken; -1: none."""
         self._carrier = carrier
         self._before: StepRecord | None = None
         if examination.deterministic:
             torch.use_deterministic_algorithms(True, warn_only=True)
 
     def applied(self, record: StepRecord) -> None:
-        """A step is over."""
+        """Note the record of a step that is over."""
         self._before = record
 
     def note(self, step: int, shards: int | None, frame: FrameType | None) -> None:
-        """A step begins, or the loop ends there. frame: the script's. Ends the process if this was the last."""
+        """Note the state when a step begins or the loop ends; after the last step end the process. frame: the
+        script's."""
         line = {
             "step": step,
             "shards": shards,
@@ -62,20 +63,20 @@ class Examiner:
             self.end()
 
     def _registered(self) -> set[int]:
-        """Ids of what is registered, and of its tensors."""
+        """Ids of the registered modules, their parts and their tensors."""
         modules = [part for module in self._carrier.modules().values() for part in module.modules()]
         tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
         return {id(thing) for thing in (*modules, *tensors)}
 
     def end(self) -> None:
-        """End the process here."""
+        """End the process."""
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
 
 
 def _generators(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
-    """Those that the script's functions have in variables, by name, from the innermost function outwards."""
+    """Random generators in variables of the script's functions, by name, from the innermost function outwards."""
     seen: set[int] = set()
     while frame is not None:
         for name, value in {**frame.f_globals, **frame.f_locals}.items():
@@ -87,7 +88,7 @@ def _generators(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
 
 
 def _variables(frame: FrameType | None, registered: set[int]) -> Iterator[tuple[str, str]]:
-    """(name, hash) of what the script's functions have in variables and may compute with, as _generators."""
+    """(name, hash) of values in variables of the script's functions that it may compute with, as _generators."""
     seen: set[str] = set()
     while frame is not None:
         if not frame.f_code.co_filename.startswith(LIBRARIES):
@@ -101,7 +102,7 @@ def _variables(frame: FrameType | None, registered: set[int]) -> Iterator[tuple[
 
 
 def _content(value: object, registered: set[int], depth: int = 0) -> str | None:
-    """What a value holds, as text; of large tensors a part. None: this cannot be said, or is registered."""
+    """A value as text; for large tensors a part of it. None: the value has no such text, or is registered."""
     if id(value) in registered or depth > DEPTH_MAX:
         return None
     match value:

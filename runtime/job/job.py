@@ -1,9 +1,9 @@
-"""The job as a training script sees it: `elastic.join()` and everything it returns.
+"""The job as a training script sees it: `elastic.join()` and the Job that it returns.
 
-One Job a process. It checks arguments, and leaves the order of things to Training and the numbers to the rest.
+There is one Job per process. It checks arguments; Training holds the order of calls, other modules the numbers.
 
-    job.py       what belongs to the state, the loop, hooks, the end
-    collectives.py  who is there, and what all workers do together between passes: Job's base
+        job.py          the registered state, the loop, hooks, the end
+        collectives.py  Job's base class: rank and world, and the calls that all workers make between passes
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _current: Job | None = None
 
 
 def join(*, seed: int = 0, device: str | torch.device | None = None, threads: int | None = None) -> Job:
-    """Become a worker of the job; called once, before models are built.
+    """Become a worker of the job; to be called once, before models are built.
 
-    seed: seeds torch, numpy and random, so that all workers build equal models. device: where batches go; "cuda" is
-    this worker's own CUDA device, and the default where there is CUDA, else "cpu". threads: for torch.set_num_threads;
-    the bits of the result depend on it, so the default is the same on every machine: what `elastic run --threads`
-    says, else 1. Use the job as a context manager, or just use it: it is closed when the script ends.
+    seed: seeds torch, numpy and random, so that all workers build equal models. device: the device for batches; "cuda"
+    is this worker's own CUDA device, and the default if there is CUDA, else "cpu". threads: for torch.set_num_threads;
+    the bits of the result depend on it, so the default is the same on every machine: the value of `elastic run
+    --threads`, else 1. The job may be used as a context manager; else it is closed when the script ends.
 
     Raises ConfigError for bad arguments and a second join, NotUnderElastic under a launcher of many processes.
     """
@@ -65,8 +65,8 @@ def begin(
     threads: int | None = None,
     close: Callable[[], None] | None = None,
 ) -> Job:
-    """As `join`, but the random numbers stay where the script has put them. close: what ends the job when the script
-    ends (default: its own `close`)."""
+    """As `join`, but without seeding the global random generators. close: called when the script ends to end the job
+    (default: the job's own `close`)."""
     global _current
     if _current is not None:
         raise ConfigError("elastic.join() was called twice; call it once and pass the job on")
@@ -90,10 +90,10 @@ class Job(Collectives):
         self._epochs = 0
         self._closed = False
         self._several = session.joining or session.world_size > 1
-        """When it came; the others may have ended, or failed, before it does."""
+        """Whether there were other workers when this one came; they may have ended, or failed, before it does."""
         self._script_end: ScriptEnd | None = None
 
-    # What is copied to newcomers
+    # The state, which is copied to newcomers
 
     @property
     def state(self) -> Values:
@@ -101,10 +101,10 @@ class Job(Collectives):
         return self._training.values
 
     def register(self, *, buffers: Mapping[str, str] | None = None, **objects: object) -> None:
-        """Name what belongs to the state: models, optimizers, schedulers, anything with state_dict().
+        """Register the objects that belong to the state: models, optimizers, schedulers, anything with state_dict().
 
-        buffers: qualified name ("model.queue") -> "mean" or "first", for buffers other than BatchNorm's which change
-        in training. Raises ConfigError (after the first step, a name twice, nothing to train) and NotCarried.
+        buffers: qualified name ("model.queue") -> "mean" or "first", for buffers other than BatchNorm's that change in
+        training. Raises ConfigError (after the first step, a name twice, nothing to train) and NotCarried.
         """
         self._training.carrier.register(buffers, **objects)
 
@@ -131,14 +131,13 @@ class Job(Collectives):
     ) -> Loader:
         """Batches of a map-style dataset, split into shards. len() is the number of steps of an epoch.
 
-        batch_size: samples of ONE optimizer step, over all workers. shards: into how many parts it is split, which
-        is the largest number of workers that can help, and is fixed for the job. seed: of the order (default: the
-        job's). collate: list of samples -> batch. transform: sample -> sample, with seeded RNGs. tail: what happens
-        to samples that fill no whole step: "drop", or "pad" with samples from the start of the epoch's order.
-        weights: one number a sample, shape (samples,): each place of an epoch draws its sample by them, with
-        replacement; 0 is never drawn.
-        workers: processes that fetch ahead, kept over epochs and changes of the world; 0: none, this process fetches.
-        Raises ConfigError.
+        batch_size: samples of ONE optimizer step, over all workers. shards: number of parts of a batch; it limits the
+        number of workers that can help, and is fixed for the job. seed: seed of the order (default: the job's).
+        collate: list of samples -> batch. transform: sample -> sample, with seeded RNGs. tail: what happens to samples
+        that fill no whole step: "drop", or "pad" with samples from the start of the epoch's order. weights: one number
+        per sample, shape (samples,): samples are drawn by weight, with replacement; weight 0 is never drawn. workers:
+        number of processes that fetch ahead, over epochs and changes of the world; 0: this process fetches. Raises
+        ConfigError.
         """
         loader = Loader(
             dataset,
@@ -150,7 +149,7 @@ class Job(Collectives):
             transform=transform,
             tail=tail,
             weights=weights,
-            # Under examination shards run in copies of this process, which cannot share the fetching ones.
+            # Under examination shards run in copies of this process, which cannot share the fetching processes.
             workers=0 if self._training.examiner is not None else workers,
             device=self.device,
         )
@@ -160,13 +159,12 @@ class Job(Collectives):
         return loader
 
     def stream(self, open: Open, *, shards: int) -> Stream:
-        """Data that is read from front to back, one stream a shard; give it to steps() like a loader.
+        """Data that is read from front to back, one stream per shard; give it to steps() like a loader.
 
-        open: `open(shard, epoch, skip)` returns an iterator over the batches of that shard in that epoch behind the
-        first `skip`, which are used up. Any worker may call it at any step, and must find the same batches each time.
-        Random numbers drawn while a batch is read belong to that batch. An iterator that is not needed any more is
-        closed, if it has close(). An epoch ends for all shards with the last batch of the shortest one. Raises
-        ConfigError.
+        open: `open(shard, epoch, skip)` returns an iterator over the batches of that shard in that epoch, without the
+        first `skip`. Any worker may call it at any step, and must get the same batches each time. Random numbers drawn
+        while a batch is read belong to that batch. An iterator that is no longer needed is closed, if it has close().
+        An epoch ends for all shards with the last batch of the shortest shard. Raises ConfigError.
         """
         stream = Stream(open, shards=shards, seed=self._training.seed, device=self.device)
         self._training.claim_shards(shards)
@@ -192,14 +190,13 @@ class Job(Collectives):
     ) -> Steps:
         """The loop over optimizer steps, `for step in job.steps(train)`.
 
-        Inside epochs(): one epoch of the data. Alone: `total=` steps or `epochs=` epochs; of a stream at most `total=`
-        steps of its epoch 0. Without data: `shards=` and `total=` (inside epochs(): of each epoch), and the body draws
-        its own batches from the seeded RNGs.
-        gradients: "mean" over the shards by weight, or their "sum". nonfinite: what becomes of a pass whose reduced
-        gradient is infinite or undefined somewhere: "pass" it on, as GradScaler needs it; "skip" it, so that parameters
-        have no gradient and buffers stay; or "stop" the job with NonFinite. All workers decide alike, and the step's
-        metrics count it as "elastic.nonfinite". allow: guards to turn off, by name.
-        Raises ConfigError for arguments that do not go together, SecondLoop for a loop after another.
+        Inside epochs(): one epoch of the data. Alone: `total=` steps or `epochs=` epochs; with a stream at most
+        `total=` steps of its epoch 0. Without data: `shards=` and `total=` (inside epochs(): per epoch), and the body
+        draws its own batches from the seeded RNGs. gradients: "mean" over the shards by weight, or their "sum".
+        nonfinite: what happens to a pass whose reduced gradient has an infinity or NaN: "pass" it on, as GradScaler
+        needs it; "skip" it, so that parameters have no gradient and buffers stay; or "stop" the job with NonFinite. All
+        workers decide alike, and the step's metrics count it as "elastic.nonfinite". allow: names of guards to turn
+        off. Raises ConfigError for arguments that do not go together, SecondLoop for a second loop.
         """
         training = self._training
         shards = shards_of(data, shards)
@@ -228,11 +225,11 @@ class Job(Collectives):
         return Steps(training, work, extent)
 
     def log(self, **values: Number) -> None:
-        """Record scalars of the whole job, say of an evaluation, in the record of the step in progress or, between two,
-        of the last one: beside what `step.log` gave, and so in `steps.jsonl` and in all sinks.
+        """Record scalars of the whole job, such as an evaluation's, for the step in progress or, between two steps, for
+        the last one: together with those of `step.log`, in `steps.jsonl` and in all sinks.
 
         All workers call it with the same values, as `evaluate`, `step.metrics`, `once` and `agree` give them: numbers,
-        or tensors of one element. What is logged before the first step is in its record. A record is closed when the
+        or tensors of one element. Values logged before the first step are in its record. A record is closed when the
         next step is handed out, or the script ends. Raises UsageError inside a pass, before the loop, and for a name
         that was logged for this step already; Disagree if the workers' values differ.
         """
@@ -242,51 +239,51 @@ class Job(Collectives):
         self._training.log({name: as_number(value, f"job.log: {name}") for name, value in values.items()})
 
     def stop(self, because: str) -> None:
-        """End the training: travels with the next reduction; all workers leave both loops after the same step."""
+        """End the training: the next reduction carries the wish; all workers leave both loops after the same step."""
         self._training.riders.stop(str(because))
 
-    # What it wants to be told
+    # Hooks and sinks
 
     def on_resize(self, hook: Callable[[int, int, str], None]) -> None:
-        """`hook(old, new, because)` on every member between two steps, when the world has another size since the last.
+        """`hook(old, new, because)` on every member between two steps, after a change of the world size.
 
-        The global batch, the learning rate and the bits do not depend on the size; this is for what only watches.
+        The global batch, the learning rate and the bits do not depend on the size; the hook is for observers only.
         """
         self._training.changes.resize_hooks.append(hook)
 
     def on_drain(self, hook: Callable[[float, str], None]) -> None:
         """`hook(seconds_left, because)` on a worker whose node has to go, once for each notice.
 
-        Called between two steps, or, if the job goes on without this worker before that, when it leaves: then the
-        parameters are those with which the step in progress began. After seconds_left the machine may be gone. The
-        notice may come to nothing, and this worker go on.
+        The hook is called between two steps, or, if the job goes on without this worker before that, when the worker
+        leaves: then the parameters are those with which the step in progress began. After seconds_left the machine may
+        be gone. A notice may be withdrawn, and this worker then goes on.
         """
         self._training.changes.drain_hooks.append(hook)
 
     def on_checkpoint(self, hook: Callable[[Path, int], None]) -> None:
-        """`hook(directory, step)` on rank 0 when a checkpoint is taken: files it leaves there become part of it."""
+        """`hook(directory, step)` on rank 0 when a checkpoint is taken: files written there become part of it."""
         self._training.checkpoints.checkpoint_hooks.append(hook)
 
     def on_restore(self, hook: Callable[[dict[str, Any]], None]) -> None:
         """`hook({"step", "epoch", "state"})` on a newcomer and in a resumed run, before tensors are copied: rebuild
-        here what the script changes while it trains (unfreeze layers, add parameter groups). state: the values of
-        job.state that hold no tensors, by name."""
+        here what the script changes while it trains (unfreeze layers, add parameter groups). state: name -> value of
+        job.state, without values that hold tensors."""
         self._training.checkpoints.restore_hooks.append(hook)
 
     def log_to(self, sink: Sink) -> None:
         """Give the record of every applied step to a sink, once and in order: `elastic.JsonLines(path)`,
-        `elastic.TensorBoard(directory)`, or your own with the three methods of Sink in runtime/job/leader_hooks.py.
+        `elastic.TensorBoard(directory)`, or an object with the three methods of Sink in runtime/job/leader_hooks.py.
 
-        All workers call it, before the loop; the leader writes, and when it dies the next one goes on where the sink
-        ended, with what is missing taken from the ledger. Raises ConfigError if the sink holds another run.
+        All workers call it, before the loop; the leader writes. When the leader dies, the next one goes on where the
+        sink ended, and takes missing steps from the ledger. Raises ConfigError if the sink holds another run.
         """
-        if self._training.examiner is None:  # steps of an examination are not the run's
+        if self._training.examiner is None:  # steps of an examination do not belong to the run
             self._training.leading.add(sink, self)
 
     def on_lead(self, hook: Callable[[], None]) -> None:
-        """`hook()` on a worker that has become the leader, the first one too, between two steps or before the first.
+        """`hook()` on a worker that has become the leader (also the first one), between steps or before the first.
 
-        Nothing that needs all workers may be called in it, and nothing changed that training depends on.
+        The hook must make no call that needs all workers, and change nothing that training depends on.
         """
         self._training.leading.hooks.append(hook)
 
@@ -305,10 +302,10 @@ class Job(Collectives):
         return False
 
     def close(self) -> None:
-        """Leave the job together with all workers; called by itself when the script or the `with` block ends.
+        """Leave the job together with all workers; called automatically when the script or the `with` block ends.
 
-        Raises NoGradient if the last pass was left before its end, NoSteps if there are several workers and they have
-        done nothing together, CheckpointError if a save() was not written.
+        Raises NoGradient if the last pass was left before its end, NoSteps if several workers have done nothing
+        together, CheckpointError if a save() was not written.
         """
         if self._closed:
             return
@@ -333,7 +330,7 @@ class Job(Collectives):
             raise CheckpointError("; ".join(failures))
 
     def _fail(self, error: BaseException) -> None:
-        """The script ends with an exception: nothing is applied any more, and nobody waits for the others."""
+        """The script ends with an exception: nothing more is applied, and this worker waits for no other."""
         if self._closed:
             return
         self._detach()

@@ -1,7 +1,7 @@
-"""What only the leader does beside training: on_lead hooks, and sinks that get every applied step once, in order.
+"""Tasks of the leader besides training: on_lead hooks, and sinks that get every applied step once, in order.
 
-Every worker keeps its newest records, so that whoever leads next can go on where the sink of a dead leader ended;
-what is older than that comes from the ledger. A sink itself knows where it ended: nothing else could know it exactly.
+Every worker keeps its newest records, so that the next leader can go on where the sink of a dead leader ended; older
+records come from the ledger. Only the sink knows exactly where it ended.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from runtime.data.random_state import randomness_kept
 from runtime.session import Session, StepRecord
 
 RECORDS_KEPT = 1024
-"""Steps that may be applied before the ledger has them on file."""
+"""How many applied steps a worker keeps; the ledger must have them on file by then."""
 
 
 class JobView(Protocol):
-    """What a sink may read of its job."""
+    """The part of its job that a sink may read."""
 
     @property
     def worker_id(self) -> str: ...
@@ -39,14 +39,14 @@ class JobView(Protocol):
 
 
 class Sink(Protocol):
-    """Where the records of applied steps go. Used by the leader's user thread only, between steps."""
+    """A receiver of the records of applied steps. Used by the leader's user thread only, between steps."""
 
     def open(self, job: JobView) -> int:
-        """This worker leads now. Returns the first step the sink has no record of, 0 if it is empty."""
+        """This worker leads now. Returns the first step that the sink has no record of, 0 if it is empty."""
         ...
 
     def write(self, record: StepRecord) -> None:
-        """The next applied step; its samples are in the ledger only, because there may be thousands."""
+        """Write the next applied step. Its samples, of which there may be thousands, are in the ledger only."""
         ...
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class _Feed:
     sink: Sink
     job: JobView
     next_step: int | None = None
-    """None: not open."""
+    """The next step to write; None: the sink is not open."""
 
 
 class LeaderHooks:
@@ -74,7 +74,7 @@ class LeaderHooks:
         self._fresh = False
 
     def add(self, sink: Sink, job: JobView) -> None:
-        """Feed this sink of the job whenever this worker leads."""
+        """Feed this sink whenever this worker leads."""
         self._feeds.append(_Feed(sink, job))
 
     def begin(self, step: int) -> None:
@@ -82,7 +82,7 @@ class LeaderHooks:
         self._fresh = step == 0
 
     def applied(self, record: StepRecord) -> None:
-        """A step counts; to be followed by `check`."""
+        """Keep the record of an applied step; `check` has to follow."""
         if self._feeds and not self._session.behind:
             self._recent.append(replace(record, samples=[]))
 
@@ -101,7 +101,7 @@ class LeaderHooks:
                 self._feed(feed)
 
     def close(self) -> None:
-        """The job has ended: write what waits, and close the sinks that are open here."""
+        """The job has ended: write the remaining records, and close the sinks that are open here."""
         for feed in self._feeds:
             if feed.next_step is not None:
                 self._feed(feed, last=True)
@@ -112,8 +112,8 @@ class LeaderHooks:
         newest = self._recent[-1].step if self._recent else -1
         if feed.next_step is None:
             feed.next_step = feed.sink.open(feed.job)
-            # A leader that died may have written the one step which this worker has not applied yet.
-            # The processes of a job that starts again from its first step are restarted ones: its own steps are there.
+            # A leader that died may have written the one step that this worker has not applied yet. If a job begins
+            # again from its first step, its processes are restarted, and the steps in the sink are its own.
             fresh = self._fresh and not self._session.restarted
             if fresh and feed.next_step > newest + (2 if self._recent else 1):
                 raise ConfigError(
@@ -131,9 +131,9 @@ class LeaderHooks:
                 self._write(feed, record)
 
     def _refill(self, feed: _Feed, end: int, last: bool) -> bool:
-        """Steps that were applied before this worker was there. False: the ledger may yet get them, so wait.
+        """Write steps from before this worker's time. False: wait, because the ledger may yet get them.
 
-        It is asked ever less often, because it is read from its beginning.
+        The ledger is asked ever less often, because it is read from its beginning.
         """
         assert feed.next_step is not None
         waiting = len(self._recent)

@@ -1,4 +1,4 @@
-"""What the leader alone computes, as the note of an operation of one unit: its value must be JSON."""
+"""Values that only the leader computes, as the note of an operation of one unit; they must be JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKED = RESERVED + "packed"
 
 
 def noted(label: str, fn: Callable[[], Any]) -> Callable[[int], Partial]:
-    """The one unit of an operation that the leader runs: the value of fn is its note."""
+    """The one unit of an operation that the leader runs: its note is the value of fn."""
 
     def compute(unit: int) -> Partial:
         value = fn()
@@ -34,13 +34,13 @@ def noted(label: str, fn: Callable[[], Any]) -> Callable[[int], Partial]:
 
 
 def pack_note(value: object, label: str) -> object:
-    """The value as JSON if tensors of one element are in it, and else as it is. Raises NotCarried."""
+    """The value as JSON if it has tensors, all of one element; else the value as it is. Raises NotCarried."""
     sizes = [tensor.numel() for tensor in _tensors(value)]
     return {_PACKED: small_values.pack(value, f"job.{label}")} if sizes and set(sizes) == {1} else value
 
 
 def unpack_note(value: Json, device: torch.device) -> Any:
-    """What `packed` was given, tensors detached and on this device."""
+    """The value that pack_note was given, tensors detached and on this device."""
     return (
         small_values.unpack(value[_PACKED], lambda there: device)
         if isinstance(value, dict) and _PACKED in value
@@ -59,7 +59,7 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
 
 
 def value_noted(result: Partial) -> Json:
-    """The value, on every worker: one of its own, because the script may change it, and the result is kept."""
+    """The value, a copy on every worker, because the script may change it while the result is kept."""
     return deepcopy(cast(dict[str, Json], result.note)["value"])
 
 

@@ -1,4 +1,4 @@
-"""The outer loops, `job.epochs` and `job.steps`: what is handed out, from where, and when the loop ends."""
+"""The outer loops, `job.epochs` and `job.steps`: where they begin, what they hand out, and when they end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime.job.training import Loop, Training
 
 
 class Epochs(Iterator[int]):
-    """The numbers of the epochs; a newcomer starts with the one in progress. `len()` is all of them."""
+    """The numbers of the epochs; a newcomer starts with the epoch in progress. `len()` counts all epochs."""
 
     def __init__(self, training: Training, count: int) -> None:
         self._training = training
@@ -46,9 +46,9 @@ class Epochs(Iterator[int]):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Which steps a loop has. first: job index of its first step, which lies in `epoch`; total: of the whole job.
+    """The steps of a loop. first: job index of its first step, which lies in `epoch`. total: steps of the whole job.
 
-    None for what a stream decides: it ends the epoch, and with it the loop, when it is used up.
+    A number is None if a stream decides it: the stream ends the epoch, and with it the loop.
     """
 
     first: int
@@ -58,7 +58,7 @@ class Extent:
     total: int | None
 
     def locate(self, index: int) -> Place:
-        """Where the step of this job index lies."""
+        """The place of the step with this job index."""
         offset = index - self.first
         epochs, position = divmod(offset, self.per_epoch) if self.per_epoch is not None else (0, offset)
         last = position + 1 == self.per_epoch or offset + 1 == self.length
@@ -73,13 +73,13 @@ class Steps(Iterator[Step]):
         self._work = work
         self._extent = extent
         self.initial = training.next_step - extent.first
-        """Steps of this loop that were done before this worker came: `tqdm(steps, initial=steps.initial)`."""
+        """Number of steps of this loop before this worker came: `tqdm(steps, initial=steps.initial)`."""
         self.running: RunningPass | None = None
         """The step that was handed out last."""
         self._over = False
 
     def __len__(self) -> int:
-        """All steps of this loop, those before `initial` too. Raises TypeError where a stream decides."""
+        """The number of all steps of this loop, also those before `initial`. Raises TypeError for a stream."""
         if self._extent.length is None:
             raise TypeError("the steps of a stream have no length: the epoch ends when the first shard is used up")
         return self._extent.length
@@ -115,7 +115,7 @@ class Steps(Iterator[Step]):
 
 
 def shards_of(data: Source | None, shards: int | None) -> int:
-    """How many there are, by the arguments of job.steps(). Raises ConfigError."""
+    """The number of shards, by the arguments of job.steps(). Raises ConfigError."""
     if data is None:
         if shards is None:
             raise ConfigError("job.steps() needs data, job.steps(train), or shards=, job.steps(shards=8, total=1000)")
@@ -130,7 +130,7 @@ def shards_of(data: Source | None, shards: int | None) -> int:
 
 
 def steps_of(data: Source | None, total: int | None, epochs: int | None, inside: bool) -> tuple[int | None, int | None]:
-    """(steps of an epoch, steps of this loop), by the arguments of job.steps(); None: a stream decides.
+    """(steps of an epoch, steps of this loop), by the arguments of job.steps(); None: a stream decides it.
 
     Raises ConfigError.
     """

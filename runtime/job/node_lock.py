@@ -1,6 +1,6 @@
-"""job.node_lock: one worker of a machine at a time, for what a machine needs once, such as a download.
+"""job.node_lock: one process of a machine at a time, for work that a machine needs once, such as a download.
 
-The lock is one of the kernel on an open file, so it goes with the process that held it, however that ended.
+The lock is a kernel lock on an open file, so it ends with the process that holds it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @contextmanager
 def node_lock(name: str) -> Iterator[None]:
-    """Wait until nobody else of this user on this machine holds the lock of this name, then hold it.
+    """Wait until no other process of this user and machine holds the lock of this name, then hold it.
 
-    Raises ConfigError for a name that cannot be a file's, and when the directory of the locks is somebody else's.
+    Raises ConfigError for a name that cannot be a file's, and if another user owns the directory of the locks.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(
@@ -30,7 +30,7 @@ def node_lock(name: str) -> Iterator[None]:
             "digit"
         )
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    # A child that is forked inside the block shares the lock; it ends with the last of them, or with the unlock.
+    # A child that is forked inside the block shares the lock, which ends with the last of them or the unlock.
     file = os.open(_directory() / name, flags, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -43,8 +43,8 @@ def node_lock(name: str) -> Iterator[None]:
 
 
 def _directory() -> Path:
-    """The directory of this user's locks, on a disk of this machine. The file of a lock stays: removing it would part
-    those who wait."""
+    """The directory of this user's locks, on this machine. A lock's file is never removed: processes that wait for it
+    would then hold different locks."""
     path = Path(tempfile.gettempdir()) / f"elastic-locks-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()

@@ -1,6 +1,6 @@
 """A pass: shards handed out, harvested and reduced, until the gradients of the whole step are in place.
 
-The iterator is a class and not a generator, because a generator left by `break` closes without a word.
+The iterator is a class, because a generator that is left by `break` closes unnoticed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Source: TypeAlias = Loader | Stream
 
 
 class ShardSource(Protocol):
-    """What a pass asks of its data; see Loader."""
+    """The data of a pass; see Loader."""
 
     def weight(self, shard: int) -> float: ...
     def samples(self, epoch: int, step: int) -> list[Any]: ...
@@ -40,34 +40,34 @@ class ShardSource(Protocol):
 
 
 REHEARSALS = 2
-"""Shards run and thrown away at the start, where there are as many: the second one meets what the first left. One is
-where a worker without a shard, or of whose shards the script has skipped all, comes to the n-th pass of a step for the
-first time: a GradScaler begins with one. Skipped ones do not count, so that it may be more."""
+"""How many shards are run and thrown away at the start, if there are as many: the second one meets what the first left.
+Later, one shard is thrown away when a worker computes no shard of the n-th pass of a step, and has never done so: a
+GradScaler begins with a shard. Shards that the script skips do not count."""
 CHECKSUM_STEPS = 256
-"""Every so many steps a pass also compares checksums of all weights; change_detection.py says what only they see."""
+"""Every this many steps a pass also compares checksums of all weights; see change_detection.py."""
 ENDS = RESERVED + "epoch ends"
-"""Travels with the reduction of an epoch's last step, where only who reads the data knows that it is the last."""
+"""Name of a scalar in the reduction of an epoch's last step, when only the reader of the data knows the end."""
 
 NONFINITE = RESERVED + "nonfinite"
-"""Among the metrics of a step: its passes whose gradient was infinite or undefined, if there are any."""
+"""Among the metrics of a step: how many of its passes had a gradient with an infinity or NaN; absent if none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a step lies. index counts the steps of the job, position those of the epoch."""
+    """The place of a step. index counts the steps of the job, position those of the epoch."""
 
     index: int
     epoch: int
     position: int
     total: int | None
-    """None: nobody knows."""
+    """Steps of the whole job; None: not known."""
     last_in_epoch: bool
 
 
 @dataclass(frozen=True, slots=True)
 class PassWork:
-    """What a loop does in each of its steps: whose data, how gradients are reduced, what becomes of those that are not
-    finite, which guards are off."""
+    """What a loop does in each of its steps. loader: the data; None: the script draws it. gradients: how gradients are
+    reduced. allow: guards that are off. nonfinite: what happens to gradients that are not finite."""
 
     shards: int
     loader: ShardSource | None
@@ -76,17 +76,17 @@ class PassWork:
     nonfinite: Nonfinite = "pass"
 
     def weight(self, shard: int) -> float:
-        """The weight of a shard that was not weighed: its samples, or 1 where all have as many or nobody knows."""
+        """The weight of a shard that was not weighed: its number of samples, or 1 if equal for all or not known."""
         return 1.0 if self.loader is None else self.loader.weight(shard)
 
     def samples(self, place: Place) -> list[Json]:
-        """Per shard what it was given, as Loader.samples or Stream.samples says it; [] if the script draws it."""
+        """What each shard was given, as Loader.samples or Stream.samples has it; [] if the script draws it."""
         return [] if self.loader is None else self.loader.samples(place.epoch, place.position)
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The shard that the inner loop's body computes just now: `step.shard`.
+    """The shard that the inner loop's body computes now: `step.shard`.
 
     seed, generator (torch, CPU) and numpy depend on (seed, step, pass, shard) only; the global RNGs of torch, numpy
     and random are seeded alike.
@@ -100,15 +100,15 @@ class Shard:
 
 @dataclass(slots=True)
 class Contribution:
-    """What the body said about its shard."""
+    """What the loop's body has said about its shard."""
 
     logged: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """name -> ("mean" or "sum", value)"""
+    """Name -> ("mean" or "sum", value)."""
     weight: float | None = None
     skipped: bool = False
 
     def scalars(self, weight: float) -> Scalars:
-        """As they travel in the reduction."""
+        """The logged values as the reduction carries them."""
         return {
             name: (kind, value * weight if kind == "mean" else value, weight)
             for name, (kind, value) in self.logged.items()
@@ -117,7 +117,7 @@ class Contribution:
 
 @dataclass(slots=True)
 class RunningPass:
-    """A step in progress: what Step shows and Pass changes."""
+    """A step in progress: Step shows it and Pass changes it."""
 
     work: PassWork
     place: Place
@@ -128,14 +128,14 @@ class RunningPass:
     contribution: Contribution = field(default_factory=Contribution)
     passes: int = 0
     ended: bool = False
-    """The data of the epoch is used up."""
+    """Whether the data of the epoch is used up."""
     cached: Cached = field(default_factory=Cached)
     record: StepRecord | None = None
     """The record of the passes so far; None until the first pass is reduced."""
 
 
 class Pass(Iterator[Any]):
-    """One turn over the shards: rehearsals where they are due, this worker's shards, then the result of all."""
+    """One pass over the shards: rehearsals if they are due, this worker's shards, then the result of all shards."""
 
     def __init__(self, training: Training, running: RunningPass) -> None:
         self._training = training
@@ -148,7 +148,7 @@ class Pass(Iterator[Any]):
         """The reduced result of the pass, held back while a shard runs that is thrown away."""
         self._rehearsed = False
         self._fingerprint: dict[str, str] | None = None
-        """As it was when the pass began, if the script may change it in a rehearsal."""
+        """The fingerprint when the pass began, if the script may change it in a rehearsal."""
         self._snapshot: StateMarks | None = None
         self._checksums: StateMarks | None = None
 
@@ -157,15 +157,15 @@ class Pass(Iterator[Any]):
         return f"pass {self._number} of step {self._running.place.index}"
 
     def __next__(self) -> Any:
-        """The next batch. Raises the guard rails' errors for what the body did with the one before."""
+        """The next batch. Raises the guards' errors for what the body did with the last one."""
         shard = self.next_shard()
         if shard is None:
             raise StopIteration
         return self.begin_shard(shard)
 
     def next_shard(self) -> int | None:
-        """End the shard that runs, if one does, and say which one is to be computed now; None: the result of all is in
-        place. Raises the guard rails' errors for what the body did."""
+        """End the shard that runs, if one does. Returns the next shard to compute; None: the result of all is in place.
+        Raises the guards' errors for what the body did."""
         if self._running.shard is not None and self._phase != "new":
             self._end_shard(self._running.shard)
         if self._phase == "new":
@@ -196,8 +196,8 @@ class Pass(Iterator[Any]):
 
     @property
     def _untried(self) -> int | None:
-        """A shard to try, where none of this pass was computed here so far: those that were are skipped by the script.
-        None of a stream: it hands out each shard once."""
+        """A shard to try if this worker has computed none of this pass so far: the script may have skipped all it had.
+        None for a stream, which hands out each shard once."""
         if self._number in self._training.passes_tried or isinstance(self._running.work.loader, Stream):
             return None
         return next((shard for shard in range(self._running.work.shards) if shard not in self._skipped), None)
@@ -223,7 +223,7 @@ class Pass(Iterator[Any]):
             training.watch_losses(lambda loss: checks.check_loss(loss, shards))
 
     def _rehearsals_due(self, first: bool) -> int:
-        """first: of the job, or of this worker."""
+        """How many shards to rehearse. first: this is the first step of the job, or of this worker."""
         if first:
             return REHEARSALS
         training = self._training
@@ -257,7 +257,7 @@ class Pass(Iterator[Any]):
         return Op(OpKind.PASS, self._running.work.shards, self._training.epoch_of_op, place.index, self._number)
 
     def begin_shard(self, shard: int) -> Any:
-        """Its batch, with everything that the shard may read as it was when the pass began."""
+        """The shard's batch, with everything that the shard may read reset to its value at the start of the pass."""
         training, running = self._training, self._running
         training.running = shard
         loader, place = running.work.loader, running.place
@@ -266,7 +266,7 @@ class Pass(Iterator[Any]):
             wanted = Wanted(place.epoch, place.position, self._number, shard)
             try:
                 batch = loader.batch(wanted, training.session.owned(running.work.shards))
-            except StopIteration as error:  # from here it would end the inner loop as if all shards were done
+            except StopIteration as error:  # it would end the inner loop as if all shards were done
                 raise RuntimeError(f"the data raised StopIteration for shard {shard} in {self._where}") from error
         random = training.harvest().before(shard)
         running.shard = Shard(shard, random.seed, random.generator, random.numpy)
@@ -327,7 +327,7 @@ class Pass(Iterator[Any]):
         self._phase = "done"
 
     def _install(self, result: Partial) -> None:
-        """Raises NonFinite. All workers have the same result, so all decide alike."""
+        """Install the result. Raises NonFinite. All workers have the same result, so all decide alike."""
         training, running = self._training, self._running
         policy = running.work.nonfinite
 

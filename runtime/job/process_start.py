@@ -1,4 +1,4 @@
-"""How this process was started: by an agent, alone, or to be examined; and what it is to run on."""
+"""How this process was started: by an agent, alone, or for an examination; and on which device it runs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from runtime.worker.single import SingleSession
 
 
 def threads(given: int | None) -> int:
-    """For torch.set_num_threads. Raises ConfigError."""
+    """The number of threads for torch.set_num_threads. Raises ConfigError."""
     return check_count("threads", int(os.environ.get(THREADS, "1")) if given is None else given)
 
 
 def session(threads: int, device: torch.device) -> Session:
-    """With whom this process trains. Raises NotUnderElastic under a launcher of many processes."""
+    """The session of this process. Raises NotUnderElastic under a launcher of many processes."""
     if os.environ.get(AGENT_SOCKET):
         if stop_signals.is_child():
             held_signals.hold()
@@ -47,8 +47,8 @@ def session(threads: int, device: torch.device) -> Session:
 
 
 def device(given: str | torch.device | None) -> torch.device:
-    """Where batches go. "cuda", or None where there is CUDA, is this worker's own CUDA device. It becomes the current
-    one. Raises ConfigError."""
+    """The device for batches, which becomes the current device. "cuda", or None if there is CUDA, is this worker's own
+    CUDA device. Raises ConfigError."""
     available = torch.cuda.is_available()
     try:
         chosen = torch.device(("cuda" if available else "cpu") if given is None else given)

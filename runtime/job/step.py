@@ -37,13 +37,13 @@ class Step:
 
     @property
     def _place(self) -> Place:
-        """What the script makes of it before the first pass is of this step and no other."""
+        """The place of this step. A script that reads it before the first pass is over may depend on it."""
         self._training.place_read = True
         return self._running.place
 
     @property
     def total(self) -> int:
-        """Steps of the whole job. Raises UsageError where a stream decides how many there are."""
+        """The number of steps of the whole job. Raises UsageError if a stream decides it."""
         total = self._running.place.total
         if total is None:
             raise UsageError("step.total: the epochs of a stream end with their data, so nobody knows their steps yet")
@@ -51,17 +51,17 @@ class Step:
 
     @property
     def last_in_epoch(self) -> bool:
-        """Whether the epoch ends with this step. Of a stream it is known when the first pass is over."""
+        """Whether the epoch ends with this step. With a stream this is known after the first pass."""
         return self._place.last_in_epoch
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What was logged in the passes of this step, the same on every worker; empty before the first pass ends."""
+        """The values logged in the passes of this step, equal on every worker; empty before the first pass ends."""
         return dict(self._running.metrics)
 
     @property
     def shard(self) -> Shard:
-        """The shard being computed. Raises UsageError outside a pass."""
+        """The shard that is computed now. Raises UsageError outside a pass."""
         self._check_in_pass("shard")
         assert self._running.shard is not None
         return self._running.shard
@@ -71,8 +71,8 @@ class Step:
     ) -> None:
         """Record scalars of this shard; `metrics` has their weighted mean, or their sum, over all shards.
 
-        Values are numbers or tensors of one element, summed in float64. Raises UsageError outside a pass and for a
-        name that this shard has logged already.
+        Values are numbers or tensors of one element, summed in float64. Raises UsageError outside a pass and for a name
+        that this shard has already logged.
         """
         self._check_in_pass("log()")
         logged = self._running.contribution.logged
@@ -85,9 +85,9 @@ class Step:
                 logged[name] = (kind, as_number(value, f"step.log: {name}"))
 
     def weigh(self, n: Number) -> None:
-        """Weight of this shard's mean gradient and metrics: sum(n g) / sum(n), for tokens or ragged batches.
+        """Set the weight of this shard's mean gradient and metrics: sum(n g) / sum(n), for tokens or ragged batches.
 
-        With gradients="sum" it weighs the metrics only. Raises ConfigError unless n is positive and finite.
+        With gradients="sum" n weighs the metrics only. Raises ConfigError unless n is positive and finite.
         """
         self._check_in_pass("weigh()")
         weight = as_number(n, "step.weigh(n)")
@@ -96,17 +96,17 @@ class Step:
         self._running.contribution.weight = weight
 
     def skip(self) -> None:
-        """Nothing of this shard counts: no gradient, no metric, no buffer."""
+        """Leave this shard out: its gradient, metrics and buffers do not count."""
         self._check_in_pass("skip()")
         self._running.contribution.skipped = True
 
     def cached(self, fn: Callable[[], T]) -> T:
-        """`fn()` of this shard, kept until the step ends: its later passes get the same value.
+        """The value of `fn()` for this shard, kept until the step ends: its later passes get the same value.
 
-        A worker that inherits the shard calls fn again. So fn may use what does not change between the passes of a
-        step: the data, registered state (the policy that PPO copies at the end of each step, not the one it trains),
-        and random numbers, which depend on (seed, step, shard) in it, also those of `step.shard`. It runs without
-        gradients. Raises UsageError outside a pass, and for two functions that cannot be told apart.
+        A worker that takes over the shard calls fn again. So fn may only use values that do not change between the
+        passes of a step: the data, registered state (the policy that PPO copies at the end of each step, not the one
+        that it trains), and random numbers, which inside fn depend on (seed, step, shard), also those of `step.shard`.
+        fn runs without gradients. Raises UsageError outside a pass, and for two functions with the same name.
         """
         shard = self.shard
         running = self._running
@@ -135,8 +135,7 @@ class Step:
         return self._running.record is None
 
     def leave(self) -> StepRecord:
-        """The user is done with this step, so it is applied. Returns what is to be told of it. Raises NoGradient unless
-        its passes are complete."""
+        """Apply the step: the user is done with it. Returns its record. Raises NoGradient if a pass is not complete."""
         if self._training.open_pass is not None:
             raise checks.left_pass(self._training.open_pass)
         if self._running.record is None:

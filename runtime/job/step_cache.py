@@ -1,4 +1,4 @@
-"""step.cached: values of a shard that the later passes of its step find again, as PPO its rollouts."""
+"""step.cached: values of a shard, such as PPO's rollouts, kept for the later passes of its step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.data.random_state import ShardRandom, own_random, randomness_kept, 
 
 T = TypeVar("T")
 Key = tuple[int, str, int]
-"""Shard, name of the function, n-th call of a function of this name by the shard's body."""
+"""Shard; name of the function; how many functions of this name the shard's body has called before."""
 
 
 @dataclass(slots=True)
@@ -22,23 +22,23 @@ class Cached:
     """The cached values of one step in one worker."""
 
     _values: dict[Key, tuple[object, Any]] = field(default_factory=dict)
-    """With the code that computed it."""
+    """Key -> the code that computed the value, and the value."""
     _calls: Counter[str] = field(default_factory=Counter)
 
     def begin_shard(self) -> None:
-        """The body starts over, perhaps in another pass: its first call is the first again."""
+        """The body starts over, perhaps in another pass: calls are counted from 0."""
         self._calls.clear()
 
     def clear(self) -> None:
-        """What was rehearsed does not count."""
+        """Drop all values, because those of a rehearsal do not count."""
         self._values.clear()
 
     def get(self, fn: Callable[[], T], position: tuple[int, int, int], running: Callable[[ShardRandom], None]) -> T:
         """The value of fn for the shard at position (seed, step, shard), computed if this worker has none.
 
-        fn runs without gradients, its global random numbers seeded from the position, the call's name and number;
-        those of the caller are put back. running: told of the generators that are the shard's meanwhile.
-        Raises UsageError when another function has the same name and number in this step.
+        fn runs without gradients, and its global random numbers are seeded from the position, the call's name and
+        number; the caller's generators are restored. running: called with the shard's generators for that time. Raises
+        UsageError when another function has the same name and number in this step.
         """
         name = getattr(fn, "__qualname__", type(fn).__qualname__)
         number = self._calls[name]

@@ -1,6 +1,6 @@
-"""What the objects of one job share in one worker: the session, the registered state, and where the script is.
+"""Shared by the objects of one job in one worker: session, registered state, and the place in the script.
 
-Job, Epochs, Steps, Step, Pass and evaluate() are views on this. It knows the order of things (nothing collective
+Job, Epochs, Steps, Step, Pass and evaluate() are views on it. Training checks the order of calls (nothing collective
 before the loop, one open pass, a step applied when the next is asked for) and runs operations on the session.
 """
 
@@ -40,7 +40,7 @@ from runtime.state.script_state import Values
 from runtime.state.training_state import Carrier
 
 STRAYS_STEPS = 256
-"""How often it is looked at whether something changed that is not registered."""
+"""Every this many steps, values that are not registered are checked for changes."""
 _SHOWN_CHARACTERS_MAX = 200
 
 
@@ -54,20 +54,20 @@ class Loop(StrEnum):
 
 
 class OpenStep(Protocol):
-    """The step in progress, as seen from here."""
+    """The step in progress, for Training."""
 
     def leave(self) -> StepRecord:
-        """The user asked for the next step, or left the loop: the step is applied. Raises NoGradient."""
+        """Apply the step: the user asked for the next one, or left the loop. Raises NoGradient."""
 
     @property
     def handed_out(self) -> bool:
-        """Its first pass is not over: a newcomer may still enter."""
+        """Whether its first pass is not over: a newcomer may still enter."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoopEntry:
-    """Where this worker enters the loop: at the beginning, or, a newcomer, where the others are."""
+    """Where this worker enters the loop: at the beginning, or, as a newcomer, where the others are."""
 
     epoch: int = 0
     step: int = 0
@@ -100,51 +100,51 @@ class Training:
         self.epoch_start = 0
         self.next_step = 0
         self.data: dict[str, Json] | None = None
-        """What the samples of this epoch are planned from; None: the script draws its own."""
+        """How the samples of this epoch are planned; None: the script draws its own."""
         self._data_elsewhere: dict[str, Json] | None = None
-        """The same, of the members, or of the run that this one goes on from."""
+        """The same for the members, or for the run that this one goes on from."""
         self.where: Callable[[], dict[str, str]] = dict
-        """What else says where the script is, for the fingerprint."""
+        """Further parts of the fingerprint that say where the script is."""
         self.looped = False
-        """This epoch has had its steps() loop."""
+        """Whether this epoch has had its steps() loop."""
         self._planned: tuple[int | None, int] | None = None
         self.open_step: OpenStep | None = None
         self.open_pass: str | None = None
         self.running: int | None = None
-        """The shard or part that the script computes just now."""
+        """The shard or part that the script computes now; None: none."""
         self._leaders: str | None = None
-        """The code in progress that only the leader runs."""
+        """The call in progress whose code only the leader runs; None: none."""
         self._entry: LoopEntry | None = None
         self._resuming = False
-        """A resumed run has not come to the steps of its epoch yet; what lies before them an earlier run has done."""
+        """Whether a resumed run has yet to reach the steps of its epoch; an earlier run has done what precedes them."""
         self._replies: dict[str, Json] = {}
-        """What collective calls of this epoch gave before its steps, for newcomers which come later."""
+        """Replies of this epoch's collective calls before its steps, for later newcomers."""
         self._epoch_values: dict[str, Json] = {}
-        """job.state as it was when this epoch was handed out."""
+        """job.state when this epoch was handed out."""
         self._later: dict[str, Any] | None = None
-        """What job.state is in the step that this worker enters; before the steps of its epoch it is as it was then."""
+        """job.state in the step that this worker enters; until the steps of its epoch it is as at the epoch's start."""
         self._calls = 0
         self._called = False
-        """Something was done together between passes."""
+        """Whether the workers have made a collective call between passes."""
         self._early: dict[str, list[Json]] = {}
         """As JoinMeta.early."""
         self._early_calls = 0
-        """In this step."""
+        """Number of early calls in this step."""
         self._meta: JoinMeta | None = None
         self._left: StepRecord | None = None
         """The record of the step that was left last, until the next step is handed out."""
         self._logged: dict[str, float] = {}
-        """By job.log(), for that step, the one in progress, or the first."""
+        """Values of job.log() for that step, the step in progress, or the first."""
         self._shared: dict[str, Json] = {}
         self.place_read = False
-        """The script has looked which step it is in."""
+        """Whether the script has read which step it is in."""
         self.passes_tried: set[int] = set()
         """Numbers of passes within a step of which this process has run a shard."""
         self.bound = False
-        """This newcomer's script has drawn random numbers, made a collective call, or read job.state or its place
-        before the inner loop: what the script made of that holds for this step only."""
+        """Whether this newcomer's script, before the inner loop, has drawn random numbers, made a collective call, or
+        read job.state or its place: what it did then holds for this step only."""
         self.astray = False
-        """It went through another step than the one it was bound to: what came of that is worth nothing."""
+        """Whether the newcomer ran another step than the one that it was bound to: its results are worthless."""
         self._drawn_from: object = None
         self._copy: Copy | None = None
         self._harvest = Harvest([])
@@ -154,19 +154,18 @@ class Training:
         self._strays: Strays | None = None
         self._strays_due = False
         self.cleanup = ExitStack()
-        """What must be undone when a rehearsal ends, or the job."""
+        """What must be undone when a rehearsal, or the job, ends."""
 
     # Entering
 
     def plan_steps(self, total: int | None, shards: int) -> None:
-        """Say, for whoever watches, how many steps the job has, as far as is known (None: a stream decides), and how
-        many shards each of them."""
+        """Journal how many steps the job has (None: a stream decides), and how many shards each step has."""
         if (total, shards) != self._planned:
             self._planned = total, shards
             self.session.note("steps_planned", total=total, shards=shards)
 
     def claim_shards(self, shards: int) -> None:
-        """V is one for the job: every loop and loader must ask for the same. Raises ConfigError."""
+        """Set V, which is fixed for the job: every loop and loader must ask for the same. Raises ConfigError."""
         if self.shards not in (None, shards):
             raise ConfigError(
                 f"shards={shards} here and shards={self.shards} before; the number of shards is fixed for the whole "
@@ -175,7 +174,7 @@ class Training:
         self.shards = shards
 
     def enter(self) -> LoopEntry:
-        """The first loop begins: freeze what is registered, and start together, or learn where the others are."""
+        """Begin the first loop: freeze what is registered, and start together, or learn where the others are."""
         if self._entry is not None:
             return self._entry
         if not self.carrier.modules():
@@ -205,7 +204,7 @@ class Training:
         return self._entry
 
     def _resume(self, manifest: Manifest) -> LoopEntry:
-        """Become the state of a checkpoint. Raises ConfigError if the script has changed what decides the bits."""
+        """Load the state of a checkpoint. Raises ConfigError if the script has changed what decides the bits."""
         moment = manifest.moment
         if moment.seed != self.seed:
             raise ConfigError(
@@ -221,7 +220,7 @@ class Training:
         return LoopEntry(moment.epoch, moment.step, moment.epoch_start)
 
     def enter_loop(self, loop: Loop) -> LoopEntry:
-        """A loop begins. Raises SecondLoop unless it is the script's first."""
+        """Begin a loop. Raises SecondLoop unless it is the script's first."""
         if self.loop is not Loop.NONE:
             raise checks.second_loop(f"job.{loop}()")
         entry = self.enter()
@@ -229,7 +228,7 @@ class Training:
         return entry
 
     def end_epoch(self, *, last: bool) -> None:
-        """The script asks for the epoch after this one. Raises JoinMissed in a newcomer that is still outside."""
+        """End an epoch: the script asks for the next. Raises JoinMissed in a newcomer that has not entered."""
         self.leave_step()
         self._end_early()
         self._check_strays(due=True)
@@ -242,7 +241,7 @@ class Training:
         self._early.clear()
 
     def begin_epoch(self, epoch: int) -> None:
-        """An epoch is handed out."""
+        """Hand out an epoch."""
         self.epoch, self.looped, self._calls = epoch, False, 0
         seed_all(self.seed, epoch, "epoch")
         if self.elsewhere:
@@ -254,7 +253,7 @@ class Training:
         self._attributes.begin_epoch()
 
     def begin_steps(self, data: dict[str, Json] | None) -> int:
-        """The steps() loop of this epoch begins; returns the job index of its first step.
+        """Begin the steps() loop of this epoch. Returns the job index of its first step.
 
         data: see the attribute. Raises SecondLoop; ConfigError if the epoch was begun elsewhere with other data.
         """
@@ -270,12 +269,12 @@ class Training:
         return self.epoch_start
 
     def end_steps(self) -> None:
-        """The steps() loop of this epoch is over."""
+        """End the steps() loop of this epoch."""
         self._end_early()
         seed_all(self.seed, self.epoch, "behind the steps")
 
     def end_loop(self) -> None:
-        """The script's loop is over; evaluating and saving are still possible."""
+        """End the script's loop; evaluating and saving are still possible."""
         self.leave_step()
         self._end_early()
         self.session.loop_over()
@@ -288,7 +287,7 @@ class Training:
     # Operations
 
     def run(self, op: Op, fingerprint: dict[str, str], compute: Callable[[int], Partial], own: Json = None) -> Partial:
-        """A whole operation that reduces scalars only. own: see Session.begin."""
+        """Run a whole operation that reduces scalars only. own: see Session.begin."""
         self.session.begin(op, fingerprint, own=own)
         while True:
             while (unit := self.session.next_unit()) is not None:
@@ -304,9 +303,9 @@ class Training:
     def in_turns(
         self, op: Op, fingerprint: dict[str, str], said: Callable[[], dict[str, float]], totals: list[dict[str, float]]
     ) -> Iterator[int]:
-        """As `run`, where the caller computes each unit that it is given before it asks for the next one.
+        """As `run`, but the caller computes each unit that it gets before it asks for the next one.
 
-        said: what there is to say of it then. totals: gets the sums of that over all units.
+        said: returns the scalars of the computed unit. totals: gets their sums over all units.
         """
         self.session.begin(op, fingerprint)
         while True:
@@ -330,7 +329,7 @@ class Training:
         reply: Callable[[Partial], Json],
         own: Json = None,
     ) -> Json:
-        """Something all workers do together between passes; its reply is kept for newcomers of this epoch."""
+        """Run a call of all workers between passes; its reply is kept for newcomers of this epoch."""
         self.check_outside_pass(label)
         if self._leaders is not None:
             raise checks.inside_leaders(label, self._leaders)
@@ -357,16 +356,16 @@ class Training:
         if early:
             self._called_early(key, self.next_step, value)
         elif before_steps:
-            self._replies[key] = deepcopy(value)  # the script may change its own
+            self._replies[key] = deepcopy(value)  # the script may change its own copy
         return value
 
     @property
     def idle(self) -> bool:
-        """Nothing was done together: no step in this run or one before, no evaluation and the like, no stop()."""
+        """Whether the workers have done nothing together: no step in this run or an earlier one, no call, no stop()."""
         return self.next_step == 0 and not self._called and self.riders.stopped is None
 
     def _called_early(self, key: str, step: int, value: Json) -> None:
-        """Between the hand-out of a step and its first pass: newcomers may need what it gave."""
+        """Note an early call, between the hand-out of a step and its first pass: newcomers may need its reply."""
         self._early_calls += 1
         self._early[key] = [step, deepcopy(value)]
         assert self._meta is not None
@@ -374,9 +373,9 @@ class Training:
         self.session.publish(self._meta)
 
     def _early_reply_of_others(self, key: str) -> Json:
-        """What the others have replied, for a newcomer in the step whose state it has copied, or in one that the others
-        were at when it asked. That one may be over: then its call for a later step has given something alike, and this
-        worker will copy anew."""
+        """The reply of the others to an early call, for a newcomer: in the step whose state it has copied, or in the
+        step where the others were when it asked. If that step is over, the reply to the same call in a later step will
+        do, because this worker then copies again."""
         step = self.next_step
         if self._copy is not None:
             if key not in self._copy.early:
@@ -406,8 +405,8 @@ class Training:
         kind: OpKind = OpKind.ONCE,
         own: Json = None,
     ) -> Json:
-        """Something that all workers have in common from before the loop; a newcomer gets it from a member, and a
-        resumed run from the checkpoint. kind, own: as in `collective`."""
+        """A value that all workers share from before the loop; a newcomer gets it from a member, and a resumed run from
+        the checkpoint. kind, own: as in `collective`."""
         label = f"shared({name})"
         if name in self._shared:
             return deepcopy(self._shared[name])
@@ -436,16 +435,16 @@ class Training:
 
     @property
     def data_elsewhere(self) -> dict[str, Json] | None:
-        """What the samples of the epoch in progress are planned from, as others, or an earlier run, had it."""
+        """How the others, or an earlier run, have planned the samples of the epoch in progress."""
         return self._data_elsewhere
 
     @property
     def elsewhere(self) -> bool:
-        """What comes before this epoch's steps was done without this worker: by others, or in an earlier run."""
+        """Whether others, or an earlier run, have done what precedes this epoch's steps."""
         return self.session.joining or self._resuming
 
     def _reply_of_others(self, key: str) -> Json:
-        """The part of a newcomer, or of a resumed run, in what was done before this epoch's steps."""
+        """The reply to a call before this epoch's steps, for a newcomer or a resumed run."""
         if key not in self._replies:
             raise Disagree(
                 f"this newcomer called {key!r} (n-th call, name) before the steps of epoch {self.epoch}, the others "
@@ -454,7 +453,7 @@ class Training:
         return deepcopy(self._replies[key])
 
     def fingerprint(self) -> dict[str, str]:
-        """What all workers must have in common now: three readable parts, and hashes over some weights and buffers."""
+        """What all workers must have in common now: readable parts, and hashes over some weights and buffers."""
         return {
             "data": json.dumps(self.data, sort_keys=True),
             **self.where(),
@@ -468,7 +467,7 @@ class Training:
     # Steps and passes
 
     def hand_out(self, step: OpenStep, index: int, epoch: int) -> None:
-        """A step begins: a newcomer may enter its first pass, and learns here where it will be."""
+        """Begin a step. A newcomer may enter its first pass, and learns here where it will be."""
         self._end_early()
         self.tell()
         if self.examiner is not None:
@@ -506,22 +505,22 @@ class Training:
             self._epoch_values,
         )
         self.session.publish(self._meta)
-        seed_all(self.seed, index, "step")  # behind the hooks: what they draw is not the same on all workers
+        seed_all(self.seed, index, "step")  # after the hooks: what they draw differs between workers
         self._attributes.begin_step()
         self._drawn_from = drawn_from() if self.session.joining or self.session.behind else None
         self.place_read = False
         self.values.forget_reads()
 
     def _end_early(self) -> None:
-        """The steps of this epoch begin, or there are none left."""
+        """The steps of this epoch begin, or none are left: end the early phase of job.state."""
         self.values.end_early()
         if self._later is not None:
             self.values.replace(self._later)
             self._later = None
 
     def settle(self) -> None:
-        """The first pass of a step begins. What a newcomer has changed in a copy since the step was handed out is in
-        that copy already, because the members had done it too."""
+        """Begin the first pass of a step. A newcomer's copy replaces what its script has changed since the hand-out:
+        the members had made the same changes."""
         read = self.place_read or self.values.was_read
         enters = self._drawn_from is not None
         self.bound = enters and (read or self._early_calls > 0 or self._drawn_from != drawn_from())
@@ -530,8 +529,8 @@ class Training:
             self._copy = None
 
     def copy_anew(self, *, over: bool) -> None:
-        """Instead of what came of a step that this newcomer was not bound to: the state of the pass in progress, and
-        its step is the next one. over: the loop is. Raises JoinMissed."""
+        """Copy the state of the pass in progress, because this newcomer ran a step that it was not bound to; the copy's
+        step is the next. over: the loop is over. Raises JoinMissed."""
         if over:
             raise JoinMissed("the steps ended before this newcomer had copied the state of one that it was at")
         self._copy = self.session.copy_anew()
@@ -541,7 +540,7 @@ class Training:
         self._early |= {key: [self.next_step, value] for key, value in self._copy.early.items()}
 
     def lead(self) -> None:
-        """What this worker does beside training if it is the leader now."""
+        """Do the leader's tasks besides training, if this worker is the leader now."""
         self._leaders = "job.on_lead() or a sink"
         self.leading.check()
         self._leaders = None
@@ -552,7 +551,7 @@ class Training:
         self.checkpoints.finish()
 
     def moment(self) -> Moment:
-        """Where the script is, for a checkpoint."""
+        """The place in the script, for a checkpoint."""
         return Moment(
             step=self.next_step,
             epoch=self.epoch_of_op,
@@ -566,7 +565,7 @@ class Training:
         )
 
     def plan_save(self) -> Json:
-        """What the members of a save() must know alike: one of them says it."""
+        """What all members of a save() must know alike; one of them says it."""
         place = self.session.place()
         return {
             "step": self.next_step,
@@ -577,7 +576,7 @@ class Training:
         }
 
     def save(self, series: str, plan: dict[str, Any]) -> None:
-        """This worker's part of a save()."""
+        """Write this worker's part of a save()."""
         members, me = tuple(plan["members"]), self.session.worker_id
         rank = members.index(me) if me in members else len(members)
         place = LoopPlace(plan["generation"], rank, members, plan["token"])
@@ -585,18 +584,18 @@ class Training:
         self.checkpoints.save(series, name, place, self.moment())
 
     def adopt(self, index: int, epoch: int) -> None:
-        """The step in progress is this one: handed out here, or entered by a newcomer."""
+        """Set the step in progress: handed out here, or entered by a newcomer."""
         if index != self.next_step:
             self._logged = {}
         self.next_step, self.epoch = index, epoch
 
     @property
     def epoch_of_op(self) -> int:
-        """A bare steps() loop is one epoch for those who join: crossing into its next pass of the data is no miss."""
+        """The epoch for operations. A bare steps() loop is one epoch: newcomers may join across passes over data."""
         return self.epoch if self.loop is Loop.EPOCHS else 0
 
     def leave_step(self) -> None:
-        """The step in progress, if any, is over. Raises NoGradient when its pass is not."""
+        """End the step in progress, if any. Raises NoGradient if its pass is not over."""
         if self.open_step is not None:
             self._left = self.open_step.leave()
             if self.examiner is not None:
@@ -606,8 +605,7 @@ class Training:
             self._check_strays(self.next_step % STRAYS_STEPS == 0)
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Values for the record of the step in progress, or of the one before; before the first one, of that. Raises
-        UsageError."""
+        """Add values to the record of the step in progress, else the last, else the first. Raises UsageError."""
         self.check_outside_pass("log()")
         if self._leaders is not None:
             raise checks.inside_leaders("log()", self._leaders)
@@ -616,7 +614,7 @@ class Training:
                 "job.log() came before the loop, where there is no step yet; call it in the loop or after it"
             )
         if self.open_step is None and self._left is None and self.next_step > 0:
-            return  # others have logged it, or an earlier run
+            return  # others, or an earlier run, have logged it
         if twice := sorted(values.keys() & self._logged.keys()):
             raise UsageError(f"job.log: {', '.join(twice)} was logged twice for one step; log each name once a step")
         self._logged |= values
@@ -624,7 +622,7 @@ class Training:
             self._called_early(f"{self._early_calls} log", self.next_step, None)
 
     def tell(self) -> None:
-        """The record of the step that was left goes to the ledger and the sinks: nothing can be logged for it any more.
+        """Send the record of the step that was left to the ledger and the sinks; nothing more can be logged for it.
         Raises UsageError for a name that a pass has logged too."""
         if self._left is not None:
             record, logged = self._left, self._logged
@@ -639,24 +637,23 @@ class Training:
             self.lead()
 
     def logged(self) -> dict[str, str]:
-        """The part of the fingerprint that job.log() has; {}: nothing was logged for this step."""
+        """The part of the fingerprint for job.log(); {}: nothing was logged for this step."""
         return {"job.log": _shown(json.dumps(self._logged, sort_keys=True))} if self._logged else {}
 
     def watch_strays(self, frame_of_script: Callable[[], FrameType | None]) -> None:
-        """Look for what the script trains unregistered; in its first step only, and a newcomer's things were
-        looked at by others."""
+        """In the first step, begin to watch unregistered values that the script trains; newcomers need not."""
         if self._strays is None and not self.session.joining:
             self._strays = Strays(self.carrier.objects, frame_of_script())
             self._strays_due = True
 
     def _check_strays(self, due: bool) -> None:
-        """Raise Unregistered. Things may change as rarely as a target network, so not only after the first step."""
+        """Raise Unregistered. Values may change as rarely as a target network's, so later steps are checked too."""
         if self._strays is not None and (due or self._strays_due):
             self._strays_due = False
             self._strays.check(f"step {self.next_step - 1}")
 
     def begin_pass(self, where: str, allow: frozenset[str]) -> None:
-        """Check that a pass may begin, and what gradients it finds."""
+        """Check that a pass may begin, and which gradients it finds."""
         if self.open_pass is not None:
             raise checks.left_pass(self.open_pass)
         if self._leaders is not None:
@@ -669,7 +666,7 @@ class Training:
         self.values.lock()
 
     def end_pass(self, where: str, allow: frozenset[str]) -> None:
-        """The result is installed; the user's code may change everything again. Raises Unregistered."""
+        """End a pass: the result is installed, and user code may change everything again. Raises Unregistered."""
         changed = self._attributes.end_pass()
         if changed and "Unregistered" not in allow and not self.checkpoints.restore_hooks:
             raise checks.changed_attribute(where, changed)
@@ -679,7 +676,7 @@ class Training:
         self.open_pass = None
 
     def harvest(self) -> Harvest:
-        """For the parameters that require a gradient now; the script may freeze and unfreeze between passes."""
+        """The Harvest for the parameters that require a gradient now, which may differ between passes."""
         parameters = self.carrier.parameters()
         trainable = [id(parameter) for _, parameter in parameters]
         if trainable != self._trainable:
@@ -707,14 +704,14 @@ class Training:
             raise UsageError(f"job.{call} was called in {self.open_pass}; call it behind the inner loop")
 
     def close(self) -> None:
-        """Take the hooks off the user's objects."""
+        """Remove the hooks from the user's objects."""
         self.cleanup.close()
         self._attributes.close()
         self._guard.close()
 
 
 def empty_leaf(unit: int) -> Partial:
-    """The part of an operation whose only content is that all workers take part."""
+    """A leaf without content: it only says that the worker takes part."""
     return Partial(unit, unit + 1)
 
 

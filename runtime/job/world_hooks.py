@@ -1,4 +1,4 @@
-"""What the script is told of its world: that it has another size, and that this worker's node has to go."""
+"""Hooks about the world: it has another size, or this worker's node has to go."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ DrainHook = Callable[[float, str], None]
 
 LAST_CHECKPOINT_S = 20.0
 LAST_CHECKPOINT_AT = 0.4
-"""A node that still trains so long before its end, or, of little time, when this part of it is over, because nobody can
-take over, wishes for one more checkpoint: a little before the job's last call, so that it is written by then."""
+"""A node that still trains this many seconds before its end (LAST_CHECKPOINT_S), or after this part of a short time,
+has no successor. It then wishes for one more checkpoint, early enough to be written before the job's last call."""
 
 
 PARTING_S = 5.0
-"""How long all wait with the end until their state is on its way to the storage. With steps longer than half of it
-nobody waits: the wish, the checkpoint and the end would take three steps, and there may be time for one."""
+"""Seconds for which all workers delay the end until their state is on its way to the storage. With steps longer than
+half of this there is no delay: wish, checkpoint and end would take three steps, and there may be time for one."""
 
 
 class WorldHooks:
@@ -40,7 +40,7 @@ class WorldHooks:
         self.drain_hooks: list[DrainHook] = []
 
     def before_step(self) -> None:
-        """Everybody is between two steps: call the hooks of what has changed since the last one."""
+        """Call the hooks of what has changed since the last step; all members are between two steps."""
         before, self._world = self._world, 0 if self._session.behind else self._session.world_size
         if before and self._world not in (0, before):
             for hook in self.resize_hooks:
@@ -57,9 +57,9 @@ class WorldHooks:
             hook(max(0.0, going.until_s - time.monotonic()), going.because)
 
     def take_pause(self) -> bool:
-        """Whether the job waits from here on, below quorum; true once for each such generation.
+        """Whether the job now begins to wait below quorum; true once for each such generation.
 
-        No wish can travel with the reduction of the step that waits, but all members know it at the same boundary.
+        The reduction of the step that waits cannot carry a wish, but all members know of the wait at the same boundary.
         """
         before, self._paused_in = self._paused_in, self._session.generation if self._session.pauses else 0
         return self._paused_in not in (0, before)
@@ -67,7 +67,7 @@ class WorldHooks:
     def may_part(self, taken: bool) -> bool:
         """Whether all may stop for good after the step that begins. taken: its state is on its way to the storage.
 
-        Else once one has been that was taken for this end, or when there is no time to wait for one.
+        They may also stop if an earlier state was taken for this end, or if there is no time to wait for one.
         """
         before_s, self._handed_out_s = self._handed_out_s, time.monotonic()
         if not self._session.parting:

@@ -1,5 +1,5 @@
-"""What every shard may change of a module: a value, in most cases a buffer, and how it is merged; the mode, training or
-evaluation; and what both were before the pass."""
+"""What a shard may change of a module: a value, in most cases a buffer, which is merged; and the mode, training or
+evaluation. Both are kept as they were before the pass."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ Kind: TypeAlias = tuple[torch.dtype, torch.Size]
 
 @dataclass(slots=True, eq=False)
 class Buffer:
-    """BatchNorm's running statistics, or what is declared in register(buffers=...): a buffer, or a frozen parameter.
+    """A buffer or frozen parameter that is merged: BatchNorm's running statistics, or as in register(buffers=...).
 
-    kind: its dtype and shape, for the whole job.
-    merge: "mean" weighs the shards' values like their gradients; "first" takes the value of the first shard.
-    base: during a pass the value from which every shard starts, and which newcomers and digests are given;
-    None outside a pass.
+    kind: its dtype and shape, for the whole job. merge: "mean" weighs the shards' values like their gradients; "first"
+    takes the value of the first shard. base: during a pass the value from which every shard starts, and which copies
+    and digests contain; None outside a pass.
     """
 
     name: str
@@ -34,11 +33,11 @@ class Buffer:
 
     @property
     def live(self) -> torch.Tensor:
-        """The tensor the module uses now; `module.to()` replaces buffers, so it is looked up each time."""
+        """The tensor that the module uses now; `module.to()` replaces buffers, so it is looked up each time."""
         return cast(torch.Tensor, getattr(self.owner, self.key))
 
     def check_kind(self) -> None:
-        """Raises NotCarried if dtype or shape are not what they were when the loop began, or if it is trained now."""
+        """Raise NotCarried if dtype or shape have changed since the loop began, or if it is trained now."""
         live = self.live
         if live.requires_grad:
             raise NotCarried(f"{self.name} is merged like a buffer, as register(buffers=...) says, and is trained now")
@@ -51,39 +50,39 @@ class Buffer:
 
 
 class Modes:
-    """Training or evaluation mode of modules. During a pass newcomers are given the modes with which it began, whatever
-    the shard in progress has set, and each shard begins with them: which shards ran here before decides nothing."""
+    """Training or evaluation mode of modules. During a pass, each shard begins with the modes with which the pass
+    began, and newcomers get them, whatever an earlier shard has set."""
 
     def __init__(self, models: Callable[[], Iterable[torch.nn.Module]] = tuple) -> None:
-        """models: those whose modules are meant, with all their parts, as they are when a pass begins."""
+        """models: returns the models, with all their parts, when a pass begins."""
         self._models = models
         self._before: dict[torch.nn.Module, bool] | None = None
-        """None outside a pass."""
+        """The modes with which the pass began; None outside a pass."""
 
     def begin(self) -> None:
-        """A pass begins with the modes that the modules have now."""
+        """Begin a pass with the modes that the modules have now."""
         self._before = {module: module.training for model in self._models() for module in model.modules()}
 
     def loaded(self) -> None:
-        """A copy of the state has been loaded: during a pass its modes are those with which that begins."""
+        """A copy of the state was loaded: if a pass is in progress, its modes are those of the copy."""
         if self._before is not None:
             self.begin()
 
     def restore(self) -> None:
-        """A shard begins, or the pass has ended."""
+        """Reset the modes when a shard begins, or when the pass has ended."""
         for module, mode in (self._before or {}).items():
             module.training = mode
 
     def end(self) -> None:
-        """The pass has ended."""
+        """End the pass."""
         self.restore()
         self._before = None
 
     def training(self, module: torch.nn.Module) -> bool:
-        """The mode with which the pass began; outside a pass the mode that the module has."""
+        """The mode of a module when the pass began; outside a pass its present mode."""
         return (self._before or {}).get(module, module.training)
 
 
 def described(dtype: torch.dtype, shape: torch.Size) -> str:
-    """ "float32 [8, 6]"."""
+    """A text such as "float32 [8, 6]"."""
     return f"{str(dtype).removeprefix('torch.')} {list(shape)}"

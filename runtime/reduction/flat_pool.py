@@ -1,8 +1,8 @@
-"""Memory for large flat tensors, used again once nobody can read what was in it.
+"""Memory for large flat tensors, reused once nothing refers to it any more.
 
-Fresh memory of some tens of megabytes costs several times more in page faults than the sum that is written into
-it. Counting who still reads a tensor is left to torch and Python: a flat is made from a numpy array of its own,
-which lives exactly as long as the last tensor, slice, array or memoryview of that flat in any thread.
+Fresh memory of some tens of megabytes costs several times more in page faults than the sum that is written into it.
+torch and Python count the references: a flat is made from a numpy array of its own, which lives exactly as long as the
+last tensor, slice, array or memoryview of that flat in any thread.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import torch
 from elastic.errors import NoMemory
 
 ALIGNMENT = 64
-"""Every tensor starts at such an offset, whatever its dtype will be."""
+"""Every tensor starts at a multiple of this many bytes, whatever its dtype will be."""
 HUGE_BYTES = 8 << 20
-"""From so many bytes on memory comes in huge pages, where the kernel has them: the faults of 4 KiB pages cost more than
-copying into them does."""
+"""From this many bytes on, memory is in huge pages if the kernel has them: the faults of 4 KiB pages cost more than a
+copy into them."""
 
 
 def room_for(sizes: Sequence[int]) -> list[torch.Tensor]:
-    """A uint8 tensor of each size, CPU, contiguous; what they hold is undefined. They may share one allocation.
+    """A uint8 tensor of each size, CPU, contiguous, with undefined content. They may share one allocation.
 
     Raises NoMemory.
     """
@@ -38,7 +38,7 @@ def room_for(sizes: Sequence[int]) -> list[torch.Tensor]:
 
 
 def _huge(nbytes: int) -> torch.Tensor:
-    """Freed with the last tensor that refers to it."""
+    """Memory in huge pages, freed with the last tensor that refers to it. Raises NoMemory."""
     try:
         pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
@@ -48,7 +48,7 @@ def _huge(nbytes: int) -> torch.Tensor:
             f"the system has no {nbytes:,} bytes of memory for a copy of the state; allow this process more (its "
             "container, ulimit -v, vm.overcommit_memory)"
         ) from error
-    with contextlib.suppress(OSError):  # a kernel that was built without them
+    with contextlib.suppress(OSError):  # a kernel that was built without huge pages
         pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8)
 
@@ -58,9 +58,9 @@ KEPT_MAX = 16
 
 
 class Flats:
-    """Uninitialised 1-D tensors of one dtype and length. Any thread may take one or let one go.
+    """Uninitialised 1-D tensors of one dtype and length. Any thread may take or release a tensor.
 
-    device: on a GPU torch's own allocator does all this. pinned: a GPU copies to and from the CPU's memory.
+    device: on a GPU torch's own allocator reuses memory. pinned: use pinned CPU memory, for copies from and to a GPU.
     """
 
     def __init__(self, dtype: torch.dtype, elements: int, *, device: torch.device = CPU, pinned: bool = False) -> None:
@@ -71,7 +71,7 @@ class Flats:
         self._free: deque[torch.Tensor] = deque(maxlen=KEPT_MAX)
 
     def take(self) -> torch.Tensor:
-        """A tensor of shape (elements,). Its memory comes back by itself; at most KEPT_MAX free ones are kept."""
+        """A tensor of shape (elements,). Its memory is reused automatically; at most KEPT_MAX free ones are kept."""
         if self._device.type != "cpu":
             return torch.empty(self._elements, dtype=self._dtype, device=self._device)
         try:

@@ -1,8 +1,8 @@
-"""One pass seen from one worker: random numbers, buffers and gradients of each shard, and the merged result.
+"""One pass on one worker: random numbers, buffers and gradients of each shard, and the merged result.
 
-A shard's bits depend on (seed, step, pass, shard) and on the state before the pass, never on the process that
-runs it or on what ran there before. A partial sum is one flat tensor per dtype group, so that exchanging it is one
-large operation; a leaf may still be in parts (see unpacked_leaf.py):
+A shard's bits depend on (seed, step, pass, shard) and on the state before the pass, never on the process that runs it
+or on what that process ran before. A partial sum is one flat tensor per dtype group, so that exchanging it is one large
+operation; a leaf may still be in parts (see unpacked_leaf.py):
 
     gradients, times the weight | "mean" buffers, times the weight | "first" buffers | one changed flag per buffer
 """
@@ -47,10 +47,9 @@ class Harvest:
         modes: Modes | None = None,
         device: torch.device = CPU,
     ) -> None:
-        """parameters: those that get gradients, the same on every worker. modes: of the
-        modules that a shard may put into another one (default: there are none). device: of leaves and results, which
-        is not that of the parameters where a ring of CPUs carries the gradients of GPUs. Raises NotCarried for a
-        complex one.
+        """parameters: those that get gradients, the same on every worker. modes: those of the modules whose mode a
+        shard may change (default: none). device: that of leaves and results, which differs from the parameters' if a
+        ring of CPUs carries the gradients of GPUs. Raises NotCarried for a dtype that is not summed.
         """
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
@@ -64,7 +63,7 @@ class Harvest:
             self._group(buffer.name, buffer.live.dtype).buffers.append(buffer)
         self._device = device
         self._staged = device.type == "cpu" and any(parameter.is_cuda for parameter in self._parameters)
-        """Gradients of GPUs are summed on the CPU, by way of pinned memory."""
+        """Whether gradients of GPUs are summed on the CPU, through pinned memory."""
         self._flats = {
             name: Flats(group.dtype, group.elements, device=device, pinned=self._staged)
             for name, group in self._groups.items()
@@ -84,7 +83,7 @@ class Harvest:
         return {name: group.elements for name, group in self._groups.items()}
 
     def begin_pass(self, seed: int, step: int, pass_no: int) -> None:
-        """Remember the buffers and modes every shard starts from, drop old gradients, seed the random numbers."""
+        """Keep the buffers and modes from which every shard starts, drop old gradients, seed the random numbers."""
         self._at = (seed, step, pass_no)
         self._modes.begin()
         with torch.no_grad():
@@ -98,14 +97,14 @@ class Harvest:
         seed_all(*self._at, "begin")
 
     def before(self, shard: int) -> ShardRandom:
-        """Everything a shard may read is put back to the pass's start, and its random numbers are seeded."""
+        """Reset everything that a shard may read to the start of the pass, and seed its random numbers."""
         self._restore()
         self._clear_gradients()
         seed = seed_shard(*self._at, shard)
         return own_random(seed)
 
     def drop_shard(self) -> None:
-        """Undo a shard that does not count: a rehearsal, or one whose script raised."""
+        """Undo a shard that does not count: a rehearsal, or a shard whose script raised."""
         self._restore()
         self._clear_gradients()
         seed_all(*self._at, "begin")
@@ -113,9 +112,9 @@ class Harvest:
     def leaf(self, shard: int, weight: float, scalars: Scalars) -> Partial:
         """Take this shard's gradients and buffers: weight * gradient, in float32 or in float64.
 
-        weight 0: nothing of this shard counts. Gradients are None afterwards. The flat tensors' memory is used
-        again once nobody refers to them any more, so a partial sum that was folded away should not be kept.
-        A group of which every parameter has a gradient of its own, in the group's dtype, is left loose.
+        weight 0: nothing of this shard counts. Gradients are None afterwards. The flat tensors' memory is reused once
+        nothing refers to them, so do not keep a partial sum that was folded. A group is left loose if every parameter
+        of it has a gradient of its own, in the group's dtype.
         """
         for buffer in (*self._floats, *self._integers):
             buffer.check_kind()
@@ -138,11 +137,11 @@ class Harvest:
         gradients: Literal["mean", "sum"],
         accept: Callable[[list[str]], bool] = lambda nonfinite: True,
     ) -> None:
-        """Write the reduced gradients, None where no shard had one, and merged buffers; seed the random numbers.
+        """Write the reduced gradients (None if no shard had one) and merged buffers; seed the random numbers.
 
-        "mean" divides the gradients by the total weight, once; buffers are always a mean. result stays as it is.
-        accept: asked, before anything is written, with the names of the parameters whose reduced gradient has an
-        infinite or undefined element, if there are any; where it says no, this is `leave_out`.
+        "mean" divides the gradients by the total weight, once; buffers are always a mean. result is not changed.
+        accept: called before anything is written, with the names of the parameters whose reduced gradient has an
+        infinity or NaN, if there are any; if it returns False, `leave_out` is done instead.
         """
         with torch.no_grad():
             nonfinite = self._nonfinite(result)
@@ -156,7 +155,7 @@ class Harvest:
         self._end()
 
     def leave_out(self) -> None:
-        """Instead of `install`: no gradients, and the buffers with which the pass began."""
+        """Instead of `install`: leave no gradients, and the buffers with which the pass began."""
         self._restore()
         self._clear_gradients()
         self._end()
@@ -170,7 +169,7 @@ class Harvest:
         return Loose([*gradients, rest], self._flats[name])
 
     def _fill(self, group: FlatGroup, flat: torch.Tensor, shard: int, weight: float) -> int:
-        """Returns which parameters have a gradient, as in Partial.has_grad."""
+        """Fill a flat tensor. Returns which parameters have a gradient, as in Partial.has_grad."""
         if weight == 0:
             flat.zero_()
             return 0
@@ -198,10 +197,10 @@ class Harvest:
             torch._foreach_copy_(targets, sources, non_blocking=self._staged)
             if self._staged:
                 for gpu in {source.device for source in sources if source.is_cuda}:
-                    torch.cuda.current_stream(gpu).synchronize()  # the copies are on their way
+                    torch.cuda.current_stream(gpu).synchronize()  # the copies run asynchronously
 
     def _fill_buffers(self, group: FlatGroup, rest: torch.Tensor, shard: int, weight: float) -> None:
-        """rest: what lies behind the gradients of a flat tensor."""
+        """Fill in the buffers. rest: the part of a flat tensor after the gradients."""
         if not group.buffers:
             return
         parts, flags = group.buffer_parts(rest)
@@ -218,9 +217,9 @@ class Harvest:
         flags.copy_(torch.tensor(changed))
 
     def _nonfinite(self, result: Partial) -> list[str]:
-        """The parameters whose reduced gradient has an infinite or undefined element; nearly always none.
+        """Names of the parameters whose reduced gradient has an infinity or NaN; nearly always none.
 
-        The sum of all elements is not finite then. It may also overflow, so only then each is looked at.
+        Then the sum of all elements is not finite. The sum may also overflow, so each parameter is checked then.
         """
         found: list[str] = []
         for name, group in self._groups.items():
@@ -243,7 +242,7 @@ class Harvest:
             elif parameter.dtype == part.dtype and parameter.device == part.device and parameter.is_contiguous():
                 parameter.grad = part.detach()
             else:
-                # The parameter's strides too: optimizers are slow on a gradient that is laid out differently.
+                # With the parameter's strides: optimizers are slow on a gradient with other strides.
                 parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(part)
 
     def _install_buffers(self, name: str, result: Partial) -> None:
@@ -255,7 +254,7 @@ class Harvest:
             _quietly(buffer.live).copy_(merged if changed else _base(buffer))
 
     def _here(self, result: Partial, name: str) -> torch.Tensor:
-        """A group of a result; that of another member has come by way of the CPU."""
+        """A group of a result on this device; a result from another member has come through the CPU."""
         return result.flats[name].to(self._device)
 
     def _changed_integers(self) -> Json:
@@ -291,7 +290,8 @@ class Harvest:
 
 
 def _divisor(result: Partial, flat: torch.Tensor) -> float | torch.Tensor:
-    """A GPU multiplies by the inverse of a plain number, which gives other bits than the division of the CPU."""
+    """The weight, as a tensor on a GPU: there a division by a plain number is a multiplication by its inverse, with
+    other bits than the CPU's division."""
     return torch.full((), result.weight, dtype=flat.dtype, device=flat.device) if flat.is_cuda else result.weight
 
 
@@ -302,5 +302,5 @@ def _base(buffer: Buffer) -> torch.Tensor:
 
 
 def _quietly(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory with a version of its own: a graph that spans shards may have saved the buffer."""
+    """The same memory with a version counter of its own: a graph that spans shards may have saved the buffer."""
     return tensor.data

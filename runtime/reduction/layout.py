@@ -1,4 +1,4 @@
-"""The layout of a flat tensor: which parameters and buffers of one dtype lie where in it."""
+"""The layout of a flat tensor: the places of the parameters and buffers of one dtype."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.reduction.unpacked_leaf import owns_its_gradient
 
 @dataclass(slots=True)
 class FlatGroup:
-    """The layout of one flat tensor. parameters: with their number among all; buffers: "mean" before "first"."""
+    """The layout of one flat tensor. parameters: with their index among all. buffers: "mean" before "first"."""
 
     dtype: torch.dtype
     parameters: list[tuple[int, nn.Parameter]] = field(default_factory=list)
@@ -21,12 +21,12 @@ class FlatGroup:
 
     @property
     def gradients(self) -> int:
-        """Elements that are gradients; they come first."""
+        """Number of elements that are gradients; they come first."""
         return sum(parameter.numel() for _, parameter in self.parameters)
 
     @property
     def weighted(self) -> int:
-        """Elements that are multiplied by the weight: behind the gradients the "mean" buffers."""
+        """Number of elements that are multiplied by the weight: the gradients, and the "mean" buffers after them."""
         return self.gradients + sum(buffer.live.numel() for buffer in self.buffers if buffer.merge == "mean")
 
     @property
@@ -36,11 +36,11 @@ class FlatGroup:
 
     @property
     def bits(self) -> int:
-        """Partial.has_grad where each of its parameters has one."""
+        """Partial.has_grad if each of the group's parameters has a gradient."""
         return sum(1 << i for i, _ in self.parameters)
 
     def may_stay_loose(self) -> bool:
-        """Whether the gradients can be added as they are: all there, in this dtype, and changed by nobody else."""
+        """Whether the gradients can be added without a copy: all exist, in this dtype, and are not shared."""
         return all(
             parameter.grad is not None
             and parameter.grad.dtype == self.dtype
@@ -58,7 +58,7 @@ class FlatGroup:
         return gradients, *self.buffer_parts(flat[self.gradients :])
 
     def buffer_parts(self, rest: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """(a view per buffer, the changed flags) of what lies behind the gradients of a flat tensor."""
+        """(a view per buffer, the changed flags) of the part of a flat tensor after the gradients."""
         end = rest.numel() - len(self.buffers)
         shapes = [buffer.live for buffer in self.buffers]
         return list(torch._C._nn.unflatten_dense_tensors(rest[:end], shapes)), rest[end:]

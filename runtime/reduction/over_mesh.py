@@ -1,13 +1,13 @@
-"""One operation over a ring: everybody's header to everybody, and the sum of everybody's terms to everybody.
+"""One operation over a ring: all members get the headers of all members, and the sum of all their terms.
 
 `exchange` is the canonical reduction: terms are roots of the tree in elastic/protocol/reduction_tree.py and are added
-in its order, so the bits depend on nothing but the leaves. `exchange_native` adds one locally accumulated term a member
-in rank order.
+in its order, so the bits depend on nothing but the leaves. `exchange_native` adds one local sum per member in rank
+order.
 
-Each member owns a slice of every group and receives that slice of every term (scatter), adds, and sends the sum to
-all (gather). The slices travel in pieces, and a piece is added and sent on as soon as it is there, while it is still
-in the processor's cache: receiving, adding and sending overlap. With one term a member this moves
-2 * (P - 1) / P bytes per byte and member, which is the optimum (Patarasuk & Yuan 2009).
+Each member owns a slice of every group and receives that slice of every term (scatter), adds, and sends the sum to all
+(gather). The slices are sent in pieces, and a piece is added and sent on as soon as it has arrived, while it is still
+in the processor's cache: receiving, adding and sending overlap. With one term per member this moves 2 * (P - 1) / P
+bytes per byte and member, which is the optimum (Patarasuk & Yuan 2009).
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from runtime.ring.ring import Ring
 Headers: TypeAlias = dict[str, dict[str, Json]]
 
 PIECE_BYTES = 1 << 20
-"""Smaller ones cost calls, larger ones leave the cache before they are added (docs/decisions/own-mesh.md)."""
+"""Smaller pieces cost more calls, larger ones leave the cache before they are added (docs/decisions/own-mesh.md)."""
 MAX_HEADER_BYTES = 64 << 20
 _WINDOW = 4
-"""How many pieces of a term a peer may be ahead of the sum; memory does not grow with the model."""
+"""How many pieces of a term a peer may be ahead of the sum, so that memory does not grow with the model."""
 _SCRATCH_BYTES = 32 << 20
-"""Per peer; with many terms the window shrinks, at worst to one piece of each."""
+"""Bytes of scratch per peer; with many terms the window shrinks, at worst to one piece of each."""
 _OURS = ("worker_id", "generation", "op", "units", "groups", "terms", "held")
 
 
 @dataclass(slots=True)
 class Sums:
-    """The result of an operation while it comes together. It outlives an exchange that is broken off: the same members
-    go on with it. A sum has the same bits whoever holds which roots, and in native order it is one of all leaves too.
+    """The result of an operation while it is built. It outlives an exchange that is broken off: the same members go on
+    with it. The bits of a sum do not depend on who holds which roots; in native order it has all leaves too.
 
-    out: group -> the sum, a contiguous 1-D CPU tensor of the group's dtype and length. held: member -> how many pieces
-    of its slice, from the first on, are in out.
+    out: group -> the sum, a contiguous 1-D CPU tensor of the group's dtype and length. held: member -> number of pieces
+    of its slice, from the first on, that are in out.
     """
 
     out: dict[str, Tensor]
@@ -77,14 +77,13 @@ def exchange(
 ) -> tuple[Headers, Partial]:
     """Reduce the roots of all members along the canonical tree; returns all headers and Partial(0, units).
 
-    roots: nodes of the tree over 0..units-1 held here, none if idle; they stay intact, and must not change until
-    this returns or raises. groups: name -> elements, empty if only scalars are reduced. flats are contiguous 1-D CPU
-    tensors of the group's dtype and length.
-    header: the caller's fields; check gets every member's header by worker_id, with the fields worker_id, generation,
-    op, units, groups, terms (Partial.meta of each root) added, once all are in and before any sum is used. What check
-    raises passes through, after this worker's own header has left.
-    sums: where the result comes together, None: in new tensors; and what of it is there if this raises. again: of all
-    members or of none: some may have begun this operation before. Then only those pieces move that somebody lacks.
+    roots: nodes of the tree over 0..units-1 that this member holds, none if idle; they are not changed, and must not
+    change until this returns or raises. groups: name -> elements, empty if only scalars are reduced. flats are
+    contiguous 1-D CPU tensors of the group's dtype and length. header: the caller's fields; check gets every member's
+    header by worker_id, with the fields worker_id, generation, op, units, groups, terms (Partial.meta of each root)
+    added, once all are in and before any sum is used. Exceptions of check pass through, after this worker's own header
+    was sent. sums: receives the result, also the part that is there if this raises; None: new tensors. again: the same
+    on all members: some may have begun this operation before. Then only pieces that a member lacks are sent.
 
     Raises RingBroken when a peer is gone, the ring is aborted, or the roots do not cover each unit exactly once;
     Disagree when members bring different groups or units. After any exception the ring is unusable, and of the sums
@@ -109,10 +108,10 @@ def exchange_native(
     sums: Sums | None = None,
     again: bool = False,
 ) -> tuple[Headers, Partial]:
-    """Like `exchange`, for one sum over any leaves a member, added in rank order: bits change with the world.
+    """Like `exchange`, for one sum over any leaves per member, added in rank order: bits change with the world.
 
-    contribution: None if leaves is empty; its lo and hi are not looked at. The note of the result is that of the
-    lowest rank that has one.
+    contribution: None if leaves is empty; its lo and hi are ignored. The result has the note of the first rank with
+    one.
     """
     own = [contribution] if contribution is not None else []
     if bool(own) != bool(leaves):
@@ -135,7 +134,7 @@ class _From:
     slots: list[tuple[memoryview, Tensor]] = field(default_factory=list)
     like_us: bool = False
     held: list[int] = field(default_factory=list)
-    """By rank: how many pieces of each slice it had when it began."""
+    """By rank: how many pieces of each slice the peer had when it began."""
 
     def slot(self, piece: int, term: int) -> tuple[memoryview, Tensor]:
         return self.slots[(piece % self.window) * self.terms + term]
@@ -206,7 +205,7 @@ class _Reduction:
         self.headers[ring.me] = json.loads(encoded)
         for peer, link in ring.links.items():
             link.send(Frame(FrameKind.HEADER, ring.generation, self._op, len(encoded)), encoded)
-            if not self._again:  # else its header says from where on
+            if not self._again:  # else the peer's header says from which piece on
                 link.send_bulk(self._scatter(peer, 0))
 
     def _scatter(self, peer: str, first: int) -> Iterator[tuple[Frame, Payload]]:
@@ -278,7 +277,7 @@ class _Reduction:
         if not self._ready:
             if len(self.headers) < self._ring.world_size:
                 return False
-            # If the check raises, the others must have this header, or they could not come to the same conclusion.
+            # If the check raises, the others must have this header to come to the same conclusion.
             if any(link.unsent_urgent for link in self._ring.links.values()):
                 return False
             self._begin_sum()
@@ -348,7 +347,7 @@ class _Reduction:
     # ------------------------------------------------------------------------------------------------- sum
 
     def _sum(self, number: int) -> None:
-        """Add one piece of this worker's slice over all terms into out, and send it to everybody."""
+        """Add one piece of this worker's slice over all terms into out, and send it to all members."""
         piece = self._mine[number]
         target = self._out[piece.group][piece.lo : piece.hi]
         values: list[Tensor] = []
@@ -361,7 +360,7 @@ class _Reduction:
         self._tell(number)
 
     def _tell(self, number: int) -> None:
-        """Send the sum of a piece of this worker's slice to all who lack it."""
+        """Send the sum of a piece of this worker's slice to all members that lack it."""
         piece = self._mine[number]
         frame = Frame(FrameKind.GATHER, self._ring.generation, self._op, piece.size, 0, number)
         payload = _part(self._out_bytes, piece)

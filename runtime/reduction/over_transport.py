@@ -1,9 +1,9 @@
-"""The same reduction as over_mesh.py, with the tensors over a transport and everything else over the mesh.
+"""The reduction of over_mesh.py, with the tensors over a transport and everything else over the mesh.
 
-Headers, scalars and notes go first, as an operation without groups: whoever is through with it knows all terms of all
-members, and so the same list of pieces and of folds. Then the tensors move in rounds, each of the same steps on every
-member: everybody's pieces of every slice to the slice's owner, the owner's sum, the sums to all. No round of words ends
-it: a member that has the sum has it whether or not the others do, and those that do not ask it for the result.
+Headers, scalars and notes go first, as an operation without groups: after it a member knows all terms of all members,
+and so the same list of pieces and of folds. Then the tensors move in rounds, each with the same steps on every member:
+all pieces of every slice to the slice's owner, the owner's sum, the sums to all. No confirmation follows: a member that
+has the sum keeps it, and members that lack it ask for the result.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from runtime.ring.ring import Ring
 from runtime.ring.transport import Transport
 
 PIECE_BYTES = 16 << 20
-"""Large, because a round costs a call on every member; small beside a model, because scratch is one of each term."""
+"""Large, because a round costs a call on every member; small compared to a model, because scratch holds many pieces."""
 SCRATCH_BYTES = 128 << 20
-"""The memory of one member for the pieces of all others; with many terms the pieces shrink."""
+"""Bytes of one member for the pieces of all others; with many terms the pieces shrink."""
 _BULK = "bulk"
-"""Header field: the groups of the tensors, which the operation over the mesh is without."""
+"""Header field: the groups of the tensors, which the operation over the mesh does not have."""
 
 
 def exchange_over(
@@ -53,9 +53,9 @@ def exchange_over(
     check: Callable[[Headers], None],
     out: dict[str, Tensor],
 ) -> tuple[Headers, Partial]:
-    """As reduce.exchange, with flats and out on the transport's device; the headers have the field "bulk" besides.
+    """As over_mesh.exchange, with flats and out on the transport's device; the headers also have the field "bulk".
 
-    Raises what reduce.exchange raises; RingBroken also for whatever goes wrong in the transport.
+    Raises what over_mesh.exchange raises; RingBroken also for every error of the transport.
     """
     flats = [_checked(root.flats, groups, out) for root in roots]
     headers, total = exchange(
@@ -85,7 +85,7 @@ def exchange_native_over(
     check: Callable[[Headers], None],
     out: dict[str, Tensor],
 ) -> tuple[Headers, Partial]:
-    """As reduce.exchange_native, in the way of `exchange_over`."""
+    """As over_mesh.exchange_native, in the way of `exchange_over`."""
     flats = [_checked(contribution.flats, groups, out)] if contribution is not None else []
     headers, total = exchange_native(
         ring,
@@ -103,7 +103,7 @@ def exchange_native_over(
 
 
 _Brought = tuple[int, int, Term]
-"""Rank of a member, which of its terms it is, and the term."""
+"""Rank of a member, the index of one of its terms, and the term."""
 
 
 def _checking(check: Callable[[Headers], None], groups: dict[str, int], op: int) -> Callable[[Headers], None]:
@@ -117,7 +117,7 @@ def _checking(check: Callable[[Headers], None], groups: dict[str, int], op: int)
 
 
 def _terms(headers: Headers) -> list[_Brought]:
-    """In the order in which over_mesh.py numbers them."""
+    """The terms in the order in which over_mesh.py numbers them."""
     return [
         (rank, index, parse_term(meta))
         for rank, header in enumerate(headers.values())
@@ -134,10 +134,10 @@ def _move(
     groups: dict[str, int],
     out: dict[str, Tensor],
 ) -> None:
-    """Fill out with the sum of everybody's terms."""
+    """Fill out with the sum of all members' terms."""
     me, others = ring.rank, [rank for rank in range(ring.world_size) if rank != ring.rank]
     counts = [sum(rank == holder for holder, _, _ in brought) for rank in range(ring.world_size)]
-    # All members must cut alike, so this looks at the member with the most to receive, whoever it is.
+    # All members must cut alike, so the member with the most to receive decides.
     received = max(sum(counts) - min(counts), 1)
     piece_bytes = max(min(PIECE_BYTES, SCRATCH_BYTES // received) // 8 * 8, 8)
     cut = [pieces(groups, ring.world_size, rank, piece_bytes) for rank in range(ring.world_size)]
@@ -166,7 +166,7 @@ def _move(
 
 
 class _Scratch:
-    """Room for one piece of every term of every other member, used again by each round."""
+    """Memory for one piece of every term of every other member, reused by each round."""
 
     def __init__(
         self, ring: Ring, mine: Sequence[ScheduledPiece], counts: dict[int, int], out: dict[str, Tensor]
@@ -175,7 +175,7 @@ class _Scratch:
         terms = sum(counts.values())
         device = next((flat.device for flat in out.values()), torch.device("cpu"))
         if device.type == "cpu":
-            # Pages that are fresh in every step cost more than the sum.
+            # Fresh pages in every step would cost more than the sum.
             memory = ring.scratch("bulk", max(terms * self._largest, 1))
             self._memory = torch.frombuffer(memory, dtype=torch.uint8)
         else:

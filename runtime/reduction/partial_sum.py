@@ -1,4 +1,4 @@
-"""A partial sum of one operation: what a worker folds, sends, keeps as a result and serves to a laggard."""
+"""A partial sum of one operation, which a worker folds, sends, keeps as a result and serves to a laggard."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from runtime.reduction.unpacked_leaf import Loose
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Scalars: TypeAlias = dict[str, tuple[str, float, float]]
-"""name -> (kind, total, weight); kind is "mean" (total / weight is the value) or "sum" (total is the value)."""
+"""Name -> (kind, total, weight); kind is "mean" (total / weight is the value) or "sum" (total is the value)."""
 
 
 @dataclass(slots=True)
 class Partial:
-    """The sum over one node of the canonical tree (see reduction_tree.py), or over all leaves: then it is a result.
+    """The sum over one node of the canonical tree (see reduction_tree.py); the sum over all leaves is a result.
 
-    flats: group name ("float32", "float64") -> 1-D tensor of that dtype; all workers hold the same groups and
-    lengths for one operation. Empty for operations which reduce scalars only. Never divided by the weight.
-    loose: the groups of a leaf that are not in flats yet, see `settle`; empty in every sum.
-    has_grad: bit i is set when parameter i had a gradient in at least one leaf.
-    weight: sum of the leaves' weights.
-    note: a JSON value of the leftmost leaf that has one (integer buffers, the value of `once`).
+    flats: group name ("float32", "float64") -> 1-D tensor of that dtype; all workers hold the same groups and lengths
+    for one operation. Empty for operations that reduce scalars only. Never divided by the weight. loose: the groups of
+    a leaf that are not in flats yet, see `settle`; empty in every sum. has_grad: bit i is set when parameter i had a
+    gradient in at least one leaf. weight: sum of the leaves' weights. note: a JSON value of the leftmost leaf that has
+    one (integer buffers, the value of `once`).
     """
 
     lo: int
@@ -42,13 +41,13 @@ class Partial:
         return (self.lo, self.hi)
 
     def settle(self) -> None:
-        """Put everything into flats: for whoever does not `fold` it. By the thread that computes, if by any."""
+        """Put all loose groups into flats, if the leaf is not folded; on the thread that computes, if one does."""
         while self.loose:
             group, values = self.loose.popitem()
             self.flats[group] = values.flat()
 
     def meta(self) -> dict[str, Json]:
-        """Everything but the tensors' bytes, for a header. Floats survive JSON exactly (shortest repr)."""
+        """Everything but the tensors, for a header. Floats survive JSON exactly (shortest repr)."""
         return {
             "node": [self.lo, self.hi],
             "has_grad": format(self.has_grad, "x"),
@@ -61,8 +60,8 @@ class Partial:
 def fold(left: Partial, right: Partial, into: Partial | None = None) -> Partial:
     """Add two siblings in tree order, ``left + right``; the sum is written into the tensors of ``into``.
 
-    into: left or right (the default); the other one stays intact, so a fold that must be undone loses only the
-    leaves of ``into``. What is loose in one of them is summed into a new tensor.
+    into: left or right (the default); the other one stays intact, so a fold that must be undone loses only the leaves
+    of ``into``. Loose groups are summed into a new tensor.
     """
     if left.hi != right.lo:
         raise ValueError(f"{left.node} and {right.node} are not siblings")
@@ -80,7 +79,7 @@ def fold(left: Partial, right: Partial, into: Partial | None = None) -> Partial:
 
 
 def fold_meta(left: Partial, right: Partial) -> tuple[int, float, Scalars, Json]:
-    """(has_grad, weight, scalars, note) of the sum; the tensors are not looked at."""
+    """(has_grad, weight, scalars, note) of the sum; the tensors are not used."""
     scalars = dict(left.scalars)
     for name, (kind, total, weight) in right.scalars.items():
         if name in scalars:
@@ -93,7 +92,7 @@ def fold_meta(left: Partial, right: Partial) -> tuple[int, float, Scalars, Json]
 
 
 def total(partials: Sequence[Partial]) -> Partial:
-    """The sum of settled partials in the given order; new tensors if there are several. lo and hi mean nothing then."""
+    """The sum of settled partials in the given order; new tensors if there are several. Its lo and hi mean nothing."""
     first, *others = partials
     if not others:
         return first

@@ -1,7 +1,7 @@
-"""What one reduction adds, in which order, and where: the same for whatever carries the bytes.
+"""What one reduction adds, in which order, and where; it does not depend on what carries the bytes.
 
-Every member owns a slice of every group, and the slice travels in pieces. Terms are the partial sums that the members
-bring; a list of folds says how they are added. All members find the same from the same headers.
+Every member owns a slice of every group, and the slice is sent in pieces. Terms are the partial sums that the members
+bring; a list of folds says how they are added. All members derive the same from the same headers.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class ScheduledPiece:
     lo: int
     hi: int
     size: int
-    """In bytes."""
+    """The size of the piece in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """What a header says of one partial sum."""
+    """A header's description of one partial sum."""
 
     meta: Partial
-    """Without tensors."""
+    """The partial sum without tensors."""
     leaves: tuple[int, ...]
 
 
@@ -61,7 +61,7 @@ def pieces(groups: dict[str, int], world_size: int, rank: int, piece_bytes: int)
 
 
 def along_tree(terms: Sequence[Term], units: int) -> list[Fold]:
-    """Raises ValueError unless the terms are nodes that hold every leaf once."""
+    """The folds along the canonical tree. Raises ValueError unless the terms are nodes that hold every leaf once."""
     nodes = [term.meta.node for term in terms]
     if not all(is_node(node, units) for node in nodes) or not covers_exactly(nodes, units):
         raise ValueError(f"roots {sorted(nodes)} do not make up the tree over 0..{units - 1}")
@@ -80,7 +80,7 @@ def along_tree(terms: Sequence[Term], units: int) -> list[Fold]:
 
 
 def by_rank(terms: Sequence[Term], units: int) -> list[Fold]:
-    """Raises ValueError unless the terms hold every leaf once."""
+    """The folds in rank order. Raises ValueError unless the terms hold every leaf once."""
     leaves = sorted(leaf for term in terms for leaf in term.leaves)
     if leaves != list(range(units)):
         raise ValueError(f"leaves {leaves} are not 0..{units - 1}")
@@ -90,7 +90,7 @@ def by_rank(terms: Sequence[Term], units: int) -> list[Fold]:
 def add(values: Sequence[Tensor], free: Sequence[bool], folds: Sequence[Fold], target: Tensor) -> None:
     """Write the sum of the values into target, added as the folds say.
 
-    free: for each value, whether it may be overwritten: it is scratch, not a root.
+    free: for each value, whether it may be overwritten, because it is scratch and not a root.
     """
     values, free = list(values), list(free)
     for left, right in folds[:-1]:
@@ -105,7 +105,7 @@ def add(values: Sequence[Tensor], free: Sequence[bool], folds: Sequence[Fold], t
 
 
 def add_metas(terms: Sequence[Term], folds: Sequence[Fold]) -> Partial:
-    """The sum of everything but the tensors."""
+    """The sum of the terms without their tensors."""
     metas = [term.meta for term in terms]
     for left, right in folds:
         metas.append(Partial(0, 0, {}, *fold_meta(metas[left], metas[right])))
@@ -113,7 +113,7 @@ def add_metas(terms: Sequence[Term], folds: Sequence[Fold]) -> Partial:
 
 
 def parse_term(meta: Json) -> Term:
-    """Raises ValueError, TypeError, KeyError or OverflowError for what Partial.meta() would not have made."""
+    """Parse what Partial.meta() has made. Raises ValueError, TypeError, KeyError or OverflowError for anything else."""
     if not isinstance(meta, dict):
         raise TypeError("a term is no object")
     lo, hi = (_int(value) for value in as_list(meta["node"]))
@@ -132,7 +132,7 @@ def parse_term(meta: Json) -> Term:
 
 
 def as_list(value: Json) -> list[Json]:
-    """Raises TypeError."""
+    """The value if it is a list; else raises TypeError."""
     if not isinstance(value, list):
         raise TypeError(f"{str(value)[:40]} is no list")
     return value

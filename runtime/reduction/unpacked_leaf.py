@@ -1,7 +1,7 @@
-"""The values of a flat tensor before they lie in one: gradients stay where backward left them until they are added.
+"""The values of a flat tensor before they are packed: gradients stay where backward left them until they are added.
 
-Copying a shard's gradients into a flat tensor, only to add that to its sibling's, would read and write each of them
-once more. So a leaf may keep the gradients themselves, provided that nobody else can change them.
+Copying a shard's gradients into a flat tensor before they are added to the sibling's would read and write each of them
+once more. So a leaf may keep the gradients themselves, provided that nothing else can change them.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from runtime.reduction.flat_pool import Flats
 
 
 class Loose:
-    """parts: what the flat tensor consists of, in order, CPU, of its dtype, any shapes and strides; they must not
-    change any more. room: where flat tensors come from, as long as all parts together."""
+    """parts: the parts of the flat tensor, in order, CPU, of its dtype, any shapes and strides; they must not change
+    any more. room: gives flat tensors as long as all parts together."""
 
     def __init__(self, parts: Sequence[Tensor], room: Flats) -> None:
         self._parts = list(parts)
         self._room = room
 
     def flat(self) -> Tensor:
-        """All of it in one new tensor."""
+        """All parts in one new flat tensor."""
         flat = self._room.take()
         torch._foreach_copy_(self._views(flat), self._parts)
         return flat
 
     def plus(self, right: Loose | Tensor) -> Tensor:
-        """``self + right`` in a new flat tensor. right: of the same parts."""
+        """``self + right`` in a new flat tensor. right: has the same parts."""
         return self._sum(self._parts, right._parts if isinstance(right, Loose) else self._views(right))
 
     def added_to(self, left: Tensor) -> Tensor:
@@ -51,13 +51,13 @@ class Loose:
 def owns_its_gradient(parameter: nn.Parameter) -> bool:
     """Whether nothing but the parameter refers to its dense gradient: no variable, view, array, graph or parameter.
 
-    Only then nobody can write to it once it is taken away.
+    Only then nothing can write to the gradient after it was taken.
     """
     return parameter.grad is not None and _references(parameter.grad) == _of_sole_owner()
 
 
 def _references(gradient: Tensor) -> tuple[int, ...]:
-    """To the Python object, to its storage's, to the tensor and to the storage; those of this call included."""
+    """Counts of references to the Python object, its storage's object, the tensor and the storage, this call's too."""
     storage = gradient.untyped_storage()
     counts = (gradient._use_count(), torch._C._storage_Use_Count(storage._cdata))  # type: ignore[attr-defined]
     return (sys.getrefcount(gradient), sys.getrefcount(storage), *counts)
@@ -65,7 +65,7 @@ def _references(gradient: Tensor) -> tuple[int, ...]:
 
 @functools.cache
 def _of_sole_owner() -> tuple[int, ...]:
-    """What `_references` says of a gradient that only its parameter refers to, in this version of torch."""
+    """The result of `_references` for a gradient that only its parameter refers to, in this version of torch."""
     parameter = nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     return _references(parameter.grad)

@@ -1,4 +1,4 @@
-"""Waiting for what cannot be interrupted, for as long as somebody wants it."""
+"""Waiting for a call that cannot be interrupted, until its result is not wanted any more."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 CHECK_S = 0.02
-"""How often the one who waits looks whether it is still wanted."""
+"""Seconds between two checks whether the result is still wanted."""
 
 T = TypeVar("T")
 
 
 class Call(Generic[T]):
-    """Runs `call` in a daemon thread of this name. late: gets what it gives when nobody wants it any more."""
+    """Runs `call` in a daemon thread of this name. late: called with the result if that is not wanted any more."""
 
     def __init__(self, name: str, call: Callable[[], T], late: Callable[[T], None]) -> None:
         self._call = call
@@ -26,8 +26,7 @@ class Call(Generic[T]):
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def result(self, unwanted: threading.Event) -> T | None:
-        """What the call gives, or None if that is unwanted before; then the thread is left to itself. Raises what the
-        call raises."""
+        """The call's result, or None if unwanted before; then the thread is abandoned. Raises what the call raises."""
         while not self._done.wait(CHECK_S):
             if unwanted.is_set():
                 with self._lock:

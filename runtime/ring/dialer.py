@@ -1,4 +1,4 @@
-"""Calling one peer: connect, say hello, read the answer, without blocking; tries again while nobody is there."""
+"""Calling one peer: connect, say hello, read the answer, without blocking; tries again while the peer is not there."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _RETRY_MAX_S = 0.2
 
 
 class Dial:
-    """Driven by `advance` until it returns a connection. hello: without a proof, which `token` makes. local: try the
-    unix socket of this host first, which needs no seal."""
+    """A call that `advance` drives until it returns a connection. hello: without its proof, which is made from `token`.
+    local: try the unix socket of this host first, which needs no seal."""
 
     def __init__(
         self, host: str, port: int, hello: Hello, token: str, *, local: bool, seal: TlsContexts = PLAIN
@@ -42,12 +42,12 @@ class Dial:
         self.retry_at_s = 0.0
         self.problem = "no answer"
         self.offer = ""
-        """What the peer that has accepted offers: see handshake.Welcome."""
+        """The offer of the peer that has accepted: see handshake.Welcome."""
         self.nobody_listens = False
-        """The host has answered that the last call was for no process."""
+        """Whether the host has answered that no process listens on the port."""
 
     def register(self, poller: select.poll) -> None:
-        """Register for what must happen before `advance` can do more; without a socket that is retry_at_s."""
+        """Register the event that `advance` waits for; without a socket it waits until retry_at_s."""
         if self._sock is not None:
             waits_to_send = not self._connected or bool(self._unsent)
             poller.register(self._sock, select.POLLOUT if waits_to_send else select.POLLIN)
@@ -55,7 +55,7 @@ class Dial:
     def advance(self, now_s: float) -> socket.socket | None:
         """The non-blocking connection once the peer has accepted; the caller owns it then.
 
-        Raises HelloRefused if the peer answered and said no: calling again would not help.
+        Raises HelloRefused if the peer refused: another call would not help.
         """
         try:
             if self._sock is None and now_s >= self.retry_at_s:

@@ -1,7 +1,7 @@
 """One connection of a ring: typed frames over a non-blocking stream socket, without a copy of the payload.
 
-A frame is a fixed header and `length` bytes. The sender chooses the order; the receiver decides per frame where
-the bytes go (straight into a tensor), or that it cannot take them yet, which stops the stream there.
+A frame is a fixed header and `length` bytes. The sender chooses the order; the receiver decides per frame where the
+bytes go (straight into a tensor), or that it cannot take them yet, which stops the stream at that frame.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Payload = bytes | memoryview
 
 
 class FrameKind(IntEnum):
-    """What a frame carries."""
+    """The content of a frame."""
 
     HEADER = 1
-    """JSON: what the sender contributes to an operation; its first frame of that operation."""
+    """JSON: the sender's contribution to an operation; its first frame of that operation."""
     SCATTER = 2
     """One piece of one term (root) of the sender, for the receiver's slice."""
     GATHER = 3
@@ -57,7 +57,7 @@ class FrameSink(Protocol):
     """Takes the frames of a link."""
 
     def accept(self, peer: str, frame: Frame) -> memoryview | None:
-        """Where to put the payload, exactly frame.length bytes; None to stop the stream here until asked again.
+        """The memory for the payload, exactly frame.length bytes; None to stop the stream here until asked again.
 
         Raises LinkError if the frame is out of place.
         """
@@ -69,7 +69,7 @@ class FrameSink(Protocol):
 
 
 _CLOSED = frozenset({0, errno.ECONNRESET, errno.EPIPE})
-"""What a connection has for an error after its other end was closed."""
+"""The errors of a connection after its other end was closed."""
 
 
 class PeerLink:
@@ -79,7 +79,7 @@ class PeerLink:
         sock.setblocking(False)
         self.peer = peer
         self.ended = ""
-        """Why nothing more can come; empty while something can."""
+        """Why nothing more can come; "" while something can."""
         self.stalled = False
         self._deaf = False
         self._closed_by_peer: bool | None = None
@@ -105,13 +105,13 @@ class PeerLink:
         return tcp_liveness.address(self._sock)
 
     def counters(self) -> tcp_liveness.Counters:
-        """Whether the kernel of the peer's host answers: see tcp_liveness.py."""
+        """The kernel's counters of this connection: see tcp_liveness.py."""
         return tcp_liveness.counters(self._sock)
 
     def is_closed_by_peer(self) -> bool:
-        """Whether the peer, or its kernel, has closed its end, and not this kernel has given the connection up because
-        nothing came back. Asked of a connection that has ended; not all that came before need have been read."""
-        if self._closed_by_peer is None:  # to read the error once takes it away
+        """Whether the peer, or its kernel, has closed its end; False if this kernel has given the connection up for
+        lack of answers. For a connection that has ended; received bytes may still be unread."""
+        if self._closed_by_peer is None:  # reading the error clears it
             self._closed_by_peer = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _CLOSED
         return self._closed_by_peer
 
@@ -126,8 +126,8 @@ class PeerLink:
 
     @property
     def holds(self) -> bool:
-        """Whether something has been read that poll will not report: a frame's header that was not accepted yet, or
-        bytes below the seal of the connection."""
+        """Whether bytes have been read that poll will not report: a frame's header that was not accepted yet, or bytes
+        inside the TLS session."""
         return not self.ended and (self.stalled or self._head_got == _HEAD.size or self._sealed_bytes() > 0)
 
     @property
@@ -144,15 +144,15 @@ class PeerLink:
             self._urgent.append((frame, payload))
 
     def send_bulk(self, frames: Iterator[tuple[Frame, Payload]]) -> None:
-        """Queue frames that are made as the connection takes them, one sequence at a time."""
+        """Queue frames that are generated as the connection takes them, one sequence at a time."""
         if not self._deaf:
             self._bulk = frames
 
     def flush(self) -> None:
         """Send until the connection takes no more.
 
-        A peer that does not listen any more is no error here, as it may have sent all that is wanted from it before
-        it went; what is queued for it is dropped.
+        A peer that has closed its end is no error here, because it may have sent all that is wanted from it; frames
+        that are queued for it are dropped.
         """
         while True:
             if not self._sending:
@@ -176,7 +176,7 @@ class PeerLink:
         self._sending = []
 
     def _refill(self) -> None:
-        """One batch of urgent or of bulk frames, so that `unsent_urgent` can tell them apart."""
+        """Take one batch of urgent or of bulk frames, so that `unsent_urgent` can tell them apart."""
         self._sending_urgent = bool(self._urgent)
         size = 0
         while size < _BATCH_BYTES and len(self._sending) < 2 * _BATCH_FRAMES:
@@ -241,7 +241,7 @@ class PeerLink:
         return self._head_got == _HEAD.size
 
     def _read_payload(self, payload: memoryview, length: int) -> bool:
-        """Reads the next frame's header along, which saves a system call a frame."""
+        """Read the payload, and the next frame's header with it, which saves a system call per frame."""
         rest = length - self._payload_got
         got = self._take(lambda: self._sock.recvmsg_into([payload[self._payload_got :], self._head])[0])
         self._payload_got += min(got, rest)
@@ -249,7 +249,7 @@ class PeerLink:
         return got > 0
 
     def _take(self, read: Callable[[], int]) -> int:
-        """Bytes read, 0 if there are none yet or never will be."""
+        """Number of bytes read; 0 if there are none yet or never will be."""
         try:
             got = read()
         except BlockingIOError:
@@ -263,13 +263,13 @@ class PeerLink:
         return got
 
     def _failed(self, error: OSError) -> None:
-        """The first error says how the connection ended."""
+        """Note the first error, which says how the connection ended."""
         if self._closed_by_peer is None:
             self._closed_by_peer = error.errno in _CLOSED
 
     def _end(self, because: str) -> None:
-        """A peer closes both directions at once. What is queued for it would never leave: an operation that needs
-        nothing more of this peer would wait for that forever."""
+        """Note the end: a peer closes both directions at once. Drop queued frames, which would never be sent, so that
+        no operation waits for that for ever."""
         self.ended = because
         self._deaf = True
         self._drop_unsent()

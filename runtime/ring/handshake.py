@@ -1,12 +1,12 @@
-"""What two workers say to each other before any data: who calls, for which job and generation, and the answer.
+"""The messages between two workers before any data: who calls, for which job and generation, and the answer.
 
     called  -- challenge -->         a number that is used once
             <-- hello --------       who calls whom, the challenge, a number of the caller's own, a proof
             -- welcome -->           who was called, a proof; or why not
 
 A message is a big-endian 4-byte length and that many bytes of JSON, at most MAX_BYTES. Both sides prove that they know
-the generation's token, which is never sent: a proof is an HMAC of everything that was said, under that token. So one
-that was overheard is worth nothing in another connection. Nothing of a message is used before all of it was checked.
+the generation's token, which is never sent: a proof is an HMAC of all messages so far, under that token. So an
+overheard proof is useless in another connection. Nothing of a message is used before all of it is checked.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Purpose = Literal["ring", "copy"]
 
 
 class HelloRefused(Exception):
-    """The other side was turned away, or turned us away; the message is the reason, fit to be sent."""
+    """One side has refused the other; the message is the reason, fit to be sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The caller's message. `to` is whom it wants: a port may have a new owner by now.
+    """The caller's message. `to` is the worker that it wants: a port may have a new owner by now.
 
-    plan: hash of the plan of that generation. challenge: as the called has sent it; nonce: the caller's own number.
+    plan: hash of the plan of that generation. challenge: the called worker's number. nonce: the caller's own number.
     """
 
     job: str
@@ -54,7 +54,7 @@ class Hello:
 class Welcome:
     """The answer to a hello that was accepted.
 
-    offer: of rank 0, what its transport has to tell those of the others before they can meet; else empty.
+    offer: rank 0's, which the transports of the others need to connect; else "".
     """
 
     generation: int
@@ -69,18 +69,18 @@ def new_challenge() -> str:
 
 
 def proven_hello(hello: Hello, challenge: str, token: str) -> Hello:
-    """In answer to a challenge."""
+    """The hello with its proof, in answer to a challenge."""
     answer = replace(hello, challenge=challenge, nonce=secrets.token_hex(16), proof="")
     return replace(answer, proof=_proof(token, "hello", asdict(answer)))
 
 
 def is_proven(hello: Hello, token: str) -> bool:
-    """Whether the caller knows the token. That the challenge was ours is for whoever has sent it to say."""
+    """Whether the caller knows the token. The sender of the challenge has to compare that itself."""
     return hmac.compare_digest(_proof(token, "hello", asdict(replace(hello, proof=""))), hello.proof)
 
 
 def proven_welcome(welcome: Welcome, hello: Hello, token: str) -> Welcome:
-    """In answer to that hello."""
+    """The welcome with its proof, in answer to that hello."""
     return replace(welcome, proof=_welcome_proof(welcome, hello, token))
 
 
@@ -98,7 +98,7 @@ def encode_challenge(challenge: str) -> bytes:
 
 
 def decode_challenge(message: bytes) -> str:
-    """Raises HelloRefused with the other side's reason, or for a malformed one."""
+    """Raises HelloRefused with the other side's reason, or for a malformed challenge."""
     fields = _decode(message)
     if "refused" in fields:
         raise HelloRefused(_text(fields, "refused"))
@@ -151,7 +151,7 @@ def decode_answer(message: bytes) -> Welcome:
 
 
 def check_welcome(welcome: Welcome, hello: Hello, token: str) -> None:
-    """Raises HelloRefused unless whoever answered is the one that was called, in the same plan, and knows the token."""
+    """Raise HelloRefused unless the answer is from the called worker, of the same plan, and proves the token."""
     if not hmac.compare_digest(_welcome_proof(welcome, hello, token), welcome.proof):
         raise HelloRefused("its token is not the generation's")
     if (welcome.worker_id, welcome.generation, welcome.plan) != (hello.to, hello.generation, hello.plan):
@@ -215,13 +215,13 @@ def _text(fields: dict[str, object], name: str) -> str:
         raise HelloRefused(f"{name} must be a string of at most {_MAX_TEXT} characters")
     try:
         value.encode()
-    except UnicodeEncodeError as error:  # JSON can spell halves of characters
+    except UnicodeEncodeError as error:  # JSON can contain lone surrogates
         raise HelloRefused(f"{name} is no text") from error
     return value
 
 
 def _word(fields: dict[str, object], name: str) -> str:
-    """ASCII only, as it is compared in constant time."""
+    """A text field, ASCII only, because it is compared in constant time."""
     value = _text(fields, name)
     if not value.isascii():
         raise HelloRefused(f"{name} must be ASCII")

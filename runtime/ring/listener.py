@@ -1,7 +1,7 @@
-"""The listening port of a worker: it accepts connections, checks their hello, and hands each to whoever waits for it.
+"""The listening port of a worker: it accepts connections, checks their hello, and hands them on.
 
-Until it is known who has called, a caller goes through TLS, the challenge and the hello. Peers with the same address
-are on the same host and use the unix socket beside the TCP port (unix_socket.py).
+A caller goes through TLS, the challenge and the hello before it is known. Peers with the same address are on the same
+host and use the unix socket beside the TCP port (unix_socket.py).
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from runtime.ring.tls import PLAIN, SealedSocket, TlsContexts
 from runtime.ring.unix_socket import is_same_user, local_door, tune
 
 HELLO_S = 5.0
-"""A caller that has not said all of its hello by then is dropped."""
+"""Seconds within which a caller has to send all of its hello; then it is dropped."""
 PARKED_S = 60.0
-"""How long a ring connection waits for this worker to begin its generation. Above any ring's build time."""
+"""Seconds for which a ring connection waits for this worker to begin its generation; above any ring's build time."""
 MAX_PENDING = 512
 MAX_PENDING_OF_A_HOST = 64
-"""Callers that have not said their hello yet. Who calls without one takes the places of his own host."""
+"""Callers that have not sent their hello yet. A caller that sends none takes places of its own host only."""
 MAX_PARKED = 256
 MAX_UNCHECKED_OF_A_HOST = 8
-"""Ring connections for generations of which this worker has not heard, so that it cannot tell whether they are of
-members. Whoever finds no place calls again (dialer.py). Within a host, where only processes of its user can call, it is
-MAX_PENDING_OF_A_HOST: all workers of a large machine may call before this one has heard."""
+"""Ring connections for generations that this worker does not know, so that it cannot check the callers. A caller that
+finds no place calls again (dialer.py). Within a host, where only processes of its user can call, the limit is
+MAX_PENDING_OF_A_HOST: all workers of a large machine may call before this worker knows the generation."""
 MAX_COPIES = 256
-"""Every newcomer keeps one with the donor until it is a member, and they become members together."""
+"""Every newcomer keeps one connection to the donor until it is a member, and newcomers become members together."""
 _WAKE, _DOOR = "wake", "door"
 
 ServeCopy = Callable[[socket.socket, Hello], None]
 TokenOf = Callable[[int], str | None]
 Refused = Callable[[str, str], None]
-"""(why, address of the caller)."""
+"""Called with (why, address of the caller)."""
 
 
 @dataclass(slots=True)
 class _Parked:
-    """checked: it knows the token of its generation. host: as of IncomingPeer."""
+    """A ring connection that waits. checked: its caller has proved the generation's token. host: as in IncomingPeer."""
 
     sock: socket.socket
     hello: Hello
@@ -74,7 +74,7 @@ class Arrivals:
         self._take = take
 
     def take(self) -> list[tuple[socket.socket, Hello]]:
-        """What arrived since the last call, oldest first, non-blocking; the caller owns and answers it."""
+        """The connections since the last call, oldest first, non-blocking; the caller owns and answers them."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.wake)
         return self._take()
@@ -83,11 +83,10 @@ class Arrivals:
 class Listener:
     """Accepts on host, port 0, in one thread, from construction until close().
 
-    host: the address under which peers reach this worker; me: its worker_id. token_of(generation): the secret its
-    members share, None if unknown here. serve_copy(sock, hello): called for every accepted copy connection in a
-    thread of its own, at most MAX_COPIES at once; sock is blocking, and closed when it returns. seal: of connections
-    with other hosts. on_refused: told who was turned away.
-    Raises OSError if host cannot be bound.
+    host: the address under which peers reach this worker. me: its worker_id. token_of(generation): the members' secret,
+    None if unknown here. serve_copy(sock, hello): called for every accepted copy connection in a thread of its own, at
+    most MAX_COPIES at once; sock is blocking, and closed when it returns. seal: TLS for connections with other hosts.
+    on_refused: called for every refused caller. Raises OSError if host cannot be bound.
     """
 
     def __init__(
@@ -120,16 +119,16 @@ class Listener:
 
     @property
     def address(self) -> tuple[str, int]:
-        """(host, port) as published to the peers."""
+        """(host, port) for the peers."""
         return self._host, self._port
 
     def refused(self, because: str, sock: socket.socket) -> None:
-        """Tell whoever keeps the journal. sock: still open."""
+        """Report a refused caller to on_refused. sock: still open."""
         self._on_refused(because, host_of(sock))
 
     @contextlib.contextmanager
     def expecting(self, generation: int) -> Iterator[Arrivals]:
-        """Receive the ring connections of one generation; those of older ones are refused from now on."""
+        """Receive the ring connections of one generation; connections of older ones are refused from now on."""
         arrivals = Arrivals(lambda: self._claim(generation))
         with self._lock:
             self._floor = max(self._floor, generation)
@@ -148,7 +147,7 @@ class Listener:
             os.close(arrivals.wake)
 
     def close(self) -> None:
-        """Stop accepting, close what was accepted for nobody, end the copies; returns when the threads are gone."""
+        """Stop accepting, close connections that nothing took, end the copies; returns when the threads are gone."""
         with self._lock:
             if self._closing:
                 return
@@ -210,7 +209,7 @@ class Listener:
         try:
             sock, _ = door.accept()
         except OSError:
-            return  # the caller hung up first, or there is no descriptor left; it will call again
+            return  # the caller hung up, or no descriptor is left; it calls again
         host = host_of(sock)
         of_host = sum(entry.host == host for entry in pending.values())
         if len(pending) >= MAX_PENDING or of_host >= MAX_PENDING_OF_A_HOST or not is_same_user(sock):
@@ -220,7 +219,7 @@ class Listener:
         sock.setblocking(False)
         try:
             sock = self.seal.as_called(sock)
-        except OSError as error:  # the caller has said something and hung up already
+        except OSError as error:  # the caller has sent bytes and hung up already
             self._on_refused(f"the caller's TLS: {getattr(error, 'reason', None) or error}", host)
             sock.close()
             return
@@ -264,7 +263,7 @@ class Listener:
         sock.close()
 
     def _check(self, hello: Hello) -> bool:
-        """Whether the caller knows the token; False: nobody here does yet. Raises HelloRefused."""
+        """Whether the caller has proved the token; False: the token is not known here yet. Raises HelloRefused."""
         if hello.job != self._job:
             raise HelloRefused(f"this worker belongs to job {self._job!r}")
         if hello.to != self._me:
@@ -284,7 +283,7 @@ class Listener:
             self._start_copy(sock, hello)
 
     def _park(self, new: _Parked) -> None:
-        """Or turn it away, without a word where it shall call again."""
+        """Park a ring connection, or turn it away; without an answer if the caller shall call again."""
         dropped, because = new, ""
         of_host = MAX_UNCHECKED_OF_A_HOST if new.host else MAX_PENDING_OF_A_HOST
         with self._lock:
@@ -332,7 +331,7 @@ class Listener:
             welcome = proven_welcome(
                 Welcome(hello.generation, self._me, hello.plan), hello, self._token_of(hello.generation) or ""
             )
-            with contextlib.suppress(OSError):  # a caller that hung up: whoever serves it finds the end at once
+            with contextlib.suppress(OSError):  # if the caller hung up, serve_copy finds the end at once
                 sock.sendall(encode_welcome(welcome))
             sock.settimeout(None)
             self._serve_copy(sock, hello)
@@ -344,7 +343,7 @@ class Listener:
 
 @dataclass(slots=True)
 class IncomingPeer:
-    """host: its address; empty on this host."""
+    """A caller before its hello. host: its address; "" on this host."""
 
     host: str
     expires_s: float
@@ -353,9 +352,9 @@ class IncomingPeer:
     _inbox: Inbox = field(default_factory=Inbox)
 
     def hear(self, sock: socket.socket) -> Hello | None:
-        """The hello once all of it is here: in answer to our challenge, and by the node of whom it says it comes from.
+        """The hello once it is complete: it answers our challenge, and its worker is on the certificate's node.
 
-        Raises BlockingIOError while the caller has to say something, HelloRefused, EOFError, and OSError of the socket.
+        Raises BlockingIOError while the caller has more to send, HelloRefused, EOFError, and OSError of the socket.
         """
         if isinstance(sock, SealedSocket):
             sock.shake_hands()
@@ -374,10 +373,10 @@ class IncomingPeer:
 
 
 def host_of(sock: socket.socket) -> str:
-    """The address of the other side; empty if it is on this host."""
+    """The address of the other side; "" if it is on this host."""
     if sock.family == socket.AF_UNIX:
         return ""
     try:
         return str(sock.getpeername()[0])
-    except OSError:  # it has hung up
+    except OSError:  # the other side has hung up
         return ""

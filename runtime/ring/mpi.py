@@ -1,11 +1,11 @@
 """A transport over MPI, for the CPUs of workers that have ranks of one mpirun (elastic/agent/process/mpirun.py).
 
 All generations use one communicator, made while all ranks lived. A generation's messages have its number as their tag,
-and go between its members and nobody else, so a loss needs neither an agreement on who is left nor a communicator of
-those: nothing of MPI ever waits for a process that may have gone. A generation with a member that has no rank has no
-transport: the mesh carries its tensors (docs/decisions/mpi.md).
+and go between its members only, so a loss needs neither an MPI agreement on the survivors nor a communicator of them:
+no call of MPI ever waits for a process that may be gone. A generation with a member that has no rank has no transport:
+the mesh carries its tensors (docs/decisions/mpi.md).
 
-mpi4py is imported when a worker has a rank, and nowhere else.
+mpi4py is imported only if the worker has a rank.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from elastic.errors import ConfigError, RingBroken
 from elastic.records.journal import Journal
 
 READY_S = 300.0
-"""How long a worker waits for the others of the start: their scripts may do anything before elastic.join()."""
+"""Seconds to wait for the other workers of the start: their scripts may do anything before elastic.join()."""
 _POLL_S = 0.02
 _PAUSE_MIN_S = 20e-6
 _PAUSE_MAX_S = 1e-3
 _SPINS = 100
-"""So often other threads and processes get a turn before the first pause: most messages are here by then."""
+"""How often other threads and processes get a turn before the first pause: most messages have come by then."""
 
 Communicator: TypeAlias = Any
 """mpi4py.MPI.Intracomm; the package is optional, so its types are too."""
 
 _ENDED_MAX = 64
-"""For so many generations messages are looked for that came too late. They come within a few generations."""
+"""For how many ended generations late messages are looked for; they come within a few generations."""
 
 
 class MpiWorld:
-    """The ranks of mpirun, as one worker knows them."""
+    """The ranks of mpirun, for one worker."""
 
     def __init__(self, ranks: Ranks, worker_id: str, journal: Journal) -> None:
-        """With a rank: waits for all others that have one, and joins them; the interpreter stands still meanwhile.
+        """With a rank, wait for all other workers with ranks, and join them, during which the interpreter stands still.
 
-        Raises ConfigError if one of them ended before, or MPI does not work here. If one ends while they join, the
+        Raises ConfigError if a worker ended before, or MPI does not work here. If a worker ends while they join, the
         others wait for ever, and the agent ends them.
         """
         self._ranks = ranks
@@ -58,7 +58,7 @@ class MpiWorld:
             self._join()
 
     def _await_others(self) -> None:
-        """Joining cannot be interrupted, so nobody begins before all have come."""
+        """Wait until all have come, because joining cannot be interrupted."""
         self._ranks.ready(self._workers.index(self._me)).touch()
         deadline_s = time.monotonic() + READY_S
         while late := [n for n in range(len(self._workers)) if not self._ranks.ready(n).exists()]:
@@ -73,7 +73,7 @@ class MpiWorld:
         import mpi4py
 
         mpi4py.rc.initialize = False
-        mpi4py.rc.finalize = False  # it waits for all ranks, and some may have died
+        mpi4py.rc.finalize = False  # finalize waits for all ranks, and some may have died
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
@@ -95,7 +95,7 @@ class MpiWorld:
         yield MpiMeeting(self, generation, members)
 
     def objection(self, generation: int, members: Sequence[str]) -> str:
-        """Why these members cannot be connected by MPI, or empty."""
+        """Why MPI cannot connect these members, or ""."""
         strangers = [member for member in members if member not in self._workers]
         if not strangers:
             return ""
@@ -108,7 +108,7 @@ class MpiWorld:
         return because
 
     def connect(self, generation: int, members: Sequence[str]) -> MpiTransport:
-        """The transport of members which all have ranks."""
+        """The transport of members that all have ranks."""
         assert self._wire is not None, "who is no member does not connect"
         ranks = [self._workers.index(member) for member in members]
         self._wire.sweep([rank for rank, member in zip(ranks, members, strict=True) if member != self._me])
@@ -118,7 +118,7 @@ class MpiWorld:
 
 
 class MpiMeeting:
-    """See transport.Meeting. There is nothing to offer: whoever has a rank is known by it."""
+    """See transport.Meeting. There is no offer: a rank identifies its worker."""
 
     offer = ""
 
@@ -131,48 +131,47 @@ class MpiMeeting:
         return None if self.because else self._world.connect(self._generation, self._members)
 
     def abort(self) -> None:
-        """It waits for nobody."""
+        """Do nothing: `connect` waits for nobody."""
 
 
 class _Wire:
-    """The communicator of all ranks, and what failed exchanges have left on it.
+    """The communicator of all ranks, and the requests that failed exchanges have left on it.
 
-    Its calls are made one at a time, and none of them waits: two threads in Open MPI at once have been seen to crash
-    it.
+    Its calls are made one at a time, and none of them waits: two threads inside Open MPI were seen to crash it.
     """
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
         self.calling = threading.Lock()
-        """Around every call of MPI."""
+        """Held around every call of MPI."""
         self._left: list[tuple[list[Any], object]] = []
-        """Requests that have not ended, and their memory: MPI may still touch it."""
+        """Requests that have not ended, and their memory, which MPI may still use."""
         self._ended: deque[int] = deque(maxlen=_ENDED_MAX)
 
     def leave(self, requests: list[Any], receives: int, memory: object) -> None:
-        """Requests of an exchange that failed, the first of them receives. What never comes is not waited for; what is
-        coming already comes, and then they end."""
+        """Keep the requests of a failed exchange, of which the first are receives. Messages that never come are not
+        waited for; for those that come, the requests end."""
         from mpi4py import MPI
 
         with self.calling:
             self._left.append((requests, memory))
             for request in requests[:receives]:
-                if request:  # it has not ended
-                    with contextlib.suppress(MPI.Exception):  # it stays, with its memory, and nobody waits for it
+                if request:  # the request has not ended
+                    with contextlib.suppress(MPI.Exception):  # the request stays, with its memory
                         request.Cancel()
 
     def end(self, generation: int) -> None:
-        """Nobody here receives anything of it any more. At once."""
+        """Note that nothing of this generation is received here any more. Returns at once."""
         self._ended.append(generation)
 
     def sweep(self, ranks: Sequence[int]) -> None:
-        """Let go of what MPI has finished with, and take in what these ranks, which live, have sent to a generation
-        that had ended here: until then they have to keep it."""
+        """Free what MPI has finished with, and receive what these ranks, which live, have sent for a generation that
+        had ended here: until then they have to keep it."""
         from mpi4py import MPI
 
         with self.calling:
             for rank in ranks:
-                with contextlib.suppress(MPI.Exception):  # MPI takes it for dead: nothing comes from it any more
+                with contextlib.suppress(MPI.Exception):  # MPI regards the rank as dead: nothing comes from it any more
                     self._take_in(rank)
             self._left = [row for row in self._left if not all([_has_ended(request) for request in row[0]])]
 
@@ -189,9 +188,9 @@ class _Wire:
 class MpiTransport:
     """Transport (see transport.py) between these ranks of MPI, by rank of the ring.
 
-    What is sent and received passes through memory of the transport's own. MPI cannot take back a message: with a peer
-    that was frozen it goes on when the peer thaws, reading what was to be sent and writing what was to be received. By
-    then the tensors hold something else, and the peer must not get a result made of that.
+    Messages pass through memory of the transport's own. MPI cannot cancel a message: with a peer that was frozen it
+    goes on when the peer thaws, reading the memory to send and writing the memory to receive. By then the tensors hold
+    other values, and the peer must not get a result made of those.
     """
 
     def __init__(self, wire: _Wire, generation: int, ranks: Sequence[int]) -> None:
@@ -216,7 +215,7 @@ class MpiTransport:
                 raise
 
     def exchange(self, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor]) -> None:
-        """See Transport. At most one message a pair and call; MPI keeps those of a pair in order."""
+        """See Transport. At most one message per pair and call; MPI keeps the messages of a pair in order."""
         from mpi4py import MPI
 
         self._check()
@@ -259,7 +258,7 @@ class MpiTransport:
             self._rooms = {}
 
     def _room(self, way: str, rank: int, tensor: Tensor) -> Tensor:
-        """Bytes for this tensor on its way to or from this rank, used again by the next exchange."""
+        """Bytes for this tensor on its way to or from this rank, reused by the next exchange."""
         size = tensor.numel() * tensor.itemsize
         held = self._rooms.get((way, rank))
         if held is None or len(held) < size:
@@ -277,7 +276,7 @@ class MpiTransport:
             raise RingBroken(f"the transport of generation {self._generation} was aborted")
 
     def _await(self, done: Callable[[], bool]) -> None:
-        """Raises RingBroken on an abort."""
+        """Wait until done. Raises RingBroken on an abort."""
         pause_s, turns = _PAUSE_MIN_S, 0
         while not done():
             self._check()
@@ -290,7 +289,7 @@ class MpiTransport:
 
 
 def _has_ended(request: Any) -> bool:
-    """Well or not: either way MPI does not touch its memory any more."""
+    """Whether the request has ended, well or not: then MPI does not use its memory any more."""
     from mpi4py import MPI
 
     try:

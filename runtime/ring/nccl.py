@@ -1,7 +1,7 @@
-"""NCCL between the GPUs of a generation's members; nothing else in the product calls it.
+"""NCCL between the GPUs of a generation's members; no other module calls NCCL.
 
-A communicator is made for each generation and never grows or shrinks. It is a non-blocking one: the thread that waits
-for it must be able to see that the generation ended.
+A communicator is made for each generation and never grows or shrinks. It is non-blocking: the thread that waits for it
+must be able to see that the generation has ended.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _OURS = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
 }
 _NEVER = timedelta(days=365)
-"""Whether a member is gone is decided elsewhere."""
+"""No timeout: other parts decide whether a member is gone."""
 
 
 def check_device(device: torch.device) -> None:
-    """Raises ConfigError where a worker on this device cannot have it."""
+    """Raise ConfigError if a worker on this device cannot use NCCL."""
     if device.type != "cuda":
         raise ConfigError(f"--ring nccl is for GPUs, and the device of this worker is {device}; use --ring tcp")
     if not dist.is_nccl_available():
@@ -36,7 +36,7 @@ def check_device(device: torch.device) -> None:
 
 
 def make_group(store: Store, rank: int, world_size: int, generation: int, device: torch.device) -> TransportGroup:
-    """process_group.MakeGroup."""
+    """See process_group.MakeGroup."""
     os.environ.update(_OURS)
     nccl: Any = dist.ProcessGroupNCCL
     options = nccl.Options()

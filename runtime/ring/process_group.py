@@ -1,7 +1,6 @@
-"""A transport over a process group of torch.distributed that nobody else has: no global initialisation is touched.
+"""A transport over a private process group of torch.distributed, without any global initialisation.
 
-nccl.py makes the groups. What is here needs of one only that all members exchange a tensor each, and that it can be
-aborted.
+nccl.py makes the groups. This module only needs a group that exchanges a tensor between all members and can be aborted.
 """
 
 from __future__ import annotations
@@ -23,28 +22,27 @@ from elastic.errors import BuildFailed, RingBroken
 from runtime.ring.transport import Meet, Meeting, Transport
 
 CONNECT_S = 20.0
-"""How long the members' groups may take to find each other. Where a member is lost meanwhile nobody waits for that."""
+"""Seconds in which the members' groups have to find each other; less if a member is lost meanwhile."""
 QUEUED_MAX = 64
-"""Exchanges that a GPU may be behind the host; a full queue would block a thread where no abort can reach it."""
+"""Exchanges that a GPU may be behind the host; a full queue would block a thread that no abort can reach."""
 DRAIN_S = 30.0
-"""After an abort the tensors are let go by then, or the device hangs."""
+"""Seconds after an abort until the tensors are free; after that the device hangs."""
 _PAUSE_MIN_S = 20e-6
 _PAUSE_MAX_S = 1e-3
 
 
 class PendingWork(Protocol):
-    """As torch.distributed.Work."""
+    """The interface of torch.distributed.Work."""
 
     def is_completed(self) -> bool: ...
     def wait(self) -> bool: ...
 
 
 class TransportGroup(Protocol):
-    """What is used of a torch.distributed.ProcessGroup's backend."""
+    """The used part of a torch.distributed.ProcessGroup's backend."""
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], /) -> PendingWork:
-        """Tensor r of the inputs to rank r, tensor r of the outputs from rank r. All are bytes; empty ones do not
-        travel."""
+        """Send inputs[r] to rank r, and receive outputs[r] from rank r. All are bytes; empty tensors are not sent."""
         ...
 
     def abort(self) -> None:
@@ -53,12 +51,11 @@ class TransportGroup(Protocol):
 
 
 MakeGroup = Callable[[Store, int, int, int, torch.device], TransportGroup]
-"""The group of (store, rank, world size, generation, device); all members make theirs at the same time. Raises
-RuntimeError."""
+"""Makes the group from (store, rank, world size, generation, device), on all members at once. Raises RuntimeError."""
 
 
 def meeting(make: MakeGroup, host: str, device: torch.device) -> Meet:
-    """Meetings at a store that rank 0 opens on this address of its machine; it is there as long as the meeting."""
+    """Meetings at a store that rank 0 opens on this address of its machine, and that lives as long as the meeting."""
 
     @contextmanager
     def meet(generation: int, members: Sequence[str], rank: int) -> Iterator[Meeting]:
@@ -78,7 +75,7 @@ def meeting(make: MakeGroup, host: str, device: torch.device) -> Meet:
 
 @dataclass(slots=True)
 class _Place:
-    """transport.Meeting at a store."""
+    """A transport.Meeting at a store."""
 
     make: MakeGroup
     generation: int
@@ -92,7 +89,7 @@ class _Place:
     greeting: ProcessGroupTransport | None = None
 
     def open(self, host: str) -> None:
-        # With a port of its own choice the server would listen on every address of the machine.
+        # If the server chose a port itself, it would listen on every address of the machine.
         family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
         with socket.create_server((host, 0), family=family) as listening:
             port = listening.getsockname()[1]
@@ -122,15 +119,15 @@ class _Place:
         return transport
 
     def abort(self) -> None:
-        """See transport.Meeting. Whoever still waits for the store is freed when rank 0 has left the meeting, and the
-        server with it: by CONNECT_S, should rank 0 be frozen."""
+        """See transport.Meeting. A member that still waits for the store is freed when rank 0 has left the meeting, and
+        the server with it; after CONNECT_S if rank 0 is frozen."""
         self.ended.set()
         if self.greeting is not None:
             self.greeting.abort()
 
 
 class ProcessGroupTransport:
-    """Transport (see transport.py). device: where its tensors are."""
+    """Transport (see transport.py). device: the device of its tensors."""
 
     def __init__(
         self, group: TransportGroup, generation: int, rank: int, world_size: int, device: torch.device
@@ -150,7 +147,7 @@ class ProcessGroupTransport:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """See Transport. On a GPU everything is done by a stream of its own, for which the host waits at the end."""
+        """See Transport. On a GPU all work is on a stream of its own, for which the host waits at the end."""
         with self._using:
             self._check()
             try:
@@ -173,7 +170,7 @@ class ProcessGroupTransport:
     def greet(self) -> None:
         """Exchange a byte with every member, so that all connections are made now. Raises RingBroken."""
         timer = threading.Timer(CONNECT_S, self.abort)
-        timer.daemon = True  # a process that has nothing more to do does not wait for it
+        timer.daemon = True  # a process that ends does not wait for the timer
         timer.start()
         try:
             with self.attempt():
@@ -208,7 +205,7 @@ class ProcessGroupTransport:
             raise RingBroken(f"generation {self._generation}: {error}") from error
 
     def abort(self) -> None:
-        """See Transport. The group itself is aborted by a thread: that may wait for the device."""
+        """See Transport. A thread aborts the group itself, because that may wait for the device."""
         with self._ending:
             if self._aborted.is_set() or self._group is None:
                 return
@@ -229,7 +226,7 @@ class ProcessGroupTransport:
             raise RingBroken(f"the transport of generation {self._generation} was aborted")
 
     def _await(self, done: Callable[[], bool]) -> None:
-        """Raises RingBroken on an abort."""
+        """Wait until done. Raises RingBroken on an abort."""
         pause_s = _PAUSE_MIN_S
         while not done():
             self._check()
@@ -239,7 +236,7 @@ class ProcessGroupTransport:
     def _drain(self) -> None:
         """Wait until nothing reads or writes the tensors of the broken attempt.
 
-        Raises RuntimeError if that does not come about: then this process cannot go on.
+        Raises RuntimeError after DRAIN_S: then this process cannot go on.
         """
         done = self._stream.query if self._stream is not None else self._last.is_completed if self._last else None
         end_s = time.monotonic() + DRAIN_S

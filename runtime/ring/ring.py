@@ -1,7 +1,7 @@
 """The communicator of one generation on CPUs: a stream connection between every two members.
 
-`build` connects them, `Ring` runs one operation at a time over them and can be aborted from any thread.
-What travels in an operation is the business of over_mesh.py.
+`build` makes the connections, `Ring` runs one operation at a time over them and can be aborted from any thread.
+over_mesh.py decides what an operation sends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ENDS_POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A member and where its listener is."""
+    """A member and the address of its listener."""
 
     worker_id: str
     host: str
@@ -57,16 +57,16 @@ class Operation(FrameSink, Protocol):
     def op(self) -> int: ...
 
     def needs(self, peer: str) -> bool:
-        """Whether anything more must come from this peer, as far as is known by now."""
+        """Whether anything more must come from this peer, as far as is known now."""
         ...
 
     def advance(self) -> bool:
-        """Do what the frames so far allow; True once nothing more is to come or to be queued."""
+        """Do what the frames so far allow; True once nothing more has to come or to be queued."""
         ...
 
 
 class Ring:
-    """members: worker ids in rank order. Operations run one at a time; any that raises leaves the ring unusable."""
+    """members: worker ids in rank order. Operations run one at a time; if one raises, the ring becomes unusable."""
 
     def __init__(
         self, generation: int, members: Sequence[str], me: str, connections: Mapping[str, socket.socket]
@@ -84,11 +84,11 @@ class Ring:
         self._acknowledged = dict.fromkeys(self.links, -1)
         self._scratch: dict[str, bytearray] = {}
         self.transport: Transport | None = None
-        """What carries the tensors of reductions; None: this mesh does. Set before anybody else has the ring."""
+        """What carries the tensors of reductions; None: this mesh does. Set before any other thread has the ring."""
         self.because = ""
-        """Why there is no transport although one was asked for."""
+        """Why there is no transport although a transport was asked for."""
         self.offer = ""
-        """What rank 0 offers: see handshake.Welcome."""
+        """The offer of rank 0: see handshake.Welcome."""
 
     @property
     def world_size(self) -> int:
@@ -100,7 +100,7 @@ class Ring:
 
     def abort(self) -> None:
         """Make every present and future operation raise RingBroken. Any thread; at once. The connections stay open
-        until `close`, so that a connection that is closed says that its peer is gone, or has closed its ring."""
+        until `close`, so that a closed connection means that its peer is gone or has closed its ring."""
         with self._ending:
             if self._aborted:
                 return
@@ -110,8 +110,8 @@ class Ring:
                 self.transport.abort()
 
     def closed_by_peers(self) -> tuple[str, ...]:
-        """The members that have closed their ends of the connections to this one, or whose kernels have, as the kernel
-        here knows, whether or not all that they had sent was read. Any thread; at once."""
+        """The members that have closed their ends of the connections, or whose kernels have, by this kernel's word,
+        whether or not all received bytes were read. Any thread; at once."""
         with self._ending:
             if self._closed:
                 return ()
@@ -123,7 +123,7 @@ class Ring:
 
     def watch_ends(self) -> Iterator[tuple[str, ...]]:
         """Yield `closed_by_peers` whenever it has grown, until it names all peers, or the ring is closed. For a ring
-        that was aborted: all but its connections is freed first, as soon as no operation uses it any more."""
+        that was aborted: everything but the connections is freed first, as soon as no operation uses it any more."""
         if self.transport is not None:
             self.transport.close()
         with self._using:
@@ -144,8 +144,8 @@ class Ring:
                 return
             self._closed = True
             for link in self.links.values():
-                with contextlib.suppress(OSError):  # the peer was faster
-                    link.shutdown()  # to close it says nothing while a child has inherited it
+                with contextlib.suppress(OSError):  # the peer has closed already
+                    link.shutdown()  # close alone has no effect while a child has inherited it
                 link.close()
             os.close(self._wake)
             self._scratch.clear()
@@ -158,7 +158,7 @@ class Ring:
         return memoryview(held)
 
     def acknowledge(self, op: int, to: Sequence[str]) -> None:
-        """Tell peers that the result of ``op`` is held here. Never waits; a peer that is gone is not an error."""
+        """Tell peers that this worker holds the result of ``op``. Never waits; a peer that is gone is no error."""
         peers = [peer for peer in to if peer in self.links]
         if not peers:
             return
@@ -174,15 +174,15 @@ class Ring:
     def await_acknowledgements(self, op: int, of: Sequence[str]) -> None:
         """Wait until these peers have acknowledged ``op`` or a later one.
 
-        Raises RingBroken if one of them goes away before, or on abort.
+        Raises RingBroken if one of them is gone before, or on abort.
         """
         waiting = set(of) & self.links.keys()
         self.run(_Waiting(op, lambda: {peer for peer in waiting if self._acknowledged[peer] < op}))
 
     def run(self, operation: Operation) -> None:
-        """Send what the operation queued on `links`, give it what comes, until it is complete and all is sent.
+        """Send what the operation queues on `links`, and pass it what comes, until it is complete and all is sent.
 
-        Raises RingBroken when the ring is aborted or a needed peer is gone, and whatever the operation raises.
+        Raises RingBroken when the ring is aborted or a needed peer is gone, and what the operation raises.
         """
         with self._using:
             if self._aborted:
@@ -211,8 +211,8 @@ class Ring:
                     raise RingBroken(f"generation {self.generation}: {link.ended}", peer=link.peer)
             if complete and not any(link.unsent for link in self.links.values()):
                 return
-            # What a link has read already, poll will not report; it may have become acceptable just now. Nor will poll
-            # report the end of a connection that is met in there.
+            # poll does not report bytes that a link has read already, which may have become acceptable just now, nor an
+            # end of the connection that is found while they are read.
             held = [link for link in self.links.values() if link.holds]
             if any([self._receive(link, gate) or bool(link.ended) for link in held]):
                 continue
@@ -232,7 +232,7 @@ class Ring:
                     self._receive(by_fd[fd], gate)
 
     def _receive(self, link: PeerLink, gate: FrameSink) -> bool:
-        """Whether a frame became complete."""
+        """Receive from a link. Whether a frame became complete."""
         try:
             return link.receive(gate)
         except LinkError as error:
@@ -242,7 +242,7 @@ class Ring:
         return RingBroken(f"the ring of generation {self.generation} was aborted")
 
     def _send_acknowledgements(self, op: int, peers: Sequence[str]) -> bool:
-        """Whether all of them left; the rest is queued. Holds _using."""
+        """Whether all acknowledgements were sent; the rest is queued. The caller holds _using."""
         links = [self.links[peer] for peer in peers]
         for link in links:
             link.send(Frame(FrameKind.ACKNOWLEDGE, self.generation, op))
@@ -254,12 +254,12 @@ class Ring:
             if self._aborted or self._broken:
                 return
             self._send_acknowledgements(op, peers)
-        with contextlib.suppress(RingBroken):  # whoever waits sees the connection end
+        with contextlib.suppress(RingBroken):  # a peer that waits sees the connection end
             self.run(_Waiting(op, set))
 
 
 class _Waiting:
-    """Exchanges acknowledgements only."""
+    """An operation that exchanges acknowledgements only."""
 
     def __init__(self, op: int, missing: Callable[[], set[str]]) -> None:
         self._op = op
@@ -283,7 +283,7 @@ class _Waiting:
 
 
 class _Gate:
-    """Keeps acknowledgements and the frames of other operations away from the current one."""
+    """Keeps acknowledgements and the frames of other operations away from the current operation."""
 
     def __init__(self, operation: Operation, acknowledged: dict[str, int]) -> None:
         self._operation = operation
@@ -315,7 +315,7 @@ def _interest(link: PeerLink) -> int:
 
 
 def _watch(poller: select.poll, watched: dict[int, int], fd: int, mask: int) -> None:
-    """An idle descriptor is taken out altogether: poll would report its hang-up over and over."""
+    """Register a descriptor, or remove it if it is idle: poll would report its hang-up repeatedly."""
     if mask == watched.get(fd, 0):
         return
     if mask:
@@ -340,10 +340,10 @@ def build(
 ) -> Ring:
     """Connect this worker with all others of its generation; every member calls this with the same arguments.
 
-    peers: all members in rank order, this one included. plan: hash of the generation's plan; token: the secret of
-    its members; both must be equal on both sides. The younger of two connects. deadline_s: from now, in seconds.
-    offer: of rank 0, told to all others.
-    Raises BuildFailed naming the members without a connection, GenerationEnded soon after `cancelled` is set.
+    peers: all members in rank order, this one included. plan: hash of the generation's plan. token: the members'
+    secret. Both must be equal on both sides. The younger of two connects. deadline_s: seconds from now. offer: rank
+    0's, sent to all others. Raises BuildFailed naming the members without a connection, GenerationEnded soon after
+    `cancelled` is set.
     """
     rank = [peer.worker_id for peer in peers].index(me)
     welcome = Welcome(generation, me, plan, offer)
@@ -430,7 +430,7 @@ class _Builder:
         answer = encode_refusal(objection) if objection else encode_welcome(self._answer(hello))
         try:
             sock.send(answer)
-        except OSError:  # it has hung up, and calls again if it lives
+        except OSError:  # the caller has hung up, and calls again if it lives
             sock.close()
             return
         if objection:

@@ -1,4 +1,4 @@
-"""The rings of one worker: those being built, the one in use, and old ones not yet closed."""
+"""The rings of one worker: rings being built, the ring in use, and old rings that are not closed yet."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from runtime.ring.ring import Listener, Peer, Ring, build
 from runtime.ring.transport import Meet, Meeting, Transport
 
 FAILURES_MAX = 3
-"""So often in a row the members may be connected by the mesh and not by their transports."""
+"""How often in a row the mesh may connect the members while their transports fail."""
 
 
 class Rings:
-    """Called under the lock of SharedWorkerState, except `get` and `check`. Building happens in a thread of its own per
-    generation. kind: what was asked for. meet: how such transports are connected; None: the mesh does all."""
+    """Called under the lock of SharedWorkerState, except `get` and `check`. Each generation is built in a thread of its
+    own. kind: what was asked for. meet: connects transports of that kind; None: the mesh carries everything."""
 
     def __init__(
         self,
@@ -37,20 +37,20 @@ class Rings:
         self._kind = kind
         self._meet = meet
         self._failures: list[BuildFailed] = []
-        """The failures of the transport since it was connected last."""
+        """The failures of transports since a transport was last connected."""
         self._lock = threading.Lock()
         self._rings: dict[int, Ring] = {}
         self._building: dict[int, threading.Event] = {}
         self._retired: dict[int, int] = {}
         self._left: Ring | None = None
-        """That of the generation entered, once it was left."""
+        """The ring of the generation entered, after it was left."""
 
     def get(self, generation: int) -> Ring | None:
         with self._lock:
             return self._rings.get(generation)
 
     def check(self) -> None:
-        """Raise ConfigError if trying once more is of no use."""
+        """Raise ConfigError if another try is of no use."""
         with self._lock:
             if len(self._failures) >= FAILURES_MAX:
                 last = self._failures[-1]
@@ -88,7 +88,7 @@ class Rings:
             post(RingBuilt(generation.number))
 
     def _connect(self, generation: Generation, cancelled: threading.Event) -> Ring:
-        """The mesh, and what goes beside it. Raises BuildFailed and GenerationEnded."""
+        """The mesh, with its transport if there is one. Raises BuildFailed and GenerationEnded."""
         if self._meet is None:
             return self._mesh(generation, cancelled, "")
         with self._meet(generation.number, generation.ids, generation.ids.index(self._me)) as meeting:
@@ -108,7 +108,7 @@ class Rings:
         return ring
 
     def _carry(self, ring: Ring, meeting: Meeting, cancelled: threading.Event) -> None:
-        """Connect the members' transports, in a thread of its own: while it waits for a member that is lost nothing can
+        """Connect the members' transports, in a thread of its own: while it waits for a lost member nothing can
         interrupt it, and the generation may be over. Raises BuildFailed and GenerationEnded."""
         connecting = Call(f"transport-{ring.generation}", lambda: meeting.connect(ring.offer), late=_close)
         ring.transport = connecting.result(unwanted=cancelled)
@@ -133,13 +133,13 @@ class Rings:
         )
 
     def closed(self, generation: int) -> tuple[str, ...]:
-        """See `Ring.closed_by_peers`; empty also where there is no such ring."""
+        """See `Ring.closed_by_peers`; () if there is no such ring."""
         ring = self.get(generation)
         return ring.closed_by_peers() if ring is not None else ()
 
     def abort(self, entered: int, post: Callable[[Event], object]) -> bool:
-        """Free whoever is blocked in any ring, at once. Closing happens in the background, but for the ring of the
-        generation entered, whose connections stay open until the next one is built: LinksClosed is posted whenever
+        """Free threads that are blocked in any ring, at once. Rings are closed in the background, except the ring of
+        the generation entered, whose connections stay open until the next one is built: LinksClosed is posted whenever
         another peer has closed its end. So members that leave their ring by order are not taken for gone."""
         with self._lock:
             rings, self._rings, self._retired = self._rings, {}, {}
@@ -160,7 +160,7 @@ class Rings:
             self._retired[generation] = until
 
     def close_retired(self, op: int) -> None:
-        """Close the rings that had to stay open until headers of an operation up to ``op`` came."""
+        """Close the rings that had to stay open until the headers of operation ``op`` or an earlier one came."""
         with self._lock:
             numbers = [number for number, until in self._retired.items() if until <= op]
             rings = [ring for number in numbers if (ring := self._rings.pop(number, None))]
@@ -169,14 +169,14 @@ class Rings:
         _close_all(rings)
 
     def carries(self, generation: int) -> tuple[str, str]:
-        """(what carries the gradients of that ring, as of --ring; why not what was asked for). Empty: there is none."""
+        """(what carries that ring's gradients, as in --ring; why not what was asked for). ("", ""): no ring."""
         ring = self.get(generation)
         if ring is None:
             return "", ""
         return str(RingKind.TCP if ring.transport is None else self._kind), ring.because
 
     def acknowledge(self, generation: int, op: int, to: Sequence[str]) -> None:
-        """Tell leaving members that the result is held here; one that is gone is not an error."""
+        """Tell leaving members that this worker holds the result; a member that is gone is no error."""
         ring = self.get(generation)
         if ring is not None:
             try:
@@ -196,7 +196,7 @@ def _watch(ring: Ring, post: Callable[[Event], object]) -> None:
 
 
 def _close_all(rings: Iterable[Ring]) -> None:
-    """In the background: a ring may be in use."""
+    """Close rings in the background, because a ring may be in use."""
     if closing := list(rings):
         threading.Thread(target=_close_each, args=(closing,), name="ring-close", daemon=True).start()
 

@@ -1,15 +1,15 @@
-"""Whether the host of a peer can still be reached, as the kernel of this one knows.
+"""Whether the host of a peer can still be reached, by the counters of this host's kernel.
 
-A link that loses everything ends no connection: TCP sends again for a quarter of an hour before it says so. But the
-kernel counts. What was sent is answered by the kernel over there, however busy the process is that it was sent to; so
-data, or a probe, to which nothing came back for seconds means that the host is gone or the way to it is cut.
+A link that loses everything ends no connection: TCP repeats for a quarter of an hour before it reports an error. But
+the kernel counts. The peer's kernel acknowledges what was sent, however busy the receiving process is; so data, or a
+probe, without an answer for seconds means that the host is gone or the way to it is cut.
 
-Or that the link is full. TCP that has lost a packet and its repetition waits for longer each time, so for seconds it
-asks hardly ever. Therefore a host is judged by what any connection to it acknowledges, and while one has to repeat
-itself the host is *asked*: new connections are opened to it, whose small packets get through where some of its data
-does. Its kernel answers those too, if only with a refusal. A link that is cut answers none of them.
+Or that the link is full. TCP that has lost a packet and its repetition waits longer each time, so for seconds it sends
+hardly anything. Therefore a host is judged by the acknowledgements on all connections to it, and while a connection has
+to repeat data the host is *asked*: new connections are opened to it, whose small packets get through if any data does.
+Its kernel answers them, if only with a refusal. On a link that is cut there are no answers.
 
-Nothing is said of a connection on which nobody waits for an answer: `probe` makes the kernel ask now and then.
+`probe` makes the kernel ask now and then, also on a connection without data in flight.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, Self
 
 SILENT_S = 3.0
-"""So long nothing may come back. Longer than a machine pauses, and about as long as an agent may be silent."""
+"""Seconds without an answer: longer than a machine pauses, and about as long as an agent may be silent."""
 
 KERNEL_CHECK_S = 1.0
-"""Between two looks. Two in a row have to say so, because an answer may just be under way."""
+"""Seconds between two looks. Two looks in a row have to agree, because an answer may just be under way."""
 
 STUCK_S = 60.0
-"""So long nothing may come back on one connection, although its host answers others: something between drops it."""
+"""Seconds without an answer on one connection although its host answers others: something in between drops it."""
 
 ASKED_AT_ONCE = 3
-"""How many connections are opened at each look to a host that is to answer. With those of the looks before and the
-repetitions of each, a host is asked about 15 times in SILENT_S."""
+"""How many connections each look opens to a host that has to answer. With those of earlier looks and the repetitions of
+each, a host is asked about 15 times in SILENT_S."""
 
 PROBE_IDLE_S = 2
 PROBE_EVERY_S = 1
 
 _COUNTERS = struct.Struct("=xxBB52xI60xQ")
-"""What is read of Linux's struct tcp_info: retransmits, probes, and, 52 bytes on, milliseconds since the last
-acknowledgement, and, 60 bytes on, bytes acknowledged."""
+"""The part of Linux's struct tcp_info that is read: retransmits, probes, 52 bytes later milliseconds since the last
+acknowledgement, and 60 bytes later bytes acknowledged."""
 
 _ANSWERS = frozenset({0, errno.ECONNREFUSED, errno.ECONNRESET})
-"""How a connection ends, or begins, to which the other host has said something."""
+"""Errors of a connection attempt that the other host has answered."""
 
 
 class Counters(NamedTuple):
-    """repeats: how often in a row the oldest data was sent again. probes: sent and not answered. answered_ms: since
-    anything was acknowledged. acknowledged: bytes since the beginning."""
+    """repeats: how often in a row the oldest data was sent again. probes: probes sent without an answer. answered_ms:
+    milliseconds since the last acknowledgement. acknowledged: bytes acknowledged since the beginning."""
 
     repeats: int
     probes: int
@@ -58,18 +58,18 @@ class Counters(NamedTuple):
 
     @property
     def asks(self) -> bool:
-        """Whether something was sent again."""
+        """Whether anything was sent again."""
         return self.repeats > 0 or self.probes > 0
 
     @property
     def insists(self) -> bool:
-        """One that went unanswered may be a lost packet, or one too many for a kernel that limits such answers."""
+        """Whether it was sent again more than once: a lone answer may be lost, or dropped by a kernel's limit."""
         return self.repeats > 1 or self.probes > 1
 
 
 @dataclass(frozen=True, slots=True)
 class CountersSeen:
-    """A connection at one look. host: of the peer; "": this one. waited: somebody waits for the peer."""
+    """A connection at one look. host: the peer's; "": this host. waited: this worker waits for the peer."""
 
     peer: str
     host: str
@@ -83,13 +83,13 @@ class Judge:
 
     began_s: float
     _answered_s: dict[str, float] = field(default_factory=dict)
-    """Host -> when something last came back from it."""
+    """Host -> when it last answered."""
     _silent: frozenset[str] = frozenset()
     _first: dict[str, int] = field(default_factory=dict)
     """Peer -> bytes acknowledged at the first look."""
 
     def answered(self, host: str, now_s: float) -> None:
-        """It answers a question."""
+        """Note that the host has answered."""
         self._answered_s[host] = max(now_s, self._answered_s.get(host, now_s))
 
     def look(self, seen: Iterable[CountersSeen], now_s: float) -> str:
@@ -115,7 +115,7 @@ class Judge:
         return {host for host in asking if self.silent_s(host, now_s) >= SILENT_S / 4}
 
     def told(self, one: CountersSeen, now_s: float) -> str:
-        """What is known of that connection, for people."""
+        """The facts about that connection, for people."""
         sent = one.counters.acknowledged - self._first.get(one.peer, 0)
         for_s = max(1e-3, now_s - self.began_s)
         silent_s = one.counters.answered_ms / 1000
@@ -124,7 +124,7 @@ class Judge:
 
 
 class Connection(Protocol):
-    """As Link."""
+    """The part of PeerLink that is watched."""
 
     @property
     def peer(self) -> str: ...
@@ -138,8 +138,7 @@ class Connection(Protocol):
 
 
 class PeerWatch:
-    """Watches the connections for one thread that waits for peers: looks every KERNEL_CHECK_S. connections: all of
-    them, by peer."""
+    """Watches connections, by peer, for one thread that waits for peers. It looks every KERNEL_CHECK_S."""
 
     def __init__(self, connections: Mapping[str, Connection]) -> None:
         now_s = time.monotonic()
@@ -156,8 +155,7 @@ class PeerWatch:
             sock.close()
 
     def lost(self, waits_for: Iterable[Connection]) -> tuple[str, str]:
-        """The peer that cannot be reached any more, and what is known of the way to it, or two times "". Costs nothing
-        between two looks."""
+        """The peer that cannot be reached any more, and the facts, or ("", ""). Between two looks it costs nothing."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return "", ""
@@ -187,11 +185,11 @@ class PeerWatch:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             if sock.connect_ex((host, port)) in (0, errno.EINPROGRESS):
                 self._asked.append((host, sock))
-            else:  # this host knows no way there
+            else:  # this host has no route to it
                 sock.close()
 
     def _hear(self, now_s: float) -> None:
-        """What became of the questions; whose host has answered is not asked on."""
+        """Collect the answers; a host that has answered is not asked further."""
         if not self._asked:
             return
         poller = select.poll()
@@ -210,21 +208,21 @@ class PeerWatch:
 
 
 def probe(sock: socket.socket) -> None:
-    """Let the kernel ask the other side also where nothing is sent. sock: of TCP."""
+    """Let the kernel ask the other side also while nothing is sent. sock: a TCP socket."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_IDLE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY_S)
 
 
 def counters(sock: socket.socket) -> Counters:
-    """All zero for a connection within one host."""
+    """The counters of a connection; all zero within one host."""
     if sock.family == socket.AF_UNIX:
         return Counters(0, 0, 0)
     return Counters(*_COUNTERS.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTERS.size)))
 
 
 def address(sock: socket.socket) -> tuple[str, int]:
-    """The address of the other end; ("", 0) if that is on this host, or gone."""
+    """The address of the other end; ("", 0) if it is on this host, or gone."""
     if sock.family == socket.AF_UNIX:
         return "", 0
     try:

@@ -1,7 +1,8 @@
-"""TLS on the connections between workers of different hosts, where the node has certificates.
+"""TLS on the connections between workers of different hosts, if the node has certificates.
 
-A sealed socket is used as any other: not ready is BlockingIOError, and bytes go to and from several buffers at once.
-Both sides show the certificate of a worker, which names its node; a connection within a host and a user needs none.
+A sealed socket, with TLS, is used as any other: it raises BlockingIOError if it is not ready, and takes and fills
+several buffers at once. Both sides show the certificate of a worker, which names its node; connections within a host
+and user need none.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from elastic.security.roles import Role, from_uris
 from runtime.ring.handshake import HelloRefused
 
 RECORD_BYTES = 1 << 14
-"""What TLS sends at once. What could not be sent must be offered again as it was, so pieces are of this size."""
+"""Bytes that TLS sends at once, and the size of pieces: unsent bytes must be offered again unchanged."""
 
 
 class SealedSocket(ssl.SSLSocket):
-    """Made by TlsContexts, not yet shaken hands. Used by one thread at a time; `shutdown` may come from others."""
+    """Made by TlsContexts, before its handshake. Used by one thread at a time; `shutdown` may come from others."""
 
     node = ""
-    """That the other side's certificate names, once hands are shaken."""
+    """The node that the other side's certificate names, after the handshake."""
 
     def shake_hands(self) -> None:
-        """Go on with it; nothing once that is done. Raises BlockingIOError while the other side has to say something,
-        HelloRefused for a certificate that is none of a worker, and OSError."""
+        """Go on with the handshake; does nothing once it is done. Raises BlockingIOError while the other side has to
+        send, HelloRefused for a certificate that is not a worker's, and OSError."""
         if self.node:
             return
         try:
@@ -42,7 +43,7 @@ class SealedSocket(ssl.SSLSocket):
         self.node = identity.name
 
     def check_owner(self, node: str) -> None:
-        """Raises HelloRefused unless the other side is that node."""
+        """Raise HelloRefused unless the other side is that node."""
         if self.node != node:
             raise HelloRefused(f"the certificate is that of node {self.node}, not of {node!r:.64}")
 
@@ -53,7 +54,7 @@ class SealedSocket(ssl.SSLSocket):
             raise BlockingIOError from error
 
     def sendmsg(self, buffers: Iterable[Any]) -> int:  # type: ignore[override]  # ssl has none
-        """As much as is taken at once of the bytes in these buffers, which are the same when they are offered again."""
+        """Send as many bytes of these buffers as the socket takes; the rest must be offered again unchanged."""
         rest, sent = [memoryview(buffer) for buffer in buffers], 0
         while rest:
             piece = _first(rest)
@@ -79,7 +80,7 @@ class SealedSocket(ssl.SSLSocket):
             raise BlockingIOError from error
 
     def recvmsg_into(self, buffers: Iterable[Any]) -> Any:  # type: ignore[override]  # ssl has none
-        """Fill them one after the other; the number of bytes comes first, as of a plain socket."""
+        """Fill the buffers one after the other; the number of bytes comes first, as with a plain socket."""
         got = 0
         for buffer in buffers:
             view, filled = memoryview(buffer), 0
@@ -96,13 +97,13 @@ class SealedSocket(ssl.SSLSocket):
         return got, [], 0, None
 
     def shutdown(self, how: int) -> None:
-        """Shut down the connection below. A thread that is within a call finds it ended, and ends the TLS session."""
+        """Shut down the connection below. A thread inside a call finds it ended, and ends the TLS session."""
         socket.socket.shutdown(self, how)
 
 
 class TlsContexts:
-    """directory: of this node's certificates; None: nothing is sealed. New certificates are used from the next
-    connection on. From any thread. Raises ConfigError if they cannot be used."""
+    """directory: of this node's certificates; None: no TLS. New certificates are used from the next connection on. Any
+    thread. Raises ConfigError if the certificates cannot be used."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self._lock = threading.Lock()
@@ -114,11 +115,11 @@ class TlsContexts:
             self._keyring = of_role(directory, Role.WORKER)
 
     def as_caller(self, sock: socket.socket) -> socket.socket:
-        """Takes the socket over."""
+        """The socket for the calling side, which replaces `sock`."""
         return self._wrap(sock, called=False)
 
     def as_called(self, sock: socket.socket) -> socket.socket:
-        """Takes the socket over; one of this host is left as it is."""
+        """The socket for the called side, which replaces `sock`; a socket of this host is not changed."""
         return self._wrap(sock, called=True)
 
     def _wrap(self, sock: socket.socket, *, called: bool) -> socket.socket:
@@ -142,7 +143,7 @@ PLAIN = TlsContexts()
 
 
 def _first(buffers: list[memoryview]) -> memoryview | bytes:
-    """One record's worth, the same for the same buffers."""
+    """One record's worth of bytes, the same for the same buffers."""
     if len(buffers[0]) >= RECORD_BYTES or len(buffers) == 1:
         return buffers[0][:RECORD_BYTES]
     piece = b""

@@ -1,6 +1,6 @@
 """The abstract unix socket (Linux) beside each worker's TCP port, for peers on the same host.
 
-It needs no file, vanishes with the process, and moves twice the bytes per CPU second (docs/decisions/own-mesh.md).
+It needs no file, ends with the process, and moves twice the bytes per CPU second (docs/decisions/own-mesh.md).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def connect_local(host: str, port: int) -> socket.socket | None:
 
 
 def tune(sock: socket.socket) -> None:
-    """Socket options for bulk data. TCP buffers are left to the kernel, which sizes them for the path's delay."""
+    """Set socket options for bulk data. The kernel sizes TCP buffers, for the path's delay."""
     if sock.family == socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_BUFFER_BYTES)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LOCAL_BUFFER_BYTES)
@@ -58,7 +58,7 @@ def local_door(host: str, port: int) -> list[socket.socket]:
 
 
 def is_same_user(sock: socket.socket) -> bool:
-    """An abstract name has no file mode, so the kernel's word about the other side takes its place."""
+    """Whether the other side is of this user. An abstract name has no file mode, so the kernel is asked."""
     if sock.family != socket.AF_UNIX:
         return True
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """What a memory cgroup calls its numbers. cached: of the page cache, what has not been used for a while is given up
-    before anything is refused."""
+    """Names of the files and fields of a memory cgroup. cached: the field for page cache that has not been used for a
+    while, which the kernel frees before it refuses memory."""
 
     limit: str
     used: str
@@ -22,7 +22,7 @@ _V2 = _Files("memory.max", "memory.current", "inactive_file")
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that this process can still get: of the machine, and of every memory cgroup that it is in."""
+    """Bytes that this process can still get: from the machine, and from every memory cgroup that it is in."""
     return min([_of_machine(proc), *_of_cgroups(proc, cgroups)])
 
 
@@ -32,7 +32,7 @@ def _of_machine(proc: Path) -> int:
 
 
 def _of_cgroups(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Both versions: on a machine with both the controller for memory is in one of them."""
+    """Bytes left in each cgroup, of both versions: on a machine with both, one of them controls memory."""
     for line in (proc / "self" / "cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
@@ -42,12 +42,12 @@ def _of_cgroups(proc: Path, cgroups: Path) -> Iterator[int]:
 
 
 def _of_hierarchy(mount: Path, path: str, files: _Files) -> Iterator[int]:
-    """In a container the path may be that of the host, and what is mounted its own cgroup: then there is no such
-    directory, and the mount itself has the limit."""
+    """Bytes left in a cgroup and its parents. In a container the path may be the host's, while its own cgroup is
+    mounted: then the directory does not exist, and the mount itself has the limit."""
     group = mount / path.lstrip("/")
     while group.is_relative_to(mount):
         limit = _first_word(group / files.limit)
-        if limit.isdigit():  # of version 2 it may be "max"; of version 1, without one, a number above any memory
+        if limit.isdigit():  # version 2 may say "max"; without a limit, version 1 has a huge number
             statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             cached = int(statistics.get(files.cached, 0))
             yield max(0, int(limit) - int(_first_word(group / files.used)) + cached)
@@ -55,7 +55,7 @@ def _of_hierarchy(mount: Path, path: str, files: _Files) -> Iterator[int]:
 
 
 def _first_word(path: Path) -> str:
-    """Empty: there is no such file, so this cgroup has no such limit."""
+    """The first word of a file; "": the file does not exist, so this cgroup has no such limit."""
     try:
         return path.read_text().split()[0]
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Noticing that registered state changed while it must not: inside a pass, where workers run different shards.
+"""Detection of changes of registered state inside a pass, where it must not change: workers run different shards.
 
-Versions and data pointers are looked at every time; they cost well under a microsecond a tensor. Fused optimizers
-and writes through `.data` change values without either, so a full snapshot adds a checksum of the values.
+Versions and data pointers are always compared, at well under a microsecond per tensor. Fused optimizers and writes
+through `.data` change values without changing these, so a full snapshot adds a checksum of the values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: tor
 
 @dataclass(frozen=True, slots=True)
 class StateMarks:
-    """What registered state looked like. marks: name -> something that compares equal while nothing changed."""
+    """Marks of registered state at one moment. marks: name -> a value that compares equal while nothing changed."""
 
     marks: dict[str, object]
     full: bool
@@ -27,7 +27,7 @@ def tensor_mark(tensor: torch.Tensor, full: bool) -> object:
 
 
 def value_sum(tensor: torch.Tensor) -> int:
-    """The sum of a tensor's bits as integers, modulo 2**64: unlike a sum of floats it misses no small change."""
+    """The sum of a tensor's bits as integers, modulo 2**64: unlike a sum of floats, no small change is lost in it."""
     if tensor.numel() == 0:
         return 0
     flat = tensor.detach().contiguous().reshape(-1)
@@ -35,6 +35,6 @@ def value_sum(tensor: torch.Tensor) -> int:
 
 
 def differences(before: StateMarks, now: StateMarks) -> list[str]:
-    """Names whose marks differ, appeared or went, in the order they were watched."""
+    """Names whose marks differ, appeared or disappeared, in the order in which they were watched."""
     names = dict.fromkeys((*before.marks, *now.marks))
     return [name for name in names if before.marks.get(name) != now.marks.get(name)]

@@ -1,7 +1,7 @@
-"""State as typed JSON and raw bytes: no pickle, so a peer or a file can only ever deliver data.
+"""State as typed JSON and raw bytes: without pickle, a peer or a file can only deliver data.
 
-A tensor in a nested value becomes {"__tensor__": i} and its bytes travel as blob i. What JSON cannot say has a
-marker too: tuples, counters, ordered and default dicts, dicts with keys other than strings, infinities and NaN.
+A tensor in a nested value becomes {"__tensor__": i}, and its bytes are blob i. Other values that JSON lacks have
+markers too: tuples, counters, ordered and default dicts, dicts with keys other than strings, infinities and NaN.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _DTYPES = {
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """ "float32" and so on."""
+    """The name of a tensor's dtype, such as "float32"."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def to_blob(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor, in row-major order: uint8, shape (nbytes,), CPU; a view where that needs no copy."""
+    """The bytes of a tensor, in row-major order: uint8, shape (nbytes,), CPU; a view if that needs no copy."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def to_blobs(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """`to_blob` of each. What is on GPUs comes through pinned memory, all copies at once.
+    """`to_blob` of each tensor. Tensors on GPUs are copied through pinned memory, all at once.
 
-    For results, of which few are copied: torch keeps pinned memory for the life of the process.
+    Use it for results only, of which few are copied: torch keeps pinned memory for the life of the process.
     """
     found: list[torch.Tensor] = []
     for tensor in tensors:
@@ -66,7 +66,7 @@ def to_blobs(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def from_blob(blob: torch.Tensor, dtype: str, shape: Sequence[int]) -> torch.Tensor:
-    """The tensor of these bytes, sharing their memory where their alignment allows. Raises ValueError."""
+    """The tensor of these bytes, sharing their memory if their alignment allows. Raises ValueError."""
     kind = _DTYPES.get(dtype)
     if kind is None:
         raise ValueError(f"unknown dtype {dtype!r}")
@@ -80,21 +80,21 @@ def from_blob(blob: torch.Tensor, dtype: str, shape: Sequence[int]) -> torch.Ten
 
 
 def strides_of(tensor: torch.Tensor) -> list[Json]:
-    """Those that a copy is to have: its own, or row-major ones where it has gaps or overlaps, as torch.empty_like."""
+    """The strides of a copy: the tensor's own, or row-major ones if it has gaps or overlaps, as in torch.empty_like."""
     strides = tensor.stride()
     return list(strides if is_dense(tensor.shape, strides) else torch.empty(tensor.shape, device="meta").stride())
 
 
 def laid_out(tensor: torch.Tensor, strides: Sequence[int], device: torch.device) -> torch.Tensor:
-    """A copy there that lies in memory so. strides: as `strides_of` another tensor of this shape."""
+    """A copy on that device with these strides, which `strides_of` gives for a tensor of this shape."""
     if tensor.stride() == tuple(strides):
         return tensor.to(device, copy=True)
     return torch.empty_strided(tensor.shape, tuple(strides), dtype=tensor.dtype, device=device).copy_(tensor)
 
 
 def device_for(kind: str, own: torch.device) -> torch.device:
-    """Where a tensor of a copy belongs in a worker with this device, if it was on a device of that kind where the copy
-    was made: numbers of devices mean nothing in another process. What was on the CPU stays there."""
+    """The device, in a worker with device `own`, of a tensor that was on a device of type `kind` where it was copied:
+    device numbers mean nothing in another process. Tensors on the CPU stay there."""
     return CPU if kind == CPU.type else own
 
 
@@ -144,7 +144,7 @@ def _checked_key(key: object, path: str) -> str | int:
 def encode(value: object, path: str, tensors: list[NamedTensor]) -> Json:
     """The JSON of a nested value; its tensors are appended to `tensors` as (path, tensor), numbered by place there.
 
-    Raises NotCarried naming the path of what cannot be carried.
+    Raises NotCarried naming the path of a value that cannot be carried.
     """
     return _encode(value, path, tensors, DEPTH_MAX)
 
@@ -185,7 +185,7 @@ def _named(value: float) -> str:
 
 
 def decode(value: Json, tensor: Callable[[int], torch.Tensor]) -> Any:
-    """What `encode` was given; `tensor(i)` gives back tensor i. Raises ValueError for what encode never writes."""
+    """The value that `encode` was given; `tensor(i)` returns tensor i. Raises ValueError if encode never writes it."""
     if isinstance(value, list):
         return [decode(item, tensor) for item in value]
     if not isinstance(value, dict):
@@ -220,8 +220,8 @@ def _decoded_pair(pair: Json, tensor: Callable[[int], torch.Tensor]) -> tuple[st
 
 
 def plain_leaves(value: Json, path: str) -> Iterator[tuple[str, Plain]]:
-    """(path, plain value) in what `encode` wrote, tensors left out; an empty container is a string that says so, and so
-    is what an ordered or default dict has beside its items."""
+    """(path, plain value) in the result of `encode`, without tensors. An empty container, and the kind of an ordered or
+    default dict, is a string."""
     if isinstance(value, dict) and value:
         marker, body = next(iter(value.items()))
         if marker == "__tensor__":

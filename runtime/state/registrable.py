@@ -1,4 +1,4 @@
-"""What may be registered: state that every worker holds whole, and that one dense gradient a step changes."""
+"""The objects that may be registered: state that every worker holds whole, changed by one dense gradient per step."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
 
 
 def unwrapped(thing: Any) -> Any:
-    """Without torch.compile's wrapper, and without a library's around an optimizer or a scheduler where it has no state
-    but that of what it wraps, as accelerate's have."""
+    """The object without torch.compile's wrapper, and without a library's wrapper around an optimizer or a scheduler,
+    such as accelerate's, if that adds no state."""
     thing = getattr(thing, "_orig_mod", thing)
     optimizer, scheduler = getattr(thing, "optimizer", None), getattr(thing, "scheduler", None)
     if isinstance(optimizer, torch.optim.Optimizer) and getattr(thing, "state", None) is optimizer.state:
@@ -28,7 +28,7 @@ def unwrapped(thing: Any) -> Any:
 
 
 def check_registrable(name: str, thing: object) -> None:
-    """Raises ConfigError for what has no state, NotCarried for what cannot be carried; each says what to write."""
+    """Raise ConfigError for an object without state, NotCarried for a kind that is not supported."""
     if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
         raise ConfigError(
             f"register({name}=...): a {type(thing).__name__} has no state_dict() and load_state_dict(); register "
@@ -56,7 +56,7 @@ def check_registrable(name: str, thing: object) -> None:
 
 
 def sharded(what: str) -> NotCarried:
-    """The error for a tensor or a module of which each worker has a part."""
+    """The error for a tensor or a module of which each worker has a part only."""
     return NotCarried(
         f"{what}, and state that is sharded over workers is not carried yet: every worker of a job holds the whole "
         "model and the whole optimizer. Leave fully_shard(), FullyShardedDataParallel and distribute_module() out"

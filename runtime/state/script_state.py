@@ -19,13 +19,13 @@ class Values:
     """Values by attribute: ``job.state.best = 0.9``. Numbers, strings, bools, None, lists, tuples, dicts (also
     OrderedDict, Counter, and defaultdict of a builtin type), tensors.
 
-    Raises NotCarried for any other type, and for large tensors that are read where a newcomer cannot have them yet;
-    StateChanged when assigned inside a pass, AttributeError when read before it was set.
+    Raises NotCarried for any other type, and for a large tensor that is read where a newcomer cannot have it yet;
+    StateChanged for an assignment inside a pass, AttributeError for a value that is not set.
     """
 
     __slots__ = ("_early", "_locked", "_read", "_values")
     _early: set[str] | None
-    """Before an epoch's first step: what was assigned there. None elsewhere."""
+    """Before an epoch's first step: names that were assigned there; else None."""
     _locked: bool
     _read: bool
     _values: dict[str, Any]
@@ -83,7 +83,7 @@ class Values:
             )
 
     def setdefault(self, **defaults: object) -> None:
-        """Set the values that are not set yet; a newcomer keeps those it was given."""
+        """Set the values that are not set yet; a newcomer keeps those that it was given."""
         for key, value in defaults.items():
             if key not in self._values:
                 setattr(self, key, value)
@@ -99,31 +99,30 @@ class Values:
 
     @property
     def was_read(self) -> bool:
-        """By the script, since `forget_reads`."""
+        """Whether the script has read values since `forget_reads`."""
         return self._read
 
     def forget_reads(self) -> None:
         object.__setattr__(self, "_read", False)
 
     def lock(self) -> None:
-        """A pass begins: assignments raise StateChanged until `unlock`."""
+        """Begin a pass: assignments raise StateChanged until `unlock`."""
         object.__setattr__(self, "_locked", True)
 
     def unlock(self) -> None:
-        """The pass is over."""
+        """End the pass."""
         object.__setattr__(self, "_locked", False)
 
     def begin_early(self) -> None:
-        """An epoch begins. Until `end_early` a newcomer has only what `to_json(packed=True)` of a member gives, so
-        reading more is refused."""
+        """Begin an epoch. Until `end_early` reads are refused unless `to_json(packed=True)` has the value."""
         object.__setattr__(self, "_early", set())
 
     def end_early(self) -> None:
-        """The first step of the epoch is handed out."""
+        """End the early phase: the first step of the epoch is handed out."""
         object.__setattr__(self, "_early", None)
 
     def to_json(self, *, packed: bool = False) -> dict[str, Json]:
-        """The values without tensors. packed: also those with a few, for a newcomer that has not copied the state."""
+        """The values without tensors. packed: also values with small tensors, for a newcomer without the state."""
         found: dict[str, Json] = {}
         for key, value in self._values.items():
             tensors: list[NamedTensor] = []
@@ -135,9 +134,9 @@ class Values:
         return found
 
     def update_from_json(self, values: dict[str, Json], place: Callable[[str], torch.device]) -> None:
-        """Take over what `to_json` of another worker gave; values it does not name stay. Raises ValueError.
+        """Take over the result of another worker's `to_json`; other values stay. Raises ValueError.
 
-        place: the type of the device where a tensor was -> where it comes to.
+        place: the type of the device where a tensor was -> its device here.
         """
         for key, value in values.items():
             if isinstance(value, dict) and PACKED in value:
@@ -146,13 +145,14 @@ class Values:
                 setattr(self, key, decode(value, _no_tensor_number))
 
     def rewind(self, values: dict[str, Json], place: Callable[[str], torch.device]) -> None:
-        """Be as `to_json` of another worker told, packed; large tensors stay. As update_from_json."""
+        """Take over the result of another worker's `to_json(packed=True)` and delete other values; large tensors stay.
+        Parameters as in update_from_json."""
         for key in self.to_json(packed=True).keys() - values.keys():
             del self._values[key]
         self.update_from_json(values, place)
 
     def as_dict(self) -> dict[str, Any]:
-        """All values, for whoever carries them and for `replace`: it is no read by the script."""
+        """All values, for a copy and for `replace`; this does not count as a read by the script."""
         return dict(self._values)
 
     def replace(self, values: dict[str, Any]) -> None:
@@ -176,7 +176,7 @@ def encode_value(key: str, value: object, tensors: list[NamedTensor]) -> Json:
 
 
 def without_tensors(values: dict[str, Json]) -> dict[str, Any]:
-    """Those values that `encode` gave which consist of no tensors, as they were."""
+    """Those values of `to_json` that have no tensors, decoded."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if not (isinstance(value, dict) and PACKED in value):

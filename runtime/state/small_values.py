@@ -1,5 +1,5 @@
-"""Small values between workers: what job.agree and job.allreduce are given, as JSON that a header or a note carries;
-and numbers that users log, whatever they are made of.
+"""Small values between workers: the arguments of job.agree and job.allreduce, as JSON in a header or a note; and
+numbers that users log, of any type.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from runtime.state.encoding import NamedTensor, decode, dtype_name, encode, from
 Op: TypeAlias = Literal["mean", "sum", "max", "min"]
 
 BYTES_MAX = 64 << 10
-"""How large the tensors of one value may be: it travels inside headers, to everybody."""
+"""The most bytes of the tensors of one value: it is in headers, which go to all members."""
 
 
 def pack(value: object, call: str) -> dict[str, Json]:
-    """The value as JSON. Raises NotCarried for what job.state would not take, ConfigError for too much."""
+    """The value as JSON. Raises NotCarried for a type that job.state would not take, ConfigError for a large value."""
     tensors: list[NamedTensor] = []
     plain = encode(value, call, tensors)
     if not fits(tensors):
@@ -34,7 +34,7 @@ def pack(value: object, call: str) -> dict[str, Json]:
 
 
 def fits(tensors: Sequence[NamedTensor]) -> bool:
-    """Whether these are few enough to travel so."""
+    """Whether these tensors are small enough to be packed."""
     return _bytes(tensors) <= BYTES_MAX
 
 
@@ -43,7 +43,7 @@ def _bytes(tensors: Sequence[NamedTensor]) -> int:
 
 
 def packed(plain: Json, tensors: Sequence[NamedTensor]) -> dict[str, Json]:
-    """As `pack`, of what `encode` gave."""
+    """As `pack`, for the result of `encode`."""
     found: list[Json] = [
         {
             "dtype": dtype_name(tensor),
@@ -58,9 +58,9 @@ def packed(plain: Json, tensors: Sequence[NamedTensor]) -> dict[str, Json]:
 
 
 def unpack(packed: Json, place: Callable[[str], torch.device]) -> Any:
-    """What `pack` was given. place: the type of the device where a tensor was -> where it comes to.
+    """The value that `pack` was given. place: the type of the device where a tensor was -> its device here.
 
-    Raises ValueError for what it never wrote.
+    Raises ValueError for what `pack` never writes.
     """
     document = cast(dict[str, Any], packed)
 
@@ -89,20 +89,20 @@ def check_reducible(value: object, op: str) -> Number:
 
 
 def described(value: Number) -> str:
-    """In an operation's label, so that workers which bring different kinds are told at once."""
+    """The value's kind for an operation's label, so that workers with different kinds are told at once."""
     if isinstance(value, torch.Tensor):
         return f"{dtype_name(value)} {list(value.shape)}"
     return "a number"
 
 
 def reduce(values: Mapping[str, Any], op: Op) -> Number:
-    """One value made of every worker's, in the order of worker ids: worker_id -> numbers, or tensors of one kind."""
+    """One value from all workers' values, in the order of worker ids: worker_id -> numbers, or tensors of one kind."""
     ordered = [values[worker] for worker in sorted(values)]
     first = ordered[0]
     if not isinstance(first, torch.Tensor):
         match op:
             case "max" | "min":
-                # NaN would win or lose by its place.
+                # Otherwise the result would depend on the place of a NaN.
                 return math.nan if any(map(math.isnan, ordered)) else float((max if op == "max" else min)(ordered))
             case _:
                 total = float(torch.tensor(ordered, dtype=torch.float64).sum())
@@ -122,8 +122,7 @@ Number: TypeAlias = "torch.Tensor | float"
 
 
 def same_nan(value: float) -> float:
-    """The value; of the many NaNs always the same one. Which one a sum of NaNs and infinities gives, with which sign,
-    depends on what has travelled as text, and on the processor."""
+    """The value; one fixed NaN for all NaNs: a sum's NaN depends on the processor, and on text on the way."""
     return math.nan if math.isnan(value) else value
 
 

@@ -1,7 +1,7 @@
-"""What a copy of the training state is: everything registered, and job.state.
+"""A copy of the training state: everything registered, and job.state.
 
-A newcomer that loads a copy computes the same bits as its donor from there on. The copy is a JSON header and raw
-bytes (see encoding.py). Loading writes into the objects which the script holds; no object is replaced.
+A newcomer that loads a copy computes the same bits as its donor from there on. The copy is a JSON header and raw bytes
+(see encoding.py). Loading writes into the objects that the script holds; no object is replaced.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ NamedParameter = tuple[str, nn.Parameter]
 
 
 class Carrier:
-    """Registered objects by name, and how their state is named, copied, compared and watched.
+    """Registered objects by name; their state is named, copied, compared and watched here.
 
     Use: `register` as often as needed, `freeze` before the first step, then the rest.
     """
 
     def __init__(self, values: Values, device: torch.device = CPU) -> None:
-        """device: of this worker."""
+        """device: this worker's."""
         self.values = values
         self._device = device
         self._objects: dict[str, Any] = {}
@@ -69,12 +69,12 @@ class Carrier:
         self._integers: list[Buffer] = []
         self._buffers: list[tuple[nn.Module, str]] = []
         self.modes = Modes(lambda: self.modules().values())
-        """The modes of the registered modules; a pass keeps here those with which it began."""
+        """The modes of the registered modules, and during a pass those with which it began."""
 
-    # What is registered
+    # Registered objects
 
     def register(self, buffers: Mapping[str, str] | None = None, **objects: object) -> None:
-        """Add objects which have state_dict() and load_state_dict(), and rules for buffers that change in a pass.
+        """Add objects that have state_dict() and load_state_dict(), and rules for buffers that change in a pass.
 
         buffers: qualified name ("model.queue") -> "mean" or "first". Raises ConfigError or NotCarried, and then
         nothing of this call is registered.
@@ -94,11 +94,11 @@ class Carrier:
         self._declared |= dict(buffers or {})
 
     def leave_undigested(self, name: str) -> None:
-        """Of this object, which is copied, digests say nothing: it has no tensors, and differs between workers."""
+        """Leave this object, which is copied, out of digests: it has no tensors, and differs between workers."""
         self._undigested.add(name)
 
     def freeze(self) -> None:
-        """No more registrations: find parameters and buffers. A second call does nothing.
+        """End registration: find parameters and buffers. A second call does nothing.
 
         Raises ConfigError (nothing to train, a lazy parameter, a wrong buffer rule), Unregistered (an optimizer
         holds a parameter of no registered module) or NotCarried.
@@ -126,8 +126,8 @@ class Carrier:
         self.capture()
 
     def check_kinds(self) -> None:
-        """Raise NotCarried if the dtype or shape of a parameter, or of a buffer that a pass changes, is not that of the
-        first step, and Unregistered if an optimizer has got a parameter that was not there then."""
+        """Raise NotCarried if a parameter, or a buffer that a pass changes, has another dtype or shape than in the
+        first step, and Unregistered if an optimizer has got a new parameter."""
         for (name, parameter), (dtype, shape) in zip(self._parameters, self._kinds, strict=True):
             if parameter.dtype != dtype or parameter.shape != shape:
                 raise NotCarried(
@@ -156,7 +156,7 @@ class Carrier:
 
     @property
     def objects(self) -> Mapping[str, Any]:
-        """Everything registered by name, unwrapped."""
+        """All registered objects by name, unwrapped."""
         return self._objects
 
     @property
@@ -173,7 +173,7 @@ class Carrier:
         return {name: thing for name, thing in self._objects.items() if isinstance(thing, torch.optim.Optimizer)}
 
     def schedulers(self) -> dict[str, Any]:
-        """Registered learning rate schedulers by name: whatever counts epochs in `last_epoch`."""
+        """Registered learning rate schedulers by name: objects that count epochs in `last_epoch`."""
         return {name: thing for name, thing in self._objects.items() if hasattr(thing, "last_epoch")}
 
     def parameters(self) -> list[NamedParameter]:
@@ -241,7 +241,7 @@ class Carrier:
         return floats, integers
 
     def place(self, kind: str) -> torch.device:
-        """Where what was on a device of this type at its donor comes to."""
+        """The device of a tensor here that was on a device of this type at its donor."""
         return device_for(kind, self._device)
 
     def _named_buffers(self) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
@@ -251,7 +251,7 @@ class Carrier:
                     yield f"{_plain_name(path)}.{key}", owner, key, tensor
 
     def _frozen_parameters(self) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
-        """As `_named_buffers`: some libraries keep their running statistics in them."""
+        """As `_named_buffers`, for frozen parameters: some libraries keep running statistics in them."""
         for name, module in self.modules().items():
             for path, owner in module.named_modules(prefix=name):
                 for key, parameter in owner.named_parameters(recurse=False):
@@ -261,26 +261,26 @@ class Carrier:
     # A copy
 
     def header(self) -> dict[str, Json]:
-        """What a copy consists of: a typed description of every tensor, and every plain value. JSON only.
+        """The content of a copy: a typed description of every tensor, and every plain value. JSON only.
 
-        During a pass it describes the state as it was when the pass began; so do `blobs`.
+        During a pass it describes the state when the pass began; so do `blobs`.
         """
         return self.capture()[0]
 
     def blobs(self) -> list[torch.Tensor]:
         """The bytes of the tensors in the order of the header: uint8, shape (nbytes,), CPU.
 
-        Views of contiguous CPU tensors, so they are what the training writes next: send or copy them before.
+        Blobs of contiguous CPU tensors are views, into which training writes: send or copy them before.
         """
         return self.capture()[1]
 
     def capture(self) -> tuple[dict[str, Json], list[torch.Tensor]]:
-        """(header, blobs) of one moment. Raises NotCarried naming what cannot be copied."""
+        """(header, blobs) of one moment. Raises NotCarried naming a value that cannot be copied."""
         header, tensors = self.describe()
         return header, [to_blob(tensor) for _, tensor in tensors]
 
     def describe(self) -> tuple[dict[str, Json], list[NamedTensor]]:
-        """(header, the tensors themselves, in its order). Raises NotCarried naming what cannot be copied."""
+        """(header, the tensors themselves, in its order). Raises NotCarried naming a value that cannot be copied."""
         tensors: list[NamedTensor] = []
         objects: dict[str, Json] = {name: self._encode(name, thing, tensors) for name, thing in self._objects.items()}
         state: dict[str, Json] = {
@@ -294,7 +294,7 @@ class Carrier:
         state = thing.state_dict()
         if not isinstance(thing, nn.Module):
             return {"state": encode(state, name, numbered)}
-        # By address: what a module has under two names is in its state_dict() twice.
+        # By address: a tensor with two names in a module is in its state_dict() twice.
         bases = {
             buffer.live.data_ptr(): buffer.base
             for buffer in (*self._floats, *self._integers)
@@ -323,9 +323,9 @@ class Carrier:
     def load(self, header: dict[str, Json], blobs: Sequence[torch.Tensor]) -> None:
         """Become the copy that `header` and `blobs` describe, in place: parameters and modules keep their identity.
 
-        During a pass, buffers become the base of that pass too, because that is what the donor's copy holds.
-        Raises ConfigError when the copy does not fit what is registered here; before anything is changed, unless only
-        the load_state_dict of an object can tell.
+        During a pass, buffers become the base of that pass too, because that is what the donor's copy holds. Raises
+        ConfigError if the copy does not fit the registered objects; before any change, unless only a load_state_dict
+        can tell.
         """
         self.check(header)
         tensors = self._tensors(header, blobs)
@@ -356,9 +356,9 @@ class Carrier:
         self.values.replace(values)
 
     def check(self, header: dict[str, Json]) -> None:
-        """Whether a copy that this describes can fit what is registered here. Raises ConfigError.
+        """Raise ConfigError if a copy with this header cannot fit the registered objects.
 
-        Nothing of it has to be there yet, and nothing is allocated.
+        No tensor of it need be here yet, and nothing is allocated.
         """
         try:
             described = described_tensors(header)
@@ -413,7 +413,7 @@ class Carrier:
         return sha.hexdigest()
 
     def digests(self) -> dict[str, str]:
-        """The same of each leaf for itself, cut short, by name, in the order of registration."""
+        """Name -> digest of each leaf, cut to 16 hex digits, in the order of registration."""
         found: dict[str, str] = {}
         for path, description, payload in self._leaves():
             sha = hashlib.sha256()
@@ -422,7 +422,7 @@ class Carrier:
         return found
 
     def _leaves(self) -> list[tuple[str, str, torch.Tensor | None]]:
-        """(name, dtype and shape, bytes) of tensors, (name, value, None) of the rest."""
+        """(name, dtype and shape, bytes) of each tensor, (name, value, None) of each plain value."""
         header, blobs = self.capture()
         found: list[tuple[str, str, torch.Tensor | None]] = []
         for entry, blob in zip(cast(list[dict[str, Any]], header["tensors"]), blobs, strict=True):
@@ -437,10 +437,10 @@ class Carrier:
         return found
 
     def fingerprint(self, step: int) -> str:
-        """A short hash, in hex, of a part of the parameters that rotates with the step, the rates and job.state, and of
-        its tensors such a part too.
+        """A short hash, in hex, of learning rates, job.state without tensors, and a part of the parameters and of
+        job.state's tensors; the part rotates with the step.
 
-        Workers which drifted apart differ in it soon; it reads some kilobytes whatever the model's size.
+        Workers that have drifted apart soon differ in it; it reads some kilobytes, however large the model.
         """
         hashed = hashlib.blake2b(digest_size=8)
         _hash_some(hashed, [parameter for _, parameter in self._parameters], step)
@@ -451,14 +451,14 @@ class Carrier:
         return hashed.hexdigest()
 
     def buffer_fingerprint(self, step: int) -> str:
-        """The same of the buffers of the registered modules, also of those that state_dict() leaves out."""
+        """The same for the buffers of the registered modules, also those that state_dict() leaves out."""
         hashed = hashlib.blake2b(digest_size=8)
         live = [owner._buffers.get(key) for owner, key in self._buffers]
         _hash_some(hashed, [tensor for tensor in live if tensor is not None], step, rows=True)
         return hashed.hexdigest()
 
     def watch(self, *, full: bool = False) -> StateMarks:
-        """What must not change inside a pass, as it is now. full: also a checksum of the values (reads all)."""
+        """Marks of all that must not change inside a pass. full: with a checksum of all values, which reads them."""
         merged = {buffer.name for buffer in (*self._floats, *self._integers)}
         marks: dict[str, object] = {
             f"parameter {name}": (parameter.requires_grad, tensor_mark(parameter, full))
@@ -478,7 +478,7 @@ class Carrier:
         return StateMarks(marks, full)
 
     def watch_rates(self) -> dict[str, object]:
-        """The part of `watch` that is about learning rates."""
+        """The marks of the learning rates."""
         return {
             f"learning rate of {name}, group {i}": float(group.get("lr", math.nan))
             for name, optimizer in self.optimizers().items()
@@ -486,8 +486,8 @@ class Carrier:
         }
 
     def changed(self, before: StateMarks) -> list[str]:
-        """What differs from the snapshot, in words: "parameter model.fc.weight", "buffer model.queue",
-        "learning rate of optimizer, group 0", "scheduler scheduler", "job.state.best"."""
+        """What differs from the marks, in words: "parameter model.fc.weight", "buffer model.queue", "learning rate of
+        optimizer, group 0", "scheduler scheduler", "job.state.best"."""
         return differences(before, self.watch(full=before.full))
 
 
@@ -550,7 +550,7 @@ def _nonpersistent(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, tor
 
 
 def _load_nonpersistent(module: nn.Module, values: dict[str, Any]) -> None:
-    """In place where it can be."""
+    """Load buffers that state_dict() leaves out, in place if possible."""
     for path, owner, key, live in _nonpersistent(module):
         value = values[path]
         if value is None or live is None or _kind(live) != _kind(value) or torch._debug_has_internal_overlap(live) == 1:
@@ -562,7 +562,7 @@ def _load_nonpersistent(module: nn.Module, values: dict[str, Any]) -> None:
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """`load_state_dict` casts state to its parameter's dtype; where the donor had another one, that comes back."""
+    """Load an optimizer. `load_state_dict` casts state to its parameter's dtype, so the donor's is restored."""
     optimizer.load_state_dict(state)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, saved in state["state"].items():
@@ -575,8 +575,8 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
 
 
 def _hash_some(hashed: hashlib.blake2b, tensors: Sequence[torch.Tensor], step: int, *, rows: bool = False) -> None:
-    """Elements of a few of them, of others in each step. rows: in row-major order; else their elements lie without
-    gaps, and count as they lie."""
+    """Hash elements of a few tensors, of others in each step. rows: in row-major order; else, without gaps, in memory
+    order."""
     count = len(tensors)
     share = min(FINGERPRINT_PARAMETERS, count)
     for place in range(step * share, (step + 1) * share):

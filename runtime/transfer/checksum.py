@@ -1,9 +1,8 @@
-"""The sum that guards bytes on their way between two workers, at the speed of memory.
+"""The checksum of bytes that are sent between two workers, at the speed of memory.
 
-The bytes are taken as rows of 64-bit words, and summed twice, along the columns and along the rows; CRC-32 is taken of
-those few sums, and of what is left behind the last whole row. Words or pages that changed places, or changes that make
-up for each other in one direction, show in the other. Figures: docs/decisions/own-mesh.md. Against a forger the
-connection's token and TLS stand, not a checksum.
+The bytes are rows of 64-bit words, summed twice, along the columns and along the rows; CRC-32 is taken of these sums,
+and of the bytes after the last whole row. Words or pages that change places, or changes that cancel in one direction,
+show in the other. Figures: docs/decisions/own-mesh.md. Against forgery there are the token and TLS.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ ROW_BYTES = 8 * ROW_WORDS
 
 
 def checksum(data: memoryview, running: int = 0) -> int:
-    """32 bits of these bytes, and of all before them if that sum is given; it depends on where the bytes are divided.
+    """A 32-bit sum of these bytes, and of earlier bytes if their sum is given; it depends on where bytes are divided.
 
     data: contiguous, of format "B".
     """

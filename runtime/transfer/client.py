@@ -1,4 +1,4 @@
-"""What a worker asks of others over copy connections; the answering side is donor.py."""
+"""A worker's questions to others over copy connections; the answering side is donor.py."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from runtime.transfer.result_log import LoggedResult
 
 CONNECT_S = 5.0
 ANSWER_S = 20.0
-"""A member that answers nothing at all for so long is not asked any further; it answers "later" much earlier."""
+"""Seconds after which a silent member is not asked any further; a member answers "later" much earlier."""
 
 
 class CopyClient:
-    """Who asks, and for which job. One question at a time, by the user's thread; any thread may abort it.
+    """Asks one question at a time, on the user's thread; any thread may abort it.
 
-    Most questions have a connection each. That to the donor of a newcomer lasts from the copy until it has caught up,
-    also while generations end that this donor survives.
+    Most questions have a connection each. A newcomer's connection to its donor lasts from the copy until the newcomer
+    has caught up, also across generations that this donor survives.
     """
 
     def __init__(self, job: str, worker_id: str, seal: TlsContexts = PLAIN) -> None:
@@ -40,13 +40,13 @@ class CopyClient:
         self._received_before = 0
 
     def abort(self) -> None:
-        """Make a question that is under way raise CopyFailed: its generation is over, its member may be frozen."""
+        """Make a question under way raise CopyFailed: its generation is over, and its member may be frozen."""
         asking = self._asking
         if asking is not None:
             asking.abort()
 
     def abort_following(self, unless: Collection[str] = ()) -> None:
-        """The same for a donor that is none of these."""
+        """Abort the lasting connection if its donor is none of these."""
         following = self._following
         if following is not None and following[0] not in unless:
             following[1].abort()
@@ -63,7 +63,7 @@ class CopyClient:
 
     @property
     def donor(self) -> str:
-        """Worker id; empty: there is none now."""
+        """Worker id of the present donor; "": there is none."""
         return self._following[0] if self._following else ""
 
     def follow(self, member: Member, generation: Generation) -> CopyConnection:
@@ -80,7 +80,7 @@ class CopyClient:
             self._following = None
 
     def connect(self, member: Member, generation: Generation) -> CopyConnection:
-        """Raises CopyFailed."""
+        """A connection for one question. Raises CopyFailed."""
         connection = self.help(member, generation)
         self._received_before += self._asking.received if self._asking else 0
         self._asking = connection
@@ -100,7 +100,7 @@ class CopyClient:
         )
 
     def meta(self, generation: Generation) -> JoinMeta | None:
-        """Ask the members in rank order; None if nobody can say yet."""
+        """Ask the members in rank order where the loop stands; None if no member can say yet."""
         for member in generation.members:
             if member.worker_id == self.worker_id:
                 continue
@@ -120,7 +120,7 @@ class CopyClient:
         return None
 
     def initial(self, generation: Generation, digest: str, carrier: Carrier) -> str | None:
-        """Copy the initial state with this digest into the carrier; returns the source, or None."""
+        """Copy the initial state with this digest into the carrier. Returns the source, or None."""
         for member in generation.members:
             if member.worker_id == self.worker_id:
                 continue
@@ -141,7 +141,7 @@ class CopyClient:
         return None
 
     def result(self, member: Member, generation: Generation, op: int) -> Partial:
-        """The result of an operation that this worker is still in. Raises CopyFailed."""
+        """The result of the operation that this worker is still in. Raises CopyFailed."""
         connection = self.connect(member, generation)
         try:
             connection.send({"want": "result", "op": op})
@@ -153,7 +153,7 @@ class CopyClient:
 
 @contextmanager
 def _well_formed(what: str) -> Iterator[None]:
-    """What a member sends is read within. Raises CopyFailed for what no member would have sent."""
+    """Raise CopyFailed for errors in the block, which reads what a member has sent."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -161,7 +161,7 @@ def _well_formed(what: str) -> Iterator[None]:
 
 
 def parse_meta(meta: Json) -> JoinMeta:
-    """Raises CopyFailed."""
+    """Parse the place of the job. Raises CopyFailed."""
     with _well_formed("answer about where the job stands"):
         found = JoinMeta(**cast(dict[str, Any], meta))
         numbers = (found.epoch, found.step, found.epoch_start)
@@ -186,7 +186,7 @@ def parse_state(answer: dict[str, Json]) -> tuple[int, Copy]:
 
 
 def parse_result(answer: dict[str, Json], blobs: Sequence[torch.Tensor]) -> Partial:
-    """Raises CopyFailed if the answer is a refusal or does not fit its tensors."""
+    """Parse a result. Raises CopyFailed if the answer is a refusal or does not fit its tensors."""
     meta, groups = answer.get("result"), answer.get("groups")
     if not isinstance(meta, dict) or not isinstance(groups, dict) or len(groups) != len(blobs):
         raise CopyFailed(f"no result came: {answer.get('refused', 'malformed answer')}")
@@ -216,7 +216,7 @@ def parse_results(first: int, answer: dict[str, Json], blobs: Sequence[torch.Ten
 
 
 def parse_op(about: Json) -> Op:
-    """Raises CopyFailed."""
+    """Parse an operation. Raises CopyFailed."""
     with _well_formed("operation"):
         fields = cast(dict[str, Json], about)
         numbers = {name: fields[name] for name in ("units", "epoch", "step", "pass_no")}

@@ -1,9 +1,9 @@
-"""Messages with tensors over a copy connection: the transport for state, results, and the talk about them.
+"""Messages with tensors over a copy connection: the transport for state, results, and questions about them.
 
     message = magic, bytes of head, bytes of all blobs; head (JSON: the caller's header, the size of each blob);
               then of each blob its bytes and their checksum (see checksum.py)
 
-Bytes are sent and received in pieces that can be summed in a core's cache; the checksum goes from piece to piece.
+Bytes are sent and received in pieces that fit into a core's cache; the checksum runs over all pieces.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ MAX_HEAD_BYTES = 16 << 20
 MAX_BLOBS = 1 << 20
 MAX_TOTAL_BYTES = 1 << 42
 ANSWER_S = 600.0
-"""How long the other side may think before its next message begins; a host that is gone is found by keep-alive."""
+"""Seconds before the other side's next message has to begin; keep-alive finds a host that is gone."""
 STALL_S = 30.0
-"""How long a message that has begun may make no progress."""
+"""Seconds for which a message that has begun may make no progress."""
 _CHUNK_BYTES = 1 << 18
-"""The same on both sides, because the checksum depends on it."""
+"""Must be the same on both sides, because the checksum depends on it."""
 _PREFIX = struct.Struct(">4sIQ")
 _SUM = struct.Struct(">I")
 _MAGIC = b"ERC1"
@@ -47,7 +47,7 @@ Allocate = Callable[[dict[str, Json], list[int]], Sequence[Tensor]]
 
 
 class CopyFailed(ElasticError):
-    """Ask another member, or this one again; what was received so far is worth nothing."""
+    """Ask another member, or this one again; what was received so far is worthless."""
 
 
 def open_copy(
@@ -61,10 +61,10 @@ def open_copy(
     deadline_s: float,
     seal: TlsContexts = PLAIN,
 ) -> CopyConnection:
-    """Call a member's listener. deadline_s: from now, in seconds; until then a connection that fails is tried again.
+    """Connect to a member's listener. deadline_s: seconds from now in which a failed connection is tried again.
 
-    Raises CopyFailed if there is none by then, or at once if the member refuses or its process has ended: a worker
-    listens before any list names it, for as long as it lives.
+    Raises CopyFailed if there is no connection by then, or at once if the member refuses or its process has ended: a
+    worker listens before any list names it, for as long as it lives.
     """
     hello = Hello(job, generation, me, peer.worker_id, "copy", plan)
     dial = Dial(peer.host, peer.port, hello, token, local=False, seal=seal)
@@ -98,7 +98,7 @@ class CopyConnection:
         self._ending = threading.Lock()
         self._aborted = False
         self.received = 0
-        """Bytes so far."""
+        """Bytes received so far."""
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
@@ -130,9 +130,9 @@ class CopyConnection:
     ) -> tuple[dict[str, Json], list[Tensor]]:
         """The next message: its header and its blobs, in the memory that ``into`` gives or in new tensors.
 
-        Raises CopyFailed if the other side is gone, says nothing for within_s (None: ANSWER_S), stops within a
-        message for STALL_S, sends what does not fit its announcement or its checksums, or on abort; NoMemory if there
-        is none for what it announces.
+        Raises CopyFailed if the other side is gone, says nothing for within_s (None: ANSWER_S), stops within a message
+        for STALL_S, sends bytes that do not fit their announcement or checksums, or on abort; NoMemory if there is not
+        enough for the announced bytes.
         """
         with self._using, _failures():
             magic, head_size, total = _PREFIX.unpack(self._take(_PREFIX.size, within_s or ANSWER_S))
@@ -151,11 +151,11 @@ class CopyConnection:
         with self._ending:
             if not self._aborted:
                 self._aborted = True
-                with contextlib.suppress(OSError):  # the other side was faster
+                with contextlib.suppress(OSError):  # the other side has closed already
                     self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Abort, and free the socket once nobody uses it. Any thread; any number of times."""
+        """Abort, and free the socket once no thread uses it. Any thread; may be called again."""
         self.abort()
         with self._using:
             self._sock.close()
@@ -171,7 +171,7 @@ class CopyConnection:
             raise CopyFailed(f"blob {number} of {view.nbytes} bytes has checksum {running:08x}, not {announced:08x}")
 
     def _send_all(self, view: memoryview) -> None:
-        """Unlike sendall, the time limit is for every part of it and not for the whole."""
+        """Send all bytes. Unlike in sendall, the time limit holds for every part and not for the whole."""
         sent = 0
         while sent < view.nbytes:
             sent += self._sock.send(view[sent:])
@@ -182,7 +182,7 @@ class CopyConnection:
         return bytes(buffer)
 
     def _fill(self, view: memoryview, within_s: float) -> None:
-        """within_s: for the first bytes; STALL_S between later ones."""
+        """Fill the view. within_s: seconds for the first bytes; STALL_S holds between later ones."""
         self._sock.settimeout(within_s)
         got = 0
         while got < view.nbytes:
@@ -216,7 +216,7 @@ def _parse_head(encoded: bytes, total: int) -> tuple[dict[str, Json], list[int]]
 
 
 def _view(blob: Tensor) -> memoryview:
-    """Raises ValueError for anything but a contiguous 1-D uint8 CPU tensor."""
+    """The memory of a blob. Raises ValueError for anything but a contiguous 1-D uint8 CPU tensor."""
     if blob.dtype != torch.uint8 or blob.dim() != 1 or blob.device.type != "cpu" or not blob.is_contiguous():
         raise ValueError(f"blob is {blob.dtype} {tuple(blob.shape)} on {blob.device}; wanted contiguous 1-D uint8, cpu")
     return blob.detach().numpy().data if blob.numel() else memoryview(bytearray())

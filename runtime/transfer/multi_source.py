@@ -1,6 +1,6 @@
 """A newcomer's copy of one state, from its donor and from members on other hosts that are in the same operation.
 
-Where the donor dies and the operation is done again, the next donor has the same state: it sends what is missing.
+If the donor dies and the operation is done again, the next donor has the same state and sends what is missing.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from runtime.transfer.parts import Part, Parts, Slice, parts_of
 PART_BYTES = 32 << 20
 HELPERS_MAX = 3
 HELPER_S = 1.0
-"""How long the donor, which has sent all else, waits for what others were asked for; then it sends that too."""
+"""Seconds for which the donor waits for parts that helpers were asked for, before it sends them itself."""
 DONOR = "donor"
 
 Open = Callable[[], CopyConnection]
 
 
 def digest(header: dict[str, Json]) -> str:
-    """Hex; equal where two members would send the same state: names, types, shapes, and all plain values."""
+    """Hex; equal if two members would send the same state: names, types, shapes, and all plain values."""
     return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
 class MultiSourceCopy:
-    """Threads: the newcomer's own asks the donor, one more each helper. What a helper cannot send the donor sends."""
+    """The newcomer's own thread asks the donor, another thread each helper. The donor sends what a helper cannot."""
 
     def __init__(self, number: int, header: dict[str, Json]) -> None:
-        """number: of the operation; header: of its state, as the donor described it. Raises CopyFailed."""
+        """number: the operation. header: the donor's description of its state. Raises CopyFailed."""
         self._request: dict[str, Json] = {"want": "part", "op": number, "digest": digest(header)}
         sizes = _sizes(header)
         self._blobs = room_for(sizes)
@@ -48,15 +48,15 @@ class MultiSourceCopy:
         self._helping: set[CopyConnection] = set()
         self._ending = False
         self.gathered = 0
-        """Bytes that are here."""
+        """Bytes that have arrived and are verified."""
 
     def is_of(self, number: int, header: dict[str, Json]) -> bool:
-        """Whether a donor that describes its state so can send what is missing."""
+        """Whether a donor with this description of its state can send what is missing."""
         return (self._request["op"], self._request["digest"]) == (number, digest(header))
 
     def run(self, donor: CopyConnection, helpers: Sequence[Open]) -> list[torch.Tensor]:
-        """The blobs of the state, in the order of the header, each part verified. Raises CopyFailed; then it can be run
-        again, with another donor, and goes on."""
+        """The blobs of the state, in the order of the header, each part verified. Raises CopyFailed; then it can be
+        called again with another donor, and goes on."""
         self._ending = False
         for number, helper in enumerate(helpers[:HELPERS_MAX]):
             name = f"helper {number}"
@@ -72,7 +72,7 @@ class MultiSourceCopy:
         return self._blobs
 
     def _end(self) -> None:
-        """No helper writes into the memory any more when this returns."""
+        """Stop the helpers: when this returns, none of them writes into the memory any more."""
         with self._changed:
             self._ending = True
             for connection in self._helping:
@@ -83,7 +83,7 @@ class MultiSourceCopy:
         try:
             connection = helper()
         except CopyFailed:
-            return  # it may be gone; the donor sends all
+            return  # the helper may be gone; the donor sends all
         with self._changed:
             if not self._ending:
                 self._helping.add(connection)
@@ -103,7 +103,7 @@ class MultiSourceCopy:
                 self._changed.notify_all()
 
     def _pull(self, name: str, connection: CopyConnection) -> None:
-        """Ask this one for parts until there are none to be asked for. Raises CopyFailed."""
+        """Ask one member for parts until none is left to ask for. Raises CopyFailed."""
         while True:
             with self._changed:
                 part = self._parts.take(name)
@@ -139,7 +139,7 @@ def _sizes(header: dict[str, Json]) -> list[int]:
 
 
 def send_parts(connection: CopyConnection, blobs: Sequence[torch.Tensor]) -> dict[str, Json]:
-    """The other side: send the parts asked for, until something else is said, which is returned. Raises CopyFailed."""
+    """The answering side: send the parts asked for, until another message comes; returns that. Raises CopyFailed."""
     while True:
         request, _ = connection.receive()
         if not isinstance(asked := request.get("part"), list):

@@ -1,6 +1,6 @@
-"""Which donor sends which part of a state. Pure: each is asked for one part at a time, so the faster ones send more.
+"""Which donor sends which part of a state. Pure: each is asked for one part at a time, so faster donors send more.
 
-A part is a row of slices of blobs. One that was lost with its donor is given to another; every part is done once.
+A part is a sequence of slices of blobs. A part that was lost with its donor is given to another donor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Part: TypeAlias = tuple[Slice, ...]
 
 
 def parts_of(sizes: Sequence[int], most_bytes: int) -> list[Part]:
-    """Blobs of these sizes, in order, in parts of at most so many bytes; every byte is in one of them."""
+    """Blobs of these sizes, in order, cut into parts of at most most_bytes bytes; every byte is in exactly one part."""
     parts: list[Part] = []
     part: list[Slice] = []
     left = most_bytes
@@ -33,25 +33,25 @@ def parts_of(sizes: Sequence[int], most_bytes: int) -> list[Part]:
 
 
 class Parts:
-    """Which are still to be asked for, and who has been asked."""
+    """The parts that are still to be asked for, and those that donors have been asked for."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._todo = deque(parts)
         self._asked: dict[str, Part] = {}
 
     def take(self, donor: str) -> Part | None:
-        """The part that this donor is to send next; None: there is none to be asked for, at present."""
+        """The part that this donor is to send next; None: there is none to ask for at present."""
         if not self._todo:
             return None
         self._asked[donor] = self._todo.popleft()
         return self._asked[donor]
 
     def done(self, donor: str) -> None:
-        """What it was asked for is here, and verified."""
+        """The part that this donor was asked for is here, and verified."""
         del self._asked[donor]
 
     def lost(self, donor: str) -> None:
-        """It will send nothing more; another one has to."""
+        """This donor will send nothing more; its part goes to another donor."""
         if (part := self._asked.pop(donor, None)) is not None:
             self._todo.appendleft(part)
 

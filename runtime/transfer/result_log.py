@@ -1,7 +1,7 @@
-"""Results of consecutive operations, kept for newcomers whose copy of the state is older than the one in progress.
+"""Results of consecutive operations, kept for newcomers whose copy of the state is older than the present one.
 
-Nothing is kept while nobody follows. The results themselves are held, not copied: their memory is not used again. Only
-what is on a GPU is copied to the CPU, because that is whose memory there may be some to spare of.
+Nothing is kept while no newcomer follows. The results themselves are held, not copied: their memory is not reused.
+Results on a GPU are copied to the CPU, which is more likely to have free memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runtime.session import Op
 from runtime.state.encoding import to_blobs
 
 ENTRY_BYTES = 1024
-"""What an entry counts beside its tensors, so that operations without any are bounded too."""
+"""Bytes that an entry counts besides its tensors, so that operations without tensors are bounded too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class ResultLog:
         self._limit_bytes = 0
 
     def follow(self, follower: Hashable, number: int, limit_bytes: int) -> None:
-        """Keep the results from operation ``number`` on: of the one in progress, or of one that is held.
+        """Keep the results from operation ``number`` on; its result is held, or it is in progress.
 
-        limit_bytes: what the whole log may take; the largest that a present follower asked for counts.
+        limit_bytes: the most bytes of the whole log; the largest limit of all present followers counts.
         """
         self._limit_bytes = max(self._limit_bytes, limit_bytes)
         self._needs[follower] = number
@@ -54,13 +54,12 @@ class ResultLog:
         return follower in self._needs
 
     def leave(self, follower: Hashable) -> None:
-        """It follows no longer; unknown ones may leave too."""
+        """End a follower's interest; unknown followers are ignored."""
         if self._needs.pop(follower, None) is not None:
             self._trim()
 
     def append(self, entry: LoggedResult) -> bool:
-        """Whether its own tensors are held now. Beyond the limit everything is dropped: whoever follows has to begin
-        anew."""
+        """Add an entry. Whether its own tensors are held now. Beyond the limit all followers have to begin again."""
         if not self._needs:
             return False
         flats = entry.result.flats
@@ -76,9 +75,9 @@ class ResultLog:
         return bool(self._entries) and not copied
 
     def since(self, follower: Hashable, number: int, most_bytes: int) -> list[LoggedResult]:
-        """Its next results, from operation ``number`` on: at least one, more while they fit; none if it is not held.
+        """A follower's next results, from operation ``number`` on: at least one, more while they fit; [] if not held.
 
-        Frees what nobody needs any more: the results before ``number``, unless another follower is behind.
+        Frees the results before ``number``, unless another follower needs them.
         """
         if follower not in self._needs:
             return []
@@ -94,7 +93,7 @@ class ResultLog:
         return found if found and found[0].number == number else []
 
     def holds_all_since(self, number: int) -> bool:
-        """Whether another one may follow from this operation on."""
+        """Whether another newcomer may follow from this operation on."""
         return number in self._needs.values()
 
     def _trim(self) -> None:

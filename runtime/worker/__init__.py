@@ -1,25 +1,25 @@
-"""A worker under an agent: its operations survive the death of other members. And the sessions of a job of one.
+"""A worker under an agent, whose operations survive the death of other members; and the sessions of a job of one.
 
-Threads: the user's runs the operations; a control thread hears the leader's orders; each ring is built, and each copy
-served, by one of its own. They share one lock, `SharedWorkerState.changed`:
+Threads: the user's thread runs the operations; a control thread hears the leader's orders; each ring is built, and each
+copy is served, by a thread of its own. They share one lock, `SharedWorkerState.changed`:
 
-- It guards the worker's state, the sums, what the leader has ordered, and what donors serve. Each of them is read and
-  written under it only.
-- It is reentrant. Each `post` notifies all that wait for it, so a wait states its condition again.
-- Nobody waits for the network, for a device or for another thread while holding it: words go to a queue, sockets are
-  shut and not waited for, sums are added outside. A ring that ends calls `post` from its own thread.
+- It guards the worker's state, the sums, the leader's orders, and what donors serve. They are read and written under it
+  only.
+- It is reentrant. Each `post` notifies all waiters, so a waiter checks its condition again.
+- No thread that holds it waits for the network, a device or another thread: words go to a queue, sockets are shut
+  without a wait, sums are added outside. A ring that ends calls `post` from its own thread.
 - The rings have a lock of their own, which is taken after this one and never before it.
 
     worker_session.py   the session of a worker under an agent
     operations.py       a member's way through its operations, until there is a result
     exchange.py         one exchange over the ring: headers, agreement, reduction
     state_owner.py      where this worker stands, under one lock
-    leader_orders.py    what the leader has told this worker
-    progress_report.py  what beats say of the script: where it is, how fast
+    leader_orders.py    the leader's orders to this worker
+    progress_report.py  what beats say about the script: where it is, how fast
     activity.py         what the user's thread does, and for how long
     speed.py            how long a step and a shard take
     joining.py          how a newcomer becomes a member
-    donor.py            what a member serves to newcomers and laggards
+    donor.py            a member's answers to newcomers and laggards
     held_copy.py        a copy of the state that its donor holds while training goes on
     copy_window.py      when other threads may read the registered tensors
     single.py           a job of one: the session of a script without an agent

@@ -1,4 +1,4 @@
-"""What the script's thread does and for how long, so that a worker that hangs is told from one that works."""
+"""What the script's thread does and for how long: it tells a worker that hangs from one that works."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from pathlib import Path
 from elastic.protocol.messages import Doing
 
 RECENT = 256
-"""So many shards back a long one is remembered: shards that are long by nature, such as those of long sequences,
-come again and again."""
+"""The number of recent shards whose longest is remembered: long shards, such as those of long sequences, recur."""
 
 CPU_CHECK_S = 2.0
-"""From when on it is measured whether processors are used: nothing is decided earlier."""
+"""Seconds in one activity after which the use of processors is measured; nothing is decided earlier."""
 
 PAUSE_S = 5.0
-"""Whoever beats and has not for so long was stopped, or could not run: that time is nobody's who is to be judged."""
+"""A process that has not run its beats for this many seconds was stopped or could not run: that time does not count."""
 
 COMPUTES = 0.1
-"""A share of one processor. Beats and the ring's own threads take far less."""
+"""A process computes if it uses more than this share of one processor. Beats and the ring's threads use far less."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActivitySeen:
-    """what: in words; the rest as in elastic.protocol.messages.Progress, in seconds."""
+    """An activity. what: in words. The other fields are as in elastic.protocol.messages.Progress, in seconds."""
 
     what: str
     doing: Doing
@@ -37,7 +36,7 @@ class ActivitySeen:
 
 
 class Activity:
-    """Written by the script's thread, read by the one that beats, both without a lock: each is one assignment."""
+    """Written by the script's thread, read by the beat thread, both without a lock: each write is one assignment."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, used_s: Callable[[], float] | None = None) -> None:
         """clock: seconds. used_s: processor time used so far, in seconds; None: `cpu_s`."""
@@ -46,9 +45,9 @@ class Activity:
         self._now = ("", Doing.ELSEWHERE, clock())
         self._shards: deque[float] = deque(maxlen=RECENT)
         self._seen_s = self._from_s = clock()
-        """When it was looked at last; from when on it counts."""
+        """When `see` was last called; and from when on time counts."""
         self._looked: tuple[float, float, float] | None = None
-        """(begin of the activity, time, processor time) of the first look at it."""
+        """(beginning of the activity, time, processor time) of the first measurement in it."""
 
     def enter(self, what: str, doing: Doing) -> None:
         now_s = self._clock()
@@ -58,7 +57,7 @@ class Activity:
         self._now = (what, doing, now_s)
 
     def see(self) -> ActivitySeen:
-        """To be called several times a second. computes is true as long as nobody can say."""
+        """The present activity. To be called several times a second. computes is true until it has been measured."""
         what, doing, since_s = self._now
         now_s = self._clock()
         if now_s - self._seen_s >= PAUSE_S:
@@ -77,8 +76,8 @@ class Activity:
 
 
 def cpu_s() -> float:
-    """Processor time of this process and those below it, in seconds: compilers and readers of data are children that a
-    script waits for."""
+    """Processor time of this process and all below it, in seconds: a script may wait for a compiler or a data
+    reader."""
     ticks = sum(_ticks(pid) for pid in _below(os.getpid()))
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -87,7 +86,7 @@ def _below(pid: int) -> Iterator[int]:
     yield pid
     try:
         threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return
     for thread in threads:
         try:
@@ -99,9 +98,9 @@ def _below(pid: int) -> Iterator[int]:
 
 
 def _ticks(pid: int) -> int:
-    """User and system time, with that of children that have been waited for."""
+    """User and system time in clock ticks, also of children that have been waited for."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return 0
     return sum(map(int, fields[11:15]))

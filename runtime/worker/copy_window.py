@@ -11,7 +11,7 @@ from runtime.transfer.connection import CopyConnection
 from runtime.worker.state_owner import SharedWorkerState
 
 LATER_S = 5.0
-"""How long a newcomer's question waits here for its answer; then it is asked again, here or elsewhere."""
+"""Seconds for which a newcomer's question waits here for its answer; then it is asked again, here or elsewhere."""
 
 
 class CopyWindow:
@@ -20,10 +20,10 @@ class CopyWindow:
     def __init__(self, standing: SharedWorkerState) -> None:
         self._standing = standing
         self.op: Op | None = None
-        """The operation in progress, or the one before."""
+        """The operation in progress, or the last one."""
         self.is_open = False
         self.opened = 0
-        """How often."""
+        """How often the window was opened."""
         self._opened_s = self._patience_s = 0.0
         self._reading = 0
         self._cut_off: set[CopyConnection] = set()
@@ -31,14 +31,14 @@ class CopyWindow:
     # ------------------------------------------------------------------------------- the user's thread
 
     def open(self, op: Op, patience_s: float) -> None:
-        """patience_s: about how long from now until a copy would be cut off."""
+        """Open the window. patience_s: about how many seconds from now a copy would be cut off."""
         with self._standing.changed:
             self.op, self.is_open, self._patience_s = op, True, patience_s
             self.opened, self._opened_s = self.opened + 1, time.monotonic()
             self._standing.changed.notify_all()
 
     def close(self) -> None:
-        """Cut off whoever still sends the state, and wait until nobody reads it."""
+        """Cut off connections that still send the state, and wait until no thread reads it."""
         changed = self._standing.changed
         with changed:
             self.is_open = False
@@ -51,12 +51,12 @@ class CopyWindow:
 
     @property
     def stands_still(self) -> bool:
-        """The operation in progress waits for newcomers, as long as they take."""
+        """Whether the operation in progress waits for newcomers, as long as they take."""
         record = self._standing.position.record
         return record is not None and record.hold
 
     def lasts(self, seconds: float) -> bool:
-        """Whether it probably stays open for so long from its beginning."""
+        """Whether the window probably stays open for this many seconds from its beginning."""
         return self.stands_still or seconds <= self._patience_s
 
     def lasts_from_now(self, seconds: float) -> bool:
@@ -68,7 +68,7 @@ class CopyWindow:
     ) -> Iterator[int | None]:
         """The number of an operation whose window does not close before the block ends; None if there was none in time.
 
-        ready: whether a window will do; begin: called with the number, under the same lock.
+        ready: whether the present window will do. begin: called with the number, under the same lock.
         """
         standing = self._standing
         with standing.changed:

@@ -1,12 +1,12 @@
-"""What a member serves to others over copy connections: where the job stands, its state, and kept results.
+"""A member's answers to others over copy connections: where the job stands, its state, and kept results.
 
-Each connection has a thread of the listener, and brings one request after another. There are two ways to the state:
+Each connection has a thread of the listener, and carries one request after another. There are two ways to the state:
 
-* Inside the window of a joinable operation it is sent straight from the registered tensors, which do not change in
-  it. A copy that is not through when the window closes is cut off.
+* Inside the window of a joinable operation the state is sent straight from the registered tensors, which do not change
+  in it. A copy that is not complete when the window closes is cut off.
 * For a newcomer whose copy was cut off, or would certainly be, a copy is held: it is made inside the next window, and
-  sent while training goes on. From its operation on the results are kept; the newcomer takes them over until it has
-  caught up with the operation in progress. Both are freed when it is through, or its connection ends.
+  sent while training goes on. The results of its operation and later ones are kept; the newcomer takes them over until
+  it has caught up with the operation in progress. Copy and results are freed when it is done, or its connection ends.
 
     {"want": "meta"}                        -> {"meta": ...} or {"later": why}
     {"want": "state", "follow": f}          -> {"op", "about", "state"}, with "follows" if it is held or f, "waits" if
@@ -24,8 +24,8 @@ Each connection has a thread of the listener, and brings one request after anoth
     {"want": "result", "op": k}             -> {"result": ...} + tensors, or {"refused": why}
     {"want": "initial", "digest": d}        -> {"state": ...} + tensors, or {"refused": why}
 
-base: the newest loss generation that the newcomer knows. It counts as a holder only if its donor knows no other one: a
-loss voids what was promised before, and one of the two may hear of it later than the other.
+base: the newest loss generation that the newcomer knows. It counts as a holder only if its donor knows the same one: a
+loss voids earlier promises, and one of the two may hear of the loss later than the other.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from runtime.worker.held_copy import LOG_BYTES_MIN, CopyHolder, log_bytes
 from runtime.worker.state_owner import SharedWorkerState
 
 CERTAINLY_BYTES_PER_S = 8 << 30
-"""No copy is faster: the kernel alone takes that long."""
+"""No copy is faster than this: the kernel alone needs that time."""
 
 RESULTS_BYTES = 64 << 20
-"""Results in one answer, if there are several."""
+"""The most bytes of results in one answer, if there are several results."""
 
 
 class CopyServer:
@@ -68,18 +68,18 @@ class CopyServer:
         self._too_slow: set[str] = set()
         """Newcomers whose copy was cut off."""
         self._no_memory_until_s: dict[str, float] = {}
-        """Newcomers for which there was no memory for a copy -> until when none is tried for them."""
+        """Newcomer for which there was no memory for a copy -> until when none is tried for it."""
         self._last: tuple[int, Op, dict[str, str]] | None = None
-        """Number, operation and fingerprint of the last result that was obtained here."""
+        """Number, operation and fingerprint of the last result that this worker obtained."""
         self._largest_bytes = 0
-        """The size of the largest result so far."""
+        """The size of the largest result so far, in bytes."""
         self._close_behind: dict[CopyConnection, tuple[str, int]] = {}
-        """Over which a newcomer takes over results -> it, and the last operation whose result it was given."""
+        """Connection over which a newcomer takes over results -> the newcomer, and the last operation sent."""
 
     # ------------------------------------------------------------------------------- the user's thread
 
     def open_window(self, op: Op, patience_s: float) -> None:
-        """A joinable operation has begun. patience_s: about how long from now until a copy would be cut off."""
+        """A joinable operation has begun. patience_s: about how many seconds from now a copy would be cut off."""
         with self._standing.changed:
             for newcomer, number in self._close_behind.values():
                 if number == self._standing.position.reduced - 1:
@@ -87,11 +87,11 @@ class CopyServer:
             self._window.open(op, patience_s)
 
     def close_window(self) -> None:
-        """Cut off whoever still sends the state, and wait until nobody reads it."""
+        """Cut off connections that still send the state, and wait until no thread reads it."""
         self._window.close()
 
     def keep(self, number: int, op: Op, fingerprint: dict[str, str], result: Partial) -> None:
-        """An operation is complete here. Called under the lock."""
+        """Keep the result of an operation that is complete here. Called under the lock."""
         entry = LoggedResult(number, op, fingerprint, result)
         self._last, self._largest_bytes = (number, op, fingerprint), max(self._largest_bytes, entry.nbytes)
         held = self._log.append(entry)
@@ -100,13 +100,13 @@ class CopyServer:
     # ------------------------------------------------------------------------------ threads of requests
 
     def serve(self, connection: CopyConnection, worker_id: str) -> None:
-        """Answer requests until the asker hangs up. worker_id: the asker, as its hello says (and its token proves)."""
+        """Answer requests until the asker hangs up. worker_id: the asker, by its hello, which its token proves."""
         try:
             while True:
                 request, _ = connection.receive()
                 self._answer(connection, worker_id, request)
         except CopyFailed:
-            return  # the asker notices by itself and asks again, here or elsewhere
+            return  # the asker notices this and asks again, here or elsewhere
         finally:
             connection.close()
             self._forget(connection, worker_id)
@@ -131,7 +131,7 @@ class CopyServer:
                 connection.send({"refused": f"unknown request {str(request)[:80]}"})
 
     def _forget(self, connection: CopyConnection, newcomer: str) -> None:
-        """It is a member now, or gone, or will ask again over another connection."""
+        """Drop what is kept for a connection: the newcomer is a member now, or gone, or will connect again."""
         standing = self._standing
         with standing.changed:
             self._log.leave(connection)
@@ -151,7 +151,7 @@ class CopyServer:
 
     def _serve_state(self, connection: CopyConnection, newcomer: str, follow: bool) -> None:
         with self._standing.changed:
-            # Every try captures the state inside a window, whose end waits for it.
+            # Every attempt captures the state inside a window, whose end waits for the attempt.
             left_s = self._no_memory_until_s.pop(newcomer, 0.0) - time.monotonic()
             self._standing.changed.wait_for(lambda: self._window.stands_still, max(0.0, left_s))
             directly = newcomer not in self._too_slow or self._window.stands_still
@@ -167,10 +167,11 @@ class CopyServer:
             send_parts(connection, held.blobs)
 
     def _send_state(self, connection: CopyConnection, newcomer: str, follow: bool) -> bool:
-        """Straight from the tensors, inside the window. False: the state is certainly too large for that.
+        """Send the state from the tensors, inside the window. False: it is certainly too large for that.
 
-        follow: keep the results from its operation on, also where this newcomer does not count as its holder. So they
-        are if it may be bound to another step, because of what was called before this one's pass."""
+        follow: keep the results of its operation and later ones, even if this newcomer does not count as a holder. They
+        are also kept if calls before this step's pass may bind the newcomer to another step.
+        """
         standing, window = self._standing, self._window
 
         def begin(number: int) -> None:
@@ -203,7 +204,7 @@ class CopyServer:
         return True
 
     def _help_send(self, connection: CopyConnection, number: int, wanted: str) -> None:
-        """Parts of the state of the operation in progress, for a newcomer whose donor is another member."""
+        """Send parts of the state of the operation in progress to a newcomer whose donor is another member."""
         window = self._window
         with window.reading(lambda: self._is_in(number), wait=False) as in_progress:
             if in_progress is None:
@@ -234,7 +235,7 @@ class CopyServer:
         return {"about": op_json(op), "values": values, "early": early}
 
     def _may_copy(self, newcomer: str) -> bool:
-        """Only the donor's header waits for the copy, so no other copy would count."""
+        """Whether a copy would count for this newcomer now. Only the donor's header waits for copies."""
         p = self._standing.position
         wanted = p.newest_pending is not None and p.newest_pending.member(newcomer) is not None
         return (
@@ -249,7 +250,7 @@ class CopyServer:
     # ------------------------------------------------------------------------------------------ results
 
     def _knows(self, base: int) -> bool:
-        """Whether this is the last loss here too. Called under the lock."""
+        """Whether this is the base of this member's generation too. Called under the lock."""
         record = self._standing.position.record
         return record is not None and record.base == base
 
@@ -266,7 +267,7 @@ class CopyServer:
             now = join and number == p.reduced and self._may_copy(newcomer) and self._knows(base)
             if now:
                 self._too_slow.discard(newcomer)
-                self._log.follow(connection, number, limit_bytes)  # it may be that nothing takes effect after it
+                self._log.follow(connection, number, limit_bytes)  # perhaps nothing takes effect after this operation
                 standing.post(CopyBegun(newcomer))
                 standing.post(CopyEnded(newcomer, number, True))
             elif p.donor and number < p.reduced and (entries := self._since(connection, number)):
@@ -289,8 +290,8 @@ class CopyServer:
             connection.send({"later": later, "donor": p.donor})
 
     def _since(self, connection: CopyConnection, number: int) -> list[LoggedResult]:
-        """The results from operation ``number`` on, as far as they are held and fit into an answer. A newcomer whose
-        donor died may find the last one here, though nothing was kept for it. Called under the lock."""
+        """The results from operation ``number`` on that are held and fit into an answer. A newcomer whose donor died
+        may get the last result here, though none was kept for it. Called under the lock."""
         result = self._standing.result
         if found := self._log.since(connection, number, RESULTS_BYTES):
             return found
@@ -300,13 +301,13 @@ class CopyServer:
         return [LoggedResult(*self._last, result)]
 
     def _follow_anew(self, connection: CopyConnection, number: int) -> None:
-        """Keep the results from the operation in progress on, unless that is done already. Called under the lock."""
+        """Keep the results from ``number`` on for this connection, if that is not done. Called under the lock."""
         if not self._log.is_followed_by(connection):
             self._log.follow(connection, number, log_bytes(self._largest_bytes))
 
     def _limit_bytes(self, connection: CopyConnection, number: int) -> int:
-        """What the log may take for a newcomer that holds the state of the operation in progress. One that had followed
-        another donor, which died, needs as much as after a copy from here; this one was told with its copy."""
+        """The log's limit for a newcomer that holds the state of the operation in progress. If it had followed a donor
+        that died, it needs as much as after a copy from here; else its limit was set with its copy."""
         mine = self._window.reading(
             lambda: not self._log.is_followed_by(connection) and self._is_in(number), wait=False
         )
@@ -351,7 +352,7 @@ class CopyServer:
             self._send_result(connection, {}, result)
 
     def _send_result(self, connection: CopyConnection, header: dict[str, Json], result: Partial) -> None:
-        """The caller has counted this reader in ``standing.served``."""
+        """Send one result; the caller has counted this reader in ``standing.served``."""
         try:
             part, blobs = result_json(result)
             connection.send(header | part, blobs)
@@ -360,7 +361,7 @@ class CopyServer:
                 self._standing.served -= 1
 
     def _serve_initial(self, connection: CopyConnection, digest: str) -> None:
-        """Before the first pass: members wait in the second SYNC operation, so the state stands still."""
+        """Send the state before the first pass: members wait in the second SYNC operation, so it stands still."""
         carrier = self.carrier
         if carrier is None or carrier.digest() != digest:
             connection.send({"refused": "another initial state"})
@@ -383,7 +384,7 @@ def op_json(op: Op) -> dict[str, Json]:
 
 
 def result_json(result: Partial) -> tuple[dict[str, Json], list[torch.Tensor]]:
-    """As newcomer.parse_result reads it."""
+    """The header and blobs of a result, as transfer.client.parse_result reads them."""
     names = sorted(result.flats)
     groups: dict[str, Json] = {name: result.flats[name].numel() for name in names}
     return {"result": result.meta(), "groups": groups}, to_blobs([result.flats[name] for name in names])

@@ -1,4 +1,4 @@
-"""One exchange over the ring of a generation: the headers, what they have to agree on, and the reduction."""
+"""One exchange over the ring of a generation: the headers, their agreement, and the reduction."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from runtime.worker.progress_report import ProgressReporter
 from runtime.worker.state_owner import SharedWorkerState
 
 SILENCES_MAX = 5
-"""So often in a row a worker may give up a link in one operation of the same members without having got a piece of the
-sums. They can connect each time, so the link is not cut; it carries next to nothing."""
+"""A worker may give up a link this often in a row, in one operation of the same members, without a new piece of the
+sums. More than that shows a link that connects each time but carries next to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperationSpec:
-    """What `Session.begin` was told of an operation."""
+    """The arguments of `Session.begin` for one operation."""
 
     op: Op
     fingerprint: dict[str, str]
@@ -38,8 +38,8 @@ class OperationSpec:
 
 @dataclass(slots=True)
 class _Attempts:
-    """At one operation, by the same members. silences: how often this worker has given up a link since it got a piece
-    of the sums. pieces: how many it had then."""
+    """The attempts at one operation by the same members. silences: how often this worker has given up a link since it
+    last got a piece of the sums. pieces: how many pieces it had then."""
 
     number: int
     members: tuple[str, ...]
@@ -49,7 +49,7 @@ class _Attempts:
     pieces: int = 0
 
     def broken(self, why: RingBroken) -> None:
-        """Raises LinkTooSlow if one attempt more is of no use."""
+        """Note a broken attempt. Raises LinkTooSlow if another attempt is of no use."""
         if (held := sum(self.sums.held.values())) > self.pieces:
             self.silences, self.pieces = 0, held
         self.silences += isinstance(why, LinkSilent)
@@ -66,15 +66,15 @@ class RingExchange:
         self._gauge = gauge
         self._reduction = reduction
         self._attempts: _Attempts | None = None
-        """At the operation that was broken off last."""
+        """The attempts at the operation that was last broken off."""
 
     def exchange(
         self, task: OperationSpec, generation: int, complete: Callable[[worker_state.Event, Partial], bool]
     ) -> Partial | None:
-        """The result; None if the ring was lost, if a quiesce came first, or if there is something else to do by now.
+        """The result; None if the ring was lost, a quiesce came first, or the next move is another one by now.
 
-        complete: posts what completes the operation, under the lock; False if a quiesce came first.
-        Raises LeftAlone, LeaderOnly or Disagree: workers did different things, or drifted apart; LinkTooSlow.
+        complete: posts the event that completes the operation, under the lock; False if a quiesce came first. Raises
+        LeftAlone, LeaderOnly or Disagree: workers did different things, or drifted apart; LinkTooSlow.
         """
         standing = self._standing
         with standing.changed:
@@ -151,7 +151,7 @@ class RingExchange:
         return None
 
     def _begin(self, task: OperationSpec, number: int, members: tuple[str, ...]) -> _Attempts:
-        """Those at this operation go on; what others have left is of no use any more."""
+        """The attempts at this operation: the last ones if they fit, else new ones; other sums are freed."""
         last, self._attempts = self._attempts, None
         if last is not None and (last.number, last.members, last.task) == (number, members, task):
             return last
@@ -161,7 +161,7 @@ class RingExchange:
 
 
 def _check_agreement(headers: dict[str, dict[str, Json]], leader: str, op: Op) -> None:
-    """Raises LeftAlone, LeaderOnly or Disagree: workers did different things, or drifted apart."""
+    """Raise LeftAlone, LeaderOnly or Disagree if workers did different things, or drifted apart."""
     ops = {worker: parse_op(header["about"]) for worker, header in headers.items()}
     if len(set(ops.values())) > 1:
         raise checks.disagreement(ops, leader)

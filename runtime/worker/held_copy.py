@@ -1,4 +1,4 @@
-"""A copy of the state that its donor holds, to send it to newcomers while training changes the state itself."""
+"""A copy of the state that a donor holds, to send it to newcomers while training changes the state itself."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from runtime.worker.copy_window import LATER_S, CopyWindow
 from runtime.worker.state_owner import SharedWorkerState
 
 HOLD_BYTES_PER_S = 1 << 30
-"""A slow machine's copying within its memory."""
+"""The speed at which a slow machine copies within its memory."""
 
 PART = 0.5
-"""How much of the memory that is left a copy may take, and how much of the rest the results; the script needs some."""
+"""The part of the available memory that a copy may take, and the part of the rest that results may take."""
 
 LOG_BYTES_MIN = 64 << 20
 LOG_STATES = 2
-"""The log of results may take so many times the state's bytes. A step exchanges its gradients at about the speed of the
-copy, so while the state is copied results of about its own size arrive."""
+"""The log of results may take this many times the bytes of the state. A step exchanges its gradients at about the speed
+of the copy, so results of about the state's size arrive while it is copied."""
 
 Capture = Callable[[], tuple[dict[str, Json], dict[str, Json], list[torch.Tensor]]]
-"""What is said of the operation in progress, and header and bytes of its state, as Carrier.capture gives them."""
+"""Returns what is said of the operation in progress, and header and bytes of its state, as Carrier.capture does."""
 
 
 def log_bytes(state_bytes: int) -> int:
-    """What the log of results may take for a newcomer that follows, with a state of this size."""
+    """The most bytes that the log of results may take for one newcomer, with a state of this size."""
     return max(LOG_BYTES_MIN, min(LOG_STATES * state_bytes, int(PART * available_bytes())))
 
 
 class Room:
-    """Memory for one, taken before it is needed: new pages cost more than the copy itself."""
+    """Memory for one copy, taken before it is needed: new pages cost more time than the copy itself."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """sizes: of every tensor, in bytes."""
+        """sizes: bytes of every tensor."""
         self.sizes = list(sizes)
         self.nbytes = sum(sizes)
         self._tensors = room_for(sizes)
         for tensor in self._tensors:
             tensor.zero_()
         self.log_bytes = log_bytes(self.nbytes)
-        """What is left beside it for results."""
+        """The bytes that are left for results beside this copy."""
 
     def fill(self, blobs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies of the blobs (uint8, 1-D, of these sizes) in this memory."""
@@ -61,7 +61,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class HeldCopy:
-    """What a donor sends: the state as it was when operation ``number`` was handed out."""
+    """What a donor sends: the state when operation ``number`` was handed out."""
 
     number: int
     about: dict[str, Json]
@@ -70,7 +70,7 @@ class HeldCopy:
 
 
 class CopyHolder:
-    """Holds one copy at a time, as long as somebody reads it. Called by the threads of requests."""
+    """Holds one copy at a time, as long as a connection reads it. Called by the threads of requests."""
 
     def __init__(self, standing: SharedWorkerState, window: CopyWindow, log: ResultLog, journal: Journal) -> None:
         self._standing = standing
@@ -82,14 +82,14 @@ class CopyHolder:
         self._readers = 0
         self._told = False
         self.has_memory = True
-        """There was enough when a copy was wanted last."""
+        """Whether there was enough memory when a copy was last wanted."""
 
     @contextmanager
     def copy(self, reader: CopyConnection, wanted: Callable[[], bool], capture: Capture) -> Iterator[HeldCopy | None]:
         """A copy to send: the one that others read, or a new one. The reader follows the log from its operation on.
 
-        wanted: whether the state of the operation in progress is. None: there was no window in time, no memory, or the
-        copy that is held is too old by now.
+        wanted: whether the state of the operation in progress is wanted. None: there was no window in time or no
+        memory, or the held copy is too old by now.
         """
         changed = self._standing.changed
         with changed:
@@ -120,9 +120,9 @@ class CopyHolder:
         return None
 
     def _make(self, reader: CopyConnection, wanted: Callable[[], bool], capture: Capture) -> HeldCopy | None:
-        """Inside a window, whose end waits for it; so not at its end, unless windows are shorter than that anyway.
+        """Make a copy inside a window, whose end waits for it: not near the end, unless windows are too short for it.
 
-        A first window tells how much memory it takes.
+        A first window tells how much memory the copy takes.
         """
         room = Room([])
         while True:
@@ -142,7 +142,7 @@ class CopyHolder:
                 begun_s = time.monotonic()
                 about, header, blobs = capture()
                 sizes = [blob.numel() for blob in blobs]
-                if room.sizes and room.sizes == sizes:  # else what the script trains has grown since
+                if room.sizes and room.sizes == sizes:  # else the state has grown since
                     held = HeldCopy(number, about, header, room.fill(blobs))
                     ms = round(1000 * (time.monotonic() - begun_s), 1)
                     self._journal.write("state_held", op=number, bytes=room.nbytes, ms=ms)

@@ -1,6 +1,6 @@
-"""A job of one that computes each shard in a process of its own, a copy of this one as it was when the pass began.
+"""A job of one that computes each shard in a process of its own, a copy of this one from when the pass began.
 
-No shard can find what another one left, as if each had a worker to itself. For `elastic doctor --exact`: a script whose
+No shard sees what another one left, as if each had a worker to itself. `elastic doctor --exact` uses it: a script whose
 bits differ from those of a plain job of one depends on which shards its process has computed before.
 """
 
@@ -22,12 +22,12 @@ from runtime.worker.single import SingleSession
 
 
 class IsolatedSession(SingleSession):
-    """Session (see session.py). Parts of an evaluation have processes of their own too."""
+    """Session (see runtime/session.py). Parts of an evaluation have processes of their own too."""
 
     def __init__(self) -> None:
         super().__init__()
         self._parent: socket.socket | None = None
-        """In a process of a shard: where its leaf goes."""
+        """In a shard's process: the socket to which its leaf goes."""
 
     def next_unit(self) -> int | None:
         if self._op is None or self._op.kind not in (OpKind.PASS, OpKind.EVALUATE):
@@ -41,7 +41,7 @@ class IsolatedSession(SingleSession):
             sys.stderr.flush()
             ours, theirs = socket.socketpair()
             with warnings.catch_warnings():
-                # Python warns that threads do not survive a fork; the script's body is not theirs.
+                # Python warns that threads do not survive a fork; the script's body does not run in them.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 child = os.fork()
             if child == 0:
@@ -57,13 +57,13 @@ class IsolatedSession(SingleSession):
         if self._parent is None:
             super().unit_done(leaf)
             return
-        leaf.settle()  # without the room for others that it came from
+        leaf.settle()  # so that only its own values are sent
         send(self._parent, leaf)
         _exit(0)
 
 
 def _received(ours: socket.socket, child: int) -> Partial:
-    """The leaf of that process; if it failed, its traceback is on stderr already, and this process ends alike."""
+    """The leaf of that process. If it failed, its traceback is on stderr already, and this process ends alike."""
     try:
         leaf = receive(ours)
     except EOFError:
@@ -74,7 +74,7 @@ def _received(ours: socket.socket, child: int) -> Partial:
 
 
 def _exit(code: int) -> NoReturn:
-    """Without what the script has planned for its end."""
+    """End the process without the script's exit handlers."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,9 +1,8 @@
 """How a newcomer becomes a member: learn where the loop stands, rehearse, copy the state, take over results.
 
-A copy made inside the donor's window needs one result, that of the operation whose state it is. A copy that the donor
-has held for it is older: the results from there on are taken over one by one, each through the script's own code,
-without computing a shard, until this worker stands before the operation that is in progress. Then it counts as a
-holder of its state, as after a copy in the window, and the handshake is the same.
+A copy made inside the donor's window needs one more result, that of its own operation. A held copy is older: the later
+results are taken over one by one, each through the script's own code, without computing a shard, until this worker has
+reached the operation in progress. Then it counts as a holder of its state, as after a copy in the window.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from runtime.worker.leader_orders import LeaderOrders
 from runtime.worker.state_owner import SharedWorkerState
 
 RETRY_S = 0.05
-"""Pause before a question that nobody could answer is asked again; it doubles, until there is news or an answer."""
+"""Seconds before an unanswered question is asked again; the pause doubles until there is news or an answer."""
 RETRY_MAX_S = 1.0
 
 MEMBERS = "the members"
@@ -48,35 +47,35 @@ class JoinProtocol:
         self._journal = journal
         self._epoch = 0
         self._number = -1
-        """The operation whose state the carrier holds, or, while the script applies a result, will hold; -1: none."""
+        """The operation whose state the carrier holds, or will hold while the script applies a result; -1: none."""
         self._op = Op(OpKind.SYNC, 0)
-        """That operation; between `join`s only its number is known."""
+        """That operation; between two `join`s only its number is known."""
         self._here = self._op
         """Where the script is, in `join`."""
         self._counted_in: Generation | None = None
-        """In this generation the donor of that operation counts this worker as a holder of its state, or may do so
+        """The generation in which the donor of that operation counts this worker as a holder of its state, or may do so
         because its answer was lost: then this worker may be a member after it. A loss voids that."""
         self._copied_here = False
-        """The state was copied in this `join`, so what the script told before says nothing of it."""
+        """Whether the state was copied in this `join`: then the script's earlier fingerprint is void."""
         self._results: deque[LoggedResult] = deque()
         self._behind = False
         self._bound = False
-        """What the script did for the step it is at holds for no other one."""
+        """Whether what the script did for its present step holds for no other step."""
         self.astray = False
-        """Session.astray. It goes through that other step, to come to its end; then it has to copy anew."""
+        """Session.astray: the script runs to the end of another step, and then has to copy again."""
         self._pause_s = RETRY_S
         self._turn = 0
-        """Whom to ask: it goes on when one could not say."""
+        """Index of the worker to ask; it moves on when a worker had no answer."""
         self._follows = False
-        """The donor of the last copy keeps the results from there on."""
+        """Whether the donor of the last copy keeps the results from there on."""
         self._waited_for = False
-        """The operation of the last copy waits for this worker."""
+        """Whether the operation of the last copy waits for this worker."""
         self._gathering: MultiSourceCopy | None = None
-        """A copy of which the donor was lost before all of it was here."""
+        """A copy whose donor was lost before it was complete."""
 
     @property
     def doing(self) -> str:
-        """Changes with every byte: a newcomer that gets on is left alone, however slow it is."""
+        """A phase that changes with every byte: a newcomer that makes progress is left alone, however slow it is."""
         return f"joining, {self._asker.received:,} bytes received"
 
     def await_invitation(self) -> None:
@@ -154,7 +153,7 @@ class JoinProtocol:
             self._answered(False)
 
     def _answered(self, answered: bool) -> None:
-        """Whoever asks in vain asks another one, a little later."""
+        """After an answer, reset the pause; else choose another worker to ask, and pause."""
         if answered:
             self._pause_s = RETRY_S
         else:
@@ -162,10 +161,9 @@ class JoinProtocol:
             self._pause()
 
     def take_over(self, here: Op, fingerprint: dict[str, str]) -> Partial:
-        """The result of an operation that the members have been through, while behind; from another donor, if that is
-        gone.
+        """The result of an operation that the members have completed, while behind; maybe from another donor.
 
-        Raises JoinMissed if it is not to be had any more: between two passes there is no way back to a copy.
+        Raises JoinMissed if no member has it any more: between two passes there is no way back to a copy.
         """
         if here.kind is OpKind.LEAVE:
             self._await_end()
@@ -186,7 +184,7 @@ class JoinProtocol:
         self._turn += 1
 
     def _await_end(self) -> NoReturn:
-        """The members are about to leave; this worker is none, and is told to go when they are through."""
+        """Wait for the end: the members are about to leave, and this worker, which is none, is then told to go."""
         with self._standing.changed:
             self._standing.changed.wait_for(lambda: self._orders.over)
         self._orders.leave_if_over()
@@ -198,7 +196,7 @@ class JoinProtocol:
         self._pause_s = RETRY_S if news else min(2 * self._pause_s, RETRY_MAX_S)
 
     def _next(self) -> tuple[WorkerState, CopyState | AskOutcome] | None:
-        """What position.seek asks for; None if the copy held has become the state, all members lost."""
+        """The answer of worker_state.seek; None if all members were lost and the copy here is the state now."""
         while True:
             self._orders.leave_if_over()
             with self._standing.changed:
@@ -215,11 +213,11 @@ class JoinProtocol:
                     self._standing.changed.wait()
 
     def _call(self, p: WorkerState, of: Sequence[str]) -> AbstractContextManager[CopyConnection]:
-        """Raises CopyFailed."""
+        """Connect to one of these workers. Raises CopyFailed."""
         return closing(self._asker.connect(*self._whom(p, of)))
 
     def _whom(self, p: WorkerState, of: Sequence[str]) -> tuple[Member, Generation]:
-        """Another one of those each time that the one before did not know. Raises CopyFailed."""
+        """One of these workers, another one after each that did not know. Raises CopyFailed."""
         if not of:
             raise CopyFailed("nobody is known who could be asked")
         member, record = p.known(of[self._turn % len(of)]), p.newest_pending or p.record
@@ -227,11 +225,11 @@ class JoinProtocol:
         return member, record
 
     def _follow(self, p: WorkerState, of: Sequence[str]) -> CopyConnection:
-        """The lasting connection to the donor, or a new one to who may be it. Raises CopyFailed."""
+        """The lasting connection to the donor, or a new one to a worker that may be it. Raises CopyFailed."""
         return self._asker.following or self._asker.follow(*self._whom(p, of))
 
     def _copy_state(self, p: WorkerState, of: Sequence[str], carrier: Carrier) -> bool:
-        """Inside the donor's window, or one that it holds. False: not now, or not from this one. Raises CopyFailed."""
+        """Copy the state, in the donor's window or from a held copy. False: not now or here. Raises CopyFailed."""
         here = self._here
         copy = self._fetch_state(p, of, carrier)
         if copy is None:
@@ -255,9 +253,9 @@ class JoinProtocol:
         return True
 
     def _fetch_state(self, p: WorkerState, of: Sequence[str], carrier: Carrier | None = None) -> Copy | None:
-        """The state of an operation that is in progress or, if its results follow, was. The caller has to say what it
-        makes of it, `_say_complete`. carrier: it has to fit into this. None: not now, or not from this one. Raises
-        CopyFailed, and ConfigError before any of it has come."""
+        """The state of an operation that is in progress or, if its results follow, was. The caller has to answer it
+        with `_say_complete`. carrier: the state has to fit into this. None: not now, or not from this worker. Raises
+        CopyFailed, and ConfigError before any of the state has come."""
         connection = self._follow(p, of)
         connection.send({"want": "state", "follow": self._bound})
         answer, _ = connection.receive(within_s=ANSWER_S)
@@ -277,21 +275,21 @@ class JoinProtocol:
         return replace(copy, blobs=blobs)
 
     def _say_complete(self, number: int, base: int) -> None:
-        """To the donor; number -1: this worker counts as no holder of the state. Raises CopyFailed."""
+        """Tell the donor that the copy is complete. number -1: do not count as a holder. Raises CopyFailed."""
         assert self._asker.following is not None
         self._asker.following.send({"complete": number, "base": base})
 
     def _gathered(self, number: int, header: dict[str, Json]) -> MultiSourceCopy:
-        """What is here of this state, or nothing of it. Raises CopyFailed."""
+        """The parts of this state that are here already, if any. Raises CopyFailed."""
         if self._gathering is not None and self._gathering.is_of(number, header):
             self._journal.write("copy_goes_on", op=number, bytes=self._gathering.gathered)
             return self._gathering
-        self._gathering = None  # before there is memory for another one
+        self._gathering = None  # frees its memory before another one is made
         self._gathering = MultiSourceCopy(number, header)
         return self._gathering
 
     def _helpers(self, p: WorkerState, of: Sequence[str]) -> list[Open]:
-        """One member of each host that is not the donor's; there would be nothing to gain from a second one."""
+        """One member of each host but the donor's; a second one of a host would gain nothing."""
         donor, record = p.known(self._asker.donor), p.newest_pending or p.record
         assert record is not None
         hosts = {donor.host if donor else ""}
@@ -303,9 +301,9 @@ class JoinProtocol:
         return helpers
 
     def _go_on(self, p: WorkerState, of: Sequence[str], fingerprint: dict[str, str]) -> tuple[bool, Partial | None]:
-        """The result of the operation whose state is held here, if it is over; else to count as a holder of its state.
+        """Get the result of the operation whose state is held here; if it is not over, count as a holder of its state.
 
-        As _ask_outcome. Raises CopyFailed, and what disagreeing members raise.
+        Returns what _ask_outcome does. Raises CopyFailed, and what disagreeing members raise.
         """
         if not self._results:
             connection = self._follow(p, of)
@@ -326,14 +324,14 @@ class JoinProtocol:
             self._results.extend(parse_results(self._number, answer, blobs))
         p = self._standing.post(worker_state.Copied(-1))
         if p.copied != -1 or p.phase is not Phase.FRESH:
-            return False, None  # a report has promised the state that the script would change now, or it is the job's
+            return False, None  # a report has promised this state, or it is the job's: keep it
         return True, self._take(self._op, None if self._copied_here else fingerprint)
 
     def _send_next(self, connection: CopyConnection, base: int, *, join: bool) -> None:
         connection.send({"want": "next", "op": self._number, "join": join, "base": base})
 
     def _fetch_results(self, p: WorkerState) -> bool:
-        """Whether there are any now. Raises CopyFailed and JoinMissed."""
+        """Whether there are results now. Raises CopyFailed and JoinMissed."""
         connection = self._follow(p, p.acquaintances)
         self._send_next(connection, 0, join=False)
         answer, blobs = connection.receive(within_s=ANSWER_S)
@@ -346,7 +344,7 @@ class JoinProtocol:
         return bool(self._results)
 
     def _take(self, here: Op, fingerprint: dict[str, str] | None) -> Partial:
-        """The next result goes to the script, which is at this operation with these marks, where they are known.
+        """The next result, for the script, which is at this operation with this fingerprint, if it is known.
 
         Raises what disagreeing members raise: this worker came to another place than the members, or drifted apart.
         """
@@ -370,11 +368,11 @@ class JoinProtocol:
         self._asker.unfollow()
 
     def _ask_outcome(self, p: WorkerState, op: int, of: Sequence[str]) -> tuple[bool, Partial | None]:
-        """What became of the operation whose state is held here: whether somebody knew, and, if a generation with
-        this worker took effect after it, its result. Raises CopyFailed.
+        """What became of the operation whose state is held here: (whether a worker knew, the result if a generation
+        with this worker took effect after it). Raises CopyFailed.
 
         A copy is given up only on a definite answer: if that generation is in effect, its ring waits for this worker.
-        So it counts that a member sends the result, and not what was pending when the question was asked.
+        So the result that a member sends counts, and not what was pending when the question was asked.
         """
         with self._call(p, of) as connection:
             connection.send({"want": "outcome", "op": op})
@@ -389,7 +387,7 @@ class JoinProtocol:
         result = parse_result(answer, blobs)
         with self._standing.changed:
             if self._standing.post(worker_state.Joined(number, op)).entered != number:
-                return False, None  # its plan is still on its way to this worker, or a loss came first
+                return False, None  # the generation has not reached this worker yet, or a loss came first
             self._standing.keep(result)
         self._caught_up()
         self._journal.write("joined", generation=number, op=op)
@@ -397,6 +395,6 @@ class JoinProtocol:
 
 
 def _base(p: WorkerState) -> int:
-    """The last loss that this worker knows of: who counts it as a holder of the state must know of the same one, or
-    one of the two would go by a promise that the loss has voided."""
+    """The last loss generation that this worker knows of. A donor that counts it as a holder must know of the same one,
+    or one of the two would rely on a promise that the loss has voided."""
     return p.record.base if p.record is not None else 0

@@ -1,4 +1,4 @@
-"""What the leader has told this worker: generations, and whether its part in the job is over."""
+"""The leader's orders to this worker: generations, and whether its part in the job is over."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from runtime.transfer.client import CopyClient
 from runtime.worker.state_owner import SharedWorkerState
 
 GENERATIONS_KEPT = 8
-"""Tokens of older ones prove nothing any more."""
+"""How many generations are kept; tokens of older ones prove nothing any more."""
 
 
 class LeaderOrders:
@@ -42,13 +42,13 @@ class LeaderOrders:
         self, standing: SharedWorkerState, asker: CopyClient, say: Callable[[Word], None], journal: Journal
     ) -> None:
         self.invited = False
-        """The world has a place for this newcomer."""
+        """Whether the world has a place for this newcomer."""
         self.ready = False
-        """A newcomer that has rehearsed: it says so again to every leader, and after every loss."""
+        """Whether this newcomer has rehearsed: it says so again to every leader, and after every loss."""
         self._outdated = 0
         self.going: DrainNotice | None = None
         self.pointed: dict[tuple[str, str], Callable[[bool], None]] = {}
-        """(series, entry) of a checkpoint -> who wants to hear whether the pointer is there."""
+        """(series, entry) of a checkpoint -> the function to call with whether the pointer is there."""
         self.close_client: Callable[[], None] = lambda: None
         self._standing = standing
         self._asker = asker
@@ -59,7 +59,7 @@ class LeaderOrders:
         self._over: Close | Fence | Release | None = None
 
     def deliver(self, order: Order) -> None:
-        """Orders of an older leader's term are refused."""
+        """Take an order. Orders of an older leader's term are refused."""
         answer, holds = None, False
         with self._standing.changed:
             if order.term < self._term:
@@ -101,8 +101,7 @@ class LeaderOrders:
             self._say(Ready(after.me, generation.number, self._outdated))
 
     def copy_outdated(self) -> None:
-        """Another copy of this newcomer was out of date before it was through: after a few the leader lets training
-        wait for the next one."""
+        """Report that another copy was out of date too early: after a few, training waits for the next."""
         with self._standing.changed:
             self._outdated += 1
             self._say(Ready(self._standing.position.me, self.newest.number, self._outdated))
@@ -121,17 +120,17 @@ class LeaderOrders:
 
     @property
     def over(self) -> bool:
-        """`leave` would end this process."""
+        """Whether `leave_if_over` would end this process."""
         return self._over is not None or self._standing.position.phase is Phase.GONE
 
     @property
     def complete(self) -> bool:
-        """The leader says that the job is complete: one member has left the loop, so all have every result."""
+        """Whether the leader says that the job is complete: one member has left the loop, so all have every result."""
         return isinstance(self._over, Close) and self._over.exit_code == 0
 
     def leave_if_over(self) -> None:
-        """End this process if it has no part in the job any more; no user code runs after that but the script's
-        handler of SIGTERM, if that is why the worker leaves.
+        """End this process if it has no part in the job any more. No user code runs after that, except the script's
+        handler of SIGTERM if that signal is why the worker leaves.
 
         Not to be called under the lock: the goodbye needs the client's thread.
         """
@@ -150,7 +149,7 @@ class LeaderOrders:
             self.exit(ExitCode.FENCED)
 
     def give_way(self, because: str) -> NoReturn:
-        """End this process: the next one of its slot can do what this one cannot."""
+        """End this process: its successor in the slot can do what this one cannot."""
         print(f"elastic: {self._standing.position.me} gives way to a new process: {because}", file=sys.stderr)
         self.exit(ExitCode.FENCED)
 

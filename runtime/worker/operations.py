@@ -1,4 +1,4 @@
-"""A member's way through its operations: whatever `position.move` says is done, until there is a result."""
+"""A member's way through its operations: it does what worker_state.next_move says, until there is a result."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from runtime.worker.speed import ShardPace
 from runtime.worker.state_owner import SharedWorkerState
 
 UNHEARD_S = 1.0
-"""For so long the source of a result that refuses is asked again: it may not have heard of this generation yet."""
+"""Seconds for which a source that refuses is asked again: it may not have heard of this generation yet."""
 RETRY_S = 0.02
 """Seconds between two such questions."""
 
 
 class OperationLoop:
-    """The part of a worker's session that the user's thread calls while it trains. A base class: WorkerSession makes
-    the parts. The methods named as in Session do what is said there."""
+    """The part of a worker's session that the user's thread calls while it trains. WorkerSession, the subclass, makes
+    the parts. Methods with names of Session are described there."""
 
     worker_id: str
     reduction: str
@@ -50,7 +50,7 @@ class OperationLoop:
     """Whether the last result is kept for a member that may have missed it."""
 
     def __init__(self) -> None:
-        """Once the parts are there."""
+        """To be called when the subclass has made the parts."""
         self._turn = RingExchange(self._standing, self._rings, self._gauge, self.reduction)
         self._task = OperationSpec(Op(OpKind.SYNC, 0), {}, {}, None)
         self._pace = ShardPace()
@@ -59,7 +59,7 @@ class OperationLoop:
         self.may_part = True
 
     def _say(self, word: Word) -> None:
-        """To the agent, which passes it on to the leader."""
+        """Send a word to the agent, which passes it on to the leader."""
         raise NotImplementedError
 
     def _say_progress(self) -> None:
@@ -112,7 +112,7 @@ class OperationLoop:
                 self._donor.open_window(op, self._pace.step_s + self._grace_s)
 
     def _leave_unless_leaving(self) -> None:
-        """Close is what a worker in its LEAVE operation waits for; everywhere else it ends the process."""
+        """End the process if its part is over. In a LEAVE operation the order Close completes the operation instead."""
         if not (self._task.op.kind is OpKind.LEAVE and self._orders.complete):
             self._orders.leave_if_over()
 
@@ -179,7 +179,7 @@ class OperationLoop:
                 case worker_state.Deliver():
                     (result,) = self._standing.roots()
                     result.settle()
-                    if self._task.op.kind is OpKind.ALLREDUCE:  # whoever else had a value has gone with the result
+                    if self._task.op.kind is OpKind.ALLREDUCE:  # the other members' values have gone with the result
                         result.note = {self.worker_id: self._task.own}
                     with self._standing.changed:
                         if self._complete(worker_state.Fetched(self._standing.position.reduced), result):
@@ -190,8 +190,8 @@ class OperationLoop:
                     self._wait()
 
     def _depart(self) -> None:
-        """Drained: a planned generation without this worker took effect. Stay a holder of state until every member
-        has the last result; a loss meanwhile may yet take this worker back in."""
+        """Leave as drained: a planned generation without this worker took effect. Stay a holder of the state until
+        every member has the last result; a loss meanwhile may take this worker back in."""
         while True:
             self._orders.leave_if_over()
             with self._standing.changed:
@@ -237,11 +237,11 @@ class OperationLoop:
 
     @property
     def _grace_s(self) -> float:
-        """How long the end of a copy is waited for."""
+        """Seconds for which the end of a copy is waited for."""
         return max(self._timing.join_grace_s, self._pace.step_s / 4)
 
     def _complete(self, event: worker_state.Event, result: Partial) -> bool:
-        """Post what completes the operation; False if a quiesce came first. Called under the lock."""
+        """Post the event that completes the operation; False if a quiesce came first. Called under the lock."""
         before = self._standing.position.reduced
         if self._standing.post(event).reduced == before:
             return False
@@ -273,7 +273,7 @@ class OperationLoop:
             return result if self._complete(worker_state.Fetched(op), result) else None
 
     def _start_alike(self, first: Partial) -> None:
-        """Members whose initial state differs from rank 0's copy it; a second operation keeps all here meanwhile."""
+        """Copy rank 0's initial state if this one differs; a second operation keeps all members here meanwhile."""
         carrier = self._donor.carrier
         assert carrier is not None and isinstance(first.note, str)
         if carrier.digest() != first.note:

@@ -1,4 +1,4 @@
-"""What a worker's beats say of its script: where it is and for how long, and how fast it is."""
+"""What a worker's beats say about its script: where it is and for how long, and how fast it is."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from runtime.worker.speed import Speed
 
 
 class ProgressReporter:
-    """Told by the script's thread, read by the one that beats."""
+    """Written by the script's thread, read by the beat thread."""
 
     def __init__(self, *, on_host: bool) -> None:
-        """on_host: as of Speed."""
+        """on_host: as in Speed."""
         self._activity = Activity()
         self._speed = Speed(on_host=on_host)
         self._shards = 0
@@ -24,7 +24,7 @@ class ProgressReporter:
         self.at("starting")
 
     def at(self, what: str) -> None:
-        """Something that takes its time, before the first operation."""
+        """The script begins a declared task, outside operations."""
         self._activity.enter(what, Doing.DECLARED)
 
     def begin(self, op: Op) -> None:
@@ -41,16 +41,16 @@ class ProgressReporter:
         self._activity.enter(where, Doing.SHARD if in_pass else Doing.DECLARED)
 
     def computed(self) -> None:
-        """The unit that was handed out."""
+        """The unit that was handed out is computed."""
         self._speed.done(time.monotonic())
 
     def waits(self, op: Op) -> None:
-        """Its own part is done. At the end of the script others may do whatever they like, for as long as they like."""
+        """This worker's part is done. At the end of the script the others may take any time."""
         waits = Doing.DECLARED if op.kind is OpKind.LEAVE else Doing.WAITING
         self._activity.enter(f"{checks.describe(op)}, waiting for the others", waits)
 
     def gathered(self) -> None:
-        """Nobody is waited for any more."""
+        """All members have come to the end of the pass."""
         self._speed.gathered(time.monotonic())
 
     def reduced(self, op: Op) -> None:
@@ -62,13 +62,13 @@ class ProgressReporter:
         self._activity.enter(f"after {checks.describe(op)}", doing)
 
     def loop_over(self) -> None:
-        """What a script does after its loop, it may do for as long as it likes."""
+        """The loop is over; what a script does after it may take any time."""
         self._loop_over = True
         self.at("after its loop")
 
     def progress(self, p: WorkerState, applied: int, joining: str, over: tuple[str, str]) -> Progress:
-        """joining: how far a newcomer is with its copy; empty: it has not begun. over: what carries the gradients, and
-        why not what was asked for."""
+        """The word for a beat. joining: how far a newcomer's copy is; "": it has not begun. over: what carries the
+        gradients, and why this is not what was asked for."""
         seen = self._activity.see()
         fresh = p.phase is Phase.FRESH
         return Progress(

@@ -1,7 +1,7 @@
 """A job of one that keeps a pass for a newcomer, and a newcomer that enters it.
 
-For `elastic doctor --exact`: a script whose bits then differ from those of a plain job of one has something that no
-newcomer gets, because it is neither registered nor in job.state.
+`elastic doctor --exact` uses it: a script whose bits then differ from those of a plain job of one has values that no
+newcomer gets, because they are neither registered nor in job.state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runtime.worker.single import SingleSession
 
 
 class Recording(SingleSession):
-    """Session (see session.py). Writes what a newcomer is given that enters in the first pass of step `at`."""
+    """Session (see runtime/session.py). Writes what a newcomer gets that enters in the first pass of step `at`."""
 
     def __init__(self, path: Path, at: int, device: torch.device) -> None:
         super().__init__(device)
@@ -54,14 +54,14 @@ class Recording(SingleSession):
 
 
 class Joining(SingleSession):
-    """Session (see session.py) of a newcomer, which computes everything from the step behind its first one on."""
+    """Session (see runtime/session.py) of a newcomer, which computes every step after its first one."""
 
     rank = 1
     world_size = 2
     restarted = True
 
     def __init__(self, path: Path, device: torch.device) -> None:
-        """path: what Recording has written."""
+        """path: the file that Recording has written."""
         super().__init__(device)
         self.joining = True
         self._given: dict[str, Any] = torch.load(path, weights_only=True)
@@ -70,7 +70,7 @@ class Joining(SingleSession):
         self._carrier = carrier
 
     def await_invitation(self) -> None:
-        """There is a place for it."""
+        """Return at once: there is always a place."""
 
     def meta(self, until: Callable[[JoinMeta], bool] = bool) -> JoinMeta:
         return JoinMeta(**self._given["meta"])

@@ -1,7 +1,7 @@
 """A job of one: the session of a script that was started without an agent.
 
-It computes all units of an operation itself and folds them along the canonical tree, so its results have the
-bits of every larger world. It has no ledger and nobody to tell, hence the short bodies at the end.
+It computes all units of an operation itself and folds them along the canonical tree, so its results have the bits of
+every larger world. It has no ledger and no other workers, hence the short bodies at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from runtime.state.training_state import Carrier
 
 
 class SingleSession:
-    """Session (see session.py) of a world of one. Holds at most log2(units) + 1 partial sums at a time."""
+    """Session (see runtime/session.py) of a world of one. Holds at most log2(units) + 1 partial sums at a time."""
 
     worker_id = "alone.0.0"
     rank = 0
@@ -41,7 +41,7 @@ class SingleSession:
     astray = False
 
     def __init__(self, device: torch.device = CPU) -> None:
-        """device: where it trains."""
+        """device: the device on which it trains."""
         self.sums_on = device
         self._op: Op | None = None
         self._own: Json = None
@@ -56,25 +56,25 @@ class SingleSession:
         return self._place
 
     def note(self, event: str, **fields: object) -> None:
-        """A job of one keeps no journal; what went wrong is said at once."""
+        """Print events of failures at once; a job of one keeps no journal."""
         if event.endswith("failed"):
             print(f"elastic: {event}: {fields.get('because', '')}", file=sys.stderr, flush=True)
 
     def point(self, series: str, name: EntryName, answer: Callable[[bool], None]) -> None:
-        """There is nobody else who could have a newer one."""
+        """Answer at once: no other worker can have a newer checkpoint."""
         answer(True)
 
     def unreadable(self, entry: EntryName, because: str, *, memory: bool, instead: EntryName | None) -> None:
-        """A job of one goes on from nothing."""
+        """Do nothing: a job of one goes on from nothing."""
 
     def before_leaving(self, call: Callable[[], None]) -> None:
-        """Nobody would be left."""
+        """Do nothing: a job of one is never drained."""
 
     def attach(self, carrier: Carrier) -> None:
-        """Nobody copies the state of a job of one."""
+        """Do nothing: no worker copies the state of a job of one."""
 
     def publish(self, meta: JoinMeta) -> None:
-        """Nobody joins a job of one."""
+        """Do nothing: no worker joins a job of one."""
 
     def await_invitation(self) -> None:
         raise RuntimeError("a job of one has no newcomer")
@@ -119,20 +119,20 @@ class SingleSession:
         return result
 
     def loop_over(self) -> None:
-        """Nobody watches it."""
+        """Do nothing: no leader watches a job of one."""
 
     def used(self) -> None:
-        """Nobody else wants it."""
+        """Do nothing: no other worker wants the result."""
 
     def applied(self, record: StepRecord) -> None:
-        """A job of one keeps no ledger."""
+        """Do nothing: a job of one keeps no ledger."""
 
     def history(self, first: int, end: int) -> list[StepRecord]:
-        """A job of one keeps no ledger."""
+        """Nothing: a job of one keeps no ledger."""
         return []
 
     def failed(self, error: BaseException, step: int, shard: int | None) -> None:
-        """The traceback on stderr says it all; no replacement will come."""
+        """Do nothing: the traceback is on stderr, and no replacement will come."""
 
     def close(self, digest: str) -> None:
-        """Nothing was opened."""
+        """Do nothing: nothing was opened."""

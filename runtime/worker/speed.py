@@ -1,5 +1,5 @@
-"""How long a step of this job takes, to know how long the end of a newcomer's copy may be waited for; and how long this
-worker takes for a shard, by which the leader gives out shards and finds stragglers."""
+"""How long a step takes, which limits the wait for the end of a newcomer's copy; and how long this worker takes for a
+shard, by which the leader gives out shards and finds stragglers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections import deque
 from statistics import median
 
 SPEED_STEPS = 16
-"""A worker is as fast as in the median of so many steps: one that compiles, waits for a disk or shares its core with a
-checkpoint for a few of them has not become slow."""
+"""A worker's speed is the median over this many steps: a few steps in which it compiles, waits for a disk or shares its
+core with a checkpoint do not make it slow."""
 
 SPEED_STEPS_LEAST = 4
-"""Before so many nothing is said."""
+"""With fewer steps the speed is not known."""
 
 
 class ShardPace:
-    """Told when each step begins, in seconds of one clock."""
+    """Measures the time of steps. It is told when each step begins, in seconds of one clock."""
 
     def __init__(self) -> None:
         self.step_s = 0.0
-        """The shorter one of the last two steps, without waiting for copies: an evaluation or a checkpoint between two
-        steps now and then does not count. 0: not known yet."""
+        """The shorter of the last two steps, in seconds, without waits for copies: so an occasional evaluation or
+        checkpoint between two steps does not count. 0: not known yet."""
         self._begun_s: float | None = None
         self._took_s = 0.0
 
@@ -30,23 +30,23 @@ class ShardPace:
         self.step_s, self._begun_s = min(before_s, self._took_s), now_s
 
     def waited(self, seconds: float) -> None:
-        """In the step that is in progress, for the end of a copy."""
+        """Note seconds of the step in progress that were spent on the wait for a copy."""
         if self._begun_s is not None:
             self._begun_s += seconds
 
 
 class Speed:
-    """Told when a shard is handed out and when its gradient is here, when all have come to the end of a pass and when
-    it is reduced, in seconds of one clock. What happens in between does not count."""
+    """Measures shards and reductions. It is told when a shard is handed out and when its gradient is here, when all
+    members have come to the end of a pass and when it is reduced, in seconds of one clock."""
 
     def __init__(self, *, on_host: bool = True) -> None:
-        """on_host: where gradients are when they are here. A GPU goes on after the host was told that it has all it
-        needs, so of gradients that stay there it is not known when they are done, and nothing is said."""
+        """on_host: whether gradients are in host memory. A GPU goes on after the host has queued its work, so it is not
+        known when gradients that stay there are done, and shards are not measured."""
         self._on_host = on_host
         self.shard_us = 0
         """Microseconds for a shard, at least 1; 0: not known yet. Any thread may read it."""
         self.exchange_us = 0
-        """The same for the reduction of a pass."""
+        """Microseconds for the reduction of a pass, at least 1; 0: not known yet. Any thread may read it."""
         self._exchanges_s: deque[float] = deque(maxlen=SPEED_STEPS)
         self._gathered_s = 0.0
         self._exchanging_s = 0.0
@@ -57,7 +57,7 @@ class Speed:
         self._shards = 0
 
     def begin_step(self) -> None:
-        """A step begins. Its mean counts, because its passes may differ in what a shard of them costs."""
+        """A step begins. The mean of the last one counts, because its passes may differ in the cost of a shard."""
         if self._shards:
             self._means_s.append(self._busy_s / self._shards)
             if len(self._means_s) >= SPEED_STEPS_LEAST:
@@ -72,7 +72,7 @@ class Speed:
         self._handed_out_s = now_s if self._on_host else None
 
     def gathered(self, now_s: float) -> None:
-        """Nobody is waited for any more."""
+        """All members have come to the end of the pass."""
         self._gathered_s = now_s
 
     def reduced(self, now_s: float) -> None:

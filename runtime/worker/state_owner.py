@@ -1,7 +1,7 @@
-"""Where this worker stands, shared by its threads: the position machine, one lock, and what its actions do.
+"""Where this worker stands, shared by its threads: the state machine, one lock, and the effects of its actions.
 
-The user's thread posts what it computed, the control thread orders, builder threads their rings. Each `post` steps
-the machine and performs its actions under the lock, in order: a report is said only after every ring was aborted.
+The user's thread posts what it has computed, the control thread posts orders, builder threads post their rings. Each
+`post` steps the machine and performs its actions under the lock, in order: a report follows the abort of every ring.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class SharedWorkerState:
         journal: Journal,
         sums_on: torch.device = CPU,
     ) -> None:
-        """sums_on: where the tensors of results are."""
+        """sums_on: the device of the tensors of results."""
         self.changed = threading.Condition(threading.RLock())
         self.position = WorkerState(me)
         self.result: Partial | None = None
         """The result of operation ``position.kept``."""
         self._shared = False
         self.served = 0
-        """Threads that are sending the result's tensors just now: then they are not reused."""
+        """Number of threads that are sending the result's tensors now: until 0 they are not reused."""
         self.acknowledgements: AwaitAcknowledgements | None = None
         self.sums_on = sums_on
         self._rings = rings
@@ -65,9 +65,9 @@ class SharedWorkerState:
         self._pool: list[dict[str, torch.Tensor]] = []
 
     def post(self, event: worker_state.Event) -> WorkerState:
-        """Step the machine; returns the position after it. Wakes every waiter."""
+        """Step the machine; returns the state after the step. Wakes every waiter."""
         with self.changed:
-            # Before the ring is left, so that the first report names whoever is gone already.
+            # Before the ring is left, so that the first report names the members that are gone already.
             if isinstance(event, Quiesce) and (closed := self._rings.closed(self.position.entered)):
                 self.position, _ = worker_state.step(self.position, LinksClosed(self.position.entered, closed))
             before = self.position
@@ -124,8 +124,8 @@ class SharedWorkerState:
     # ------------------------------------------------------------------------------------------ partial sums
 
     def unit_done(self, leaf: Partial) -> None:
-        """Fold a leaf with the held siblings. The fold runs outside the lock and never writes into a held root:
-        until it is committed the unit counts as running, and a plan may take its siblings away."""
+        """Fold a leaf with the held siblings. The fold runs outside the lock and never writes into a held root: until
+        it is committed the unit counts as running, and a plan may take its siblings away."""
         with self.changed:
             units, held = self.position.units, dict(self._held)
         new, consumed = leaf, []
@@ -148,7 +148,7 @@ class SharedWorkerState:
             return [self._held[node] for node in self.position.roots]
 
     def drop_all(self) -> None:
-        """The operation is complete: its partial sums are no longer needed."""
+        """Drop all partial sums, because the operation is complete."""
         with self.changed:
             self._held.clear()
 
@@ -167,14 +167,14 @@ class SharedWorkerState:
         }
 
     def keep(self, result: Partial, *, shared: bool = False) -> None:
-        """shared: somebody else holds its tensors too, for longer; then they are not reused."""
+        """Keep a result. shared: another object holds its tensors for longer; then they are not reused."""
         with self.changed:
             self._free_result()
             self.result, self._shared = result, shared
             self.drop_all()
 
     def give_back(self, flats: dict[str, torch.Tensor]) -> None:
-        """A result buffer that was not filled, because the exchange was broken off."""
+        """Take back a result buffer that was not filled, because the exchange was broken off."""
         with self.changed:
             if flats and len(self._pool) < RESULT_POOL_MAX:
                 self._pool.append(flats)

@@ -1,7 +1,7 @@
 """A worker under an agent: the session whose operations survive the death of other members.
 
-The user's thread walks through `position.move`; orders arrive on the client's thread; beats have a thread of their
-own. Nothing here decides anything: elastic/position does.
+The user's thread follows worker_state.next_move; orders arrive on the client's thread; beats have a thread of their
+own. Nothing is decided here: elastic/protocol/worker_state decides.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ from runtime.worker.state_owner import SharedWorkerState
 
 
 class WorkerSession(OperationLoop):
-    """Session (see session.py) of a worker that an agent started."""
+    """Session (see runtime/session.py) of a worker that an agent started."""
 
     local_rank: int
 
     def __init__(self, environ: Mapping[str, str], threads: int, device: torch.device) -> None:
-        """Raises ConfigError for a broken environment, and for a ring that it cannot have. Blocks for MPI only."""
+        """Raises ConfigError for a broken environment, and for a ring that cannot work here. Blocks for MPI only."""
         told = WorkerEnvironment.from_environ(environ)
         kind = told.ring
         if kind is RingKind.NCCL:
@@ -188,7 +188,7 @@ class WorkerSession(OperationLoop):
         assert record is not None
         ids = record.ids
         rank = ids.index(self.worker_id) if self.worker_id in ids else len(ids)
-        # The token itself is a proof that must not lie in a directory's name.
+        # The token itself is a proof, which must not be in a directory's name.
         digits = hashlib.sha256(f"checkpoint {record.token}".encode()).hexdigest()
         return LoopPlace(record.number, rank, ids, digits)
 
@@ -198,7 +198,7 @@ class WorkerSession(OperationLoop):
     def point(self, series: str, name: EntryName, answer: Callable[[bool], None]) -> None:
         with self._standing.changed:
             for known in [key for key in self._orders.pointed if key[0] == series]:
-                del self._orders.pointed[known]  # a leader that was lost has not answered, and will not
+                del self._orders.pointed[known]  # a leader that was lost will not answer
             self._orders.pointed[series, str(name)] = answer
         self._client.send(CheckpointComplete(self.worker_id, series, str(name)))
 
@@ -212,7 +212,7 @@ class WorkerSession(OperationLoop):
         self._client.send(word)
 
     def _on_lost(self, because: str) -> None:
-        """The agent is gone; the kernel ends this process with it, unless it was only the stream."""
+        """Journal that the stream to the agent has ended. If the agent is gone, the kernel ends this process too."""
         self._journal.write("agent_lost", because=because)
 
     def _beat(self) -> None:
@@ -237,7 +237,7 @@ class WorkerSession(OperationLoop):
         return self._orders.token_of(generation)
 
     def _serve_copy(self, sock: socket.socket, hello: Hello) -> None:
-        """A thread of the listener: the hello's token proved that the asker was told of that generation."""
+        """Runs on a thread of the listener: the hello's token has proved that the asker knows that generation."""
         self._donor.serve(CopyConnection(sock), hello.worker_id)
 
     # --------------------------------------------------------------------------------------------- newcomer
@@ -259,7 +259,7 @@ class WorkerSession(OperationLoop):
     # ---------------------------------------------------------------------------------------------- the end
 
     def applied(self, record: StepRecord) -> None:
-        if self.behind:  # the members have told it
+        if self.behind:  # the members have recorded it
             return
         self._applied = record.step + 1
         self._client.record({**asdict(record), "lr": list(record.lr)})
@@ -288,7 +288,7 @@ class WorkerSession(OperationLoop):
         self._client.close()
 
     def close(self, digest: str) -> None:
-        """Every member is at the end; stay until the leader has said goodbye, so that nobody misses a result."""
+        """Every member is at the end: stay until the leader has said goodbye, so that no member misses a result."""
         self._client.send(Finished(self.worker_id, self.generation, digest))
         with self._standing.changed:
             self._standing.changed.wait_for(lambda: self._orders.over, self._timing.fence_grace_s)
@@ -299,8 +299,8 @@ class WorkerSession(OperationLoop):
 
 
 def connect(threads: int, device: torch.device) -> WorkerSession:
-    """The session of this process; the agent has put everything into the environment. Blocks until admitted or known
-    to be a newcomer."""
+    """The session of this process, by its environment. Blocks until the worker is admitted or known to be a
+    newcomer."""
     if path := os.environ.pop(death_watch.DEATH_WATCH_VARIABLE, ""):
         death_watch.hold(path)
     stack_dump.show_when_asked()

@@ -1,17 +1,16 @@
 """One program takes another's place in the same process (execve): the process keeps its children and its descriptors.
 
     <name>.process.json     pid of the process and the version of its program; it takes over when it is sent SIGUSR2
-    <name>.upgrade.json     what takes its place: written by whoever asks, before the signal
-    <name>.upgraded.json    how it went: written by the old program if it stays, else by the new one
+    <name>.upgrade.json     the program that is to take its place; the asking process writes it before the signal
+    <name>.upgraded.json    the result: written by the old program if it stays, else by the new one
 
-All three lie in one directory and can be read by this user only. What the old program hands to the new one, beside open
-descriptors, is in memory that both share, so that no full disk can be in the way. Before anything is given up the new
-program is run once beside the old one, and has to read what it would be handed and to check its own options: one that
-cannot start costs nothing.
+All three lie in one directory and can be read by this user only. Besides open descriptors, the old program hands over a
+file in memory, so that a full disk is no obstacle. Before anything is given up, the new program runs once beside the
+old one, reads what it would be handed and checks its own options: a program that cannot start costs nothing.
 
     request_files.py  the three files, and the signal
-    prepare.py        what the old program does when it is asked
-    trial_run.py      the new program is tried
+    prepare.py        the old program's side, when it is asked
+    trial_run.py      the trial of the new program
     exec_in_place.py  one program becomes the other
     __main__.py       the new program's side of the trial
 """

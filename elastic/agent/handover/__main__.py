@@ -1,4 +1,4 @@
-"""`python -m elastic.agent.handover MODULE:FUNCTION`: the new program is tried."""
+"""`python -m elastic.agent.handover MODULE:FUNCTION`: the trial of the new program."""
 
 import sys
 

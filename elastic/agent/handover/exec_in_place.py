@@ -1,4 +1,4 @@
-"""A process becomes another program: what it leaves to that, and the signals which come meanwhile."""
+"""A process becomes another program: what it hands over, and the signals that come meanwhile."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from elastic.records.journal import Journal
 
 OPTION = "--handover"
 HELD = (*stop_signals.BLOCKED, signal.SIGUSR1, SIGNAL)
-"""They wait until the new program can hear them; by default they would end it."""
+"""Signals that wait until the new program has handlers; by default they would end it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """What the program before this one has left. refused: why this is no new program, or nothing."""
+    """What the previous program in this process has handed over. refused: why this is not a new program, or ""."""
 
     request: UpgradeRequest
     state: dict[str, Any]
@@ -31,7 +31,7 @@ class Handed:
 
     @classmethod
     def read(cls, descriptor: int) -> Handed:
-        """Once: it is closed then. Raises ConfigError."""
+        """Read the descriptor and close it. Raises ConfigError."""
         try:
             with os.fdopen(descriptor, "rb") as file:
                 document = json.loads(file.read())
@@ -43,9 +43,9 @@ class Handed:
 def go(
     request: UpgradeRequest, command: Sequence[str], state: Mapping[str, Any], signals: Sequence[int] = ()
 ) -> NoReturn:
-    """Become the new program, or, if that does not start after all, this one anew, which says so. command: its module
-    and arguments. signals: that came meanwhile, and are its. Main thread only: children die with that. Raises OSError
-    if neither starts."""
+    """Become the new program, or, if it does not start, this one again, which reports that. command: module and
+    arguments. signals: signals that came meanwhile, for the new program. Main thread only, because children die with
+    it. Raises OSError if neither program starts."""
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     try:
         for number in signals:
@@ -71,8 +71,8 @@ def _become(python: str, environment: Mapping[str, str], command: Sequence[str],
 
 
 def begin(place: UpgradeRequestFiles, journal: Journal, handed: Handed | None, jobs: Sequence[str] = ()) -> None:
-    """This program has its handlers: it hears signals, can be asked, and says how it has taken over, if it has. A full
-    disk is no reason to end. jobs: of a daemon."""
+    """Note that this program has its handlers: let signals in, accept requests, and report a takeover, if there was
+    one. A full disk is journalled only. jobs: the jobs of a daemon."""
     hear()
     try:
         place.ready()
@@ -83,12 +83,12 @@ def begin(place: UpgradeRequestFiles, journal: Journal, handed: Handed | None, j
 
 
 def hear() -> None:
-    """What was held until now."""
+    """Let in the signals that were held until now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
 
 
 def without_option(command: Sequence[str]) -> list[str]:
-    """This program may have been handed over itself."""
+    """The command without the handover option, which this program has if it was handed over itself."""
     words = list(command)
     if OPTION in words:
         at = words.index(OPTION)

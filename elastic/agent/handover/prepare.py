@@ -1,4 +1,4 @@
-"""What an old program does when it is asked: it waits for a moment of calm, has the new one tried, or refuses."""
+"""What an old program does when it is asked: it waits for a suitable moment, tries the new program, or refuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elastic.records.journal import Journal
 from elastic.version import __version__
 
 CALM_S = 15.0
-"""How long a moment is waited for in which another program can take over."""
+"""Seconds to wait for a moment in which another program can take over."""
 
 CALM_POLL_S = 0.05
 
@@ -27,10 +27,10 @@ async def prepared(
     in_the_way: Callable[[], str],
     others: Callable[[UpgradeRequest], Awaitable[str]] | None = None,
 ) -> UpgradeRequest | None:
-    """What is asked for, if it can be done now; else that is said, and None.
+    """The request, if another program can take over now; else None, after the refusal was written.
 
-    trial, state: see `check`. in_the_way: why no other program can take over now, or nothing. others: who has to be
-    replaced first; why not, or nothing.
+    trial, state: see `check`. in_the_way: why no other program can take over now, or "". others: replaces the processes
+    that come first; returns why that failed, or "".
     """
     request: UpgradeRequest | None = None
     try:
@@ -52,7 +52,7 @@ async def prepared(
 
 
 def refuse(place: UpgradeRequestFiles, journal: Journal, request: UpgradeRequest, because: str) -> None:
-    """Say so; on a full disk, to the journal alone."""
+    """Answer a request with a refusal; on a full disk the refusal is in the journal alone."""
     try:
         place.say(request, refused=because)
     except OSError as error:
@@ -60,7 +60,7 @@ def refuse(place: UpgradeRequestFiles, journal: Journal, request: UpgradeRequest
 
 
 async def until(reached: Callable[[], bool], within_s: float) -> bool:
-    """Files of other processes, and moments of calm: there is nothing to wait on."""
+    """Poll until `reached` is true, or the time is over: other processes' files cannot be waited for."""
     deadline_s = time.monotonic() + within_s
     while not reached():
         if time.monotonic() > deadline_s:

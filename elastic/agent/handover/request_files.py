@@ -1,4 +1,4 @@
-"""Where one process asks another to hand over, and is answered: three files, and a signal."""
+"""How one process asks another to hand over, and gets the answer: three files, and a signal."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ SIGNAL = signal.SIGUSR2
 
 
 class UpgradeRefused(ElasticError):
-    """The program stays as it is, and says why."""
+    """The program does not hand over; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpgradeRequest:
-    """python: the interpreter of the new program. path: its PYTHONPATH, or "". token: tells answers apart."""
+    """A request to hand over. python: the new program's interpreter. path: its PYTHONPATH, or "". token: names the
+    answer."""
 
     python: str
     path: str
@@ -42,39 +43,39 @@ class UpgradeRequest:
 
 
 def of_this_program() -> UpgradeRequest:
-    """That which asks is the new one."""
+    """A request in which the asking program is the new one."""
     path = worker_process.own_environment().get("PYTHONPATH", "")
     return UpgradeRequest(sys.executable, path, secrets.token_hex(8))
 
 
 @dataclass(frozen=True, slots=True)
 class RunningProgram:
-    """A process that hands over when it is asked."""
+    """A process that hands over when asked."""
 
     pid: int
     version: str
 
 
 class UpgradeRequestFiles:
-    """The files of one process. name: unique in the directory. user: whose process it is, where not that of the one who
-    asks."""
+    """The files of one process. name: unique in the directory. user: owner of the process, if not this one's."""
 
     def __init__(self, directory: Path, name: str, user: JobUser | None = None) -> None:
         self._directory = directory
         self._name = name
         self._user = user
 
-    # ---------------------------------------------------------------------------------------- whoever asks
+    # ---------------------------------------------------------------------------------- the asking process
 
     def running(self) -> RunningProgram | None:
-        """None: there is no such process, or none that can be asked yet. Raises UpgradeRefused if it is not ours."""
+        """The process; None: there is none that can be asked. Raises UpgradeRefused if the file cannot be read."""
         found = self._read("process")
         if found is None or worker_process.started(int(found["pid"])) != found["started"]:
             return None
         return RunningProgram(int(found["pid"]), str(found["version"]))
 
     def ask(self, running: RunningProgram, request: UpgradeRequest) -> None:
-        """Raises UpgradeRefused for a process that is another user's, and could not read the request, or has ended."""
+        """Write the request and send the signal. Raises UpgradeRefused for a process that has ended, or belongs to
+        another user and could not read the request."""
         try:
             owner = os.stat(f"/proc/{running.pid}").st_uid
             if owner != (self._user.uid if self._user is not None else os.geteuid()):
@@ -85,25 +86,25 @@ class UpgradeRequestFiles:
             raise UpgradeRefused(f"process {running.pid} cannot be asked: {error}") from error
 
     def answer(self, request: UpgradeRequest) -> dict[str, Any] | None:
-        """What has come of it, if anything has."""
+        """The answer to the request, or None before there is one."""
         found = self._read("upgraded")
         return found if found is not None and found["token"] == request.token else None
 
-    # --------------------------------------------------------------------------------------- whoever is asked
+    # ---------------------------------------------------------------------------------- the asked process
 
     def ready(self) -> None:
-        """This process can be asked from now on."""
+        """Note that this process can be asked from now on."""
         pid = os.getpid()
         self._write("process", {"pid": pid, "started": worker_process.started(pid), "version": __version__})
 
     def end(self) -> None:
-        """This process ends, and cannot be asked any more."""
+        """Remove the files: this process ends and cannot be asked any more."""
         for what in ("process", "upgrade", "upgraded"):
-            with contextlib.suppress(OSError):  # whoever finds it can tell that its process has ended
+            with contextlib.suppress(OSError):  # a reader can tell that the process has ended
                 self._path(what).unlink()
 
     def request(self) -> UpgradeRequest:
-        """Raises UpgradeRefused if it cannot be read."""
+        """The request to this process. Raises UpgradeRefused if it cannot be read."""
         found = self._read("upgrade")
         try:
             return UpgradeRequest(**(found or {}))
@@ -111,7 +112,7 @@ class UpgradeRequestFiles:
             raise UpgradeRefused(f"the request in {self._path('upgrade')} cannot be read: {error}") from error
 
     def say(self, request: UpgradeRequest, *, refused: str = "", jobs: Sequence[str] = ()) -> None:
-        """How it went. jobs: of a daemon that has taken over."""
+        """Write the answer to a request. jobs: the jobs of a daemon that has taken over."""
         told = {"token": request.token, "version": __version__, "refused": refused, "jobs": list(jobs)}
         self._write("upgraded", told)
 

@@ -1,4 +1,4 @@
-"""A new program is run once beside the old one before anything is given up."""
+"""A new program runs once beside the old one before anything is given up."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CHECK_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a new program is tried on. function: "module:name", is called with the words and the state, and checks all
-    for which the program could end. words: of the command line that it will have."""
+    """What a new program is tried on. function: "module:name"; it gets the words and the state, and checks everything
+    that could end the program. words: the command line of the new program."""
 
     function: str
     words: Sequence[str]

@@ -1,9 +1,9 @@
-"""An agent and the subreaper above it, as the daemon of a node sees them: started, and begun when the job wants them.
+"""An agent and the subreaper above it, for the daemon of a node: first started, later begun.
 
     start ... seconds of imports, the fork server's too ... begin: a byte on its standard input ... attends the job
 
-Both are one after the other where a job begins. Where an agent may soon be needed, because one of the job runs here or
-did when this machine's daemon was killed, another one is started beforehand and waits: a standby.
+When a job begins, both follow at once. A standby is an agent that is started beforehand and waits: for a job whose
+agent runs on this node, or ran here when this machine's daemon was killed.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from elastic.records.journal import Journal
 from elastic.security.job_user import JobUser, acting
 
 LOGS = ("stdout.log", "agent.log")
-"""In logs/ of the job directory: standard output and standard error."""
+"""Files in logs/ of the job directory, for standard output and standard error."""
 
 COMMAND = ("-P", "-m", "elastic.agent.process.subreaper", "--wait")
-"""What this interpreter runs; the agent's options follow."""
+"""Arguments of this interpreter; the agent's options follow."""
 
 STANDBY_END_S = 6.0
-"""For a subreaper to end everything below it; then it is killed itself."""
+"""Seconds for a subreaper to end everything below it; then it is killed itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentStart:
-    """What an agent inherits, but for the environment of this process. job_dir: the job's directory. words: options.
-    variables: of its environment. directory: the working directory; "": this process's. job: a digest of job.json,
-    which says what its workers import and in which environment. user: as whom it runs; "": as this process."""
+    """What an agent inherits, besides the environment of this process. job_dir: the job's directory. words: its
+    options. variables: added to its environment. directory: the working directory; "": this process's. job: a digest of
+    job.json, which says what its workers import and in which environment. user: the user it runs as; "": this
+    process's."""
 
     job_dir: str
     words: tuple[str, ...]
@@ -49,12 +50,12 @@ class AgentStart:
     user: str
 
     def record(self, path: Path) -> None:
-        """For the program that starts after this one was killed. Raises OSError."""
+        """Write this to a file, for the program that starts if this one is killed. Raises OSError."""
         write_atomically(path, json.dumps(asdict(self)).encode(), file_modes.SETTINGS)
 
     @classmethod
     def recorded(cls, path: Path) -> Self:
-        """Raises OSError, and ValueError for a file that `record` has not written."""
+        """Read what `record` has written. Raises OSError, and ValueError for another file."""
         try:
             row = json.loads(path.read_bytes())
             words, variables = tuple(row["words"]), dict(row["variables"])
@@ -74,8 +75,8 @@ class AgentStart:
 
 
 class WaitingAgent:
-    """One that has been started and waits. user: that of `how`; None: there is none. Main thread only: raises OSError
-    if it cannot be started."""
+    """An agent that has been started and waits. user: the user in `how`; None: it names none. Main thread only. Raises
+    OSError if the agent cannot be started."""
 
     def __init__(self, how: AgentStart, user: JobUser | None) -> None:
         self.how = how
@@ -91,16 +92,16 @@ class WaitingAgent:
                 [sys.executable, *COMMAND, *how.words],
                 env=how.environment,
                 cwd=how.directory or None,
-                bufsize=0,  # a byte that could not be written is not tried again
+                bufsize=0,  # a byte that could not be written must not be tried again
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=log,
-                process_group=0,  # Ctrl-C reaches the daemon alone, which ends the others in order
+                process_group=0,  # Ctrl-C reaches the daemon alone, which ends the rest in order
                 **(user.start() if user is not None else {}),
             )
 
     def fits(self, how: AgentStart) -> bool:
-        """Whether it lives, and is what would be started now: also in directories that are still the same."""
+        """Whether the agent lives, and would be started in the same way now, in the same directories."""
         if self.process.poll() is not None or how != self.how:
             return False
         try:
@@ -112,7 +113,7 @@ class WaitingAgent:
         return os.path.samestat(log, self._log) and os.path.samestat(directory, self._directory)
 
     def begin(self) -> subprocess.Popen[bytes]:
-        """The subreaper, which runs until the agent has ended."""
+        """Let the agent begin. Returns the subreaper, which runs until the agent has ended."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it has died just now; its status says so
             self.process.stdin.write(b"\n")
@@ -120,7 +121,7 @@ class WaitingAgent:
 
 
 def end(waiting: Sequence[WaitingAgent]) -> None:
-    """They are not needed. In a thread: it may take seconds."""
+    """End waiting agents that are not needed. To be called in a thread, because it may take seconds."""
     for one in waiting:
         assert one.process.stdin is not None
         one.process.stdin.close()
@@ -134,19 +135,19 @@ def end(waiting: Sequence[WaitingAgent]) -> None:
 
 
 def record_of(jobs_dir: Path, node: str, job: str) -> Path:
-    """Where it is kept how the job's agent was started on this node, until it has left it in order."""
+    """The file that says how the job's agent was started on this node; it is removed when the agent leaves in order."""
     return jobs_dir / f"{job}.{node}.agent.json"
 
 
 def forget(jobs_dir: Path, node: str, job: str) -> None:
-    """No agent of that job is to be expected here."""
-    with suppress(OSError):  # a disk that takes nothing: at worst an agent is started that nobody needs
+    """Remove the record: no agent of the job is to be expected here."""
+    with suppress(OSError):  # on a broken disk, at worst an agent is started that is not needed
         record_of(jobs_dir, node, job).unlink()
 
 
 def standbys(jobs_dir: Path, node: str, user: JobUser | None, journal: Journal) -> dict[str, WaitingAgent]:
-    """Job -> its next agent here, already started: of jobs that ran here when the daemon before this one was killed, or
-    the machine stopped. They have most of their imports behind them when the leader says that they run here."""
+    """Start a standby for each job that ran here when the previous daemon was killed or the machine stopped. They have
+    most imports done when the leader says that the job runs here. Returns job -> standby."""
     found: dict[str, WaitingAgent] = {}
     name = user.name if user is not None else ""
     for path in jobs_dir.glob(record_of(jobs_dir, node, "*").name):

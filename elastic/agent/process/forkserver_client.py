@@ -4,9 +4,9 @@
     worker   --reins: its pid-->  agent         it is the agent's child, not the fork server's (clone_parent.py)
     agent    --reins: one byte, "run"-->  worker
 
-The fork server says events for the journal: `nursery_without` a module that cannot be imported beforehand, and then
-either `nursery_ready` or `nursery_over`, why it is of no use. For the rest the worker answers for itself: if reins are
-closed without a pid there is no worker, whatever became of the fork server; a worker whose reins the agent closes ends.
+The fork server sends events for the journal: `nursery_without` for a module that cannot be imported beforehand, and
+then either `nursery_ready`, or `nursery_over` with the reason why it is of no use. All else is between worker and
+agent: if reins are closed without a pid, there is no worker; if the agent closes a worker's reins, the worker ends.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ from elastic.protocol.worker_slot import describe
 from elastic.records.journal import Journal
 
 FORK_S = 2.0
-"""A fork takes milliseconds. A fork server that has not forked by then is frozen, and killed."""
+"""Seconds for a fork, which takes milliseconds. A fork server that has not forked by then is frozen, and is killed."""
 
 Forked: TypeAlias = Callable[[int, socket.socket | None], None]
 
 
 class ForkServer:
-    """One such process, used on the event loop. on_change: called when it has become ready, and when it is of no use
-    any more."""
+    """A fork server, used on the event loop. on_change: called when it becomes ready, and when it becomes useless."""
 
     def __init__(self, process: ForkServerProcess, journal: Journal, on_change: Callable[[], None]) -> None:
         self.ready = False
         self.because = ""
-        """Why it is of no use, or nothing."""
+        """Why the fork server is of no use; "": it is of use."""
         self.from_outside = False
-        """Whether that is no fault of the script or of this machine: another fork server may do."""
+        """Whether its end was not caused by the script or this machine: another fork server may work."""
         self._journal = journal
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
@@ -52,11 +51,11 @@ class ForkServer:
         return not (self.ready or self.because)
 
     def fork(self, settings: Mapping[str, str], outlets: Outlets, done: Forked) -> None:
-        """done: called with the pid of the new child and its reins, or with 0 and None; perhaps at once."""
+        """Fork a worker. done: called with its pid and its reins, or with 0 and None; perhaps at once."""
         ours, theirs = socket.socketpair()
         try:
             socket.send_fds(self._channel, [json.dumps(settings).encode()], [theirs.fileno(), outlets.out, outlets.log])
-        except OSError:  # its end is closed, or it is frozen and takes nothing any more
+        except OSError:  # the fork server has ended, or is frozen and takes nothing any more
             ours.close()
             return done(0, None)
         finally:
@@ -78,11 +77,11 @@ class ForkServer:
         self._process.signal(signal.SIGKILL)
 
     async def ended(self) -> None:
-        """It is reaped."""
+        """Wait until the fork server is reaped."""
         await self._gone.wait()
 
     def _hear(self) -> bool:
-        """One message; False when there is none at the moment."""
+        """Take one message; False when there is none at the moment."""
         try:
             message = self._channel.recv(65_536)
         except (BlockingIOError, ConnectionResetError):
@@ -102,7 +101,7 @@ class ForkServer:
         return True
 
     def _ended(self, status: int) -> None:
-        while self._hear():  # the kernel may tell of its end before its last words
+        while self._hear():  # the kernel may report its end before its last messages
             pass
         self._loop.remove_reader(self._channel)
         self._channel.close()

@@ -1,7 +1,7 @@
-"""How workers are started: forked by the fork server, or cold, with an interpreter of their own, where that cannot be.
+"""How workers are started: forked by the fork server, or else cold, with an interpreter of their own.
 
-The first workers wait for the fork server: on one machine it imports torch once instead of once for each of them. Later
-ones wait for nothing. A fork server that somebody killed is made anew a few times.
+The first workers wait for the fork server, so that torch is imported once instead of once per worker. Later workers do
+not wait. A fork server that was killed from outside is started again, up to FORK_SERVERS in all.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from elastic.errors import ColdStart, ConfigError
 from elastic.records.journal import Journal
 
 FORK_SERVERS = 4
-"""In one agent's life, at most."""
+"""The most fork servers in one agent's life."""
 
 FIRST_S = 60.0
-"""How long the first workers wait for the fork server. If it takes longer something holds it, and they start cold."""
+"""Seconds for which the first workers wait for the fork server; then something holds it up, and they start cold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A worker to be. settings: its own environment variables. started: called with the process and with why it was
-    not forked; only then does it run. failed: called instead, with the reason."""
+    """A worker to start. settings: its own environment variables. started: called with the process, and with why it was
+    not forked; the worker runs only afterwards. failed: called instead, with the reason."""
 
     settings: Mapping[str, str]
     log: Path
@@ -64,7 +64,7 @@ class Launcher:
         first: bool = True,
         fork_server: ForkServerProcess | None = None,
     ) -> None:
-        """first: no worker has been started yet. fork_server: of this job, started already; None: none is."""
+        """first: no worker has been started yet. fork_server: the job's, if it was started already."""
         self._spec = spec
         self._command = spec.command
         self._environment = job_environment(spec.environment)
@@ -91,19 +91,19 @@ class Launcher:
             self._start_cold(start, fork_server.because or "the fork server is not ready yet")
 
     def close(self) -> None:
-        """No worker is started any more."""
+        """Start no worker any more, and end the fork server."""
         self._waiting.clear()
         self._made = FORK_SERVERS
         if self._fork_server is not None:
             self._fork_server.end()
 
     async def ended(self) -> None:
-        """After `close`: no process of it is left but workers."""
+        """Wait, after `close`, until no process but the workers is left."""
         if self._fork_server is not None:
             await self._fork_server.ended()
 
     def _cold_command(self) -> Sequence[str]:
-        """What cannot be run by ours is started as it is."""
+        """The command of a cold worker. A command that script_runner cannot run is started as it is."""
         try:
             program = import_scan.program_of(self._command)
         except ColdStart:
@@ -146,7 +146,7 @@ class Launcher:
                 return self._start_cold(start, fork_server.because or "the fork server did not fork")
             with reins:
                 start.started(WorkerProcess(pid, outlets, start.on_line, start.on_exit), "")
-                with contextlib.suppress(BrokenPipeError):  # it is dead already; its pidfd says so in a moment
+                with contextlib.suppress(BrokenPipeError):  # the worker is dead already; its pidfd says so in a moment
                     reins.send(b"!")
 
         fork_server.fork(stop_signals.environment(start.settings), outlets, done)

@@ -1,10 +1,10 @@
-"""What `mpirun` starts for each rank: it hands the rank to a worker of the agent, and waits for the end.
+"""The program that `mpirun` starts for each rank: it hands the rank to a worker, and waits for the end.
 
     mpirun --parent-death signal--> placeholder --its environment--> agent --the same--> worker
 
-A rank of Open MPI is a few environment variables: where mpirun listens, and as whom to speak to it. So the worker
-itself may be a child of the agent, forked, watched and ended as in any other job. `python -I -S THIS_FILE SOCKET`;
-it imports nothing of this package, because there are as many as workers and all start at once.
+A rank of Open MPI is a few environment variables: the address of mpirun, and the name of the rank. So the worker itself
+may be a child of the agent, as in any other job. The command is `python -I -S THIS_FILE SOCKET`. The program imports
+nothing of this package, because as many placeholders as workers start at the same time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(path: str) -> int:
-    """Returns when the agent is gone, or has no use for mpirun any more."""
+    """Wait until the agent is gone, or does not need mpirun any more; returns the exit code."""
     mpirun = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != mpirun:

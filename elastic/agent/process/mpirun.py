@@ -1,14 +1,12 @@
 """The agent's side of `--ring mpi`: one `mpirun`, whose ranks are given to the workers.
 
-mpirun starts mpi_placeholder.py for each rank, which tells what a process must have in its environment to
-be that rank. A worker gets it with its own settings, and is the agent's child like any other. When it ends, its
-placeholder stays: who has died is decided without MPI, and the library's own handling of a death has been seen to crash
-the ranks that live. When a placeholder ends first, somebody has ended the rank, or mpirun, and the worker has to go:
-its next call of MPI would end it anyway.
+mpirun starts mpi_placeholder.py for each rank, which sends the environment variables that make a process that rank. A
+worker gets them with its own settings, and is the agent's child like any other. When the worker ends, its placeholder
+stays: deaths are detected without MPI, because the library's own handling of a death was seen to crash living ranks.
+When a placeholder ends first, the rank or mpirun was ended, and the worker has to end, as its next call of MPI would.
 
-The ranks are those of the start. MPI cannot give one away twice, so a worker that replaces a lost one has none. Nor can
-it start without one of them: whoever waits in MPI_Init for a worker that has ended is ended too, and its replacement
-goes on without MPI.
+Ranks are given once, at the start. MPI cannot give a rank twice, so a worker that replaces a lost one has none. Nor can
+MPI start without one of them: a worker that waits in MPI_Init for an ended one is ended too, and replaced without MPI.
 """
 
 from __future__ import annotations
@@ -39,29 +37,29 @@ from elastic.records import host_memory, temp_dirs
 from elastic.records.journal import Journal
 
 START_S = 30.0
-"""From starting mpirun until all its ranks have spoken. A tenth of a second is usual."""
+"""Seconds from the start of mpirun until all its ranks have reported. A tenth of a second is usual."""
 DEAF = ("/bin/sh", "-c", 'trap "" TERM INT HUP; exec "$@"', "sh")
-"""Starts a program that ignores signals to stop: mpirun lets its children have them. They are ended with it."""
+"""Starts a program that ignores signals to stop, which mpirun passes to its children. They end with mpirun."""
 
 JOIN_S = 60.0
-"""From when all workers are about to join until all have. Less than a second is usual; who is not there by then is
-frozen or hangs, and all others with it."""
+"""Seconds from when all workers are about to join until all have joined; less than one is usual. A worker that is late
+is frozen or hangs, and all others with it."""
 RANKS_CHECK_S = 1.0
 
 INSTALL = "pip install 'elastic-ring[mpi]' (mpi4py, and Open MPI 5 with ULFM)"
 SCHEDULERS = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_", "PRTE_", "PRRTE_")
-"""What would make mpirun ask a scheduler for machines; all ranks are on this one."""
+"""Prefixes of variables that would make mpirun ask a scheduler for machines; all ranks are on this machine."""
 TUNING = "OMPI_MCA_"
-"""Settings of Open MPI, the user's own unless an outer mpirun has made them."""
+"""Prefix of Open MPI's settings. They are the user's own, unless an outer mpirun has set them."""
 IDENTITY = ("PMIX_", "OMPI_", "PRTE_", "OPAL_", "UCX_")
-"""Names of the variables that make a process a rank."""
+"""Prefixes of the variables that make a process a rank."""
 LOG_LINES = 3
 
 _Arrival: TypeAlias = tuple[dict[str, str], asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def find() -> str:
-    """The program. Raises ConfigError, saying what to install, unless `--ring mpi` can work here."""
+    """The path of mpirun. Raises ConfigError, with what to install, unless `--ring mpi` can work here."""
     if importlib.util.find_spec("mpi4py") is None:
         raise ConfigError(f"--ring mpi needs mpi4py, which {sys.executable} does not have: {INSTALL}")
     where = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
@@ -79,8 +77,8 @@ def find() -> str:
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of mpirun: what a worker inherits, without the schedulers; with the user's settings of Open MPI,
-    unless they are those of an outer mpirun."""
+    """The environment of mpirun: what a worker inherits, without schedulers' variables, and with the user's settings of
+    Open MPI unless an outer mpirun has set them."""
     kept = {name: value for name, value in worker_environment(inherited, {}).items() if not name.startswith(SCHEDULERS)}
     if "OMPI_COMM_WORLD_SIZE" in inherited:
         return kept
@@ -88,7 +86,8 @@ def environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 class Mpirun:
-    """Used on the agent's event loop only. on_lost: called with a worker's id when its rank has been ended under it."""
+    """Used on the agent's event loop only. on_lost: called with the id of a worker that has to end, because its rank
+    was ended or MPI_Init cannot return in it."""
 
     def __init__(self, log: Path, journal: Journal, on_lost: Callable[[str], None]) -> None:
         self._log = log
@@ -99,15 +98,15 @@ class Mpirun:
         self._holders: dict[str, _Holder] = {}
         self._left: set[str] = set()
         self._joining_s = 0.0
-        """Since when all have been about to join; 0: they have not."""
+        """When all workers were first about to join; 0: they have not been yet."""
         self._settled = False
-        """All have joined, or will never."""
+        """Whether all workers have joined, or never will."""
         self._watching: list[asyncio.Task[None]] = []
         self._program: _Program | None = None
         self._end_noted = False
 
     async def start(self, workers: Sequence[str]) -> None:
-        """One rank for each of these workers. Raises ConfigError if that cannot be had."""
+        """Start mpirun with one rank for each of these workers. Raises ConfigError if that fails."""
         program = find()
         try:
             self._scratch = temp_dirs.TempDirectory(host_memory.PARENT, host_memory.PREFIX)
@@ -153,7 +152,7 @@ class Mpirun:
         options = ["--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none", "-n", str(len(ranks.workers))]
         if os.geteuid() == 0:
             options.append("--allow-run-as-root")
-        # mpirun inherits that signals to stop are blocked, and keeps it so; it is killed.
+        # mpirun inherits blocked stop signals and keeps them blocked; it is ended with SIGKILL.
         with open(self._log, "ab", opener=file_modes.opener) as log, stop_signals.blocked():
             started = subprocess.Popen(
                 [
@@ -191,7 +190,7 @@ class Mpirun:
             self._note_end()
 
     def _note_end(self) -> None:
-        """Once, whoever hears of it first."""
+        """Journal the end of mpirun, once."""
         if self._program is not None and not self._end_noted:
             self._end_noted = True
             self._journal.write("mpirun_ended", because=self._program.how, words=self._words())
@@ -202,7 +201,7 @@ class Mpirun:
             self.look(time.monotonic())
 
     def settings(self, worker_id: str) -> dict[str, str]:
-        """Environment variables of a worker that is about to start; none where mpirun was not."""
+        """Environment variables of a worker that is about to start; {} without mpirun."""
         if self._ranks is None:
             return {}
         holder = self._holders.get(worker_id)
@@ -210,7 +209,7 @@ class Mpirun:
         return {**(holder.identity if holder else {}), **shared, **self._ranks.to_environment()}
 
     def why_lost(self, worker_id: str) -> str:
-        """What has ended the rank of a worker, and so the worker; empty: nothing has."""
+        """What has ended the rank of a worker, and so the worker; "": nothing has."""
         holder = self._holders.get(worker_id)
         if holder is None or self._program is None:
             return ""
@@ -220,7 +219,7 @@ class Mpirun:
         return "its rank of mpirun was ended" if holder.has_ended else ""
 
     def left(self, worker_id: str) -> str:
-        """The worker has ended. Returns why_lost."""
+        """Note that the worker has ended. Returns why_lost."""
         holder = self._holders.get(worker_id)
         if holder is None or self._ranks is None:
             return ""
@@ -232,7 +231,7 @@ class Mpirun:
         return because
 
     def look(self, now_s: float) -> None:
-        """Called now and then: whether all have joined, once all were about to."""
+        """To be called now and then: check whether all workers have joined, once all were about to."""
         if self._ranks is None or self._settled:
             return
         if not (joining := self._ranks.joining()):
@@ -243,7 +242,7 @@ class Mpirun:
             self._strand(joining, f"not all workers had joined the others within {JOIN_S:g} s")
 
     def _strand(self, joining: set[str], because: str) -> None:
-        """MPI_Init will never return in these workers."""
+        """End these workers: MPI_Init will never return in them."""
         self._settled = True
         if ended := sorted(joining - self._left):
             self._journal.write("mpi_not_started", because=because, ended=ended)
@@ -251,7 +250,7 @@ class Mpirun:
             self._on_lost(worker_id)
 
     async def close(self) -> None:
-        """Nothing of it is left afterwards."""
+        """End mpirun and remove its files."""
         for watching in self._watching:
             watching.cancel()
         for holder in self._holders.values():
@@ -264,7 +263,7 @@ class Mpirun:
             self._scratch = None
 
     def _words(self) -> str:
-        """The last of what mpirun said."""
+        """The last lines that mpirun has printed."""
         with contextlib.suppress(FileNotFoundError):
             lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines()]
             if said := [line for line in lines if line.strip("-")]:
@@ -273,8 +272,8 @@ class Mpirun:
 
 
 class _Program:
-    """mpirun itself. How it ended is known as soon as it has begun to end: what follows from that, the end of its
-    placeholders and of the workers, may be heard of first."""
+    """mpirun itself. How it ended is known as soon as its end has begun, because the ends of its placeholders and of
+    the workers may be noticed first."""
 
     def __init__(self, started: subprocess.Popen[bytes]) -> None:
         self._process, self.pid = started, started.pid
@@ -290,7 +289,7 @@ class _Program:
 
     @property
     def how(self) -> str:
-        """In words; empty: it runs."""
+        """How mpirun has ended, in words; "": it runs."""
         status = self._process.returncode
         if status is not None:
             return describe(status)
@@ -305,7 +304,7 @@ class _Program:
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """A placeholder that has a rank. identity: what makes a process this rank."""
+    """A placeholder that has a rank. identity: the environment variables that make a process this rank."""
 
     pid: int
     identity: Mapping[str, str]

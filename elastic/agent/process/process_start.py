@@ -1,6 +1,6 @@
-"""How the processes of workers are started: cold, each with an interpreter of its own; or the fork server for them.
+"""How processes are started: cold workers, each with an interpreter of its own, and the fork server.
 
-An agent begins with it, before it imports anything else: so nothing that takes long is imported here.
+An agent imports this module before anything else, so this module imports nothing that takes long.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from elastic.agent.worker import import_scan
 from elastic.errors import ColdStart, ConfigError
 
 PIPE_BYTES = 2**20
-"""What a worker may print while its agent is frozen before printing blocks."""
+"""Bytes that a worker may print while its agent is frozen, before printing blocks."""
 
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-"""What Python ignores would stay ignored in a program that it starts."""
+"""Signals that Python ignores, and that would stay ignored in a program it starts."""
 
 LAUNCHERS = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "GROUP_", "ROLE_")
 LAUNCHER_NAMES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     | {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_PROCID", "SLURM_LOCALID"}
 )
-"""Names by which launchers of fixed worlds tell a process its rank; here ranks change while it runs."""
+"""Variables by which launchers of fixed worlds tell a process its rank; here ranks change while it runs."""
 
 
-# -c puts the working directory in front of the path, where it could replace modules of ours.
+# -c puts the working directory first in sys.path, where its files could replace modules of this package.
 _OWN_PATH = "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
 BOOT = _OWN_PATH + "from runtime.forkserver.server import main; main(*sys.argv[1:])"
 COLD = _OWN_PATH + "from runtime.forkserver.script_runner import main; main(sys.argv[1:])"
-"""For a worker with an interpreter of its own: it is run as a forked one is, which sees every end of the script."""
+"""Runs a cold worker through script_runner, as a forked worker is run, which sees every end of the script."""
 
 
 class Outlets:
@@ -51,13 +51,13 @@ class Outlets:
         self.path = path
         self.log = file_modes.opener(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self.reader, self.out = os.pipe2(os.O_CLOEXEC)
-        with contextlib.suppress(PermissionError):  # above the user's quota of pipe memory: the default size will do
+        with contextlib.suppress(PermissionError):  # above the user's quota of pipe memory the default size suffices
             fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         os.set_blocking(self.reader, False)
 
     @classmethod
     def of_running(cls, path: Path, reader: int) -> Self:
-        """The outlets of a worker that runs already. reader: where its stdout can be read."""
+        """The outlets of a worker that runs already. reader: the descriptor from which its stdout is read."""
         self = cls.__new__(cls)
         self.path, self.reader, self.out = path, reader, -1
         self.log = file_modes.opener(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -65,13 +65,13 @@ class Outlets:
         return self
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Close all descriptors, because nothing was started."""
         self.close_out()
         for descriptor in (self.log, self.reader):
             os.close(descriptor)
 
     def close_out(self) -> None:
-        """The worker has its own."""
+        """Close this process's copy of the worker's stdout."""
         if self.out >= 0:
             os.close(self.out)
 
@@ -79,7 +79,7 @@ class Outlets:
 def start_cold(command: Sequence[str], environment: Mapping[str, str], outlets: Outlets, *, holds: bool = False) -> int:
     """Start a program. Returns its pid. Raises ConfigError if the program or setpriv is not there.
 
-    holds: it calls held_signals.hold, and signals to stop wait until then."""
+    holds: the program calls held_signals.hold, and stop signals wait until then."""
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("only the main thread may start workers: they die with the thread that started them")
     if shutil.which(command[0], path=environment.get("PATH")) is None:
@@ -103,13 +103,12 @@ def start_cold(command: Sequence[str], environment: Mapping[str, str], outlets: 
 
 
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
-"""glibc returns large blocks to the kernel at every free, and gradients are freed after every shard: with 10 million
-parameters the page faults of getting them again were a third of a step's CPU time."""
+"""glibc returns large blocks to the kernel at every free, and gradients are freed after every shard. With 10 million
+parameters the page faults of new blocks were a third of a step's CPU time."""
 
 
 def worker_environment(inherited: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
-    """The inherited environment without the ranks of outer launchers, with these settings, and KEEP_MEMORY where the
-    user has not decided otherwise."""
+    """The inherited environment without the ranks of outer launchers, plus these settings, and default KEEP_MEMORY."""
     kept = {
         name: value
         for name, value in inherited.items()
@@ -119,13 +118,13 @@ def worker_environment(inherited: Mapping[str, str], settings: Mapping[str, str]
 
 
 def job_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """What all workers of a job have in common on this node. variables: the job's own."""
+    """The environment that all workers of a job on this node share. variables: the job's own."""
     return worker_environment({**os.environ, **variables}, {})
 
 
 @dataclass(frozen=True, slots=True)
 class ForkServerProcess:
-    """A fork server that has been started, and to which nobody listens yet. channel: ours of the two ends."""
+    """A fork server that has been started, and to which nothing listens yet. channel: this process's end."""
 
     pid: int
     channel: socket.socket
@@ -133,10 +132,10 @@ class ForkServerProcess:
 
 
 def start_process(command: Sequence[str], environment: Mapping[str, str], log: Path) -> ForkServerProcess:
-    """Main thread only: it dies with that.
+    """Start a fork server. Main thread only, because the fork server dies with it.
 
-    command: of a worker, the interpreter first. environment: what all workers have in common. Raises ConfigError and
-    OSError if it cannot be started.
+    command: a worker's, the interpreter first. environment: shared by all workers. Raises ConfigError and OSError if
+    the fork server cannot be started.
     """
     channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     outlets = None
@@ -156,9 +155,8 @@ def start_process(command: Sequence[str], environment: Mapping[str, str], log: P
 
 
 def start_fork_server(command: Sequence[str], variables: Mapping[str, str], logs: Path, node: str) -> ForkServerProcess:
-    """What takes longest at the start of an agent: also before the agent itself has imported what it needs. Main thread
-    only. command, variables: of the job's workers. Raises ColdStart, ConfigError and OSError if they cannot be
-    forked."""
+    """Start the fork server of a job, which takes longest at the start of an agent. Main thread only. command,
+    variables: those of the job's workers. Raises ColdStart, ConfigError and OSError if they cannot be forked."""
     import_scan.program_of(command)
     environment = job_environment(variables)
     if not is_this_interpreter(shutil.which(command[0], path=environment.get("PATH"))):
@@ -167,6 +165,7 @@ def start_fork_server(command: Sequence[str], variables: Mapping[str, str], logs
 
 
 def is_this_interpreter(program: str | None) -> bool:
-    """Also by another name in the same directory; in another one it may be that of another virtual environment."""
+    """Whether the program is this interpreter, maybe by another name in the same directory: in another directory it may
+    belong to another virtual environment."""
     mine = Path(sys.executable)
     return program is not None and Path(program).parent == mine.parent and Path(program).resolve() == mine.resolve()

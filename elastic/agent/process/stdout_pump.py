@@ -1,4 +1,4 @@
-"""Lines on an agent's own standard output, which somebody may have stopped reading."""
+"""Lines on an agent's own standard output, whose reader may have stopped."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 import threading
 
 FORWARD_LINES = 10_000
-"""Lines of the leading worker waiting for a reader of our stdout; later ones are in its log only."""
+"""Most lines of the leading worker that wait for a reader of the agent's stdout; later ones are in its log only."""
 
 
 class Stdout:
-    """The leading worker's lines on our stdout, through a thread: a reader that stops must not stop the agent."""
+    """Writes the leading worker's lines to the agent's stdout in a thread: a stopped reader must not stop the agent."""
 
     def __init__(self) -> None:
         self._lines: queue.Queue[bytes | None] = queue.Queue(FORWARD_LINES)
@@ -26,7 +26,7 @@ class Stdout:
             self._dropped += 1
 
     def close(self, wait_s: float) -> int:
-        """Write what waits, for at most that long. Returns the number of lines that did not get out."""
+        """Write the waiting lines, for at most wait_s seconds. Returns the number of lines that were not written."""
         try:
             self._lines.put(None, timeout=wait_s)
         except queue.Full:

@@ -1,16 +1,15 @@
-"""Runs the agent, and ends what is left of its workers.
+"""Runs the agent, and ends what its workers leave behind.
 
 python -m elastic.agent.process.subreaper ARGUMENTS OF elastic.agent
 
     elastic run --pipe--> keeper --parent-death signal--> agent --parent-death signal--> workers --> their children
 
-A worker dies with its agent by the kernel's hand, but what the worker had started would live on. So the kernel gives
-all orphans below here to this process (PR_SET_CHILD_SUBREAPER), which reaps them and, when the agent is gone, ends
-every one. It ends the agent itself when the other end of its standard input is closed, which is what a death of
-`elastic run` does too; then it also removes what the job has left in memory. What comes on its standard input is for
-the agent, which has the same one (--wait). Its parent's orders and SIGUSR1 are passed on; without such a parent
-SIGINT and SIGTERM are its orders.
-It ends as the agent did: by the same exit code or signal.
+The kernel kills a worker when its agent dies, but processes that the worker has started would live on. So the kernel
+makes this process the parent of all orphans below it (PR_SET_CHILD_SUBREAPER). It reaps them and, when the agent is
+gone, ends all of them and removes what the job has left in memory. It ends the agent when the other end of its standard
+input is closed, as the death of `elastic run` does. Bytes on its standard input are for the agent, which shares it
+(--wait). It passes on its parent's orders and SIGUSR1; without such a parent SIGINT and SIGTERM are its orders. It ends
+as the agent did: with the same exit code or signal.
 """
 
 from __future__ import annotations
@@ -63,10 +62,10 @@ class Subreaper:
         )
 
     def run(self) -> int:
-        """Until nothing is left below this process. Returns the agent's exit code, or minus the signal."""
+        """Run until nothing is left below this process. Returns the agent's exit code, or minus the signal."""
         watched = select.poll()
         watched.register(self._woken, select.POLLIN)
-        watched.register(STDIN, 0)  # its end, of which poll tells unasked
+        watched.register(STDIN, 0)  # poll always reports its end
         while self._status is None:
             ready = {descriptor for descriptor, _ in watched.poll()}
             if self._woken in ready:
@@ -80,8 +79,8 @@ class Subreaper:
                 os.kill(pid, signal.SIGKILL)
             for pid in children:
                 os.waitpid(pid, 0)
-        host_memory.sweep()  # if `elastic run` was killed, nobody else does
-        temp_dirs.sweep(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)  # of workers that were killed
+        host_memory.sweep()  # nothing else does it if `elastic run` was killed
+        temp_dirs.sweep(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)  # left by killed workers
         return self._status
 
     def _on_signal(self, number: int) -> None:
@@ -93,12 +92,12 @@ class Subreaper:
             self._send(number)
 
     def _send(self, number: int) -> None:
-        """To the agent, unless it is reaped and its number may be another process's."""
+        """Send a signal to the agent, unless it was reaped: its pid may be another process's by then."""
         if self._status is None:
             os.kill(self._agent, number)
 
     def _reap(self) -> bool:
-        """All children that have ended; whether there are others."""
+        """Reap all children that have ended. Whether there are others."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -120,7 +119,7 @@ def _children() -> Iterator[int]:
             stat = (directory / "stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        # The name, in parentheses, may itself hold spaces and parentheses; state and parent follow it.
+        # The name, in parentheses, may itself have spaces and parentheses; state and parent follow it.
         if stat.rpartition(")")[2].split()[1] == me:
             yield int(directory.name)
 

@@ -1,4 +1,4 @@
-"""One worker process: started so that it cannot outlive its agent, watched through a pidfd, read without blocking.
+"""One worker process: it cannot outlive its agent, is watched through a pidfd, and is read without blocking.
 
 A worker is a child of the agent, with an interpreter of its own (`start_cold`) or forked by the fork server.
 The kernel kills it when the thread that started it ends (setpriv --pdeathsig), so only the main thread, which lives
@@ -24,20 +24,20 @@ from elastic.protocol.failure_detector import Facts
 
 READ_BYTES = 65_536
 LINE_LIMIT = 65_536
-"""A longer line is forwarded in pieces."""
+"""Bytes of a line of output; a longer line is forwarded in pieces."""
 
 LAST_WORDS_BYTES = 8_192
 
 FILES = 64
 FILES_OF_WORKER = 8
 FILES_OF_ETCD = 192
-"""Descriptors, with room: an agent has been seen with 21 and 5 for each worker, a worker with 13 and 1 for each. etcd
-refuses to start with 150."""
+"""Descriptors, with a margin: an agent was seen with 21, and 5 for each worker; a worker with 13, and 1 for each
+worker. etcd refuses to start with 150."""
 
 
 def check_descriptors(workers: int, *, etcd: bool) -> None:
-    """Raises ConfigError if this process and those that it starts may open too few files: an agent of so many workers
-    with their spares, each of these, and an etcd."""
+    """Check the limit of open files for an agent with this many workers and spares, for each of them, and for an etcd.
+    Raises ConfigError if it is too low."""
     needed = max(FILES_OF_ETCD if etcd else 0, FILES + FILES_OF_WORKER * workers)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY != soft < needed:
@@ -49,10 +49,10 @@ def check_descriptors(workers: int, *, etcd: bool) -> None:
 
 
 class WorkerProcess:
-    """A running worker. on_line: a line of its stdout, with its end; on_exit: its exit code, or minus the signal.
+    """A running worker. on_line gets a line of its stdout with its end; on_exit its exit code, or minus the signal.
 
-    pid: a child of this process that leads its group. outlets: what it prints to; ours from here on. Both functions
-    are called on the event loop; on_exit comes once, after the last line, when the process is reaped and its group
+    pid: a child of this process that leads its process group. outlets: owned by this object from here on. Both
+    functions are called on the event loop; on_exit once, after the last line, with the process reaped and its group
     killed.
     """
 
@@ -64,7 +64,7 @@ class WorkerProcess:
         on_exit: Callable[[int], None],
         begun: bytes = b"",
     ) -> None:
-        """begun: of a line, read already."""
+        """begun: the part of a line that was read already."""
         outlets.close_out()
         self.pid = pid
         self._out, self._log, self._log_path = outlets.reader, outlets.log, outlets.path
@@ -77,21 +77,21 @@ class WorkerProcess:
         self._loop.add_reader(self._pidfd, self._ended)
 
     def hand_over(self) -> tuple[int, bytes]:
-        """For the program that takes this one's place: where its stdout is read, and what was read of a line."""
+        """For the next program: the descriptor of the worker's stdout, and the part of a line that was read."""
         self._loop.remove_reader(self._out)
         self._loop.remove_reader(self._pidfd)
         os.set_inheritable(self._out, True)
         return self._out, self._line
 
     def signal(self, number: signal.Signals) -> None:
-        """To the worker and everything in its group; to a worker that holds signals back also as its agent's order."""
-        with contextlib.suppress(ProcessLookupError):  # it has ended; the pidfd says so in a moment
+        """Signal the worker's group; a worker that holds signals back gets the signal as its agent's order too."""
+        with contextlib.suppress(ProcessLookupError):  # the worker has ended; its pidfd says so in a moment
             os.killpg(self.pid, number)
             if number in stop_signals.ORDERS and (order := stop_signals.order_to(self.pid, number)) != number:
                 os.kill(self.pid, order)
 
     def last_words(self) -> str:
-        """The end of its log, for people: whole lines; nothing if the log is gone."""
+        """The end of the worker's log, in whole lines; "" if the log is gone."""
         try:
             with self._log_path.open("rb") as log:
                 size = log.seek(0, os.SEEK_END)
@@ -102,7 +102,7 @@ class WorkerProcess:
         return text.partition("\n")[2] if size > LAST_WORDS_BYTES else text
 
     def _read(self) -> bool:
-        """One piece of stdout; False when there is none at the moment."""
+        """Read one piece of stdout; False when there is none at the moment."""
         try:
             piece = os.read(self._out, READ_BYTES)
         except BlockingIOError:
@@ -120,8 +120,8 @@ class WorkerProcess:
         return True
 
     def _keep(self, lines: bytes) -> None:
-        """Log what ends here, so that a line which print() wrote in pieces has nothing of stderr within."""
-        with contextlib.suppress(OSError):  # a full disk costs the log these lines, and the job nothing
+        """Log whole lines only, so that a line which print() wrote in pieces has nothing of stderr inside."""
+        with contextlib.suppress(OSError):  # on a full disk these lines are lost, and the job goes on
             os.write(self._log, lines)
 
     def _ended(self) -> None:
@@ -141,8 +141,8 @@ class WorkerProcess:
 
 
 def own_environment() -> dict[str, str]:
-    """For another process of the control plane: ours; and where this package was found through the working directory
-    only, the way to it."""
+    """The environment for another process of the control plane: this process's; if this package was found through the
+    working directory only, with its path."""
     root = Path(__file__).resolve().parents[3]
     if any(path and Path(path).resolve() == root for path in sys.path[1:]):
         return dict(os.environ)
@@ -157,23 +157,22 @@ def facts(pid: int) -> Facts | None:
 
 
 def ending_status(pid: int) -> int:
-    """The exit code, or minus the signal, of a process that has begun to end but may not be reaped yet; 0 for one that
-    lives, ends well, or is gone."""
+    """The exit code, or minus the signal, of a process whose end has begun; 0 if it lives, ends well, or is gone."""
     fields = _stat(pid)
     return stop_signals.plain(os.waitstatus_to_exitcode(int(fields[49]))) if fields else 0
 
 
 def started(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot, or None: with the pid it names a process for good."""
+    """When a process began, in clock ticks since boot, or None. Together, pid and start name a process uniquely."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of proc(5) from the third on, the state; none if the process is gone."""
+    """The fields of proc(5) from the third on, which is the state; [] if the process is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return []
-    # The name before them, in parentheses, may itself hold spaces and parentheses.
+    # The name before them, in parentheses, may itself have spaces and parentheses.
     return stat.rpartition(")")[2].split()

@@ -1,6 +1,6 @@
-"""The processes of an agent's workers: started, watched, signalled, handed over to the program that takes its place.
+"""The processes of an agent's workers: started, watched, signalled, and handed over to the agent's next program.
 
-It decides nothing: worker_slot.py says when a worker starts and what becomes of one that has ended.
+This module decides nothing: worker_slot.py says when a worker starts and what follows its end.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from elastic.protocol.worker_slot import describe
 from elastic.records.journal import Journal
 
 STACKS_S = 1.0
-"""Milliseconds are usual; what is to be ended has been waited for much longer."""
+"""Seconds for a worker to write its stacks. Milliseconds are usual."""
 
 
 class ProcessEvents(Protocol):
-    """Who employs the workers. number: of a slot. Called on the event loop."""
+    """The owner of the workers, called on the event loop. number: a slot."""
 
     def on_started(self, number: int, worker_id: str, pid: int) -> None: ...
     def on_not_started(self, number: int, because: str) -> None: ...
     def on_line(self, worker_id: str, line: bytes) -> None: ...
     def on_dying(self, worker_id: str, status: int) -> None:
-        """Its main thread has ended; the process will in a moment. status: of process.ending_status."""
+        """The worker's main thread has ended; its process will soon. status: as of worker_process.ending_status."""
         ...
 
     def on_exit(self, number: int, worker_id: str, status: int, last_words: Callable[[], str]) -> None: ...
@@ -42,8 +42,8 @@ class ProcessEvents(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AdoptedWorker:
-    """A worker of a program before this one in the same process. out, lifeline: descriptors. begun: of a line of its
-    stdout, as Latin-1."""
+    """A worker that the previous program in this process has handed over. out, lifeline: descriptors. begun: the part
+    of a line of its stdout that was read, as Latin-1."""
 
     number: int
     worker_id: str
@@ -52,7 +52,7 @@ class AdoptedWorker:
     begun: str
     lifeline: int
     announced: int
-    """The pid that it has announced, which may be that of a child; 0: it has not yet."""
+    """The pid that the worker has announced, which may be a child's; 0: it has not announced itself yet."""
 
 
 class WorkerProcesses:
@@ -70,11 +70,11 @@ class WorkerProcesses:
         self._exits = asyncio.Event()
 
     def __contains__(self, worker_id: str) -> bool:
-        """Whether its process has not ended."""
+        """Whether the worker's process has not ended."""
         return worker_id in self._processes
 
     def start(self, number: int, worker_id: str, settings: Mapping[str, str], *, restarted: bool) -> None:
-        """settings: its environment variables."""
+        """Start a worker. settings: its environment variables."""
         line = DeathWatch()
 
         def started(worker: WorkerProcess, cold: str) -> None:
@@ -105,7 +105,7 @@ class WorkerProcesses:
         )
 
     def take_over(self, employed: Iterable[AdoptedWorker]) -> None:
-        """Those that a program before this one has handed over."""
+        """Take over the workers that the previous program has handed over."""
         for one in employed:
             worker = WorkerProcess(
                 one.pid,
@@ -119,7 +119,7 @@ class WorkerProcesses:
                 self.announced(one.worker_id, one.announced)
 
     def hand_over(self) -> list[AdoptedWorker]:
-        """Nothing is heard of them any more; their descriptors are inherited by the next program."""
+        """Stop hearing the workers; the next program inherits their descriptors."""
         handed = []
         for worker_id, worker in self._processes.items():
             out, begun = worker.hand_over()
@@ -129,12 +129,12 @@ class WorkerProcesses:
         return handed
 
     def announced(self, worker_id: str, pid: int) -> None:
-        """The worker has announced itself, so it holds its lifeline, if it ever will."""
+        """The worker has announced itself, so by now it holds its lifeline, if it ever does."""
         self._announced[worker_id] = pid
         loop = asyncio.get_running_loop()
 
         def on_death() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing is left to do
                 loop.call_soon_threadsafe(self._dying, worker_id)
 
         self._lifelines[worker_id].watch(on_death)
@@ -148,12 +148,12 @@ class WorkerProcesses:
             worker.signal(signal.SIGKILL)
 
     def facts(self, worker_id: str) -> Facts | None:
-        """What the kernel says of it; None if it is gone."""
+        """The worker's facts from the kernel; None if its process is gone."""
         return worker_process.facts(self._announced.get(worker_id, 0))
 
     def show_stacks(self, worker_id: str, then: Callable[[], None] = lambda: None) -> None:
-        """At the end of its log: where the threads are of one that is given up. Also if it holds the interpreter. then:
-        called when it has had the time to say so, or at once if it cannot."""
+        """Have a worker that is given up write the stacks of its threads to its log, also if C code holds the
+        interpreter. then: called STACKS_S later, or at once if the worker cannot."""
         if worker_id in self._processes and stack_dump.ask(self._processes[worker_id].pid):
             self._journal.write("stacks_asked", worker_id=worker_id)
             asyncio.get_running_loop().call_later(STACKS_S, then)
@@ -161,12 +161,12 @@ class WorkerProcesses:
             then()
 
     async def end_starting(self) -> None:
-        """No worker starts any more, and nothing is left of what starts them."""
+        """Start no worker any more, and wait for the end of the fork server."""
         self._starter.close()
         await self._starter.ended()
 
     async def end(self) -> None:
-        """No worker starts any more, and none is left."""
+        """Start no worker any more, and wait for the end of all workers."""
         self._starter.close()
         self.kill_all()
         while self._processes:
@@ -182,7 +182,7 @@ class WorkerProcesses:
         self._processes[worker_id] = worker
 
     def _dying(self, worker_id: str) -> None:
-        """Its pidfd will be ready in a while; then the worker is reaped and replaced."""
+        """Report a dying worker before its pidfd is ready; later the worker is reaped and replaced."""
         if (worker := self._processes.get(worker_id)) is not None:
             status = worker_process.ending_status(worker.pid)
             because = describe(status)

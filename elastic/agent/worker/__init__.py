@@ -1,12 +1,12 @@
-"""The worker's end of what passes between an agent and its workers. Light: `runtime` and commands import it.
+"""The worker's end of its connection to the agent. Light, because `runtime` and commands import it.
 
 environment.py  what an agent tells a worker, as environment variables
 client.py       the stream to the agent
-death_watch.py  how the agent learns of a worker's death before the kernel has taken the worker apart
+death_watch.py  tells the agent of a worker's death before the kernel frees the worker's memory
 step_spool.py   records of steps, kept until the agent has acknowledged them
-held_signals.py  signals to stop that others than the agent send
-stack_dump.py   where a worker's threads are, when the agent gives it up
-import_scan.py  which modules a script is going to import
-mpi_ranks.py    who has which rank of mpirun
+held_signals.py  stop signals that do not come from the agent
+stack_dump.py   the stacks of a worker that the agent gives up
+import_scan.py  the modules that a script is going to import
+mpi_ranks.py    which worker has which rank of mpirun
 examination.py  what `elastic doctor --exact` tells the script's process
 """

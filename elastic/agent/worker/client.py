@@ -1,11 +1,11 @@
-"""A worker's line to its agent.
+"""A worker's stream to its agent.
 
-`AgentClient` lives inside the training process: one stream on the agent's unix socket, carried by daemon threads, so
-the training loop never waits for it. Words go out in order; of the Progress words of this worker only the newest
-waits. Step records go out behind the words and are kept until the agent acknowledges them.
+`AgentClient` is in the training process: one stream on the agent's unix socket, served by daemon threads, so that the
+training loop never waits. Words are sent in order; of consecutive Progress words only the newest is queued. Step
+records follow the words and are kept until the agent acknowledges them.
 
-There is no keepalive on this stream: the socket closes with the agent's process, and an agent that is merely frozen
-or slow is no reason for a worker to stop. For the same reason the stream survives a freeze of this worker.
+There is no keepalive on this stream: the socket closes with the agent's process, and a worker need not stop because its
+agent is frozen or slow. For the same reason the stream survives a freeze of this worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# gRPC's fork handlers would log in every forked DataLoader worker, which never uses gRPC. Read when grpc is imported.
+# gRPC's fork handlers would log in every forked DataLoader worker. grpc reads the variable when it is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 import grpc
@@ -31,25 +31,25 @@ from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import AgentStub
 
 CONNECT_S = 10.0
-"""How long the agent, which started this process, may take to answer on its socket."""
+"""Seconds within which the agent, which started this process, has to answer on its socket."""
 
 CLOSE_S = 5.0
-"""How long close() waits for the agent to take the last words."""
+"""Seconds for which close() waits for the agent to take the last words."""
 
 SOON = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
-"""While a program takes another one's place, in a second or so, nobody listens."""
+"""Short reconnect times: nothing listens for about a second while one program takes another's place."""
 
 
 class AgentUnreachable(ElasticError):
-    """Exit: the agent that started this process does not answer on its socket any more."""
+    """Exit: the agent that started this process no longer answers on its socket."""
 
 
 class AgentClient:
     """The worker's end of the stream.
 
-    deliver: called on the reader's thread with every order, in order; it must not block.
-    on_lost: called once, from the same thread, when the stream ends before close(); nothing arrives after it.
-    Raises AgentUnreachable if nobody answers within CONNECT_S.
+    deliver: called on the reader's thread with every order, in order; it must not block. on_lost: called once, from the
+    same thread, when the stream ends before close(); nothing arrives after it. Raises AgentUnreachable if the agent
+    does not answer within CONNECT_S.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class AgentClient:
         self._reader.start()
 
     def send(self, word: Word) -> None:
-        """Queue a word; never waits. Words after close() or a lost stream go nowhere."""
+        """Queue a word; never waits. Words after close() or a lost stream are dropped."""
         with self._changed:
             if self._closing or self._ended.is_set():
                 return
@@ -95,7 +95,7 @@ class AgentClient:
             self._changed.notify()
 
     def record(self, line: dict[str, object]) -> None:
-        """Queue one line for steps.jsonl; never waits for the agent. Kept until it is on file."""
+        """Queue one line for steps.jsonl; never waits for the agent. The line is kept until it is on file."""
         self._backlog.add(json.dumps(line, separators=(",", ":")))
         with self._changed:
             self._changed.notify()
@@ -103,7 +103,7 @@ class AgentClient:
     def close(self) -> None:
         """Send what is queued and say goodbye; waits at most CLOSE_S for the agent to have taken it.
 
-        Records that were not acknowledged by then are left in a file for the agent. Any number of times.
+        Records that were not acknowledged by then are left in a file for the agent. May be called again.
         """
         with self._changed:
             self._closing = True
@@ -120,7 +120,7 @@ class AgentClient:
             with self._changed:
                 self._changed.wait_for(self._has_something)
                 moving = self._moving or self._moves > mine
-                # Steps before the word that all are done: who reads the job's result finds them on file.
+                # Steps go before Finished, so that a reader of the job's result finds them on file.
                 last = bool(self._words) and isinstance(self._words[0], Finished) and self._backlog.has_next
                 word = self._words.popleft() if self._words and not moving and not last else None
             if moving:
@@ -152,7 +152,7 @@ class AgentClient:
             self._on_lost(because)
 
     def _read_stream(self) -> str:
-        """Until it ends. Returns why it did."""
+        """Read the stream until it ends. Returns why it ended."""
         try:
             for message in self._stream:
                 match message.WhichOneof("content"):
@@ -172,7 +172,7 @@ class AgentClient:
         return "the agent ended the stream"
 
     def _move(self) -> None:
-        """To the program that takes the agent's place. It is the same process: if it ends, so does this one."""
+        """Connect to the agent's next program, in the same process: if that ends, so does this worker."""
         self._channel.close()
         self._channel = grpc.insecure_channel(self._address, options=(*CHANNEL_OPTIONS, *SOON))
         self._backlog.send_again()

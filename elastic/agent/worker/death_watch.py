@@ -1,12 +1,12 @@
-"""How an agent learns of a worker's death before the kernel has taken the worker apart.
+"""How an agent learns of a worker's death before the kernel has freed the worker's memory.
 
 On SIGKILL the kernel first frees the address space of a process - a tenth of a second for a trainer's - and only then
-closes its sockets and signals its pidfd. Before either it walks the list of *robust* mutexes which the ending thread
-holds, and wakes who waits for them (Documentation/locking/robust-futexes.rst of Linux; pthread_mutexattr_setrobust(3)).
-So a worker's main thread takes such a mutex, in memory that it shares with its agent, and never lets go.
+closes its sockets and signals its pidfd. Before both it walks the list of *robust* mutexes that the ending thread
+holds, and wakes their waiters (Documentation/locking/robust-futexes.rst of Linux; pthread_mutexattr_setrobust(3)). So a
+worker's main thread locks such a mutex, for ever, in a page that it shares with its agent: its *lifeline*.
 
-A lifeline only makes good news travel faster: a worker that holds none, or ends in some other way, is found by its
-pidfd. What it tells is that the main thread has ended and that the others are ending.
+A lifeline only saves time: the pidfd also tells of the end of a worker, with or without a lifeline. The lifeline tells
+that the main thread has ended and that the other threads are ending.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 
 DEATH_WATCH_VARIABLE = "ELASTIC_LIFELINE"
-"""In a worker's environment: the file to map."""
+"""Environment variable of a worker: the file to map."""
 
 SIZE = mmap.PAGESIZE
 MUTEX_AT, ATTRIBUTES_AT, HELD_AT = 0, 256, 512
@@ -40,10 +40,11 @@ _libc.pthread_mutex_trylock.argtypes = (ctypes.c_void_p,)
 
 
 class DeathWatch:
-    """The agent's end of one worker's. `path`: what the worker has to `hold`, for as long as this process lives."""
+    """The agent's end of one worker's lifeline. `path`: the file that the worker has to `hold`, while this process
+    lives."""
 
     def __init__(self, file: int = -1) -> None:
-        """file: the descriptor that `hand_over` gave to the program before this one in the same process."""
+        """file: what `hand_over` returned in this process's previous program; -1: a new lifeline."""
         self._watched = False
         if file >= 0:
             self._take(file)
@@ -64,12 +65,12 @@ class DeathWatch:
         self.path = f"/proc/{os.getpid()}/fd/{file}"
 
     def hand_over(self) -> int:
-        """For the program that takes this one's place: the page stays where its holder has it."""
+        """The descriptor for the program that takes this one's place; the worker's page stays valid."""
         os.set_inheritable(self._file, True)
         return self._file
 
     def watch(self, on_death: Callable[[], None]) -> bool:
-        """Call `on_death`, on a thread, when the holder ends. False, and nothing happens, unless somebody holds it."""
+        """Call `on_death`, on a thread, when the holder ends. False, and nothing happens, unless a process holds it."""
         if self._watched or ctypes.c_ubyte.from_address(self._page + HELD_AT).value == 0:
             return False
         self._watched = True
@@ -77,7 +78,7 @@ class DeathWatch:
         return True
 
     def close(self) -> None:
-        """The worker is gone. A page that is watched stays mapped until its thread has seen the same."""
+        """The worker is gone. A page that is watched stays mapped until its thread has seen the end too."""
         os.close(self._file)
         if not self._watched:
             _libc.munmap(self._page, SIZE)
@@ -89,8 +90,8 @@ class DeathWatch:
 
 
 def hold(path: str) -> None:
-    """Tie this process's life to the lifeline at `path`; once, on the main thread: it is that thread's end which is
-    told. Raises OSError if the page cannot be mapped, or if a process holds it already."""
+    """Tie this process's life to the lifeline at `path`; once, on the main thread, because that thread's end is
+    reported. Raises OSError if the page cannot be mapped, or if a process holds it already."""
     if threading.current_thread() is not threading.main_thread():
         return
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -104,7 +105,7 @@ def hold(path: str) -> None:
 
 
 def _map(file: int) -> int:
-    """The address of the shared page. By hand, because Python's own mapping goes away with its object."""
+    """The address of the shared page, mapped through libc because Python's own mapping ends with its object."""
     page = _libc.mmap(None, SIZE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
     if page in (None, ctypes.c_void_p(-1).value):
         code = ctypes.get_errno()
@@ -113,6 +114,6 @@ def _map(file: int) -> int:
 
 
 def _check(code: int) -> None:
-    """pthread functions return their error."""
+    """Raise OSError for the error code that a pthread function has returned."""
     if code:
         raise OSError(code, os.strerror(code))

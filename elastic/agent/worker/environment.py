@@ -1,7 +1,7 @@
-"""What an agent tells a worker when it starts one, as environment variables.
+"""What an agent tells a worker that it starts, as environment variables.
 
-Some things have variables and a class of their own: mpi_ranks.py, examination.py, death_watch.py, and the settings of
-checkpoints (elastic/checkpoints/settings.py).
+Other variables have modules of their own: mpi_ranks.py, examination.py, death_watch.py, and
+elastic/checkpoints/settings.py.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from elastic.protocol.worker_id import node_of
 from elastic.security.roles import CERTS_VARIABLE
 
 AGENT_SOCKET = "ELASTIC_AGENT_SOCKET"
-"""The unix socket of the agent that started this process. Unset: a job of one."""
+"""The unix socket of the agent that started this process. Unset: a job of one worker."""
 SLOT = "ELASTIC_SLOT"
-"""Which of its node's workers this is, from 0."""
+"""The worker's number on its node, from 0."""
 THREADS = "ELASTIC_THREADS"
-"""What `elastic run --threads` says, for a script that does not say it itself."""
+"""The value of `elastic run --threads`, for a script that does not set the thread count itself."""
 RANKS = "ELASTIC_RANKS"
-"""For how many ranks the script was written, which is one for torchrun. Unset or "0": it calls elastic.join()."""
+"""The number of ranks of a script that was written for torchrun. Unset or "0": the script calls elastic.join()."""
 RESTART = "ELASTIC_RESTART"
 """Whether the script is started again in each generation: "1" or "0"."""
 WORKER_ID = "ELASTIC_WORKER_ID"
@@ -32,8 +32,8 @@ WORKER_ID = "ELASTIC_WORKER_ID"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnvironment:
-    """address: of the node, under which other workers reach this one. certs: directory of certificates; None: plain
-    text. restarted: it takes the place of a worker that has ended."""
+    """What a worker is told. address: the node's, under which other workers reach this one. certs: directory of
+    certificates; None: plain text. restarted: the worker replaces one that has ended."""
 
     worker_id: str
     job: str
@@ -87,8 +87,7 @@ class WorkerEnvironment:
         return node_of(self.worker_id)
 
     def to_environ(self) -> dict[str, str]:
-        """ELASTIC_NODE is for scripts: it is in the worker's id already. An empty ELASTIC_CERTS hides one that `elastic
-        run` has inherited."""
+        """The variables. ELASTIC_NODE is for scripts only. An empty ELASTIC_CERTS hides an inherited one."""
         return {
             WORKER_ID: self.worker_id,
             "ELASTIC_JOB": self.job,
@@ -110,7 +109,7 @@ class WorkerEnvironment:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
-        """Raises ConfigError naming a variable that is not there, or holds something else."""
+        """Read the variables. Raises ConfigError naming a variable that is missing or cannot be read."""
         certs = environ.get(CERTS_VARIABLE)
         try:
             return cls(

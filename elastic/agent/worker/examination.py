@@ -5,8 +5,8 @@ The process appends a line of JSON to `path` when a step begins, and ends when i
     {"step", "shards", "state": {name: hash}, "scalars": {name: value}, "samples": [...], "generators": {name: hash},
      "variables": {name: hash}}
 
-state: everything registered, and job.state, as the step finds it. scalars, samples: of the step before. generators:
-of the script's own. variables: numbers, texts, tensors and models that are neither registered nor in job.state.
+state: everything registered, and job.state, when the step begins. scalars, samples: those of the step before.
+generators: the script's own. variables: numbers, texts, tensors and models that are in neither.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Self
 
 EXAMINATION_VARIABLE = "ELASTIC_EXAMINATION"
 EPOCH_STEPS = 3
-"""So short is every epoch of an examination at most, so that few steps have several."""
+"""The most steps of an epoch in an examination, so that few steps have several epochs."""
 MIDDLE = EPOCH_STEPS + 1
-"""Examined runs are entered here, inside of the second epoch: what lies before its steps is run again."""
+"""The step at which examined runs are entered, inside the second epoch: its earlier steps are run again."""
 STEPS = 2 * EPOCH_STEPS
-"""So many steps are run: the last one shows what a newcomer makes of the second epoch."""
+"""The number of steps of a run: the last one shows what a newcomer makes of the second epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """apart: each shard is computed by a process of its own, a copy of this one as it was when the pass began.
-    deterministic: torch warns of kernels that are not. at: before this step a checkpoint is taken, and its first pass
-    is written to `recording`; -1: nothing is. joins: it is a newcomer that enters in that pass."""
+    """An examined run. apart: each shard is computed by a process of its own, a copy of this one from when the pass
+    began. deterministic: torch warns of kernels that are not deterministic. at: the step before which a checkpoint is
+    taken, and whose first pass is written to `recording`; -1: none. joins: this process enters in that pass."""
 
     path: str
     steps: int
@@ -44,6 +44,6 @@ class Examination:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self | None:
-        """None: this is no examination."""
+        """The examination in these variables; None: there is none."""
         text = environment.get(EXAMINATION_VARIABLE)
         return cls(**json.loads(text)) if text else None

@@ -1,12 +1,12 @@
-"""SIGTERM, SIGINT and SIGHUP in a worker, beside a script that may have handlers of its own.
+"""SIGTERM, SIGINT and SIGHUP in a worker whose script may have handlers of its own.
 
-What comes from outside does nothing: the agent has heard of it too, or the command above it, and lets the worker leave
-between two steps. A handler that the script sets is kept, and signal.getsignal returns it. It is called when the agent
-asks the worker to stop, when the script signals itself, and after a drain that began with SIGTERM. Programs that the
-script starts, and processes that it forks, have these signals as without this module.
+A signal from outside has no effect: the agent, or the command above it, gets it too and lets the worker leave between
+two steps. A handler that the script sets is kept, and signal.getsignal returns it. It is called when the agent asks the
+worker to stop, when the script signals itself, and after a drain that began with SIGTERM. This module changes nothing
+for programs that the script starts and processes that it forks.
 
-What holds a signal back is a function of the C library: a handler of Python's would write into the pipe by which
-asyncio learns of signals, and SIG_IGN would be inherited by programs.
+A function of the C library holds a signal back: a Python handler would write into asyncio's pipe for signals, and
+started programs would inherit SIG_IGN.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 from elastic import stop_signals
 
 ORDER = stop_signals.ORDERS[signal.SIGTERM]
-"""By default the worker ends by it, as by SIGTERM; where the script has a handler for that, it is called."""
+"""By default this signal ends the worker, as SIGTERM does; if the script has a handler for SIGTERM, that is called."""
 
 _libc = ctypes.CDLL(None)
 _libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
 _libc.signal.restype = ctypes.c_void_p
 _NOTHING = ctypes.cast(_libc.abs, ctypes.c_void_p)
-"""It takes one integer, as a handler does, and changes nothing."""
+"""A C function that takes one integer, as a handler does, and has no effect."""
 
 _set, _kill, _raise = signal.signal, os.kill, signal.raise_signal
 _forking = threading.local()
@@ -43,8 +43,8 @@ def holding() -> bool:
 
 
 def hold() -> None:
-    """Begin, in a process that ours has started: only then does anybody tell it to stop. Any number of times. Nothing
-    happens outside the main thread, where Python sets no handlers."""
+    """Begin to hold signals back, in a process that an agent or this package has started: else nothing would tell it to
+    stop. May be called again. Outside the main thread, where Python sets no handlers, it does nothing."""
     global _holding, _registered
     if _holding or threading.current_thread() is not threading.main_thread():
         return
@@ -62,7 +62,7 @@ def hold() -> None:
 
 def call_handler() -> None:
     """Call the script's handler for SIGTERM, if it has set one, in a worker that has left the job and is about to end.
-    An order of the agent that comes later does not call the handler again."""
+    A later order of the agent does not call the handler again."""
     handler = signal.getsignal(signal.SIGTERM)
     if not _holding or not callable(handler):
         return
@@ -70,13 +70,13 @@ def call_handler() -> None:
     try:
         handler(signal.SIGTERM, sys._getframe())
     except SystemExit:
-        return  # that is what happens next
-    except BaseException:  # whatever the script raises there: the worker has left in order, and ends
+        return  # the worker ends next anyway
+    except BaseException:  # the worker has left in order, and ends, whatever the handler raises
         traceback.print_exc()
 
 
 def _signal(number: int, handler: Any) -> Any:
-    """In place of signal.signal."""
+    """Replaces signal.signal."""
     with stop_signals.blocked():
         before = _set(number, handler)
         if _holding and number in stop_signals.HELD:
@@ -88,7 +88,7 @@ def _signal(number: int, handler: Any) -> Any:
 
 
 def _kill_self(pid: int, number: int) -> None:
-    """In place of os.kill: nobody else than the script sends this."""
+    """Replaces os.kill: a signal to this process itself can only come from the script."""
     if _holding and number in stop_signals.HELD and pid == os.getpid():
         _deliver(number)
     else:
@@ -96,7 +96,7 @@ def _kill_self(pid: int, number: int) -> None:
 
 
 def _raise_self(number: int) -> None:
-    """In place of signal.raise_signal."""
+    """Replaces signal.raise_signal."""
     if _holding and number in stop_signals.HELD:
         _deliver(number)
     else:
@@ -108,7 +108,7 @@ def _obey(number: int, frame: object) -> None:
 
 
 def _deliver(number: int) -> None:
-    """As if nothing held it back. Any thread; a handler of Python's is called by the main thread."""
+    """Deliver a signal as if it were not held back. Any thread; the main thread runs a Python handler."""
     handler = signal.getsignal(number)
     if callable(handler):
         _thread.interrupt_main(signal.Signals(number))
@@ -118,7 +118,7 @@ def _deliver(number: int) -> None:
 
 
 def _before_fork() -> None:
-    """What is sent to the child before it can act waits until it does."""
+    """Block signals, so that those for the child wait until it can handle them."""
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals.BLOCKED)
 
 

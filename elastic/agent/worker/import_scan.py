@@ -1,9 +1,8 @@
-"""Which modules a training script is going to import, read from its source before any of it runs.
+"""The modules that a training script is going to import, read from its source before it runs.
 
-Pure: text in, decisions out. What can be imported beforehand without anybody noticing are the plain imports at the top
-of the script, up to the first statement that could change what an import does. A script that changes the environment
-before its last import may mean that for what it imports (OMP_NUM_THREADS is read when torch is loaded), so nothing can
-be imported for it beforehand.
+Pure: text in, decisions out. The plain imports at the top of the script can be done beforehand without an effect on the
+script, up to the first statement that could change what an import does. A script may change the environment before its
+last import and for it (OMP_NUM_THREADS is read when torch is loaded), so then nothing is imported beforehand.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Import:
 
 
 def program_of(command: Sequence[str]) -> Program:
-    """command: a worker's, the interpreter first. Raises ColdStart if it is no plain run of a script or a module."""
+    """The program of a worker's command, the interpreter first. Raises ColdStart if it runs no script or module."""
     match tuple(command[1:]):
         case ("-m", module, *arguments):
             return Program(module, True, tuple(arguments))
@@ -56,7 +55,7 @@ def leading_imports(sources: Sequence[tuple[str, str]]) -> tuple[Import, ...]:
     """The imports that can be done beforehand, in order, none twice.
 
     sources: (file name, text) of what runs, in order: packages around a module come before it. Raises ColdStart for a
-    program that may change the environment before its last import, and for one that does not compile.
+    program that may change the environment before its last import, or does not compile.
     """
     modules = [_parsed(where, text) for where, text in sources]
     last_import = max(((n, line) for n, module in enumerate(modules) for line in _import_lines(module)), default=(0, 0))
@@ -89,7 +88,7 @@ def _plain(statement: ast.stmt) -> Iterator[Import]:
 
 
 def _is_harmless(statement: ast.stmt) -> bool:
-    """An import, a docstring, or a definition that runs nothing yet."""
+    """Whether this is an import, a docstring, or a definition that runs nothing yet."""
     match statement:
         case ast.Import() | ast.ImportFrom() | ast.Expr(ast.Constant()):
             return True
@@ -99,7 +98,7 @@ def _is_harmless(statement: ast.stmt) -> bool:
 
 
 def _import_lines(node: ast.AST) -> Iterator[int]:
-    """The lines of imports that are done when the module is run, not when one of its functions is called."""
+    """The lines of imports that are done when the module runs, not when one of its functions is called."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child.lineno
@@ -108,7 +107,7 @@ def _import_lines(node: ast.AST) -> Iterator[int]:
 
 
 def _changing_lines(module: ast.Module) -> Iterator[int]:
-    """Where the environment may be changed: whoever passes os.environ on may change it, who reads from it does not."""
+    """Lines where the environment may be changed: code that passes os.environ on may do so, code that reads it not."""
     read: set[int] = set()
     for node in ast.walk(module):
         match node:

@@ -1,4 +1,4 @@
-"""What the agent tells its workers of mpirun's ranks: who has one, and who is there."""
+"""What the agent tells its workers about mpirun's ranks: which worker has which, and which have joined."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MPI_RANKS_VARIABLE = "ELASTIC_MPI"
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """workers: ids of those that have a rank, by rank. directory: only this user's, gone with the agent."""
+    """workers: ids of the workers that have a rank, by rank. directory: this user's only; it ends with the agent."""
 
     workers: tuple[str, ...]
     directory: Path
@@ -26,21 +26,21 @@ class Ranks:
         return {MPI_RANKS_VARIABLE: json.dumps({"workers": self.workers, "directory": str(self.directory)})}
 
     def joining(self) -> set[str]:
-        """Workers that are, or may be, inside MPI_Init, where each waits for all others and nothing can interrupt it.
-        Until all have come nobody is in there, and who waits for the rest sees that one is gone."""
+        """Workers that may be inside MPI_Init, where each waits for all others and nothing can interrupt it. Before all
+        are ready none is inside, and a worker that waits for the rest can see that one is gone."""
         ranks = range(len(self.workers))
         if not all(self.ready(n).exists() for n in ranks):
             return set()
         return {self.workers[n] for n in ranks if not self.joined(n).exists()}
 
     def ready(self, rank: int) -> Path:
-        """A file that the worker makes when it is about to join the others."""
+        """The file that the worker makes when it is about to join the others."""
         return self.directory / f"ready.{rank}"
 
     def joined(self, rank: int) -> Path:
-        """A file that the worker makes when it has joined them."""
+        """The file that the worker makes when it has joined them."""
         return self.directory / f"joined.{rank}"
 
     def gone(self, rank: int) -> Path:
-        """A file that the agent makes when the worker has ended."""
+        """The file that the agent makes when the worker has ended."""
         return self.directory / f"gone.{rank}"

@@ -1,6 +1,6 @@
-"""Where the threads of a worker are, when its agent gives it up: at the end of its log.
+"""The stacks of a worker's threads, written to its log when its agent gives it up.
 
-The worker's side is faulthandler, whose handler needs no interpreter: it also speaks of a thread that holds it in C.
+The worker's side is faulthandler, whose handler needs no interpreter: it works while C code holds the interpreter.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import signal
 from pathlib import Path
 
 _SIGNAL = signal.SIGQUIT
-"""What asks other runtimes for the same. A script that handles it itself keeps its handler."""
+"""Other runtimes use this signal for the same purpose. A script that handles it itself keeps its handler."""
 
 
 def show_when_asked() -> None:
-    """Called by a worker before it announces itself."""
+    """Install the handler; a worker calls this before it announces itself."""
     faulthandler.register(_SIGNAL, all_threads=True)
 
 
 def ask(pid: int) -> bool:
-    """Whether it will say so. One that cannot answer is left alone, and so is one that is stopped: it would answer when
-    it goes on, while all its threads run, and the handler reads their frames without Python's lock: it may crash."""
+    """Ask a worker for its stacks. Whether it will write them. A worker without the handler is left alone, and so is a
+    stopped one: its handler would run beside all its threads, without Python's lock, and may crash it."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         caught = int(status.partition("SigCgt:")[2].split()[0], 16)
@@ -29,6 +29,6 @@ def ask(pid: int) -> bool:
         if stopped or not caught >> (_SIGNAL - 1) & 1:
             return False
         os.kill(pid, _SIGNAL)
-    except (OSError, IndexError):  # it has ended, or is about to
+    except (OSError, IndexError):  # the process has ended, or is about to
         return False
     return True

@@ -1,7 +1,7 @@
 """Step records on their way from a worker to its agent: in order, bounded in memory, kept until acknowledged.
 
-Adding never waits for the agent. What does not fit in memory goes to a file and comes back from it, in order, when
-there is room. Records still here when the worker ends are left in that file for the agent.
+Adding never waits for the agent. Records that do not fit in memory go to a file and come back from it, in order, when
+there is room. Records that are left when the worker ends stay in that file for the agent.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import IO
 from elastic import file_modes
 
 IN_MEMORY = 1024
-"""Records kept in memory, sent or not. At a millisecond a step this is a second of silence of the agent."""
+"""Most records in memory, sent or not. At a millisecond per step they last through a second of the agent's silence."""
 
 ON_THE_WAY = 64
-"""Records sent and not acknowledged, so that a word never queues behind thousands of them."""
+"""Most records sent and not acknowledged, so that a word never queues behind thousands of them."""
 
 
 class StepSpool:
-    """Numbers start at 1. `add` from any thread, the rest from the sender's."""
+    """A queue of records with numbers from 1. Any thread may call `add`, the sender's thread the rest."""
 
     def __init__(self, spill: Path, in_memory: int = IN_MEMORY) -> None:
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class StepSpool:
         self._spilled = 0
 
     def add(self, line: str) -> None:
-        """line: one JSON document without line breaks. Raises OSError when the disk is full and memory is too."""
+        """Add a record. line: one JSON document without line breaks. Raises OSError if disk and memory are full."""
         with self._lock:
             if self._spilled or len(self._held) >= self._limit:
                 self._spill_out(line)
@@ -51,7 +51,7 @@ class StepSpool:
             return self._may_take()
 
     def take(self) -> tuple[int, str] | None:
-        """The next record to send and its number, or None: nothing there, or enough on the way."""
+        """The next record to send and its number; None: there is none, or ON_THE_WAY records are unacknowledged."""
         with self._lock:
             if not self._may_take():
                 return None
@@ -59,12 +59,12 @@ class StepSpool:
             return self._held[-1 - self._unsent]
 
     def send_again(self) -> None:
-        """What was sent and not acknowledged may be lost: take it from the beginning."""
+        """Take all unacknowledged records again: those that were sent may be lost."""
         with self._lock:
             self._unsent = len(self._held)
 
     def acknowledged(self, up_to: int) -> None:
-        """The agent has every record up to this number on file."""
+        """Drop the records up to this number, which the agent has on file."""
         with self._lock:
             while self._held and self._held[0][0] <= up_to:
                 self._held.popleft()
@@ -73,7 +73,7 @@ class StepSpool:
                 self._hold(self._read_back())
 
     def close(self) -> None:
-        """Leave whatever is not acknowledged in the file, or no file."""
+        """Write all unacknowledged records to the file, or remove the file if there are none."""
         with self._lock:
             rest = [line for _, line in self._held] + [self._read_back() for _ in range(self._spilled)]
             self._held.clear()
@@ -124,7 +124,7 @@ def spill_path(job_dir: Path, worker_id: str) -> Path:
 
 
 def left_behind(path: Path) -> Iterator[bytes]:
-    """The records of a worker that ended before they were acknowledged, unread. A torn last line is left out."""
+    """The unparsed records of a worker that ended before they were acknowledged, without a torn last line."""
     if not path.exists():
         return
     for text in path.read_bytes().splitlines(keepends=True):

@@ -1,14 +1,13 @@
 """The job's state machine: ``step(group, event, now_s) -> (group, actions)``.
 
-The leader of the rendezvous service owns one `Group`. Everything that decides who is a member lives in this package;
-it knows no clock, socket or store. `become_*` functions (transitions.py) are the only places which change the state,
-and each says why. A loss runs QUIESCING (everybody leaves the ring and reports) -> a committed record -> REBUILDING
--> RUNNING; a planned change is a record that members carry in their headers until it takes effect, and never aborts
-anything.
+The leader of the rendezvous service owns one `Group`. This package decides who is a member; it knows no clock, socket
+or store. Only the `become_*` functions (transitions.py) change the state, and each says why. A loss runs QUIESCING (all
+members leave the ring and report) -> a committed record -> REBUILDING -> RUNNING. A planned change is a record that
+members carry in their headers until it takes effect; it never aborts a ring.
 
     FORMING --enough workers--> REBUILDING --every ring up--> RUNNING or PAUSED (a step waits for workers)
        RUNNING, PAUSED, REBUILDING --a loss--> QUIESCING --committed--> REBUILDING
-       QUIESCING --every copy is lost--> FORMING, of processes that go on from what nodes have kept, or CLOSED
+          QUIESCING --every copy is lost--> FORMING, with processes that go on from what nodes have kept, or CLOSED
        any --a member has finished--> CLOSING --all have--> CLOSED
 
 Each worker has a stage (`Stage` in group.py), and only these may follow each other; `named` to `ready` are newcomers:

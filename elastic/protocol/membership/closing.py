@@ -1,4 +1,4 @@
-"""How a job ends: all have finished, the script is wrong, or nobody is left to start."""
+"""How a job ends: all members have finished, the script fails, or no slot is left that starts workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastic.protocol.messages import Failed, Finished, SlotGivenUp
 
 
 def failed(g: Group, word: Failed, now_s: float, do: list[Action]) -> None:
-    """The same mistake at the same place in two workers is the script's, and replacing workers will not help."""
+    """Two workers that raise at the same place prove a mistake of the script, which replacements would repeat."""
     do.append(Note("script_failed", {"worker_id": word.worker_id, "place": word.place, "message": word.message}))
     if word.exit_code != 1:
         become_closed(g, word.exit_code, f"{word.worker_id} stopped the job at {word.place}\n{word.message}", now_s, do)
@@ -28,12 +28,12 @@ def slot_given_up(g: Group, word: SlotGivenUp, now_s: float, do: list[Action]) -
     do.append(Note("slot_given_up", {"slot": slot, "because": word.because}))
     stop_waiting(g, slot, now_s, do)
     here = {*(g.running.ids if g.running is not None else ()), *g.coming}
-    below = len(here) < g.spec.min_workers  # also with those that are on their way
+    below = len(here) < g.spec.min_workers  # also with newcomers on their way
     alive = [worker for worker, seen in g.workers.items() if worker not in g.dead and seen.stage is not Stage.REFUSED]
     if word.exit_code == 2 or not alive or (below and g.state in (State.FORMING, State.PAUSED)):
         become_closed(g, word.exit_code, word.because, now_s, do)
     elif g.state is State.FORMING and g.lost:
-        revive(g, now_s, do)  # it may have been the one that was waited for
+        revive(g, now_s, do)  # the job may have waited for this slot only
 
 
 def finished(g: Group, word: Finished, now_s: float, do: list[Action]) -> None:
@@ -58,13 +58,13 @@ def finished(g: Group, word: Finished, now_s: float, do: list[Action]) -> None:
 
 
 def close_rest(g: Group, now_s: float, do: list[Action]) -> None:
-    """One member has left the loop, so all have every result: whoever still waits in the last operation is done."""
+    """Release members that wait in the last operation: a member has left the loop, so all members have every result."""
     dismiss(g, [worker for worker in g.alive(g.listed) if g.workers[worker].stage is not Stage.FINISHED], do)
     _end_if_all_finished(g, now_s, do)
 
 
 def _end_if_all_finished(g: Group, now_s: float, do: list[Action]) -> None:
-    # Up to the first that is found: with thousands, nobody can be looked at for each word of another.
+    # `any` stops at the first member found: in a large job a look at all members for each word would be too slow.
     if not any(_is_awaited(g, worker) for record in g.chain for worker in record.ids):
         become_closed(g, 0, "all members have finished", now_s, do)
 

@@ -1,4 +1,4 @@
-"""What happens to a group beside the words of workers and agents, and what a step asks the leader to do, in order."""
+"""Events of a group besides words of workers and agents, and actions that a step asks of the leader, in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastic.protocol.messages import Generation, Order, Word
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """This process leads. chain: records from the last form or loss generation to the highest committed."""
+    """This process leads. chain: records from the last form or loss generation to the highest committed one."""
 
     term: int
     chain: tuple[Generation, ...] = ()
@@ -19,7 +19,7 @@ class Elected:
 
 @dataclass(frozen=True, slots=True)
 class AgentUp:
-    """slots: workers that it starts, without spares; 0: as it said before."""
+    """An agent attends. slots: number of workers that it starts, without spares; 0: the number that it said before."""
 
     node: str
     slots: int = 0
@@ -27,7 +27,7 @@ class AgentUp:
 
 @dataclass(frozen=True, slots=True)
 class AgentDown:
-    """The agent's stream ended or went silent: its workers are silent, not dead. silent_s: for how long, at least, it
+    """The agent's stream ended or went silent: its workers are silent, not dead. silent_s: the least time for which it
     has been silent already. ended: its connection was closed without a goodbye."""
 
     node: str
@@ -42,7 +42,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class CommitRefused:
-    """Another leader wrote; the shell resigns."""
+    """Another leader has written a record, so the record was not committed; the caller resigns."""
 
     number: int
     because: str
@@ -55,15 +55,15 @@ class GroupTick:
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """Somebody wants the job to have so many workers, instead of those with which it was submitted."""
+    """An operator wants the job to have this many workers, instead of the number with which it was submitted."""
 
     workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Somebody wants the job to end: in whatever state, or else as soon as all its nodes have said that they leave,
-    without waiting whether somebody takes over."""
+    """The job is to end. at_once: in any state; else once all its nodes have said that they leave, without
+    successors."""
 
     because: str
     at_once: bool
@@ -71,7 +71,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class PointerAt:
-    """The newest checkpoint taken by itself that the store knows of."""
+    """The newest automatic checkpoint that the store knows of."""
 
     entry: str
 
@@ -83,15 +83,14 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One transaction: compared with the election key and the highest committed number."""
+    """Write the record in one transaction, which checks the election key and the highest committed number."""
 
     generation: Generation
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Move the pointer of a series there if it is newer than where the pointer is, and tell its holder what came of
-    it."""
+    """Move the pointer of a series to a checkpoint, if that is newer, and tell the checkpoint's writer the result."""
 
     series: str
     pointer: Pointer
@@ -105,7 +104,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line of the journal."""
+    """Write a line to the journal."""
 
     event: str
     fields: dict[str, object]

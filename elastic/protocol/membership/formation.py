@@ -22,7 +22,7 @@ from elastic.protocol.messages import Announce, Close, Kill, Kind, Member, Plan,
 
 
 def elected(g: Group, event: Elected, now_s: float, do: list[Action]) -> None:
-    """Records are durable, everything else is learned again from the announcements of agents."""
+    """Adopt the durable records. Everything else is learned again from the announcements of agents."""
     g.term, g.chain = event.term, event.chain
     if not g.chain:
         become_forming(g, f"waiting for {g.asked_for} workers", now_s, do)
@@ -71,7 +71,7 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
         return
     if g.state is State.FORMING:
         if g.lost and word.invited:
-            turn_out(g, word.worker_id, now_s, do)  # nobody has been invited since
+            turn_out(g, word.worker_id, now_s, do)  # it was invited before the loss; nobody has been since
         form(g, now_s, do)
         return
     do.extend(Tell((word.worker_id,), Publish(g.term, record)) for record in told(g))
@@ -87,20 +87,20 @@ def announced(g: Group, word: Announce, now_s: float, do: list[Action]) -> None:
 
 
 def _stage_of(word: Announce, known: WorkerView | None) -> Stage:
-    """Where an agent's word does not fit what is known here, it is the agent who does not know: it cannot tell who has
-    finished or left, is refused or expelled."""
+    """The stage of a worker that announces itself. If the agent's word does not fit the stage known here, the known
+    stage holds: an agent cannot tell who has finished or left, is refused or expelled."""
     said = Stage.READY if word.ready else Stage.INVITED if word.invited else Stage.ANNOUNCED
     said = Stage.MEMBER if word.entered else said
     return said if known is None or said in ARCS[known.stage] else known.stage
 
 
 def _is_stranded(g: Group, word: Announce) -> bool:
-    """While the leader which committed base waits for its rings, nobody has promised to stay out of base."""
+    """Whether a worker's aborted ring needs a quiesce; not while base is built and the worker has yet to enter it."""
     return not (g.state is State.REBUILDING and g.base is not None and word.entered < g.base.number)
 
 
 def _strange_numerics(g: Group, seen: WorkerView) -> str | None:
-    """Why this worker would compute other bits than the members, or None."""
+    """Why this worker would compute other bits than the members do, or None."""
     if g.spec.reduction != "exact":
         return None
     listed = (worker for record in g.chain for worker in record.ids)
@@ -110,12 +110,12 @@ def _strange_numerics(g: Group, seen: WorkerView) -> str | None:
             continue
         if other.numerics != seen.numerics:
             return f"its numerics ({seen.numerics}) differ from those of {worker} ({other.numerics})"
-        return None  # all others are like that one, or they would have been refused
+        return None  # all others have the same numerics, or they would have been refused
     return None
 
 
 def _refuse(g: Group, worker: str, because: str, now_s: float, do: list[Action]) -> None:
-    """At formation an error; later only that newcomer is turned away."""
+    """Refuse a worker. While the job forms, this ends the job; later only that newcomer is turned away."""
     do.append(Note("refused", {"worker_id": worker, "because": because}))
     if g.state is State.FORMING:
         advice = "run all workers on the same torch, thread count and CPU capability, or use --reduction allreduce"
@@ -126,10 +126,10 @@ def _refuse(g: Group, worker: str, because: str, now_s: float, do: list[Action])
 
 
 def form(g: Group, now_s: float, do: list[Action]) -> None:
-    """Commit the first generation once all workers are here, or enough of them after the join window.
+    """Commit the first generation once all workers are here, or at least min_workers after the join window.
 
-    Below quorum a job waits on for those that are starting. Devices go by slot, so the last slots of a node, its
-    spares, become members only if the window is over.
+    Below quorum the job goes on waiting for processes that are starting. Devices go by slot, so a node's last slots,
+    which are its spares, become members only after the window.
     """
     if g.lost:
         revive(g, now_s, do)

@@ -1,13 +1,13 @@
-"""Members that live, beat and get nowhere.
+"""Members that live and beat but make no progress.
 
-One for which others wait in the ring is given its time by what is usual in this job: shards that take long by nature
-have a long limit, and so has whoever uses a processor, because it may compile. Between two operations a script may do
-anything, on one worker too; there the limit is the long one. What is declared has none.
+The limit for a member for which others wait follows from what is usual in this job: long shards have a long limit, and
+so has a member that uses a processor, because it may compile. Between two operations a script may do anything, also on
+one worker only; there the limit is hang_s. A declared task (`Doing.DECLARED`) has no limit.
 
-Where nobody gets on, of one member too, there is nobody to compare with: then the long limit counts for each, and so
-many times more for whoever uses a processor. All are ended, and the job goes on from what is kept (restore.py), or
-ends, if it has got no further since it began there. The same with members of which none answers when all are asked to
-leave their ring, though their agents are there: frozen, or with the interpreter held in C.
+If no member makes progress, there is nobody to compare with: then hang_s is the limit for each, times COMPUTES for a
+member that uses a processor. All members are ended, and the job goes on from what is kept (restore.py), or ends, if it
+has got no further since it began there. The same holds if no member answers a quiesce although their agents attend: the
+members are frozen, or C code holds the interpreter.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from elastic.protocol.messages import Doing, Kill
 
 NAMED_S = 2.0
 NAMED_USUAL = 3
-"""Whoever is waited for that long, and so many times the usual, is named."""
+"""A member that all others wait for is named after NAMED_S seconds, or NAMED_USUAL of the longest recent shards."""
 
 USUAL = 10
-"""A shard may take so many times the longest of late, whoever computed that."""
+"""A shard may take this many times the longest recent shard of any worker."""
 
 COMPUTES = 10
-"""Where nobody gets on, and one uses a processor, it has so many times hang_s: nobody can tell whether it gets on."""
+"""If no member makes progress, a member that uses a processor, and may make some, has this many times hang_s."""
 
 NAMED_ALONE = 0.5
-"""Where nobody gets on, all are named after this part of their time."""
+"""If no member makes progress, all are named after this part of their limit."""
 
 
 def holding_up(g: Group) -> dict[str, str]:
-    """Members for which all others of the running ring wait unusually long -> since when and where, in words."""
+    """Members for which all others of the running ring wait unusually long -> for how long and where, in words."""
     seen = _ring(g)
     busy = {w: one for w, one in seen.items() if one.doing is not Doing.WAITING}
     if len(busy) in (0, len(seen)):
@@ -47,7 +47,7 @@ def holding_up(g: Group) -> dict[str, str]:
 
 
 def standing_still(g: Group, part: float = NAMED_ALONE) -> dict[str, str]:
-    """All members of the running ring, if none of them has got on for this part of its time -> as of holding_up."""
+    """All members of the running ring, if none has made progress for this part of its limit -> as in holding_up."""
     seen, usual_s = _ring(g), _usual_s(g)
     if any(one.for_s < part * _limit_alone_s(g, one, usual_s) for one in seen.values()):
         return {}
@@ -55,7 +55,7 @@ def standing_still(g: Group, part: float = NAMED_ALONE) -> dict[str, str]:
 
 
 def expel_if_stuck(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
-    """After its word. Whoever holds the others up beyond its limit is lost, though it lives: no report of it counts."""
+    """After a member's word: if it holds the others up beyond its limit, it is lost, and its reports do not count."""
     one = g.workers.get(worker)
     if one is None or one.for_s < g.spec.timing.progress_s:
         return  # nearly always, and without a look at all the others
@@ -66,18 +66,18 @@ def expel_if_stuck(g: Group, worker: str, now_s: float, do: list[Action]) -> Non
 
 
 def end_mute(g: Group, now_s: float, do: list[Action]) -> None:
-    """The time is over in which a member had to answer."""
+    """End all members if their time to answer a quiesce is over."""
     if now_s >= mute_until_s(g):
         _end_all(g, _mute(g), now_s, do)
 
 
 def mute_until_s(g: Group) -> float:
-    """When members are ended of which none answers; infinite while that may change by itself."""
+    """When members that do not answer a quiesce are ended, if none answers; else infinity."""
     return math.inf if g.hung or not _mute(g) else g.quiesced_s + g.spec.timing.hang_s
 
 
 def _mute(g: Group) -> dict[str, str]:
-    """All members that may hold the state, if each of them has been given up although its agent is there -> why."""
+    """All members that may hold the state, if each was given up although its agent attends -> why."""
     known = len(g.dead) + len(g.given_up) + len(g.reports)
     if g.state is not State.QUIESCING or not g.given_up or known < len(g.chain[-1].ids):
         return {}  # nearly always, and told without a look at everybody
@@ -104,8 +104,8 @@ def _expel(g: Group, worker: str, how: str, limit_s: float, now_s: float, do: li
 
 
 def _end_all(g: Group, still: dict[str, str], now_s: float, do: list[Action]) -> None:
-    """None of these members gets on, and no other one holds the state. The order is given again if nothing follows:
-    their agents may not have heard it."""
+    """End these members: none makes progress, and no other worker holds the state. The order is repeated after
+    fence_grace_s, because their agents may not have heard it."""
     if g.hung and now_s < g.hung_s + g.spec.timing.fence_grace_s:
         return
     if not g.hung:
@@ -120,7 +120,7 @@ def _where(one: WorkerView) -> str:
 
 
 def _ring(g: Group) -> dict[str, WorkerView]:
-    """The members of the running ring; nobody, unless it runs and all of them are in it."""
+    """The members of the running ring; empty unless the job is RUNNING and all of them have entered the ring."""
     seen = {w: g.workers[w] for w in (g.running.ids if g.running else ()) if w in g.workers}
     whole = g.state is State.RUNNING and all(one.entered for one in seen.values())
     return seen if whole else {}

@@ -1,4 +1,4 @@
-"""Losses: who is gone, what the survivors report, and the generation that follows."""
+"""Losses: the lost members, the reports of the survivors, and the generation that follows."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from elastic.protocol.messages import Kind, Report
 from elastic.protocol.recovery_plan import AllLost, Circumstances, LossPlan, NotYet, decide_loss
 
 BUILDS = 2
-"""A ring of the same members that could not be built so often needs other members."""
+"""After this many failed builds of a ring of the same members, other members are chosen."""
 
 GONE_SHOWN = 4
-"""So many members, and causes, when all are lost."""
+"""The number of members, and of causes, that are named when all members are lost."""
 
 
 def lost(
     g: Group, worker: str, because: str, now_s: float, do: list[Action], *, dead: bool, snapshot: str = ""
 ) -> None:
-    """snapshot: of a dead one, as in WorkerDead."""
+    """A worker is dead or given up. snapshot: the newest snapshot of a dead worker's machine, as in WorkerDead."""
     seen = g.workers.get(worker)
     if seen is None:
         return
@@ -32,11 +32,11 @@ def lost(
         do.append(Note(event, {"worker_id": worker, "because": because}))
     if dead:
         if seen.entered and now_s - seen.heard_s > g.timing.evict_s:
-            g.applied = -1  # what it has done since is not known
+            g.applied = -1  # what it has done since then is not known
         if seen.stage is Stage.READY:
             g.missed[slot_of(worker)] = g.missed.get(slot_of(worker), 0) + 1
         if worker in g.hung:
-            g.reports.pop(worker, None)  # what it had goes with it, and nobody is left to notice that it is dead
+            g.reports.pop(worker, None)  # its state died with it, and no member is left to notice that
         g.dead[worker] = because
         g.snapshots[seen.member.node] = snapshot
         g.given_up.pop(worker, None)
@@ -63,7 +63,7 @@ def lost(
     elif seen.stage not in (Stage.LEFT, Stage.FINISHED) or not g.alive(g.listed):
         if _in_effect(g, worker) or not g.alive(g.listed):
             become_quiescing(g, f"{worker} lost: {because}", now_s, do)
-            decide(g, now_s, do)  # of the last one, nobody else would have to say anything
+            decide(g, now_s, do)  # if it was the last, no word of another worker follows
         else:
             plan_change(g, now_s, do)
 
@@ -75,7 +75,8 @@ def _in_effect(g: Group, worker: str) -> bool:
 
 
 def reported(g: Group, word: Report, now_s: float, do: list[Action]) -> None:
-    """Whoever promised to enter nothing up to the highest number cannot move, whichever quiesce it answered."""
+    """Take a report. A worker that promised to enter nothing up to the highest number cannot move, whatever its
+    round."""
     if g.top is None or word.promise < g.top.number or word.worker_id not in g.workers:
         return
     g.given_up.pop(word.worker_id, None)
@@ -87,9 +88,9 @@ def reported(g: Group, word: Report, now_s: float, do: list[Action]) -> None:
 
 
 def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False) -> None:
-    """Once everybody addressed has reported, died or been given up: members and plan of the next generation.
+    """Choose members and plan of the next generation, once every worker asked has reported, died or been given up.
 
-    waited_out: a ring of silent members has parked by now, so their silence is as good as their death.
+    waited_out: a ring of silent members has parked by now, so they count as dead.
     """
     if g.committing is not None:
         return
@@ -137,8 +138,8 @@ def decide(g: Group, now_s: float, do: list[Action], *, waited_out: bool = False
 
 
 def wait_for_others(g: Group, now_s: float) -> None:
-    """Before the first agent that is back counts, where all were silent: what was between them and this leader may be
-    over for the others in the same moment, so their silence is counted anew."""
+    """Restart the silence of all nodes if all were given up and the first agent is back: what cut them off may be over
+    for the others in the same moment."""
     if g.state is not State.QUIESCING or len(g.dead) + len(g.given_up) < len(g.chain[-1].ids):
         return  # nearly always, and told without a look at everybody
     if not {*g.dead, *g.given_up} >= g.listed:
@@ -152,10 +153,10 @@ def wait_for_others(g: Group, now_s: float) -> None:
 
 
 def _gone(g: Group) -> str:
-    """What has become of the members, the first cause first; of many, a few."""
+    """What has become of the members, the first cause first; only GONE_SHOWN members and causes."""
     by_cause: dict[str, list[str]] = {}
     for worker, because in (g.dead | g.given_up).items():
-        seen = g.workers.get(worker)  # who died while a job formed anew is not kept there
+        seen = g.workers.get(worker)  # a worker that dies while the job forms again is not kept there
         if worker in g.listed and (seen is None or seen.stage is not Stage.LEFT):
             by_cause.setdefault(because, []).append(worker)
     few = list(by_cause.items())[:GONE_SHOWN]

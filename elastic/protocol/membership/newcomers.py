@@ -1,5 +1,5 @@
-"""Newcomers that get nowhere: a set-up that hangs gives its place back, and for a copy that never catches up training
-waits once."""
+"""Newcomers without progress: a hanging set-up gives its place back; training waits once for a copy that is too
+slow."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from elastic.protocol.membership.transitions import move_on
 from elastic.protocol.messages import Kill
 
 OUTDATED = 3
-"""So many copies in a row may be out of date before the ring waits for the next one."""
+"""After this many copies in a row that were out of date, the ring waits for the next copy."""
 
 
 def end_hung(g: Group, now_s: float, do: list[Action]) -> None:
-    """A process lives and beats although its script waits for ever: end it, so that its slot gets another one. Its
-    place is free at once, for a spare that is set up.
-    """
+    """End newcomers whose process beats although their script waits for ever, so that their slots get another process.
+    A spare may take the place at once."""
     for worker in sorted(worker for worker, until_s in g.setting_up.items() if now_s >= until_s):
         seen = g.workers[worker]
         waited_s = now_s - seen.moved_s
@@ -27,9 +26,9 @@ def end_hung(g: Group, now_s: float, do: list[Action]) -> None:
 
 
 def wait_for_slow(g: Group, worker: str, outdated: int, now_s: float, do: list[Action]) -> None:
-    """Where members train faster than a newcomer copies and catches up, it begins anew for ever. After OUTDATED rounds
-    the ring stands still, and it copies straight from a member: the next generation holds a step without it, and the
-    one after that has it again."""
+    """Let the ring wait for a newcomer whose last OUTDATED copies were too slow: members train faster than it copies
+    and catches up. The next generation holds a step without the newcomer, which then copies straight from a member; the
+    generation after that has it again."""
     slot, running = slot_of(worker), g.running
     if outdated < OUTDATED or g.awaited or slot in g.in_vain or g.state is not State.RUNNING or running is None:
         return
@@ -41,7 +40,7 @@ def wait_for_slow(g: Group, worker: str, outdated: int, now_s: float, do: list[A
 
 
 def stop_in_vain(g: Group, now_s: float, do: list[Action]) -> None:
-    """The time is over for which the ring waits. A slot whose newcomer was copying even so is not waited for again."""
+    """End the wait for `awaited`: its time is over. A slot whose newcomer was copying then is not waited for again."""
     slot, running = g.awaited, g.running
     late = [w for w in (g.aim.ids if g.aim else ()) if slot_of(w) == slot and running and w not in running.ids]
     for worker in late:

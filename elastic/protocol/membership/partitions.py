@@ -1,16 +1,16 @@
-"""Nodes of which nothing is heard: when their silence is long enough to go on without them.
+"""Silent nodes: when their silence is long enough to go on without them.
 
-Of one whose stream is up, evict_s are waited for until its silence counts at all, and evict_s then. A ring that
-advances is proof of life of all its members, so there it lasts longer. One that stands still although nobody who is
-heard has anything left to do proves the opposite, and the first evict_s are enough. But not where this leader may be
-the one that is cut off: half of the nodes are silent, or one of those that wait was not heard for a while. Thousands of
-agents speak too rarely for that.
+While a node's stream is up, its silence begins to count after evict_s, and the node is given up another evict_s later.
+A ring that advances proves that all its members live, so then the wait is longer. A ring that stands still although the
+members that are heard only wait proves the opposite, and the first evict_s are enough. This does not hold if the leader
+itself may be cut off: half of the nodes are silent, or one of the waiting members was not heard for a while. Thousands
+of agents speak too rarely for this rule.
 
-Nothing of this is waited for where a node's processes are seen to be gone: the stream of its agent was closed without
-a goodbye, the agent is not back after RETURN_S, and everybody else has left the ring and found the links to all workers
-of that node closed. A machine that is cut off, or loses its power, closes nothing. An agent that lost its leader, or
-upgrades itself, closes its stream, but its workers keep their links, also when they have left the ring by order. If one
-is given up that lives after all, it is fenced like any other that comes too late: nobody steps in its ring any more.
+There is no such wait if a node's processes are seen to be gone: the stream of its agent was closed without a goodbye,
+the agent is not back after RETURN_S, and all other members have left the ring and found the links to all workers of
+that node closed. A machine that is cut off, or loses its power, closes nothing. An agent that lost its leader, or
+upgrades itself, closes its stream, but its workers keep their links, also when they have left the ring by order. A
+worker that was given up but lives is fenced: nobody steps in its ring any more.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from elastic.protocol.membership.group import Group, Silence, State
 from elastic.protocol.messages import Doing
 
 STANDS = 3
-"""A ring that has not advanced for so many times what a pass takes stands still."""
+"""A ring stands still if it has not advanced for this many times the duration of a pass."""
 
 
 RETURN_S = 0.1
-"""How long an agent that has lost its leader has to attend again; its first try comes within 50 ms. In a job of
-thousands of agents, which take longer for everything, as much more as their beats are rarer."""
+"""Seconds within which an agent that has lost its leader has to attend again; its first try comes within 50 ms. In a
+job of thousands of agents this grows in proportion to the interval of beats."""
 
 
 def silence(node: str) -> str:
@@ -40,29 +40,30 @@ def end(node: str) -> str:
 
 
 def is_absence(because: str, node: str) -> bool:
-    """Whether that is why workers of this node were given up, which counts no more when its agent comes back."""
+    """Whether workers were given up because this node was silent or gone, which its agent's return disproves."""
     return because in (silence(node), end(node))
 
 
 def fell_silent(g: Group, down: AgentDown, now_s: float) -> None:
-    """The end of a stream says nothing where the node was silent before: this side may have given the stream up."""
+    """Note that an agent's stream ended or went silent. If the node was silent before, the end of the stream says
+    nothing: this side may have given the stream up."""
     ended_s = now_s if down.ended else math.inf
     g.silent_nodes.setdefault(down.node, Silence(now_s - down.silent_s, now_s, ended_s))
 
 
 def not_found_yet(g: Group, now_s: float) -> Silence:
-    """The silence of a node whose agent has to find this leader first."""
+    """The silence of a node whose agent has yet to find this leader."""
     found_by_s = now_s + g.timing.fence_grace_s - g.timing.evict_s
     return Silence(found_by_s, found_by_s)
 
 
 def next_silence_ends_s(g: Group) -> float:
-    """When the next of the silent nodes is given up, or math.inf."""
+    """When the next silent node is given up, or math.inf."""
     return min((ends_s for ends_s, _ in _ends(g).values()), default=math.inf)
 
 
 def silent_too_long(g: Group, now_s: float) -> dict[str, str]:
-    """Nodes that are given up now -> why."""
+    """Nodes that are to be given up now -> why."""
     return {node: because for node, (ends_s, because) in _ends(g).items() if now_s >= ends_s}
 
 
@@ -77,7 +78,7 @@ def _ends(g: Group) -> dict[str, tuple[float, str]]:
         for node, one in g.silent_nodes.items()
     }
     if (others := _those_heard(g)) is not None:
-        moved_s = max(lived_s, g.since_s)  # of a new ring nothing may have been heard yet
+        moved_s = max(lived_s, g.since_s)  # a new ring may not have been heard of yet
         stands_s = max(moved_s + STANDS * others.pass_s, max(moved_s, others.worked_s) + timing.evict_s)
         for node, one in g.silent_nodes.items():
             if others.were_heard(one, timing.suspect_s):
@@ -88,8 +89,8 @@ def _ends(g: Group) -> dict[str, tuple[float, str]]:
 
 
 def _seen_to_end(g: Group) -> set[str]:
-    """Nodes with which nobody has a connection any more: neither this leader with the agent, nor any member elsewhere,
-    all of which have left their ring, with a worker there."""
+    """Silent nodes to which all connections are closed: the agent's stream to this leader, and the links of all members
+    elsewhere, which have left their ring."""
     ended = {node for node, one in g.silent_nodes.items() if one.ended_s < math.inf}
     if not ended or g.state is not State.QUIESCING or g.committing is not None:
         return set()
@@ -100,7 +101,7 @@ def _seen_to_end(g: Group) -> set[str]:
     settled = {*g.reports, *g.dead, *g.given_up}
     if any(node not in ended and worker not in settled for worker, node in there.items()):
         return set()
-    # A newcomer there has no link to anybody yet, and goes with the others.
+    # A newcomer on such a node has no link yet, and is given up with the others.
     peers = {record.number: {one for one in record.ids if there.get(one) in ended} for record in g.chain}
     linked, still_open = set[str](), set[str]()
     for worker, report in g.reports.items():
@@ -113,9 +114,9 @@ def _seen_to_end(g: Group) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """All members on nodes that are heard. from_s, until_s: each of them said where it stands all that time, which is
-    none where there is nobody. worked_s: when one last said that it does something else than wait. pass_s: how long a
-    pass takes, about."""
+    """All members on nodes that are heard. Each of them said where it stands from from_s to until_s; without such
+    members that time is empty. worked_s: when one of them last said that it does something other than wait. pass_s:
+    about how long a pass takes."""
 
     from_s: float
     until_s: float
@@ -123,14 +124,14 @@ class _Heard:
     pass_s: float
 
     def were_heard(self, during: Silence, suspect_s: float) -> bool:
-        """What cuts off several nodes at once is not heard from each at the same instant, nor are they named at once;
-        suspect_s later they are."""
+        """Whether all of them were heard during this silence, within suspect_s: a fault cuts words off at different
+        instants."""
         return self.from_s <= during.since_s + suspect_s and self.until_s >= during.counts_s - suspect_s
 
 
 def _those_heard(g: Group) -> _Heard | None:
-    """None if half of the nodes are silent; and where members need not get on: they are about to leave or to enter the
-    ring, or are below quorum, or one, heard or not, was last about something that takes its time."""
+    """What the members that are heard say; None if nothing follows from it: half of the nodes are silent, members enter
+    or leave the ring or are below quorum, or a member last said that it does a declared task."""
     record = g.running
     if record is None or g.state is not State.RUNNING or 2 * len(g.silent_nodes) >= len(g.slots):
         return None

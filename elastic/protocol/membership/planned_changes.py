@@ -1,9 +1,8 @@
-"""Planned changes: who joins and who drains, without ever aborting a ring.
+"""Planned changes: workers join and drain, and no ring is aborted.
 
-Where there are more members than somebody wants the job to have, the youngest become spares on nodes that stay. A fleet
-takes back whole nodes, or a part of a node while the job goes on elsewhere (elastic/fleet/scheduler.py). A worker whose
-node the fleet takes back because the job is nowhere else trains no more: that is decided here, when the fleet has had
-its time.
+If the job has more members than an operator wants, the youngest become spares on nodes that stay. A fleet takes back
+whole nodes, or a part of a node while the job goes on elsewhere (elastic/fleet/scheduler.py). On the job's only node
+the fleet takes nothing back: there this module makes spares, once the fleet has had its time.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ from elastic.protocol.messages import (
 from elastic.protocol.recovery_plan import paces_of, rank_order
 
 MISSES = 2
-"""So many newcomers of a slot may be too late for their epoch before the ring waits for the next one."""
+"""After this many newcomers of a slot that were too late for their epoch, the ring waits for the next one."""
 
 LAST_CALL_S = 15.0
-"""For one step, what the script does when it is drained, and a look around, before the last node goes."""
+"""Seconds for one step, and for what the script does when it is drained, before the last node goes."""
 
 
 def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
-    """Commit the next planned generation if wishes differ from the highest committed list.
+    """Commit the next planned generation if the wanted members differ from the highest committed list.
 
-    If all that are known to hold the state want to leave, those of one node stay until a successor has come, or until
+    If all workers that are known to hold the state drain, those of one node stay until a successor has come, or until
     its last call: then nobody stays, so that all stop after the same step.
     """
     aim, running = g.aim, g.running
@@ -66,7 +65,7 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
     members = [m for m in aim.members if not (m.worker_id in unsettled and m.worker_id in lost)]
     holders = [m.worker_id for m in members if m.worker_id in present]
     if not holders:
-        # All that were to stay are lost. Who has said that it still is in the running generation stays instead.
+        # All that were to stay are lost. Workers that are in the running generation by their own words stay instead.
         members = [m for m in running.members if g.workers[m.worker_id].entered == running.number]
         members = [m for m in members if m.worker_id not in lost and not _has_left(g, m.worker_id)]
         members = members[:1] if aim.ids else members
@@ -81,14 +80,14 @@ def plan_change(g: Group, now_s: float, do: list[Action]) -> None:
             stay = [m.worker_id for m in members if m.worker_id in present and m.node == last.node]
     stays = set(stay)
     members = [m for m in members if m.worker_id not in g.drains or m.worker_id in stays]
-    settled = [m for m in members if m.worker_id not in g.drains]  # whoever waits for a successor is in nobody's way
+    settled = [m for m in members if m.worker_id not in g.drains]  # a worker that waits for a successor takes no place
     for worker in wanted[: max(0, g.wanted_workers - len(settled))]:
-        # Seniority counts from the admission: who came early and was ready late must not become rank 0, the donor.
+        # Seniority counts from the admission: a newcomer that came early and was ready late must not become the donor.
         member = replace(g.workers[worker].member, seniority=g.take_seniority())
         g.workers[worker] = replace(g.workers[worker], member=member)
         members.append(member)
     listed = {m.worker_id for m in members}
-    if (early := _leaves_early(g, running, listed)) is not None:  # also where the list stays: an older one may be void
+    if (early := _leaves_early(g, running, listed)) is not None:  # even if the list stays: an older one may be void
         because = _because(g, [], [worker for worker in running.ids if worker not in listed])
         commit_planned(g, early, f"{because}, and does not wait for who joins", do, early=True)
         return
@@ -115,8 +114,8 @@ def _because(g: Group, joined: list[str], gone: list[str]) -> str:
 
 
 def _leaves_early(g: Group, running: Generation, listed: set[str]) -> list[Member] | None:
-    """The members that stay, if others drain and would have to wait for newcomers; None if not, or if it is planned.
-    Who is demoted has time to wait."""
+    """The members of an early generation, in which draining workers leave without a wait for newcomers. None if there
+    is no need for it, or if it is planned already. A demoted worker has time to wait."""
     stay = [member for member in running.members if member.worker_id in listed]
     if len(stay) in (0, len(running.members)) or listed <= set(running.ids):
         return None
@@ -128,28 +127,28 @@ def _leaves_early(g: Group, running: Generation, listed: set[str]) -> list[Membe
 
 
 def wanted_newcomers(g: Group, lost: set[str]) -> list[str]:
-    """Newcomers that may be admitted, the first to come first."""
+    """Newcomers that may be admitted, the most senior first."""
     assert g.aim is not None
     asking = g.workers.at(Stage.READY) - lost - g.drains.keys() - set(g.aim.ids)
     return sorted(asking, key=lambda worker: g.workers[worker].member.seniority)
 
 
 def wished_to_drain(g: Group, word: DrainWish, now_s: float, do: list[Action]) -> None:
-    """It is the node that has to go, so all its workers drain at once; in turns they would leave in turns.
+    """All workers of a node drain at once, because the node has to go; else they would leave one after another.
 
-    The last call comes LAST_CALL_S before the end, or, of little time, when half of it is over.
+    The last call comes LAST_CALL_S before the end, or when half of the time is over if that is later.
     """
     left_s = word.left_ms / 1000
     last_call_s = now_s if g.stopping else now_s + max(left_s - LAST_CALL_S, left_s / 2)
     leaver = Leaver(word.because, last_call_s)
     g.drains |= dict.fromkeys(_neighbours(g, word.worker_id), leaver)
-    if g.state is not State.FORMING:  # there the job waits for them, and stops in order once it has begun
+    if g.state is not State.FORMING:  # a job that forms waits for them, and stops in order once it has begun
         release_newcomers(g, do)
     plan_change(g, now_s, do)
 
 
 def stop_in_order(g: Group, now_s: float, do: list[Action]) -> None:
-    """Nobody will take over: the last call of all who leave is now."""
+    """Stop without successors: the last call of all draining workers is now."""
     g.stopping = True
     g.drains = {worker: replace(leaver, last_call_s=now_s) for worker, leaver in g.drains.items()}
     plan_change(g, now_s, do)
@@ -162,7 +161,7 @@ def drain_is_over(g: Group, word: DrainOver, now_s: float, do: list[Action]) -> 
 
 
 def _neighbours(g: Group, worker: str) -> list[str]:
-    """The workers of its node, itself too; nobody, of an unknown one."""
+    """All workers of this worker's node, the worker itself too; [] if the worker is unknown."""
     if worker not in g.workers:
         return []
     node = g.workers[worker].member.node
@@ -178,7 +177,7 @@ def commit_planned(
     early: bool = False,
     paces: dict[str, int] | None = None,
 ) -> None:
-    """paces: as in Plan, by member; None: as they are."""
+    """Commit a planned generation. paces: member -> as in Plan; None: unchanged."""
     assert g.running is not None
     ordered = rank_order(members)
     ids = [m.worker_id for m in ordered]
@@ -190,18 +189,18 @@ def commit_planned(
 
 
 def _holds(g: Group, listed: Collection[str]) -> bool:
-    """Whether a step waits for newcomers before it is reduced: below quorum, or for one that is awaited."""
+    """Whether a step waits for newcomers before it is reduced: below quorum, or for an awaited newcomer."""
     return len(listed) < g.spec.min_workers or (bool(g.awaited) and g.awaited not in map(slot_of, listed))
 
 
 def invite_spares(g: Group, now_s: float, do: list[Action]) -> None:
-    """Those that have waited longest take the places that are free, once the ring has settled after what freed them."""
+    """Invite the spares that have waited longest to the free places, once the ring has settled."""
     if g.state not in (State.RUNNING, State.PAUSED):
         return
     able = g.spares - {*g.dead, *g.given_up, *g.drains}
     if not able:
         return
-    # A slot that was demoted for its speed comes last.
+    # Slots that were demoted for their speed come last.
     for worker in sorted(able, key=lambda w: (slot_of(w) in g.demoted_s, g.workers[w].member.seniority))[: g.places]:
         invite(g, worker, now_s, do)
 
@@ -214,13 +213,13 @@ def invite(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
 
 
 def await_newcomer(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
-    """A newcomer enters the epoch in progress, and is replaced if that is over before it has copied the state. With
-    epochs shorter than its start this repeats; so for the third in a row the ring stands still, for progress_s at most.
-    """
+    """Let the ring wait for an invited newcomer whose last MISSES predecessors were too late for their epoch. A
+    newcomer enters the epoch in progress, and is replaced if that ends before it has copied the state. If epochs are
+    shorter than its start, this repeats; so the ring stands still for the third in a row, for progress_s at most."""
     missed = g.missed.get(slot_of(worker), 0)
     if g.awaited:
         if g.awaited not in {slot_of(other) for other in g.coming}:
-            g.awaited = slot_of(worker)  # whom the ring waited for is gone
+            g.awaited = slot_of(worker)  # the newcomer that the ring waited for is gone
     elif missed >= MISSES and g.state is State.RUNNING and slot_of(worker) not in g.in_vain:
         g.awaited, g.awaited_s = slot_of(worker), now_s
         do.append(Note("newcomer_awaited", {"worker_id": worker, "missed": missed}))
@@ -228,7 +227,7 @@ def await_newcomer(g: Group, worker: str, now_s: float, do: list[Action]) -> Non
 
 
 def stop_waiting(g: Group, slot: str, now_s: float, do: list[Action]) -> None:
-    """A newcomer of the slot has come, or none will, or it takes too long; then the slot has its free tries again."""
+    """Stop waiting for a slot whose newcomer has come, will not come, or takes too long; count its misses from 0."""
     g.missed.pop(slot, None)
     if g.awaited == slot:
         g.awaited = ""
@@ -273,9 +272,9 @@ def progressed(g: Group, word: Progress, now_s: float, do: list[Action]) -> None
 
 
 def replace_stuck(g: Group, now_s: float, do: list[Action]) -> None:
-    """A newcomer that lives and gets nowhere would hold up every planned change, or the ring itself if its generation
-    has taken effect: plan without it, and end it, so that its slot gets another process. Whoever receives answers or
-    bytes, however slowly, says so with its beats."""
+    """Plan without an admitted newcomer that makes no progress, and end it, so that its slot gets another process. It
+    would hold up every planned change, or the ring, once its generation is in effect. A newcomer that receives answers
+    or bytes, however slowly, says so with its beats."""
     patience_s = g.spec.timing.progress_s
     stuck = sorted(worker for worker, since in g.joining.items() if now_s >= since + patience_s)
     for worker in stuck:
@@ -292,7 +291,7 @@ def replace_stuck(g: Group, now_s: float, do: list[Action]) -> None:
 
 
 def take_effect(g: Group, before: Generation | None, now_s: float, do: list[Action]) -> None:
-    """The first word of a worker that entered a planned generation."""
+    """Settle after the first word of a worker that has entered a planned generation."""
     record = g.running
     if record is None or record is before or record.kind is not Kind.PLANNED:
         return
@@ -308,7 +307,7 @@ def take_effect(g: Group, before: Generation | None, now_s: float, do: list[Acti
 
 
 def settle(g: Group, because: str, now_s: float, do: list[Action]) -> None:
-    """A ring is up: it trains, or waits below quorum."""
+    """Run, or pause below quorum: a ring is up."""
     if g.running is not None and g.running.hold:
         become_paused(g, now_s, do)
     else:
@@ -316,7 +315,7 @@ def settle(g: Group, because: str, now_s: float, do: list[Action]) -> None:
 
 
 def left(g: Group, word: Left, now_s: float, do: list[Action]) -> None:
-    """Everybody who stays has the last result. After a quiesce this worker is a holder of the state again."""
+    """A member has drained: all that stay have the last result. After a quiesce it holds the state again."""
     record = next((r for r in g.chain if r.number == word.generation and r.kind is Kind.PLANNED), None)
     if word.worker_id not in g.workers or record is None or g.state is State.QUIESCING:
         return
@@ -340,7 +339,7 @@ def _has_left(g: Group, worker: str) -> bool:
 
 
 def close_if_all_left(g: Group, now_s: float, do: list[Action]) -> None:
-    """Nobody stays in the running generation: the job is over when the last member has left."""
+    """End the job when the last member has left, if nobody stays in the running generation."""
     if g.running is None or g.running.ids or g.state is State.CLOSED:
         return
     waiting = [worker for worker in g.alive(g.listed) if g.workers[worker].entered and not _has_left(g, worker)]
@@ -350,7 +349,7 @@ def close_if_all_left(g: Group, now_s: float, do: list[Action]) -> None:
 
 
 def release_newcomers(g: Group, do: list[Action]) -> None:
-    """Draining newcomers that no generation waits for."""
+    """Release draining newcomers that no generation waits for."""
     planned = {*g.listed, *(g.committing.ids if g.committing else ())}
     if g.running is g.aim and g.aim is not None:
         planned = {*g.aim.ids, *(g.committing.ids if g.committing else ())}
@@ -359,7 +358,7 @@ def release_newcomers(g: Group, do: list[Action]) -> None:
 
 
 def shed(g: Group, now_s: float, do: list[Action]) -> None:
-    """After a member's word."""
+    """Demote surplus members after a member's word."""
     running = g.running
     if not g.size or running is None or len(running.ids) <= g.wanted_workers:
         return

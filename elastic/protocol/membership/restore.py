@@ -1,20 +1,20 @@
-"""Every copy of the state is lost: new processes go on from the newest snapshot or checkpoint there is.
+"""If every copy of the state is lost, new processes go on from the newest snapshot or checkpoint.
 
-What an agent starts in a dead worker's place says which snapshot its machine's memory holds. Once all are here, or the
-join window is over and somebody has what to go on from, those whose machine holds the newest form a generation and
-become that state; the others join them as any newcomer does, and copy it. A process from before cannot do either: it
-waits for members that are gone. It is told to go, and its slot's next one is another.
+The process that replaces a dead worker says which snapshot its machine's memory holds. Once all processes are here, or
+the join window is over and a process can go on from something, the processes whose machines hold the newest snapshot
+form a generation and read it; the others join as newcomers and copy it. A newcomer from before the loss waits for
+members that are gone, so it is told to exit and is replaced.
 
-A copy of the state that a newcomer has is taken before anything that is kept, unless what is kept is newer.
+A newcomer's copy of the state is preferred to snapshots and checkpoints, unless one of them is newer.
 
-Each time the job must have got further than where it began before, so that what kills it ends it. Where it could not
-begin, because what it was to go on from cannot be read, the next best is taken, though it is older.
+Each time the job must have got further than where it last began, so that a repeated fault ends it. If the snapshot or
+checkpoint cannot be read, the job goes on from the next best, though it is older.
 
-Before the first applied step nothing is lost with the members: what the run began with is what every new process begins
-with. So it begins once more, as often as max_restarts says. Only a leader that has formed the job itself, and has heard
-of every member until it died, can know that it was so early.
+Before the first applied step nothing is lost with the members, because every new process begins as the run began. So
+the run begins again, at most max_restarts times. Only a leader that has formed the job itself, and has heard of every
+member until it died, can know that no step was applied.
 
-Also: who may move the pointer to the newest checkpoint.
+This module also decides who may move the pointer to the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ from elastic.protocol.recovery_plan import KeptState, newest_kept
 
 
 def can_go_back(g: Group) -> bool:
-    """Not where nobody is replaced, or the script is at fault, or somebody wants the job to end."""
+    """Whether the job may go on from what is kept: not if nothing is replaced, the script failed, or the job is to
+    end."""
     return g.revives and g.spec.replace and not g.errors and not g.stopping
 
 
 def _loses_nothing(g: Group) -> bool:
-    """Whether new processes can begin where this run began. Not for members that got stuck: others would too."""
+    """Whether new processes can begin where this run began. Not after members got stuck: new ones would too."""
     may = g.spec.replace and not g.stopping and not g.hung and g.anew < g.spec.max_restarts
     dead = g.listed <= g.dead.keys()
     return may and dead and g.applied == 0 and g.began == g.resumed and g.began not in g.unreadable
 
 
 def kept_to_go_back_to(g: Group) -> str:
-    """The newest of what is kept, as far as this leader knows; or "", also where nobody would go on from it."""
+    """The newest snapshot or checkpoint that this leader knows of; "" if none, or if the job may not go on from it."""
     if not can_go_back(g):
         return ""
     here = {node: entry for node, entry in g.snapshots.items() if node in g.slots and node not in g.silent_nodes}
@@ -55,7 +56,7 @@ def kept_to_go_back_to(g: Group) -> str:
 
 
 def unreadable(g: Group, word: Unreadable, do: list[Action]) -> None:
-    """A worker cannot read what the job is to go on from. A word about another entry is old."""
+    """A worker cannot read what the job goes on from. A word about another entry is out of date."""
     if word.entry != g.began:
         return
     do.append(Note("unreadable", {"worker_id": word.worker_id, "entry": word.entry, "because": word.because}))
@@ -68,7 +69,7 @@ def unreadable(g: Group, word: Unreadable, do: list[Action]) -> None:
 
 
 def go_back(g: Group, lost: str, now_s: float, do: list[Action]) -> bool:
-    """Whether the job goes on. lost: what has happened, in a sentence."""
+    """Try to go on although the state is lost. Whether the job goes on. lost: what has happened, in a sentence."""
     g.begins_anew = _loses_nothing(g)
     if not (g.begins_anew or can_go_back(g)):
         return False
@@ -76,10 +77,10 @@ def go_back(g: Group, lost: str, now_s: float, do: list[Action]) -> bool:
     for worker in [worker for worker in g.workers if worker in g.dead]:
         del g.workers[worker]
         g.drains.pop(worker, None)
-    # Members of whom nothing was heard for so long are left alone until a generation without them is durable.
+    # Silent members are left alone until a generation without them is durable.
     g.lost, g.window_over = lost, False
     g.stuck, g.hung = set(), {}
-    g.reports = {}  # who is dead stays so: one that holds the state after all does not wait for them
+    g.reports = {}  # `dead` is kept: a worker that holds the state after all does not wait for the dead
     for worker in sorted(worker for worker, seen in g.workers.items() if not seen.entered):
         turn_out(g, worker, now_s, do)
     begins = "begin again" if g.begins_anew else "go on from what is kept"
@@ -88,14 +89,14 @@ def go_back(g: Group, lost: str, now_s: float, do: list[Action]) -> bool:
 
 
 def turn_out(g: Group, worker: str, now_s: float, do: list[Action]) -> None:
-    """A process from before."""
+    """Expel a process from before the loss."""
     seen = g.workers[worker]
     move_on(g, worker, Stage.EXPELLED, expelled_s=seen.expelled_s if seen.stage is Stage.EXPELLED else now_s)
     do.append(Tell((worker,), Fence(g.term, worker, g.lost)))
 
 
 def revive(g: Group, now_s: float, do: list[Action]) -> None:
-    """Form a generation of those that hold the newest, or end the job if there is nothing new and nobody else comes."""
+    """Form a generation of the holders of the newest state, or end the job if nothing new is kept and nobody comes."""
     if g.committing is not None or not (g.window_over or _all_here(g)):
         return
     present = {worker: g.workers[worker] for worker in g.newcomers - g.dead.keys() - g.given_up.keys()}
@@ -122,7 +123,7 @@ def revive(g: Group, now_s: float, do: list[Action]) -> None:
         because = f"all members died before a step was applied; begins again {where}"
     elif damaged:
         because = f"{kept_badly(damaged)}; goes on from step {name.step}, {kind} {newest.entry}"
-        del g.unreadable[damaged.entry]  # one way back each, so that what kills the job ends it after all
+        del g.unreadable[damaged.entry]  # each entry has one fallback, so that a repeated fault ends the job
     else:
         because = f"every copy of the state was lost; goes on from step {name.step}, {kind} {newest.entry}"
     hold = len(members) < g.spec.min_workers
@@ -134,18 +135,18 @@ def kept_badly(word: Unreadable) -> str:
 
 
 def _all_here(g: Group) -> bool:
-    """Whether each slot has a process that knows nothing of what was lost; once nobody has any, nobody will come."""
+    """Whether each slot has a process from after the loss; true also if nobody else will come."""
     return not g.starting and not _outdated(g)
 
 
 def _outdated(g: Group) -> set[str]:
-    """Newcomers from before every copy of the state was lost, that are not dead yet."""
+    """Newcomers from before every copy of the state was lost that are not dead yet."""
     return {worker for worker in g.workers.at(Stage.EXPELLED, Stage.KILLED) if not g.workers[worker].entered}
 
 
 def waits_for_starting(g: Group, has: str, now_s: float, do: list[Action]) -> bool:
-    """Whether processes may still come, within orphan_limit_s, that have been started and are not ready to say so: on a
-    busy machine it takes a while until the script has done its imports. has: what is here without them."""
+    """Whether processes that have been started may still announce themselves, within orphan_limit_s: on a busy machine
+    the imports of a script take a while. has: what is here without them, in words."""
     if _all_here(g) or now_s >= g.since_s + g.spec.timing.orphan_limit_s:
         return False
     starting = [f"{count} on {node}" for node, count in g.starting.items()]
@@ -158,7 +159,7 @@ def waits_for_starting(g: Group, has: str, now_s: float, do: list[Action]) -> bo
 
 
 def founders(g: Group, present: Iterable[WorkerView]) -> tuple[Member, ...]:
-    """The members of a form generation, in rank order; devices go by slot, so spares come last."""
+    """The members of a form generation, in rank order. Devices go by slot, so spares come last."""
     chosen = sorted(present, key=lambda seen: (is_spare(g, seen), seen.member.node, seen.slot))[: g.wanted_workers]
     ordered = sorted(chosen, key=lambda seen: (seen.member.node, seen.slot))
     members = tuple(replace(seen.member, seniority=rank) for rank, seen in enumerate(ordered))
@@ -172,8 +173,8 @@ def is_spare(g: Group, seen: WorkerView) -> bool:
 
 
 def checkpointed(g: Group, word: CheckpointComplete, do: list[Action]) -> None:
-    """Only members that nobody has given up: a later generation may have taken newer ones than an expelled worker
-    knows of. What it has completed stays a good checkpoint all the same."""
+    """Move the pointer for a listed member that nobody has given up. A later generation may have taken newer
+    checkpoints than an expelled worker knows of; the one that it has completed stays valid."""
     worker, name = word.worker_id, EntryName.parse(word.entry)
     if name is None or not is_series(word.series):
         do.append(Note("pointer_refused", {"worker_id": worker, "entry": word.entry, "because": "no such name"}))

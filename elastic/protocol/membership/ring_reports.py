@@ -1,4 +1,4 @@
-"""What members say of their rings: up, broken, or not to be built."""
+"""What members say of their rings: up, broken, or impossible to build."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def heard_of_ring(
         case BuildFailedReport(_, number, unreachable):
             together = g.state in (State.RUNNING, State.PAUSED, State.REBUILDING)
             if record is g.base or record is g.running or seen.entered == number:
-                # Also while all leave: a peer's word that this member's ring has closed may have been here first.
+                # Also while QUIESCING: a peer's word that this ring is closed may have come first.
                 g.accused[word.worker_id] = unreachable
                 members = frozenset(record.ids)
                 g.failed_builds[members] = g.failed_builds.get(members, frozenset()) | {number}
@@ -45,9 +45,9 @@ def heard_of_ring(
 
 
 def _turn_away(g: Group, record: Generation, involved: set[str], now_s: float, do: list[Action]) -> None:
-    """A pending ring could not be built: plan without the newcomers among those named, and later with them again.
+    """Plan without the named newcomers, and later with them again, because a pending ring could not be built.
 
-    Between members alone it is tried again; their present ring works.
+    If only members are named, the same list is tried again; their present ring works.
     """
     assert g.running is not None
     unsettled = set(record.ids) - set(g.running.ids)
@@ -62,12 +62,12 @@ def _turn_away(g: Group, record: Generation, involved: set[str], now_s: float, d
 
 
 def end_rebuilding(g: Group, now_s: float, do: list[Action]) -> None:
-    """Every member of the loss generation has its ring up."""
+    """Settle once every member of the loss generation has its ring up."""
     base = g.base
     if g.state is not State.REBUILDING or base is None:
         return
-    # Each word of a ring looks on from where the last one had to stop, so that all words together look at each member
-    # once; an announcement may have taken one back, hence all at last.
+    # Each word goes on from the rank where the last one stopped, so that all words together look at each member once.
+    # An announcement may have taken a ring back, hence the look at all members at the end.
     g.up = next((rank for rank in range(g.up, len(base.ids)) if not _is_up(g, base, rank)), 0)
     if g.up == 0 and all(_is_up(g, base, rank) for rank in range(len(base.ids))):
         do.append(Note("running", {"generation": base.number}))

@@ -1,6 +1,6 @@
-"""`step`, `advance`: every event to the one function that knows what it means.
+"""`step` and `advance` pass every event to the one function that handles it.
 
-Also what a group does once its record is durable, until when a group has time, and what is done when that is over.
+This module also handles durable records, the group's next deadline, and what follows when a deadline is over.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def step(group: Group, event: Event, now_s: float) -> tuple[Group, tuple[Action,
 
 
 def advance(g: Group, events: Iterable[Event], now_s: float) -> tuple[Action, ...]:
-    """One `step` after the other, for an owner that needs no group of before: it is this one that changes, and its
-    spares are looked at once. With thousands of workers a copy with every few words would be most of the work."""
+    """Apply several events to the group itself, for an owner that needs no earlier group. Spares are invited once, at
+    the end. In a job of thousands of workers a copy of the group for every few words would be most of the work."""
     actions: list[Action] = []
     freed = False
     for event in events:
@@ -95,7 +95,7 @@ def advance(g: Group, events: Iterable[Event], now_s: float) -> tuple[Action, ..
         before = g.chain, g.state
         _apply(g, event, now_s, actions)
         freed |= not isinstance(event, Progress) or (g.chain, g.state) != before
-    if freed and g.state is not State.CLOSED:  # what frees a place is news of another kind
+    if freed and g.state is not State.CLOSED:  # progress alone frees no place
         invite_spares(g, now_s, actions)
     return tuple(actions)
 
@@ -125,10 +125,11 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
             g.silent_nodes.pop(node, None)
             g.attended_s[node] = now_s
             g.slots[node] = slots or g.slots.get(node, 0)
-            if slots:  # a stream begins: which slots are given up it says again, and a new agent tries them all
+            if slots:  # a stream begins: the agent says again which slots are given up, and a new agent tries them all
                 given_up = g.slots_given_up.items()
                 g.slots_given_up = {slot: why for slot, why in given_up if slot.rpartition(".")[0] != node}
-            # Its workers report now, or it says what became of them; deciding on the first report would expel the rest.
+            # The node's workers report now, or the agent says why not; a decision on the first report would expel the
+            # rest.
             g.given_up = {worker: why for worker, why in g.given_up.items() if not is_absence(why, node)}
         case AgentDown():
             fell_silent(g, event, now_s)
@@ -150,7 +151,7 @@ def _apply(g: Group, event: Event, now_s: float, do: list[Action]) -> None:
             shed(g, now_s, do)
         case Ready(worker, _, outdated):
             if worker in g.workers:
-                if not g.workers[worker].entered:  # of a member it is late
+                if not g.workers[worker].entered:  # from a member this word is out of date
                     heard_to_be(g, worker, Stage.READY)
                 g.given_up.pop(worker, None)
                 wait_for_slow(g, worker, outdated, now_s, do)
@@ -251,7 +252,7 @@ def ticked(g: Group, now_s: float, do: list[Action]) -> None:
     kill_expelled(g, now_s, do)
     for worker in g.expelled:
         if now_s >= g.workers[worker].expelled_s + timing.fence_grace_s:
-            # Not before a later generation has completed a step: look again.
+            # The kill waits until a later generation has completed a step: look again.
             move_on(g, worker, Stage.EXPELLED, expelled_s=now_s)
 
 
@@ -294,7 +295,7 @@ def committed(g: Group, number: int, now_s: float, do: list[Action]) -> None:
             settled = seen.stage in (Stage.FINISHED, Stage.LEFT)
             stage = seen.stage if settled else Stage.MEMBER
             move_on(g, worker, stage, entered=number, ring=RingState.BUILDING)
-        else:  # a newcomer will say again that it is ready
+        else:  # a newcomer says again that it is ready
             stage = Stage.INVITED if seen.stage is Stage.READY else seen.stage
             move_on(g, worker, stage, moved_s=now_s)
     fence(g, sorted(worker for worker in before if worker in g.workers and worker not in members),

@@ -10,7 +10,7 @@ from elastic.protocol.recovery_plan import default_sizes
 
 
 def status(group: Group) -> dict[str, object]:
-    """What `elastic status` shows; JSON-able."""
+    """What `elastic status` shows of a group, JSON-able."""
     record = group.running
     members = record.members if record else ()
     seen = [group.workers.get(member.worker_id) for member in members]
@@ -45,6 +45,6 @@ def status(group: Group) -> dict[str, object]:
 
 
 def _ring(group: Group, members: Sequence[WorkerView | None]) -> dict[str, str]:
-    """What carries the gradients, as the eldest member says that has a ring; empty: none has."""
+    """What carries the gradients, by the word of the lowest rank that has a ring; "": no member has a ring."""
     over, because = next(((one.over, one.over_because) for one in members if one and one.over), ("", ""))
     return {"asked": str(group.spec.ring), "over": over, "because": because}

@@ -1,7 +1,7 @@
-"""Members of different speed: shards follow it, a straggler is named and, by policy, gives its place to a spare.
+"""Members of different speed: shards follow speed; a straggler is named and, by policy, gives its place to a spare.
 
-Every decision needs that a difference has lasted `timing.uneven_s` without a break, and each member's word for its
-speed is a median over steps (runtime/worker/speed.py): what slows a worker down for a moment changes nothing.
+A difference counts once it has lasted `timing.uneven_s` without a break, and each member reports its speed as a median
+over steps (runtime/worker/speed.py): a short slowdown changes nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from elastic.protocol.messages import Generation
 from elastic.protocol.recovery_plan import default_sizes
 
 GAIN = 1.1
-"""Another ownership is worth a ring, built beside the present one, if it makes a pass so many times faster."""
+"""Another ownership needs another ring, built beside the present one; a pass must become this many times faster."""
 
 STILL_SLOW = 0.8
-"""A straggler is one until it is below this part of what named it."""
+"""A straggler is no longer named once its time per shard is below this part of the limit."""
 
 HOLD_OFF = 20
-"""A slot is demoted at most once in so many uneven_s: a machine that is slow for good would go round and round."""
+"""A slot is demoted at most once in this many uneven_s: else a machine that is always slow would alternate for ever."""
 
 
 def compare(g: Group, now_s: float, do: list[Action]) -> None:
@@ -45,7 +45,7 @@ def compare(g: Group, now_s: float, do: list[Action]) -> None:
 
 
 def take_back_demotions(g: Group, loss: Generation) -> None:
-    """A loss generation voids what was planned, so who was to leave is a member of it. Who is slow in it will show."""
+    """Take back the demotion of a loss generation's members, which voids plans. Their speed is measured again."""
     for worker in loss.ids:
         if worker in g.drains and g.drains[worker].demoted:
             del g.drains[worker]
@@ -75,7 +75,7 @@ def _name(g: Group, running: Generation, now_s: float, do: list[Action]) -> None
 
 
 def median_without(in_order: Sequence[int], one: int) -> float:
-    """The median of all others, at least one. No list is made for each of them, because there may be thousands."""
+    """The median of all values but `one`; there must be another one. It makes no list, as there may be thousands."""
     place, middle = bisect_left(in_order, one), (len(in_order) - 1) // 2
 
     def other(rank: int) -> int:
@@ -85,10 +85,10 @@ def median_without(in_order: Sequence[int], one: int) -> float:
 
 
 def _demote(g: Group, running: Generation, now_s: float, do: list[Action]) -> bool:
-    """Let the slowest straggler and a spare change places: in one generation, once the spare has come so far that only
-    the copy of the state is missing. Whether that was begun.
+    """Begin to exchange the slowest straggler for a spare, in one generation, once the spare lacks only the copy of the
+    state. Whether an exchange is under way.
 
-    Never below min_workers, also should the spare die at that moment.
+    The world stays at min_workers or above, even if the spare dies at that moment.
     """
     hold_off_s = HOLD_OFF * g.spec.timing.uneven_s
     able = [
@@ -122,8 +122,8 @@ def _demote(g: Group, running: Generation, now_s: float, do: list[Action]) -> bo
 
 
 def _balance(g: Group, running: Generation, now_s: float, do: list[Action]) -> None:
-    """Give out the shards by speed if a pass is so much faster then: the slowest is done earlier, but a block that the
-    tree cuts in more places is sent as more partial sums."""
+    """Distribute the shards by speed if that makes a pass GAIN times faster. The slowest member is then done earlier,
+    but a block that the tree cuts in more places is sent as more partial sums."""
     paces = {worker: g.workers[worker].shard_us for worker in running.ids}
     if g.shards < len(paces) or not all(paces.values()):
         g.uneven_since_s = math.inf
@@ -145,5 +145,5 @@ def _balance(g: Group, running: Generation, now_s: float, do: list[Action]) -> N
 
 
 def _bytes(g: Group, owned: Sequence[int]) -> int:
-    """What the busiest member sends, in slices: of each of its partial sums, and of the result (over_mesh.py)."""
+    """What the busiest member sends, in slices: its partial sums and its slice of the result (over_mesh.py)."""
     return 1 + (shard_assignment.most_terms(owned) if g.spec.reduction is Reduction.EXACT else 1)

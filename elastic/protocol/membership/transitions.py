@@ -1,7 +1,6 @@
-"""The only places which change the state of a group, and the stage of a worker; each says why.
+"""The only functions that change the state of a group and the stage of a worker; each says why.
 
-How a generation is written down, and who is told of it. Workers that a later generation left out are told so, left
-alone for a while, then ended.
+This module also commits and publishes generations. Workers that one leaves out are told so, and ended after a while.
 """
 
 from __future__ import annotations
@@ -17,19 +16,18 @@ from elastic.protocol.messages import Close, Fence, Generation, Kill, Kind, Memb
 
 
 def move_on(g: Group, worker: str, stage: Stage, **also: Any) -> None:
-    """By decision of the leader. also: other fields of its view that change. Raises AssertionError if ARCS has no such
-    arc."""
+    """Change a worker's stage by the leader's decision. also: other fields of its view. AssertionError: not in ARCS."""
     g.workers[worker] = replace(g.workers[worker], stage=stage, **also)
 
 
 def heard_to_be(g: Group, worker: str, stage: Stage) -> None:
-    """By a word of the worker's or its agent's. One that does not fit its stage is late, and leaves it as it is."""
+    """Change a worker's stage by its own word or its agent's. A stage that ARCS does not allow is ignored as late."""
     if stage in ARCS[g.workers[worker].stage]:
         move_on(g, worker, stage)
 
 
 def heard_inside(g: Group, worker: str, generation: int) -> WorkerView:
-    """By a word of the worker's that it has entered this generation; 0: none. Returns its view."""
+    """Note a worker's word that it has entered this generation; 0: none. Returns its view."""
     seen = g.workers[worker]
     if generation > seen.entered:
         stage = Stage.MEMBER if Stage.MEMBER in ARCS[seen.stage] else seen.stage
@@ -42,7 +40,7 @@ def become_forming(g: Group, because: str, now_s: float, do: list[Action]) -> No
 
 
 def become_quiescing(g: Group, because: str, now_s: float, do: list[Action]) -> None:
-    """Everybody of every generation that may have taken effect leaves its ring and reports afresh."""
+    """Order all workers of every generation that may have taken effect to leave their rings and to report again."""
     assert g.top is not None
     if g.state is not State.QUIESCING:
         do.append(Note("quiesce_started", {"because": because, "generation": g.top.number}))
@@ -93,7 +91,7 @@ def _become(g: Group, state: State, because: str, now_s: float, do: list[Action]
 
 
 def dismiss(g: Group, workers: Iterable[str], do: list[Action]) -> None:
-    """Members and newcomers learn that the job is complete; whoever was draining leaves without its last result."""
+    """Tell members and newcomers that the job is complete; a draining worker leaves without its last result."""
     for worker in workers:
         draining = g.running is not None and g.lists(worker) and not g.running.member(worker)
         order = Release(g.term, worker) if draining else Close(g.term, "the job is complete")
@@ -112,7 +110,7 @@ def commit(
     early: bool = False,
     began: str = "",
 ) -> None:
-    """began: of a form generation; the others are of the same run."""
+    """Commit the next generation. began: for a form generation; other kinds keep the value of the generation before."""
     number = (g.top.number if g.top else 0) + 1
     base = g.chain[0].number if kind is Kind.PLANNED else number
     token = hashlib.sha256(f"{g.seed}/{g.term}/{number}".encode()).hexdigest()[:32]
@@ -127,13 +125,14 @@ def publish(g: Group, record: Generation, do: list[Action]) -> None:
 
 
 def told(g: Group) -> tuple[Generation, ...]:
-    """What a worker has to know: the last loss generation, the running one, and what has been planned since."""
+    """The records that a worker has to know: the last loss generation, the running one, and those planned since."""
     assert g.running is not None
     return tuple(r for r in g.chain if r is g.base or r.number >= g.running.number)
 
 
 def fence(g: Group, workers: Iterable[str], because: str, now_s: float, do: list[Action]) -> None:
-    """Left alone for fence_grace: one that thaws within it finds itself fenced. Drained and newcomers are not."""
+    """Fence members, which are then left alone for fence_grace_s: a worker that thaws within it finds itself fenced.
+    Drained workers are released instead; newcomers are not fenced."""
     for worker in workers:
         seen = g.workers[worker]
         if seen.stage is Stage.LEFT or worker in g.drains:
@@ -146,7 +145,7 @@ def fence(g: Group, workers: Iterable[str], because: str, now_s: float, do: list
 
 
 def kill_expelled(g: Group, now_s: float, do: list[Action]) -> None:
-    """fence_grace is over and a later generation has completed a step."""
+    """Order to kill expelled workers whose fence_grace_s is over, if a later generation has completed a step."""
     base, expelled = g.base, g.expelled
     if not expelled or base is None or not any(g.workers[w].reduced > base.plan.op for w in base.ids if w in g.workers):
         return

@@ -1,24 +1,24 @@
 """A worker's side of operations and generations: ``step(state, event) -> (state, actions)``.
 
-Everything that decides where a worker stands lives in this package; it knows neither sockets nor tensors. Two threads
-of a worker post events (the user's thread: what it computed; the control thread: orders and rings) under one lock,
-and the user's thread asks `next_move` what to do next.
+This package decides where a worker stands; it knows neither sockets nor tensors. Two threads of a worker post events
+under one lock (the user's thread: what it has computed; the control thread: orders and rings), and the user's thread
+asks `next_move` what to do next.
 
 An operation k goes ``READY -> COLLECTING -> READY``: `Begin` starts it, units are computed and folded, an exchange
-yields its result (`Obtained`), and only the user's next operation shows that the result was applied. Rules held here:
+yields its result (`Obtained`), and only the user's next operation shows that the result was applied. The rules:
 
 * A report is final: after `Quiesce` the ring is aborted first, and a result or copy that arrives later is refused.
-* A quiesced worker starts no further unit; the one that runs is finished and belongs to the next plan.
+* A quiesced worker starts no further unit; the unit that runs is finished and belongs to the next plan.
 * The pending generations are read once per attempt (`ReadHeader`), the same for all receivers.
 * The donor (rank 0) carries a join only while every newcomer holds the complete state of this operation.
-* A planned generation takes effect after k if all headers of k carried it; of two the newer one. If none is in all
-  headers, nothing changes.
-* Who drains does not wait for who joins: a generation without the newcomers is carried beside the newest.
+* A planned generation takes effect after k if all headers of k carried it; of two, the newer one. If all headers have
+  none in common, nothing changes.
+* Draining members do not wait for newcomers: a generation without the newcomers is carried beside the newest.
 * The result of k is kept until headers of k + 1 from every member of the current generation are held, or, if results
-  are not retained, until it was used here (`Used`), unless newcomers came in after k.
+  are not retained, until this worker has used it (`Used`), unless newcomers came in after k.
 
-    state_machine.py      each event to the function that knows what it means; what became of a ring
-    events.py             what happens, and what a step asks the worker's threads to do
+    state_machine.py      passes each event to the function that handles it; what became of a ring
+    events.py             events of a worker, and the actions that a step asks of its threads
     state.py              where a worker stands
     operation.py          an operation, from its begin to its result
     next_move.py          what the user's thread does next

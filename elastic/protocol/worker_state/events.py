@@ -1,4 +1,4 @@
-"""What happens to a worker, beside the leader's orders, and what a step asks the worker's threads to do, in order."""
+"""Events of a worker besides the leader's orders, and the actions that a step asks of its threads, in order."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from elastic.protocol.worker_state.state import WorkerState
 class Begin:
     """The user's thread enters its next operation of ``units`` leaves.
 
-    parts: everybody may leave for good after it, because the state with which it begins is on its way to the disk, or
-    need not be.
+    parts: all members may leave for good after it: the state with which it begins need not be saved, or is on its way.
     """
 
     units: int
@@ -44,7 +43,7 @@ class ReadHeader:
 
 @dataclass(frozen=True, slots=True)
 class Obtained:
-    """The exchange on the ring of ``generation`` is complete. carried: the numbers in each member's header."""
+    """The exchange on the ring of ``generation`` is complete. carried: the generations in each member's header."""
 
     generation: int
     carried: tuple[tuple[int, ...], ...]
@@ -52,14 +51,14 @@ class Obtained:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A laggard has copied the result of the operation it is in, or has computed it alone."""
+    """A laggard has copied, or computed alone, the result of the operation in progress."""
 
     op: int
 
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """The source is gone or has freed the result: fall back to computing alone."""
+    """The source is gone or has freed the result: the laggard computes it alone."""
 
     op: int
 
@@ -77,8 +76,8 @@ class RingFailed:
 
 @dataclass(frozen=True, slots=True)
 class LinksClosed:
-    """These members, or their kernels, have closed their ends of the connections in the ring of ``generation``. Seen
-    when that ring is left, and until the next one is built."""
+    """These members, or their kernels, have closed their ends of the connections in the ring of ``generation``. It is
+    noticed after the ring was left and before the next one is built."""
 
     generation: int
     peers: tuple[str, ...]
@@ -92,7 +91,7 @@ class RingLost:
 
 @dataclass(frozen=True, slots=True)
 class HeadersHeld:
-    """Headers of operation ``op`` from every member of ``generation`` are in hand."""
+    """This worker holds the headers of operation ``op`` of every member of ``generation``."""
 
     generation: int
     op: int
@@ -100,7 +99,7 @@ class HeadersHeld:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """The user's thread needs the result of operation ``op`` no more, and it is not retained for members behind."""
+    """The user's thread no longer needs the result of operation ``op``, and it is not retained for members behind."""
 
     op: int
 
@@ -126,7 +125,7 @@ class GraceOver:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Newcomer: holds the complete state of operation ``op`` of that step; -1: is about to overwrite the one it holds.
+    """A newcomer holds the complete state of operation ``op``, in that step; -1: it is about to overwrite its copy.
 
     Refused while quiesced, because the report promised a copy, or none: look at ``copied`` before overwriting.
     """
@@ -137,7 +136,7 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Newcomer: the planned generation took effect after operation ``op``, whose result is held."""
+    """For a newcomer: the planned generation took effect after operation ``op``, whose result it holds."""
 
     generation: int
     op: int
@@ -175,7 +174,7 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class AbortRings:
-    """Every ring, entered, pending or retired. Done before anything is said."""
+    """Abort every ring: entered, pending or retired. This comes before any word to the leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +184,7 @@ class BuildRing:
 
 @dataclass(frozen=True, slots=True)
 class RetireRing:
-    """Keep it open until the headers of operation ``until`` have come, then close it."""
+    """Keep the ring open until the headers of operation ``until`` have come, then close it."""
 
     generation: int
     until: int
@@ -193,14 +192,14 @@ class RetireRing:
 
 @dataclass(frozen=True, slots=True)
 class CloseRetired:
-    """Rings retired until an operation up to ``op`` may be closed."""
+    """Close rings that were retired until operation ``op`` or an earlier one."""
 
     op: int
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Tell the leaving members, on the old ring, that the result of op is held here."""
+    """Tell the leaving members, on the old ring, that this worker holds the result of op."""
 
     generation: int
     op: int
@@ -209,7 +208,7 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class AwaitAcknowledgements:
-    """of: members of the ring that stay; whoever joins holds the state of op and needs nothing from this one."""
+    """Wait for acknowledgements. of: the members that stay; newcomers hold the state of op and need no result."""
 
     generation: int
     op: int
@@ -235,7 +234,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Stop this process: fenced."""
+    """End this process, because it is fenced."""
 
     because: str
 

@@ -1,4 +1,4 @@
-"""From one generation to the next: quiesced, planned, lost, joined."""
+"""From one generation to the next: after a quiesce, a planned change, a loss or a join."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from elastic.protocol.worker_state.state import Phase, WorkerState
 
 def quiesce(p: WorkerState, order: Quiesce) -> Outcome:
     if order.up_to < p.entered:
-        return p, ()  # of a leader that did not know of the generation entered; obeying would break a live ring
+        return p, ()  # this leader did not know of the generation entered; to obey would break a live ring
     p = replace(
         p,
         quiesced=True,
@@ -40,7 +40,7 @@ def quiesce(p: WorkerState, order: Quiesce) -> Outcome:
 
 
 def links_closed(p: WorkerState, event: LinksClosed) -> Outcome:
-    """What is seen after the ring was left is told with the report once more."""
+    """Note closed links. After the ring was left, the report is sent again with them."""
     if event.generation != p.entered or set(event.peers) <= set(p.closed):
         return p, ()
     report = replace(p.report, closed=event.peers) if p.quiesced and p.report is not None else None
@@ -77,7 +77,7 @@ def planned(p: WorkerState, generation: Generation) -> Outcome:
 
 
 def enter_planned(p: WorkerState, generation: Generation) -> Outcome:
-    """The rings of those that it replaced are retired unused."""
+    """Enter a planned generation. The rings of pending generations that it replaces are retired unused."""
     replaced = [g.number for g in p.pending if g.number < generation.number and g.member(p.me)]
     entered = replace(
         p,
@@ -99,11 +99,11 @@ def joined(p: WorkerState, number: int, op: int) -> Outcome:
 
 
 def enter_loss(p: WorkerState, generation: Generation) -> Outcome:
-    """A form or loss generation: take part in it, or learn that one is not in it."""
+    """Take part in a form or loss generation, or learn that it does not list this worker."""
     if generation.number <= max(p.promise, p.entered) or (p.record and generation.number <= p.record.number):
         return p, ()
     if generation.member(p.me) is None:
-        # Operations are counted anew from a form generation on: what was copied before belongs to nothing any more.
+        # A form generation counts operations from 0 again, so what was copied before it is worthless.
         if p.entered or (generation.kind is Kind.FORM and p.record is not None):
             because = f"generation {generation.number} exists without this worker: {generation.because}"
             return replace(p, phase=Phase.GONE, because=because), (AbortRings(), Leave(because))
@@ -138,8 +138,8 @@ def enter_loss(p: WorkerState, generation: Generation) -> Outcome:
 
 
 def overtaken(p: WorkerState, generation: Generation) -> bool:
-    """Whether the job has gone on from what was kept since the generation that is known here, which nobody told this
-    worker: what it has belongs to nothing any more. Who has nothing can still begin with a loss that lists it."""
+    """Whether the job has gone on from what was kept, without a word to this worker, so that its state is worthless. A
+    worker without state can still begin with a loss generation that lists it."""
     if p.record is None or generation.kind is Kind.FORM or generation.number <= p.record.number:
         return False
     founds = generation.kind is Kind.LOSS and generation.member(p.me) is not None and not p.entered and p.copied < 0
@@ -152,9 +152,9 @@ def give_way(p: WorkerState, generation: Generation) -> Outcome:
 
 
 def _take_share(p: WorkerState, generation: Generation) -> WorkerState:
-    """Keep what the plan leaves here, also where a reported running unit was folded since."""
+    """Keep what the plan leaves to this worker, also if a reported running unit has been folded since."""
     share = generation.plan.share_of(p.me)
-    if share is None:  # begun after every report: nobody had started, so default ownership holds
+    if share is None:  # the operation began after all reports, so default ownership holds
         return replace(p, roots=(), running=None, todo=default_units_of(p.me, generation, p.units))
     mine = {*leaves(share.keep), *share.units}
     roots = tuple(root for root in p.roots if mine.issuperset(range(*root)))

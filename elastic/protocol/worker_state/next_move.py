@@ -17,7 +17,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """On the ring of the entered generation; post ReadHeader first."""
+    """Exchange on the ring of the entered generation; post ReadHeader first."""
 
     generation: int
 
@@ -30,12 +30,12 @@ class CopyResult:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """A laggard computed everything alone: the one root is the result."""
+    """Deliver the one root as the result: a laggard has computed everything alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Linger:
-    """Donor: give these newcomers up to join_grace to finish their copy."""
+    """For the donor: give these newcomers up to join_grace to finish their copy."""
 
     newcomers: tuple[str, ...]
 
@@ -47,7 +47,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The operation is complete (or none is in progress): back to the user's code."""
+    """Go back to the user's code: the operation is complete, or none is in progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +57,17 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class CopyState:
-    """Newcomer: ask these for the state of the operation they are in; the donor answers."""
+    """For a newcomer: ask these workers for the state of their operation; the donor answers."""
 
     of: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AskOutcome:
-    """Newcomer: ask these which generation took effect after ``op``, if any, and for its result.
+    """For a newcomer: ask these workers which generation took effect after ``op``, if any, and for the result.
 
-    `Joined` follows, or `Copied(-1)` if none did. Asked until somebody knows, over as many connections as it takes: if
-    it did take effect, the ring waits for this worker, whatever has been planned since.
+    `Joined` follows, or `Copied(-1)` if none did. The newcomer asks until a worker knows, over as many connections as
+    it takes: if a generation took effect, the ring waits for this newcomer, whatever has been planned since.
     """
 
     op: int
@@ -104,7 +104,7 @@ def next_move(p: WorkerState) -> Move:
 
 
 def seek(p: WorkerState) -> CopyState | AskOutcome | Wait:
-    """What the user's thread of a newcomer does next; asked while ``phase`` is FRESH."""
+    """What the user's thread of a newcomer does next; to be asked while ``phase`` is FRESH."""
     if p.quiesced:
         return Wait("what was reported must stay as it is")
     if p.copied >= 0 and any(g.member(p.me) for g in p.pending):
@@ -115,9 +115,10 @@ def seek(p: WorkerState) -> CopyState | AskOutcome | Wait:
 
 
 def _held_back(p: WorkerState) -> bool:
-    """Below quorum a new step starts only together with the newcomers that end the shortage, or to let one leave.
+    """Whether the operation waits below quorum: a new step starts only with the missing newcomers, or to let a worker
+    leave.
 
-    One whose header has left is under way, whatever is planned since.
+    An operation whose header has been sent is under way, whatever is planned since.
     """
     record = p.record
     assert record is not None

@@ -1,4 +1,4 @@
-"""An operation, from its begin to its result."""
+"""An operation, from its beginning to its result."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def begin(p: WorkerState, event: Begin) -> Outcome:
 
 
 def _owned(p: WorkerState, record: Generation, units: int) -> tuple[int, ...]:
-    """Units of operation ``reduced``: named by a loss generation's plan, else the default block."""
+    """The units of operation ``reduced`` for this worker: as a loss generation's plan says, else the default block."""
     if record.kind is Kind.LOSS and record.plan.op == p.reduced and record.plan.units:
         share = record.plan.share_of(p.me)
         assert share is not None
@@ -53,7 +53,7 @@ def _owned(p: WorkerState, record: Generation, units: int) -> tuple[int, ...]:
 
 
 def done(p: WorkerState, event: Done) -> Outcome:
-    """Commit a computed unit, unless a plan has taken the unit or a root it was folded with meanwhile."""
+    """Keep a computed unit, unless a plan has taken the unit, or a root that it was folded with, meanwhile."""
     if p.running != event.unit:
         return p, ()
     if not set(event.consumed) <= set(p.roots):
@@ -115,15 +115,15 @@ def fetch_failed(p: WorkerState, op: int) -> Outcome:
 
 
 def used(p: WorkerState, op: int) -> Outcome:
-    """Free the result early: a member behind then computes it alone. Newcomers that have just come in ask for it; they
-    could not compute it. What was reported stays as it is."""
+    """Free the result early; a member behind then computes it alone. The result stays if it was reported, or if
+    newcomers have just come in: they ask for it and cannot compute it."""
     if p.kept != op or p.owed == op or p.quiesced:
         return p, ()
     return replace(p, kept=-1), (FreeResult(op),)
 
 
 def headers_held(p: WorkerState, generation: int, op: int) -> Outcome:
-    """Everybody is in operation op, so everybody has the result of op - 1."""
+    """Free the result of op - 1: all members are in operation op, so all of them have it."""
     if generation != p.entered or op != p.reduced or p.quiesced:
         return p, ()
     actions: tuple[Action, ...] = (CloseRetired(op),)

@@ -11,13 +11,13 @@ from elastic.protocol.reduction_tree import Node
 
 class Phase(StrEnum):
     FRESH = "fresh"
-    """A newcomer without the state."""
+    """The worker is a newcomer without the state."""
     READY = "ready"
-    """Between two operations: user code runs, parameters undefined, never a donor."""
+    """The worker is between two operations: user code runs, parameters are undefined, and it cannot be a donor."""
     COLLECTING = "collecting"
-    """Inside operation ``reduced``."""
+    """The worker is inside operation ``reduced``."""
     GONE = "gone"
-    """Fenced, or drained and released."""
+    """The worker was fenced, or drained and released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +25,18 @@ class WorkerState:
     me: str
     phase: Phase = Phase.READY
     reduced: int = 0
-    """Operations whose complete result was obtained; the next operation has this number."""
+    """Number of operations whose complete result was obtained; the next operation has this number."""
     units: int = 0
     """How many units the operation in progress has; 0 when none is in progress."""
     joinable: bool = False
-    """The operation in progress is the first pass of a step: newcomers may enter after it."""
+    """Whether the operation in progress is the first pass of a step: newcomers may enter after it."""
     parts: bool = True
-    """A generation without anybody may take effect after the operation in progress."""
+    """Whether a generation without members may take effect after the operation in progress."""
     todo: tuple[int, ...] = ()
     running: int | None = None
     roots: tuple[Node, ...] = ()
     record: Generation | None = None
-    """The generation entered; for a newcomer the latest one it was told of."""
+    """The generation entered; for a newcomer the latest one that it was told of."""
     entered: int = 0
     ring: RingState = RingState.NONE
     built: tuple[int, ...] = ()
@@ -45,26 +45,26 @@ class WorkerState:
     promise: int = 0
     quiesced: bool = False
     report: Report | None = None
-    """The last one; while quiesced nothing in it changes but `closed`."""
+    """The last report; while quiesced only its field `closed` changes."""
     closed: tuple[str, ...] = ()
-    """Members that have closed their ends of the ring of the generation entered: see LinksClosed."""
+    """Members that have closed their ends of the entered generation's ring: see LinksClosed."""
     carry: tuple[int, ...] | None = None
-    """The pending generations in this attempt's header; None until read."""
+    """The pending generations in this attempt's header; None until the header is read."""
     laggard: str | None = None
-    """Not None: the result of this operation exists; copy it from this worker, or compute alone if empty."""
+    """Not None: the result of this operation exists. Copy it from this worker, or, if "", compute it alone."""
     kept: int = -1
     effect: tuple[int, int] = (-1, 0)
     """The last operation after which a planned generation took effect here, and that generation."""
     owed: int = -1
-    """The last operation after which newcomers came in, which ask for its result."""
+    """The last operation after which newcomers came in; they ask for its result."""
     copied: int = -1
     copied_step: int = -1
     copying: tuple[str, ...] = ()
     holders: tuple[str, ...] = ()
-    """Newcomers that hold the complete state of the operation in progress (donor's view)."""
+    """For the donor: newcomers that hold the complete state of the operation in progress."""
     lingered: bool = False
     leaving: int = 0
-    """A planned generation without this worker took effect; waiting for acknowledgements."""
+    """The planned generation that took effect without this worker, which waits for acknowledgements; 0: none."""
     because: str = ""
 
     @property
@@ -73,10 +73,9 @@ class WorkerState:
 
     @property
     def acquaintances(self) -> tuple[str, ...]:
-        """Everybody a newcomer may ask for the state or for what became of an operation, newest lists first.
+        """All workers that a newcomer may ask for the state or for the outcome of an operation, newest lists first.
 
-        A pending generation can take effect and be followed by one without its donor before the newcomer knows, so
-        no single list is enough.
+        One list is not enough: a pending generation can take effect and be followed by one without its donor.
         """
         known = [*sorted(self.pending, key=lambda g: -g.number), *([self.record] if self.record else [])]
         return tuple(dict.fromkeys(worker for g in known for worker in g.ids if worker != self.me))
@@ -88,6 +87,6 @@ class WorkerState:
 
     @property
     def newest_pending(self) -> Generation | None:
-        """Apart from early ones."""
+        """The newest pending generation that is not early."""
         pending = (generation for generation in self.pending if not generation.early)
         return max(pending, key=lambda generation: generation.number, default=None)

@@ -1,6 +1,6 @@
-"""`step`: every event to the one function that knows what it means.
+"""`step` passes every event to the one function that handles it.
 
-What became of a ring, of the generation entered or of a pending one, is told here too.
+This module also handles what becomes of a ring: of the entered generation or of a pending one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def step(p: WorkerState, event: Event) -> Outcome:
         case Done():
             return done(p, event)
         case ReadHeader():
-            # It leaves now, or is not read: newcomers may copy only as long as it is not.
+            # The header is sent now, or is not read at all: newcomers may copy only until it is read.
             numbers = tuple(generation.number for generation in to_carry(p))
             return (replace(p, carry=numbers) if isinstance(next_move(p), Exchange) else p), ()
         case Obtained(generation, carried):

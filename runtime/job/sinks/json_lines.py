@@ -18,12 +18,11 @@ _BEGIN = b'{"step": '
 class JsonLines:
     """{"step", "epoch", "world_size", "lr": [...], "scalars": {name: value}} a line; "nan", "inf", "-inf" are strings.
 
-    The file tells the next leader where it ended, so every worker must see it. A torn last line is cut off.
+    The file tells the next leader where it ended, so every worker must see the file. A torn last line is cut off.
 
-    A leader that is frozen and wakes does not know at once that the job has gone on without it. So each write looks
-    first whether the file is as this leader left it. If it is not, what the file has counts, and no step is written
-    twice. A line that comes out of order all the same, after such a look, is cut off by whoever writes, closes or opens
-    next.
+    A leader that was frozen does not know at once that the job has gone on without it. So each write first checks that
+    the file is as this leader left it. If it is not, the file's content counts, and no step is written twice. A line
+    that still comes out of order is cut off by the next write, close or open.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -37,7 +36,7 @@ class JsonLines:
         return str(self._path)
 
     def open(self, job: JobView) -> int:
-        """Raises ConfigError if the file holds something else, OSError if it cannot be written."""
+        """Raises ConfigError if the file holds anything else, OSError if it cannot be written."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         file = self._path.open("a+b", buffering=0)
         try:
@@ -52,15 +51,15 @@ class JsonLines:
         """Find where the file ends, and cut off what does not belong to it."""
         while True:
             complete, seen, self._next = self._read(file)
-            if os.fstat(file.fileno()).st_size == seen:  # else somebody writes, and knows better what belongs to it
+            if os.fstat(file.fileno()).st_size == seen:  # else another process writes, and knows better
                 if seen > complete:
                     file.truncate(complete)
                 self._size = complete
                 return
 
     def _read(self, file: IO[bytes]) -> tuple[int, int, int]:
-        """(bytes of complete lines in order, bytes of the file, step after the last of these lines). It is the open
-        file that is read: another one may be at its path by now."""
+        """(bytes of complete lines in order, bytes of the file, step after the last of these lines). The open file is
+        read, because another file may be at its path by now."""
         complete, seen, next_step, torn = 0, 0, 0, b""
         in_order = True
         with open(file.fileno(), "rb", closefd=False) as lines:
@@ -90,7 +89,7 @@ class JsonLines:
         return ConfigError(f"{self._path} holds a line that is of no step ({error}); give job.log_to another file")
 
     def write(self, record: StepRecord) -> None:
-        """A line is handed to the kernel at once. Raises OSError; ConfigError where something else was written."""
+        """Hand a line to the kernel at once. Raises OSError; ConfigError if the file holds anything else."""
         assert self._file is not None
         if os.fstat(self._file.fileno()).st_size != self._size:
             self._look(self._file)
@@ -110,7 +109,7 @@ class JsonLines:
         self._next = record.step + 1
 
     def close(self) -> None:
-        """Nothing is left to be written."""
+        """Cut off what is not in order, and close the file."""
         if self._file is not None:
             if os.fstat(self._file.fileno()).st_size != self._size:
                 self._look(self._file)

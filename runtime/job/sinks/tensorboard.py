@@ -13,14 +13,14 @@ from runtime.job.leader_hooks import JobView
 from runtime.session import StepRecord
 
 FLUSH_S = 10.0
-"""What a leader that dies has not flushed is written again by the next one."""
+"""Seconds between two flushes. The next leader writes again what a dead leader has not flushed."""
 
 
 class TensorBoard:
     """Event files below a directory that every worker sees. Raises ConfigError if tensorboard is not installed.
 
-    The file `next-step` beside them says what is surely on file. A new leader writes from there on, and TensorBoard
-    hides what an old event file has from that step (its `purge_step`), so no point is shown twice.
+    The file `next-step` beside them says which steps are surely on file. A new leader writes from there on, and
+    TensorBoard hides what an old event file has from that step on (its `purge_step`), so no point is shown twice.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -36,7 +36,7 @@ class TensorBoard:
         return str(self._directory)
 
     def open(self, job: JobView) -> int:
-        """Raises OSError if the directory cannot be written, ConfigError if `next-step` holds something else."""
+        """Raises OSError if the directory cannot be written, ConfigError if `next-step` holds anything else."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -44,13 +44,13 @@ class TensorBoard:
         if not text.isdecimal():
             raise ConfigError(f"{self._mark} holds {text[:40]!r}, no step; give job.log_to another directory")
         self._next = int(text)
-        # Without a flush of its own: only what `_flush` has marked counts.
+        # No automatic flush: only what `_flush` has marked counts.
         self._writer = SummaryWriter(str(self._directory), purge_step=self._next, flush_secs=1 << 20)
         self._flushed_s = time.monotonic()
         return self._next
 
     def write(self, record: StepRecord) -> None:
-        """Nothing is waited for but, every FLUSH_S, the files."""
+        """Add the record's points; wait for nothing but a flush every FLUSH_S."""
         for name, value in record.scalars.items():
             self._writer.add_scalar(name, value, record.step)
         for group, rate in enumerate(record.lr):
@@ -60,7 +60,7 @@ class TensorBoard:
             self._flush()
 
     def close(self) -> None:
-        """Flush what is left."""
+        """Flush the rest and close."""
         if self._writer is not None:
             self._flush()
             self._writer.close()
