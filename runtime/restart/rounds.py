@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -11,6 +12,8 @@ from typing import Any, Self
 
 from elastic.protocol.worker_id import node_of
 from runtime.reduction.partial_sum import Json
+
+_CALL = re.compile(r'^\s*File "(.+)", line (\d+)', re.MULTILINE)
 
 
 class ScriptState(StrEnum):
@@ -41,10 +44,12 @@ class Failure:
         """error_file: where torch.distributed.elastic.multiprocessing.errors.record writes an exception; a script that
         does not use it writes none."""
         try:
+            written_s = error_file.stat().st_mtime  # its own timestamp is in whole seconds
             found = json.loads(error_file.read_text())["message"]
             extra = found["extraInfo"]
-            calls = [line.strip() for line in extra["py_callstack"].splitlines() if line.strip().startswith('File "')]
-            return cls(status, float(extra["timestamp"]), calls[-1] if calls else "", str(found["message"]))
+            calls = _CALL.findall(extra["py_callstack"])
+            place = f"{calls[-1][0]}:{calls[-1][1]}" if calls else ""
+            return cls(status, written_s, place, str(found["message"]))
         except FileNotFoundError:
             return cls(status, now_s)
         except (ValueError, LookupError, TypeError, AttributeError):
@@ -135,7 +140,7 @@ def environment(
 ) -> dict[str, str]:
     """The variables that torchrun sets for a script (torch 2.13, LocalElasticAgent._start_workers).
 
-    members: worker ids in rank order. restarts: rounds of this worker before this one.
+    members: worker ids in rank order. restarts: generations of the job before this one.
     """
     nodes = list(dict.fromkeys(map(node_of, members)))
     here = [worker for worker in members if node_of(worker) == node_of(me)]

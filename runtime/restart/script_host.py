@@ -67,6 +67,8 @@ class ScriptHost:
 
 def _serve(worker: socket.socket, run: Callable[[], None], silence_s: float, parent: int) -> NoReturn:
     stop_signals.die_with(parent)
+    for number in (*stop_signals.HELD, *stop_signals.ORDERS.values()):
+        signal.signal(number, signal.SIG_IGN)  # they come to the whole process group of the worker, which acts on them
     child, watched, heard_s = 0, -1, time.monotonic()
     while True:
         waiting: list[socket.socket | int] = [worker] if watched < 0 else [worker, watched]

@@ -67,7 +67,6 @@ class Supervisor:
         self._error_file = told.job_dir / "errors" / f"{told.worker_id}.json"
         self._step = 0
         """The number of the exchange."""
-        self._rounds = 0
         self._round = 0
         """The generation whose round this is; 0: none yet."""
         self._state = ScriptState.WAITING
@@ -80,6 +79,7 @@ class Supervisor:
         """To the end of the job. Raises SystemExit if the script of this worker failed first."""
         signal.signal(signal.SIGTERM, self._stopped)
         self._session.before_leaving(self._end_script)
+        self._session.before_exit(self._hurry_script)
         self._enter()
         while not self._exchange():
             pass
@@ -167,9 +167,8 @@ class Supervisor:
         self._error_file.parent.mkdir(exist_ok=True)
         self._error_file.unlink(missing_ok=True)
         me = self._session.worker_id
-        settings = environment(me, members, store, self._told.job, self._rounds, self._error_file)
+        settings = environment(me, members, store, self._told.job, self._round - 1, self._error_file)
         self._session.note("script_started", rank=int(settings["RANK"]), world=len(members))
-        self._rounds += 1
         self._state = ScriptState.RUNNING
         self._host.start(settings)
 
@@ -210,8 +209,13 @@ class Supervisor:
         self._session.failed(error, 0, None)
         sys.exit(max(1, failure.status))
 
-    def _stopped(self, number: int, frame: FrameType | None) -> NoReturn:
-        """The agent asks this worker to stop."""
+    def _hurry_script(self) -> None:
+        """End the script before the agent ends this worker."""
         if self._state is ScriptState.RUNNING:
             self._host.stop(0.8 * self._told.timing.stop_grace_s)
+            self._state = ScriptState.WAITING
+
+    def _stopped(self, number: int, frame: FrameType | None) -> NoReturn:
+        """The agent asks this worker to stop."""
+        self._hurry_script()
         sys.exit(128 + number)

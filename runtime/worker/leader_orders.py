@@ -49,6 +49,8 @@ class LeaderOrders:
         self.going: DrainNotice | None = None
         self.pointed: dict[tuple[str, str], Callable[[bool], None]] = {}
         """(series, entry) of a checkpoint -> the function to call with whether the pointer is there."""
+        self.before_exit: Callable[[], None] = lambda: None
+        """Called when this process is about to end by an order of the leader."""
         self.close_client: Callable[[], None] = lambda: None
         self._standing = standing
         self._asker = asker
@@ -154,6 +156,7 @@ class LeaderOrders:
         self.exit(ExitCode.FENCED)
 
     def exit(self, code: int) -> NoReturn:
+        self.before_exit()
         self._journal.write("exit", code=int(code))
         self.close_client()
         sys.stdout.flush()

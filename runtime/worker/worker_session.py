@@ -168,6 +168,10 @@ class WorkerSession(OperationLoop):
     def pauses(self) -> bool:
         return self._record.hold
 
+    def before_exit(self, call: Callable[[], None]) -> None:
+        """Call this when the process is about to end because the leader says so."""
+        self._orders.before_exit = call
+
     @property
     def planned(self) -> bool:
         """Whether nobody was lost when the current generation began."""
