@@ -1,4 +1,4 @@
-"""Several machines, several jobs: who offers slots, which jobs wait, and where each of them runs.
+"""Several machines, several jobs: which nodes offer slots, which jobs wait, and where each job runs.
 
     operator --Ask: submit, stop, drain-->  rendezvous, 1..3 replicas  <--Attend: what to run--  node daemon
                                                |  all that lasts: etcd                              |  a process each
@@ -6,27 +6,27 @@
 
 `elastic rendezvous` is one replica (server.py). All replicas read the same documents from the store; one of them,
 elected, is the fleet's leader: it alone changes the documents, and the node daemons attend it. For each job that has a
-place every replica stands for election besides, as for a job alone (elastic/rendezvous/job_replica.py), so jobs do not
-depend on each other, nor a running one on the fleet's leader.
+place every replica also stands for election as the job's leader (elastic/rendezvous/job_replica.py), so jobs do not
+depend on each other, and a running job does not depend on the fleet's leader.
 
 `elastic agent` is the daemon of a node, with a stream to the leader. For each job that it is told to run it starts an
 agent of that job, the same program as under `elastic run`, which attends the job's leader by itself.
 
-    documents.py        what is kept: submissions, sizes, placements, cordons, who may attend. Pure
-    scheduler.py        which job gets which slots, and what the others wait for. Pure
+    documents.py        what the store keeps: submissions, sizes, placements, cordons, grants. Pure
+    scheduler.py        which job gets which slots, and what the other jobs wait for. Pure
     findings.py         what `elastic doctor` makes of the facts: add a check there. Pure
     registry.py         the documents in the store
     server.py           one replica: what `elastic rendezvous` runs
-    leader.py           what a replica does while it leads the fleet
-    service.py          what a replica answers to daemons and operators
+    leader.py           the duties of a replica while it leads the fleet
+    service.py          a replica's answers to daemons and operators
     admission.py        whether an agent may attend a job
     node_daemon.py      the daemon of a node: what `elastic agent` runs
     leader_session.py   the daemon's stream to the leader
     job_runner.py       one job on one node: its directory and its agent
-    job_environment.py  what a job gets of the node: environment, accelerators, settings
+    job_environment.py  what a node gives a job: environment, accelerators, settings
     notice_board.py     a node's notices: asked for once, shown to all its jobs
     upgrade_state.py    what a daemon hands to the program that takes its place
     client.py           how an operator asks a fleet
-    remote_logs.py      logs and journals of a job, put together from its nodes
-    probes.py           what replicas and nodes find around themselves
+    remote_logs.py      logs and journals of a job, collected from its nodes
+    probes.py           facts that replicas and nodes find: etcd, disks, ports, versions
 """

@@ -1,7 +1,7 @@
-"""At the door of each job of a fleet: an agent attends if the fleet has placed the job on its node (documents.py).
+"""Admission of agents to the jobs of a fleet: the fleet must have placed the job on the agent's node (documents.py).
 
-What this replica has read of the documents may be a moment old. So it admits by what it has read, and reads once more
-before it refuses: a daemon hears of a new place from the fleet's leader sooner than other replicas from the store.
+The documents that this replica has read may be a moment old. So it admits by them, and reads again before it refuses: a
+daemon hears of a new place from the fleet's leader sooner than other replicas hear of it from the store.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from elastic.fleet.documents import FleetState
 from elastic.rendezvous.service import NotKnown
 
 REREAD_S = 5.0
-"""How long a reading may take, before it is said that nobody can tell now."""
+"""Most seconds that an agent waits for the documents to be read again, before it is told to try again."""
 
 PAUSE_S = 0.1
-"""Between two readings for those who would be refused, however many they are."""
+"""Seconds from the first agent that would be refused to the reading that serves all of them."""
 
 
 class Admission:
-    """On the event loop. refused(because, job, node, peer): told who was turned away. reread: has the documents read
-    again; `reads` and `read` are told then."""
+    """Admits or refuses agents, on the event loop. refused(because, job, node, peer): called for each refusal. reread:
+    asks for a reading of the documents, which then calls `reads` and `read`."""
 
     def __init__(self, refused: Callable[[str, str, str, str], None], reread: Callable[[], None]) -> None:
         self._refused = refused
@@ -33,12 +33,12 @@ class Admission:
         self._reading: set[asyncio.Future[None]] = set()
 
     def reads(self) -> None:
-        """A reading begins."""
+        """A reading of the documents begins."""
         self._reading |= self._wanted
         self._wanted = set()
 
     def read(self, book: FleetState) -> None:
-        """It has come to this. One that fails is followed by another one."""
+        """The reading has found these documents. A reading that fails does not come here: another one follows."""
         self._book = book
         reading, self._reading = self._reading, set()
         for one in reading:
@@ -46,11 +46,11 @@ class Admission:
                 one.set_result(None)
 
     def stands(self, job: str, node: str, token: str) -> bool:
-        """Whether who was admitted so may stay, as far as is known."""
+        """Whether the agent that was admitted with this token may stay, by the documents read last."""
         return not self._objection(job, node, token)
 
     async def objection(self, job: str, node: str, token: str, peer: str) -> str:
-        """Why this agent may not attend, or nothing. Raises NotKnown while the store does not answer."""
+        """Why this agent may not attend, or "". Raises NotKnown while the store does not answer."""
         if not self._objection(job, node, token):
             return ""
         loop = asyncio.get_running_loop()

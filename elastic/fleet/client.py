@@ -1,4 +1,4 @@
-"""An operator's questions to a fleet, over any of its replicas."""
+"""An operator's questions to a fleet, through any of its replicas."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ if TYPE_CHECKING:
     from elastic.config import JobSpec
 
 TIMEOUT_S = 8.0
-"""For one answer; a node may take five seconds over a log."""
+"""Most seconds for one answer; a node may take 5 seconds to read a log."""
 
 ELECTION_S = 6.0
-"""How long to ask again while nobody leads: an election takes two seconds, a machine that is gone a little more."""
+"""Seconds to ask again while nobody leads: an election takes 2 seconds, a little more if the leader's machine is
+gone."""
 
 PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Log(LogPiece):
-    """A piece of one. away: nobody can say, because its node does not answer."""
+    """A piece of a log. away: the log's node does not answer."""
 
     away: bool = False
 
 
 class FleetClient:
-    """replicas: "host:port" each, in any order. Each call raises ElasticError if nobody leads the fleet, and
-    ConfigError with the leader's reason if it refuses."""
+    """Asks the leader of a fleet. replicas: "host:port" each, in any order. Each call raises ElasticError if nobody
+    leads the fleet, and ConfigError with the leader's reason if it refuses."""
 
     def __init__(self, replicas: Sequence[str], wait_s: float = ELECTION_S, door: ChannelFactory = PLAIN) -> None:
         self.replicas = tuple(replicas)
@@ -47,31 +48,32 @@ class FleetClient:
         self._wait_s = wait_s
 
     def submit(self, spec: JobSpec, resume: str = "") -> dict[str, Any]:
-        """resume: "<job>@<checkpoint>", an ended job and the entry from which the new one goes on. Returns {"job",
-        "larger"}: its name, and a sentence if it is larger than the fleet."""
-        from elastic.wire import codec  # which who only asks does not need
+        """Submit a job. resume: "<job>@<checkpoint>", an ended job and the checkpoint from which the new job goes on,
+        or "". Returns {"job", "larger"}: the job's name, and a sentence if the job is larger than the fleet, else
+        ""."""
+        from elastic.wire import codec  # which plain questions do not need
 
         document = codec.job_to_json(spec).decode()
         submit = pb.Submit(document=document, resume=resume, token=secrets.token_hex(8))
-        return self._ask(pb.Question(submit=submit))  # perhaps asked several times, with one token
+        return self._ask(pb.Question(submit=submit))  # every attempt has the same token
 
     def stop(self, job: str, because: str) -> str:
-        """Returns the job's name."""
+        """Ask for the end of a job. Returns the job's full name."""
         return str(self._ask(pb.Question(stop=pb.Stop(job=job, because=because)))["job"])
 
     def scale(self, job: str, workers: int) -> dict[str, Any]:
-        """Returns {"job", "workers", "before"}."""
+        """Ask for another number of workers. Returns {"job", "workers", "before"}."""
         return self._ask(pb.Question(scale=pb.Scale(job=job, workers=workers)))
 
     def cordon(self, node: str, because: str, *, over: bool) -> None:
         self._ask(pb.Question(cordon=pb.Cordon(node=node, because=because, over=over)))
 
     def overview(self) -> dict[str, Any]:
-        """{"leader", "term", "jobs": [...], "nodes": [...]}, as `elastic jobs --json` prints it."""
+        """The jobs and nodes: {"leader", "term", "jobs": [...], "nodes": [...]}, as `elastic jobs --json` prints it."""
         return self._ask(pb.Question(overview=pb.Overview()))
 
     def job(self, name: str = "") -> dict[str, Any]:
-        """That job's entry of the overview; by default that of the only one that is not over."""
+        """The overview's entry of that job; "": of the only job that is not over."""
         jobs = cast(list[dict[str, Any]], self.overview()["jobs"])
         if name:
             found = [job for job in jobs if job["job"] == name]
@@ -87,11 +89,12 @@ class FleetClient:
         raise ConfigError(f"{wanted}; `elastic jobs` shows which there are")
 
     def status(self, name: str = "") -> dict[str, Any]:
-        """As `elastic status --json` prints it: of a job that runs what its own leader says, with the fleet's word."""
+        """A job's status, as `elastic status --json` prints it: for a running job the words of its own leader and of
+        the fleet."""
         return self.status_of(self.job(name))
 
     def status_of(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The same, of an entry of the overview."""
+        """The status of the job with this entry of the overview."""
         told: dict[str, Any] = {"generation": 0, "members": [], **job}
         if job["state"] in ("ended", "waits"):
             return told
@@ -102,31 +105,32 @@ class FleetClient:
         return {**told, **own, "fleet": {"state": job["state"], "because": job["because"]}}
 
     def log(self, job: str, node: str, log: str, offset: int) -> Log:
-        """A piece from there on, of the log of that name; offset < 0: from so many bytes before its end."""
+        """A piece of a node's log, from the byte at `offset`; offset < 0: from so many bytes before its end."""
         ask = pb.ReadLog(job=job, node=node, log=log, offset=offset)
         told = self._ask(pb.Question(log=ask))
         text = str(told["text"]).encode("latin-1")
         return Log(text, int(told["end"]), int(told["size"]), away=bool(told.get("away")))
 
     def own_log(self, replica: str, job: str, log: str, offset: int) -> Log:
-        """As `log`, of that replica's own journals of that job, or, of job "", of its own."""
+        """A piece of a replica's own journal of that job, or with job "" of its journal of the fleet. offset: as in
+        `log`."""
         told = self._ask(pb.Question(log=pb.ReadLog(job=job, log=log, offset=offset, here=True)), (replica,))
         return Log(str(told["text"]).encode("latin-1"), int(told["end"]), int(told["size"]))
 
     def examine(self, node: str = "", replica: str = "") -> dict[str, Any]:
-        """What a node, or a replica, finds around itself (elastic/fleet/probes.py). Raises ElasticError if it
-        does not answer."""
+        """The facts that a node, or a replica, finds (elastic/fleet/probes.py). Raises ElasticError if it does not
+        answer."""
         told = self._ask(pb.Question(examine=pb.Examine(node=node)), (replica,) if replica else ())
         if told.get("away"):
             raise ElasticError(f"node {node} does not answer")
         return told
 
     def crossings(self) -> dict[str, Any]:
-        """Which nodes reach which others where workers listen (elastic/fleet/probes.py)."""
+        """Which nodes reach which other nodes at the ports of workers (elastic/fleet/probes.py)."""
         return self._ask(pb.Question(ports=pb.Ports()))
 
     def _ask(self, question: pb.Question, replicas: Sequence[str] = ()) -> dict[str, Any]:
-        """replicas: those that answer for themselves; without them the fleet's leader."""
+        """replicas: the replicas that answer for themselves; empty: the fleet's leader answers."""
         deadline_s = time.monotonic() + (0.0 if replicas else self._wait_s)
         while True:
             try:

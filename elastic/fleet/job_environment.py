@@ -1,12 +1,10 @@
-"""What the workers of a job on a node get in their environment that is the node's alone.
+"""The environment, accelerators and settings that a node gives the workers of a job.
 
-A file of NAME=VALUE lines, as `docker run --env-file` reads it, whose values never leave the node: they are taken as
-they stand, with quotes if there are any; lines that are empty or begin with # say nothing.
+The environment comes from a file of NAME=VALUE lines, as `docker run --env-file` reads it. Its values never leave the
+node. They are taken as they stand, with quotes if there are any; lines that are empty or begin with # are skipped.
 
-And accelerators: as many as the job has slots on the node, and none that another job has. Workers of one job begin to
-count at 0 each, among those that CUDA_VISIBLE_DEVICES leaves; so that is set for each job.
-
-And what all jobs of the node have in common.
+A job gets as many accelerators as it has slots on the node, and none that another job has. The workers of each job
+count accelerators from 0, among those in CUDA_VISIBLE_DEVICES; so that variable is set for each job.
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """What all jobs on this node have in common. jobs_dir: each has its directory in it. grace_s: how long an agent
-    that is asked to leave may take. job_user: as whom they run; None: as the daemon does."""
+    """The settings that all jobs on this node have in common. jobs_dir: has a directory for each job. grace_s: how long
+    an agent that is asked to leave may take. job_user: the user as whom jobs run; None: the daemon's."""
 
     node: str
     reach: Reach
@@ -40,7 +38,7 @@ class NodeSettings:
 
 
 def with_environment(spec: JobSpec, node: str) -> JobSpec:
-    """The job with what its `env_from` says on this node, which is the job's without that. What `env` says counts more.
+    """The job with the variables of its `env_from` file on this node in its `env`; `env` wins over the file.
 
     Raises ConfigError naming the node, the file and what is wrong with it, and no value.
     """
@@ -94,7 +92,8 @@ DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def of_node(environment: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
-    """What the daemon may use, as CUDA_VISIBLE_DEVICES names it; without that, every device of NVIDIA's driver."""
+    """The accelerators of the daemon, as CUDA_VISIBLE_DEVICES names them; without it, every device of NVIDIA's
+    driver."""
     if (given := environment.get(DEVICES_VARIABLE)) is not None:
         return tuple(name.strip() for name in given.split(",") if name.strip())
     found = (re.fullmatch(r"nvidia(\d+)", path.name) for path in devices.glob("nvidia*"))
@@ -102,6 +101,6 @@ def of_node(environment: Mapping[str, str], devices: Path = Path("/dev")) -> tup
 
 
 def choose(all_of_node: Iterable[str], taken: Iterable[str], slots: int) -> tuple[str, ...]:
-    """For a job: the first that are free. Fewer if there are not so many; none on a node without any."""
+    """The first free accelerators for a job, as many as it has slots; fewer if there are not so many."""
     busy = set(taken)
     return tuple(device for device in all_of_node if device not in busy)[:slots]

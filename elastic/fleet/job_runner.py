@@ -2,9 +2,10 @@
 
     daemon --pipe--> keeper --parent-death signal--> agent of the job --> workers
 
-The agent is the program that runs under `elastic run`, under a subreaper (elastic/agent/process/subreaper.py), so that
-everything ends with this daemon, also if that is killed. An agent that ends while the job wants one here is started
-again; so that this takes no time, one that has lived for a while has a standby, which has done its imports already.
+The agent is the same program as under `elastic run`, under a subreaper (elastic/agent/process/subreaper.py), so that
+every process ends with this daemon, even if the daemon is killed. An agent that ends while the job still needs it is
+started again. So that this takes no time, an agent that has lived for a while has a standby: a process that has done
+its imports already.
 """
 
 from __future__ import annotations
@@ -44,31 +45,30 @@ from elastic.wire import codec
 BACKOFF_MIN_S = 0.5
 BACKOFF_MAX_S = 30.0
 LONG_LIFE_S = 10.0
-"""An agent that has lived so long has had workers in the job, and is started again at once."""
+"""An agent that has lived for so many seconds has had workers in the job, and is started again at once."""
 
 SLACK_S = 10.0
-"""Beyond its grace, for an agent that leaves in order; then it is asked to stop at once."""
+"""Seconds beyond its grace for an agent that leaves in order; then it is asked to stop at once."""
 
 STOP_S = 6.0
-"""From then until it is killed, with everything below it."""
+"""Seconds from then until the agent is killed, with everything below it."""
 
 STANDBY_AFTER_S = 30.0
-"""How long an agent lives until it has a standby, and until a dead standby is replaced: torch is imported once more for
-that, and the job's first steps are those that people wait for."""
+"""Seconds that an agent lives until it has a standby, and between two looks at the standby. A standby imports torch,
+which would slow down the job's first steps."""
 
 LOG_TAIL_LINES = 5
 
 CERTS = "certs"
-"""In a job directory: what a job that runs as another user has of its node's certificates."""
+"""The directory in a job directory that has the node's certificates for a job that runs as another user."""
 
 RENEW_S = 60.0
 
 
 class JobRunner:
-    """Used on the event loop, by the main thread. devices: accelerators for its workers, maybe none of them; None: on a
-    node without any.
-    changed: called when `trouble` is another one, or it has ended. token: by which the job's leader admits its agent.
-    handed: by the program before this one."""
+    """Runs one job on this node, on the event loop of the main thread. devices: the accelerators of its workers,
+    perhaps none; None: the node has none. changed: called when `trouble` has changed or the job has ended. token: the
+    job's leader admits the agent by it. handed: the state from the program before this one."""
 
     def __init__(
         self,
@@ -83,12 +83,13 @@ class JobRunner:
         handed: JobUpgradeState | None = None,
         standby: WaitingAgent | None = None,
     ) -> None:
-        """standby: of the job, started beforehand; whether it fits is seen when it is needed."""
+        """standby: a standby of the job, started beforehand; it is only used if it fits."""
         self._site = site
         self._standby = standby
         self._standby_refused = ""
         self._agent_is_newer = False
-        """Than this program, whose place the newer one takes in a moment: that one sees to a standby."""
+        """Whether the agent is a newer program than this one, which is replaced in a moment: the next program starts a
+        standby."""
         self._token = token
         self._board = board
         self._submission = submission
@@ -97,14 +98,14 @@ class JobRunner:
         self._journal = journal
         self._changed = changed
         self._dir = site.jobs_dir / submission.spec.name
-        # Outlives each agent of the job: the state of workers that died with one is what they left here.
+        # This memory outlives each agent of the job: workers that died with an agent have left their state here.
         self._memory = handed.scratch() if handed is not None else None
         if handed is None and submission.spec.snapshot_every != "off":
             self._memory = host_memory.claim()
             if self._memory is not None and site.job_user is not None:
                 site.job_user.give(self._memory.path)
         self._keeper: JobKeeper | None = handed.process() if handed is not None else None
-        """While it lives."""
+        """The keeper of the agent, while it lives."""
         self._starting = self._keeper is None
         self._finish = asyncio.Event()
         if handed is not None and handed.finishing:
@@ -113,7 +114,7 @@ class JobRunner:
         self._stop = asyncio.Event()
         self._task = asyncio.create_task(self._run())
         self.trouble = ""
-        """Why there is no agent that runs as it should, or nothing."""
+        """Why there is no agent that runs as it should, or ""."""
 
     @property
     def job(self) -> str:
@@ -134,15 +135,14 @@ class JobRunner:
 
     @property
     def ending(self) -> bool:
-        """Whether this ends without being started again."""
+        """Whether the agent is not started again when it ends."""
         return self._finish.is_set() or self._leave.is_set()
 
     def finish(self, result: str) -> None:
-        """The job is over: its agent ends by itself, when its workers have done what their script does after the
-        training. Any number of times.
+        """The job is over: its agent ends by itself, when the script of its workers has ended. More calls do nothing.
 
-        result: a JSON object. It is left where the agent looks when nobody answers for the job: replicas that were
-        started again take no part in one that is over.
+        result: a JSON object. The agent reads it from its file if no replica answers for the job: replicas that were
+        started again take no part in an ended job.
         """
         if self._finish.is_set():
             return
@@ -158,7 +158,7 @@ class JobRunner:
         return self._dir
 
     def grant(self, token: str) -> None:
-        """Its agent is admitted by this token from now on."""
+        """Let the agent use this token from now on."""
         if token != self._token:
             self._token = token
             try:
@@ -167,7 +167,7 @@ class JobRunner:
                 self._journal.write("token_unwritten", job=self.job, because=str(error))
 
     def notify(self) -> None:
-        """Its agent is shown what notices stand on this node."""
+        """Show the node's active notices to the agent."""
         try:
             with acting(self._site.job_user):
                 self._board.show(self._dir)
@@ -175,16 +175,17 @@ class JobRunner:
             self._journal.write("notices_untold", job=self.job, because=str(error))
 
     def leave(self) -> None:
-        """Between two steps, if the job goes on elsewhere; else the job stops after a step. Any number of times."""
+        """Have the agent leave the job: between two steps if the job goes on elsewhere, else after a step. More calls
+        do nothing."""
         self._leave.set()
 
     def stop(self) -> None:
-        """At once."""
+        """Have the agent stop at once."""
         self._leave.set()
         self._stop.set()
 
     async def ended(self) -> None:
-        """Until nothing is left of it."""
+        """Wait until no process of the job is left here."""
         await asyncio.wait([self._task])
 
     async def _run(self) -> None:
@@ -202,12 +203,12 @@ class JobRunner:
                 if self._keeper is None:
                     self._starting = True
                     how = await asyncio.to_thread(self._prepare)
-                    self._write_token()  # in the thread that grants another one
+                    self._write_token()  # in the same thread as `grant`
                     self.notify()
                     self._keeper = await self._start(how)
             except Exception as error:
-                # Errors of the system, of a storage and of the job are told alike. So is one that nobody foresaw:
-                # it is this job's trouble, not the node's, and tried again with a pause.
+                # Errors of the system, of a storage and of the job are told alike. So are unexpected errors: they are
+                # this job's trouble, not the node's, and the start is tried again after a pause.
                 because = f"the job cannot be started here: {_told_of(error)}"
                 await self._end_standby()
             else:
@@ -225,7 +226,7 @@ class JobRunner:
             await _first(self._leave, self._finish, within_s=wait_s)
         if self._memory is not None:
             self._memory.remove()
-        with suppress(OSError), acting(self._site.job_user):  # it has lost its worth by now
+        with suppress(OSError), acting(self._site.job_user):  # the token admits nobody any more
             (self._dir / TOKEN).unlink()
         await self._end_standby()
         forget(self._site.jobs_dir, self._site.node, self.job)
@@ -233,13 +234,13 @@ class JobRunner:
 
     @property
     def in_the_way(self) -> str:
-        """Why no other program can take over now, or nothing."""
+        """Why no other program can take over now, or ""."""
         if self._leave.is_set():
             return f"{self.job} is leaving this node"
         return f"{self.job} is just being started" if self._starting else ""
 
     async def replace_agent(self, request: UpgradeRequest) -> str:
-        """Have another program take its place. Returns why that was refused, or nothing."""
+        """Have another program take the agent's place. Returns why that was refused, or ""."""
         if self._keeper is None:
             return ""
         self._agent_is_newer = True
@@ -251,7 +252,7 @@ class JobRunner:
         return f"{self.job}: {refused}" if refused else ""
 
     def holding(self, *, inherited: bool) -> JobUpgradeState:
-        """inherited: by the program that takes this one's place, and given up here."""
+        """The job's state for the next program. inherited: the next program takes over the processes and the memory."""
         keeper = memory = None
         if inherited:
             keeper = keeper_of(self._keeper) if self._keeper is not None else None
@@ -259,7 +260,7 @@ class JobRunner:
         return JobUpgradeState(self._submission, self._slots, self.devices, keeper, memory, self.finishing, self._token)
 
     async def _one_life(self, keeper: JobKeeper) -> int:
-        """One agent's life. Returns its exit code, or minus the signal."""
+        """Wait for the end of one agent, and end it if the job leaves. Returns its exit code, or minus the signal."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         pidfd = os.pidfd_open(keeper.pid)
@@ -287,7 +288,7 @@ class JobRunner:
         return keeper.wait()
 
     def _prepare(self) -> AgentStart:
-        """The job's directory on this node. Returns how an agent is started in it. Raises ConfigError and OSError."""
+        """Fill the job's directory. Returns how to start an agent in it. Raises ConfigError and OSError."""
         user = self._site.job_user
         if user is not None:
             file_modes.make_directory(self._dir)
@@ -303,16 +304,16 @@ class JobRunner:
         return how
 
     def _certs(self) -> dict[str, bytes]:
-        """What the processes of a job that are not of the daemon's user need of the node's certificates."""
+        """File name -> content of the node's certificates for a job of another user; else empty."""
         directory = self._site.reach.certs
         if directory is None or self._site.job_user is None:
             return {}
-        from elastic.security.keyring import FLEET_CA  # most nodes have no certificates, and need not read about them
+        from elastic.security.keyring import FLEET_CA  # nodes without certificates need no cryptography
 
         return {name: (directory / name).read_bytes() for name in (f"{Role.WORKER}.pem", FLEET_CA)}
 
     async def _renew(self) -> None:
-        """New certificates of the node are used without a restart, also by its jobs. Never returns."""
+        """Copy new certificates of the node for the job, so that they are used without a restart. Never returns."""
         written: dict[str, bytes] = {}
         while True:
             await asyncio.sleep(RENEW_S)
@@ -325,7 +326,7 @@ class JobRunner:
                 self._journal.write("certificates_unwritten", job=self.job, because=str(error))
 
     def _fill(self, certs: Mapping[str, bytes]) -> bytes:
-        """Returns what job.json says."""
+        """Write the files of the job's directory. Returns the content of job.json."""
         spec = self._submission.spec
         for part in ("logs", "journal"):
             file_modes.make_directory(self._dir / part)
@@ -367,7 +368,7 @@ class JobRunner:
             write_atomically(self._dir / TOKEN, self._token.encode(), 0o600)
 
     def _how(self, document: bytes) -> AgentStart:
-        """document: of job.json, as it was written."""
+        """document: the content of job.json."""
         site, spec, user = self._site, self._submission.spec, self._site.job_user
         reach = site.reach
         if user is not None and reach.certs is not None:
@@ -398,7 +399,7 @@ class JobRunner:
         return standby.begin()
 
     async def _stand_by(self) -> None:
-        """While an agent lives, it has a standby: looks for it now and then. Never returns."""
+        """Keep a standby for the living agent: start one, and replace a dead one. Never returns."""
         record = record_of(self._site.jobs_dir, self._site.node, self.job)
         while True:
             await asyncio.sleep(STANDBY_AFTER_S)
@@ -424,7 +425,7 @@ class JobRunner:
             path = self._dir / "logs" / LOGS[1]
             with acting(self._site.job_user), open(path, errors="replace", opener=file_modes.regular) as file:
                 lines = file.read().splitlines()
-        except OSError:  # somebody has moved the directory
+        except OSError:  # the directory may have been moved
             return ""
         return f": {' | '.join(lines[-LOG_TAIL_LINES:])}" if lines else ""
 
@@ -435,8 +436,8 @@ class JobRunner:
 
 
 def pause_s(lived_s: float, before_s: float) -> float:
-    """How long to wait with starting an agent again that has lived so long, or could not be started. before_s: how long
-    was waited the last time."""
+    """Seconds to wait before an agent is started again. lived_s: how long the last agent lived. before_s: the last
+    pause."""
     return 0.0 if lived_s > LONG_LIFE_S else min(BACKOFF_MAX_S, max(BACKOFF_MIN_S, 2 * before_s))
 
 
@@ -448,7 +449,7 @@ def _told_of(error: Exception) -> str:
 
 
 async def _first(event: asyncio.Event, other: asyncio.Event | None = None, within_s: float | None = None) -> bool:
-    """Wait for one of the two. Whether it was, or is, the first."""
+    """Wait for one of two events, at most within_s. Returns whether `event` is set."""
     tasks = [asyncio.create_task(one.wait()) for one in (event, other) if one is not None]
     try:
         await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)

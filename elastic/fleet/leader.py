@@ -1,8 +1,8 @@
-"""What a replica does while it leads a fleet: hands out slots, and tells the nodes what to run.
+"""A replica while it leads a fleet: it hands out slots, and tells the nodes what to run.
 
-It inherits nothing but the documents: it reads them when it is elected, and nodes announce themselves to it. A node
-that is away for a moment keeps its jobs; its absence is timed on this process's clock, from the election at the
-earliest. Whatever it writes is fenced by its term, so one that was replaced without noticing writes nothing.
+A new leader has nothing but the documents: it reads them when it is elected, and nodes announce themselves to it. A
+node that is away for a moment keeps its jobs; its absence is timed on this process's clock, from the election at the
+earliest. All writes are fenced by the term, so a leader that was replaced without noticing writes nothing.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
 
 ABSENT_S = 30.0
-"""After this long the slots of a node that does not attend are looked for elsewhere, and it is no part of the fleet."""
+"""Seconds after which a node that does not attend is no part of the fleet, and its slots are looked for elsewhere."""
 
 AWAY_S = 120.0
-"""How long the agent of a job may go on, at least, where the job has no share any more and the node's daemon does not
-say that it has left."""
+"""Least seconds for which a job's agent may go on where the job has no share any more, unless the node's daemon says
+that the agent has left."""
 
 LEAVE_LIMIT_S = 3600.0
-"""The longest that a daemon may ask for, for an agent that leaves."""
+"""Most seconds that a daemon may ask for, for an agent that leaves."""
 
 ABSENT_NODES_CHECK_S = 1.0
-"""How often it looks at absent nodes, where nothing else happens."""
+"""Seconds between two looks at absent nodes, if nothing else happens."""
 
 ANSWER_S = 5.0
-"""How long a node may take to read a piece of a log, or to look around."""
+"""Most seconds that a node may take to read a piece of a log, or to look around."""
 
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ T = TypeVar("T")
 @dataclass(eq=False, slots=True)
 class NodeSession(ServedStream[pb.NodeOrder]):
     """One daemon's stream. troubles: job -> why its agent there does not run as it should. holds: the jobs whose agents
-    have not left the node; None: it has not said so yet."""
+    have not left the node; None: the daemon has not said so yet."""
 
     hello: pb.NodeHello
     leaves: str = ""
@@ -67,14 +67,15 @@ class NodeSession(ServedStream[pb.NodeOrder]):
     async def ask(
         self, order: pb.NodeOrder, query: pb.LogQuery | pb.ExamineNode, within_s: float = ANSWER_S
     ) -> pb.LogPiece | pb.Examined | None:
-        """query: within the order; it gets the number by which the answer is known. None: there is none in time."""
+        """Send a query to the node. query: a part of the order; gets the number that its answer repeats. Returns None
+        if no answer comes in time."""
         self.asked += 1
         query.number = self.asked
         answer = self.queries[query.number] = asyncio.get_running_loop().create_future()
         try:
             self.post(order)
             await asyncio.wait([answer], timeout=within_s)
-        finally:  # also where whoever has asked waits no longer
+        finally:  # also if the caller was cancelled
             self.queries.pop(query.number, None)
         return answer.result() if answer.done() and not answer.cancelled() else None
 
@@ -85,7 +86,7 @@ class NodeSession(ServedStream[pb.NodeOrder]):
 
 
 class FleetLeader:
-    """One term. Used on the event loop; store: the thread that speaks to the store for it."""
+    """One term of a fleet's leader, on the event loop. store: the thread that speaks to the store for it."""
 
     def __init__(self, tenure: LeaseKeeper, etcd: Store, store: StoreThread, journal: Journal) -> None:
         self.term = tenure.term
@@ -95,7 +96,7 @@ class FleetLeader:
         self.lacking: dict[str, str] = {}
         self.larger: frozenset[str] = frozenset()
         self.ready = asyncio.Event()
-        """Set when the documents have been read: before, nobody may be told what to run."""
+        """Set when the documents have been read: before, no node may be told what to run."""
         self._tenure = tenure
         self._registry = Registry(etcd, tenure.candidate)
         self._etcd = etcd
@@ -105,16 +106,16 @@ class FleetLeader:
         self._seen = asyncio.Event()
         self._seen_term = 0
         self._unforgotten = ""
-        """Why ended jobs could not be forgotten, as it was journalled."""
+        """Why ended jobs could not be forgotten, as it is in the journal, or ""."""
         self._changed = asyncio.Event()
         self._left: dict[str, tuple[float, NodeSession]] = {}
-        """Node -> when its last stream ended."""
+        """Node -> when its last stream ended, and that stream."""
         self._withdrawn_s: dict[tuple[str, str], float] = {}
-        """(job, node) -> since when the job has no share there, while its agent may attend."""
+        """(job, node) -> when the job lost its share there, while its agent may still attend."""
         self._began_s = time.monotonic()
 
     async def lead(self) -> str:
-        """Until this replica must not lead any more. Returns why."""
+        """Lead until this replica must not lead any more. Returns why."""
         tasks = [asyncio.create_task(duty) for duty in (self._watch_tenure(), self._work(), self._surpass())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -131,7 +132,7 @@ class FleetLeader:
         return "; ".join(str(error) for error in reasons)
 
     def read(self, book: FleetState, revision: int) -> None:
-        """The documents as of that revision; older ones are ignored."""
+        """Take the documents of that revision; older ones are ignored."""
         if revision > self._revision and self.ready.is_set():
             self.book, self._revision = book, revision
             self._changed.set()
@@ -139,8 +140,8 @@ class FleetLeader:
     # ------------------------------------------------------------------------------------------------ nodes
 
     def attach(self, hello: pb.NodeHello) -> NodeSession:
-        """A new stream of that node's daemon, or of the one that has taken its place: an older stream is ended. Raises
-        WireError if the daemon of another machine or directory attends under that name."""
+        """Begin a new stream of that node's daemon; an older stream is ended. Raises WireError if a daemon on another
+        machine or directory attends under that name."""
         if hello.term > self.term:
             self._seen_term = max(self._seen_term, hello.term)
             self._seen.set()
@@ -168,7 +169,7 @@ class FleetLeader:
             self._changed.set()
 
     def heard(self, session: NodeSession, word: pb.NodeWord) -> None:
-        """Raises WireError for what a daemon does not say here."""
+        """Handle a daemon's message. Raises WireError for a message that is not allowed here."""
         match word.WhichOneof("content"):
             case "troubles":
                 session.troubles = {trouble.job: trouble.because for trouble in word.troubles.troubles}
@@ -189,7 +190,7 @@ class FleetLeader:
                 raise codec.WireError("a daemon says hello once and nothing empty")
 
     async def read_log(self, node: str, query: pb.LogQuery) -> pb.LogPiece | None:
-        """A piece of a log, or None if that node does not answer."""
+        """A piece of a node's log, or None if the node does not answer."""
         if (session := self.sessions.get(node)) is None:
             return None
         order = pb.NodeOrder(log=query)
@@ -197,7 +198,7 @@ class FleetLeader:
         return answer if isinstance(answer, pb.LogPiece) else None
 
     async def examine(self, node: str) -> str | None:
-        """What that node's daemon finds around itself, as JSON, or None if it does not answer."""
+        """The facts that a node's daemon finds, as JSON, or None if it does not answer."""
         if (session := self.sessions.get(node)) is None:
             return None
         order = pb.NodeOrder(examine=pb.ExamineNode())
@@ -207,8 +208,8 @@ class FleetLeader:
     # ----------------------------------------------------------------------------------------------- writing
 
     async def change(self, write: Callable[[Registry], T]) -> T:
-        """What an operator asked for, written and read back. Raises StoreError, LeadershipLost, ConfigError, all of
-        them for the writing: what is written is done, and if it cannot be read back now it will be, as all else is."""
+        """Write an operator's change, and read the documents again. Raises StoreError, LeadershipLost and ConfigError,
+        each only if the writing fails; a failed reading is made up for later."""
         done = await self._store.call(write, self._registry)
         try:
             await self._reread()
@@ -233,7 +234,7 @@ class FleetLeader:
                     await self._changed.wait()
 
     async def _surpass(self) -> None:
-        """Somebody has seen a later term than this one. Raises LeadershipLost if etcd is behind that."""
+        """Wait for a node that has seen a later term. Raises LeadershipLost if etcd is behind that term."""
         while True:
             await self._seen.wait()
             self._seen.clear()
@@ -242,7 +243,7 @@ class FleetLeader:
                 raise LeadershipLost(because)
 
     async def _patiently(self, act: Callable[[], Any]) -> Any:
-        """Again until the store answers; `_watch_tenure` ends it when the lease is over."""
+        """Repeat the action until the store answers; `_watch_tenure` ends this when the lease is over."""
         while True:
             try:
                 return await act()
@@ -256,7 +257,7 @@ class FleetLeader:
             self.book, self._revision = book, revision
 
     async def _hand_out(self) -> bool:
-        """Whether anything was written."""
+        """Write the places and grants that have changed. Returns whether anything was written."""
         plan = self.plan()
         self.waiting, self.lacking, self.larger = dict(plan.waiting), dict(plan.lacking), plan.larger
         written = False
@@ -276,7 +277,7 @@ class FleetLeader:
         return await self._forget() or written
 
     async def _forget(self) -> bool:
-        """Whether there was anything to forget. If the store takes it ill it is tried again at the next look: nodes
+        """Forget old ended jobs. Returns whether there were any. If the store refuses, the next look tries again: nodes
         and jobs do not wait for that."""
         if not self.book.forgettable(registry.ENDED_KEPT):
             return False
@@ -298,7 +299,7 @@ class FleetLeader:
         return documents.granted(job, placement, left, lambda: secrets.token_hex(32))
 
     def _has_left(self, job: str, node: str) -> bool:
-        """Whether the agent of a job is gone from a node where it has no share, or has had time for that."""
+        """Whether a job's agent has left a node where the job has no share, or has had time for that."""
         now_s, session = time.monotonic(), self.sessions.get(node)
         since_s = self._withdrawn_s.setdefault((job, node), now_s)
         leave_s = min(session.hello.leave_ms / 1000, LEAVE_LIMIT_S) if session is not None else 0.0
@@ -312,7 +313,8 @@ class FleetLeader:
         self._journal.write("placed", job=job.name, began=job.waits, slots=placement.slots)
 
     def plan(self) -> Schedule:
-        """As of now. While nodes have not had the time to find this leader nothing is larger than the fleet."""
+        """The schedule as of now. While nodes may still be looking for this leader, no job counts as larger than the
+        fleet."""
         now_s = time.monotonic()
         nodes = [self._node(name, session) for name, session in sorted(self.sessions.items())]
         for name, (since_s, session) in sorted(self._left.items()):
@@ -337,7 +339,7 @@ class FleetLeader:
         )
 
     def _tell(self, node: str, session: NodeSession) -> None:
-        """What it has to run, if that has changed."""
+        """Send the node its jobs, if they have changed."""
         duties = pb.Duties(
             term=self.term,
             duties=[
@@ -364,5 +366,5 @@ class FleetLeader:
             session.post(pb.NodeOrder(duties=duties))
 
     async def _watch_tenure(self) -> None:
-        """Raises LeadershipLost when it is over, also by this process's own clock."""
+        """Raise LeadershipLost when the term is over, also by this process's own clock."""
         raise LeadershipLost(await self._tenure.end())

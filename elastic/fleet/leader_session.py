@@ -1,7 +1,7 @@
-"""A node's stream to whoever leads the fleet: what it has to run comes down, how it goes is said up.
+"""A node's stream to the fleet's leader: the leader sends the jobs to run, the node tells how they go.
 
-It is opened again whenever it ends. The leader also asks on it: for pieces of logs, and for what a node finds
-around itself, and at the ports of others.
+The node opens a new stream whenever one ends. The leader also sends queries on it: for pieces of logs, and for facts
+about the node and about the ports of other nodes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """slots: how many workers of jobs this node takes. labels: NAME=VALUE each. lock: see lock_identity."""
+    """The node's offer. slots: how many workers it takes. labels: NAME=VALUE each. lock: see lock_identity."""
 
     slots: int
     labels: tuple[str, ...]
@@ -38,24 +38,25 @@ class Offer:
 
 
 class FleetSessionEvents(Protocol):
-    """Who runs the jobs: the daemon."""
+    """What the stream calls: the daemon that runs the jobs."""
 
     @property
     def done(self) -> bool:
-        """Whether it ends, and nothing runs here any more."""
+        """Whether the daemon ends, and no job runs here any more."""
         ...
 
     def on_welcome(self) -> None:
-        """A leader listens, and has heard nothing yet."""
+        """A leader listens that has heard nothing of this node yet."""
         ...
 
     def on_duties(self, duties: dict[str, pb.Duty], over: dict[str, str]) -> None:
-        """All jobs that are to run here, and how others have ended: a JSON object each."""
+        """The leader has sent its orders. duties: all jobs that are to run here. over: job -> its result, a JSON
+        object."""
         ...
 
 
 class FleetLeaderSession:
-    """Used on the event loop only."""
+    """Keeps a node's stream to the fleet's leader. Used on the event loop only."""
 
     def __init__(
         self, site: NodeSettings, offer: Offer, journal: Journal, door: ChannelFactory, attendant: FleetSessionEvents
@@ -75,18 +76,18 @@ class FleetLeaderSession:
         """The term of the newest leader that was seen."""
 
     def say(self, word: pb.NodeWord) -> None:
-        """To this leader; a later one is told anew."""
+        """Send to the current leader, if there is one; `on_welcome` tells a later leader anew."""
         if self._outbox is not None:
             self._outbox.put_nowait(word)
 
     async def part(self, attending: asyncio.Task[None]) -> None:
-        """Let the leader hear the last words before the stream ends. attending: the task of `always`."""
+        """Let the leader hear the last messages before the stream ends. attending: the task of `always`."""
         if self._outbox is not None:
             self._outbox.put_nowait(pb.NodeWord(goodbye=pb.Goodbye()))
             await asyncio.wait([attending], timeout=GOODBYE_S)
 
     async def always(self) -> None:
-        """Keep a stream to whoever leads, until the daemon has nothing more to do."""
+        """Keep a stream to the leader, until the daemon has nothing more to do."""
         pause_s, said = FIRST_RETRY_S, ""
         while True:
             self._welcomed = False
@@ -103,7 +104,7 @@ class FleetLeaderSession:
             pause_s = min(2 * pause_s, LONGEST_RETRY_S)
 
     async def _attend(self, address: str) -> str:
-        """One stream, until it ends. Returns why it did."""
+        """Serve one stream until it ends. Returns why it ended."""
         async with self._door.aio_channel(address, leader_options()) as channel:
             call = FleetStub(channel).Attend()
             outbox: asyncio.Queue[pb.NodeWord] = asyncio.Queue()
@@ -154,7 +155,7 @@ class FleetLeaderSession:
         print(f"elastic: node {self._site.node} attends {address}", flush=True)
 
     def _answering(self, task: asyncio.Task[None]) -> None:
-        """Beside the orders, which go on meanwhile."""
+        """Let the task answer a query beside the orders, which go on meanwhile."""
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
@@ -163,7 +164,7 @@ class FleetLeaderSession:
         self.say(pb.NodeWord(examined=pb.Examined(number=query.number, document=json.dumps(found))))
 
     def _piece(self, query: pb.LogQuery) -> pb.LogPiece:
-        """What there is to read; of a log that is not there, or cannot be read, nothing."""
+        """A piece of a log; an empty one with size -1 if the log is missing or cannot be read."""
         try:
             with acting(self._site.job_user if query.job else None):
                 found = job_files.read(self._site.jobs_dir, query.job, query.log, query.offset)

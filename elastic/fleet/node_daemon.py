@@ -1,7 +1,8 @@
-"""The daemon of a node: what `elastic agent` runs. It does what the fleet's leader tells it, and decides nothing.
+"""The daemon of a node: `elastic agent` runs it. It follows the fleet's leader, and decides nothing.
 
-The leader sends everything that this node has to run. What is new is started, what is missing has to leave. Jobs do not
-notice that no leader answers, or that there is another one: the agent of each attends the leader of its job by itself.
+The leader sends the list of all jobs that this node has to run. New jobs are started, jobs that are missing have to
+leave. Jobs do not notice that no leader of the fleet answers, or that another one leads: the agent of each job attends
+the job's leader by itself.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
 
 STANDBYS_S = 60.0
-"""From a daemon's start, for jobs that ran here before: one that has not come back by then goes on elsewhere, or is
-over."""
+"""Seconds for which a new daemon keeps standbys of jobs that ran here before; a job that is not back by then goes on
+elsewhere, or is over."""
 
 DEPARTURE_POLL_S = 0.5
-"""How often it looks whether its jobs have left a node that has to go: their agents say it in files."""
+"""Seconds between two looks whether all jobs have left a node that has to go: their agents say so in files."""
 
 
 class Daemon:
-    """Main thread only: workers die with the thread that started them."""
+    """The daemon of a node. Main thread only: workers die with the thread that started them."""
 
     def __init__(
         self,
@@ -53,8 +54,8 @@ class Daemon:
         handed: Handed | None = None,
         standbys: Mapping[str, WaitingAgent] | None = None,
     ) -> None:
-        """handed: by the program before this one in the same process. standbys: of jobs that this node may be given.
-        Raises what upgrade_state.read does."""
+        """handed: the state from the program before this one in the same process. standbys: job -> a standby for a job
+        that this node may be given. Raises the errors of upgrade_state.read."""
         self._site = site
         self._journal = journal
         self._devices = job_environment.of_node(os.environ)
@@ -63,7 +64,7 @@ class Daemon:
         self._standbys = dict(standbys or {})
         self._duties: dict[str, pb.Duty] = {}
         self._over: dict[str, str] = {}
-        """Job -> how it ended."""
+        """Job -> its result, a JSON object."""
         self._unstarted: dict[str, str] = {}
         self._attendance = FleetLeaderSession(site, offer, journal, door, self)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,8 +76,8 @@ class Daemon:
         self._changed = asyncio.Event()
 
     async def run(self) -> int:
-        """Until a signal came and nothing runs here any more. Returns 128 + its number."""
-        host_memory.sweep()  # of a daemon that was killed together with its keepers
+        """Serve until a signal came and no job runs here any more. Returns 128 + the signal's number."""
+        host_memory.sweep()  # a daemon that was killed with its keepers may have left memory
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
@@ -121,7 +122,7 @@ class Daemon:
             task.cancel()
 
     def _signalled(self, number: signal.Signals) -> None:
-        """The first empties the node in order; another one at once."""
+        """The first signal empties the node in order, a second one at once."""
         if self._hands_over:
             self._deferred.append(number)
             return
@@ -149,7 +150,7 @@ class Daemon:
         task.add_done_callback(self._tasks.discard)
 
     async def _hand_over(self) -> None:
-        """Become another program, after the agents of all jobs, if somebody asks for it and nothing is in the way."""
+        """Become another program, after the agents of all jobs, if a request is there and nothing is in the way."""
         if self._hands_over:
             return
         self._hands_over = True
@@ -170,14 +171,14 @@ class Daemon:
                 except OSError as error:
                     handover.refuse(self._place, self._journal, request, f"no program can be started: {error}")
         finally:
-            # Whatever has come of it, this program hears its signals again.
+            # The handover has failed: this program handles its signals again.
             self._hands_over = False
             deferred, self._deferred = self._deferred, []
             for number in deferred:
                 self._signalled(signal.Signals(number))
 
     async def _replace_agents(self, request: UpgradeRequest) -> str:
-        """Returns why one of them was not, or nothing."""
+        """Have all agents become the new program. Returns why an agent refused, or ""."""
         await self._end_standbys()
         for charge in list(self._charges.values()):
             if because := await charge.replace_agent(request):
@@ -196,7 +197,7 @@ class Daemon:
         return upgrade_state.write(DaemonUpgradeState(self._attendance.term, duties, self._over, holdings))
 
     def _take_over(self, handed: Handed) -> None:
-        """What the program before this one has left."""
+        """Go on with the jobs of the program before this one."""
         estate = upgrade_state.read(handed.state)
         self._attendance.term = estate.term
         self._duties = {duty.job: duty for duty in map(pb.Duty.FromString, estate.duties)}
@@ -214,14 +215,14 @@ class Daemon:
                 handed=left,
             )
             self._charges[charge.job] = charge
-            charge.notify()  # what stood for the program before this one is asked for anew
+            charge.notify()  # notices are asked for anew
         jobs = sorted(self._charges)
         self._journal.write("daemon_took_over", version=__version__, jobs=jobs)
 
     # ------------------------------------------------------------------------------------------------- charges
 
     def _reconcile(self) -> None:
-        """Make what runs what should run. One job's new agent waits until its old one has gone."""
+        """Start and end jobs as the leader wants. A job's new agent waits until its old agent has gone."""
         for job, charge in list(self._charges.items()):
             if charge.over:
                 del self._charges[job]
@@ -247,7 +248,7 @@ class Daemon:
             self._told()
 
     def _begin(self, duty: pb.Duty) -> str:
-        """Start what is new. Returns why it cannot be started now, or nothing."""
+        """Start a new job. Returns why it cannot be started now, or ""."""
         try:
             submission = codec.from_json(Submission, duty.document.encode())
         except ElasticError as error:
@@ -276,7 +277,7 @@ class Daemon:
         return ""
 
     async def _end_standbys(self, after_s: float = 0.0) -> None:
-        """End the standbys of jobs that have not come back."""
+        """End the standbys of jobs that have not come back after so many seconds."""
         await asyncio.sleep(after_s)
         ended, self._standbys = self._standbys, {}
         for job in ended:
@@ -285,7 +286,7 @@ class Daemon:
         await asyncio.to_thread(agent_process.end, list(ended.values()))
 
     def _noticed(self) -> None:
-        """What stands on the board is another thing."""
+        """Tell the agents and the leader that the node's notices have changed."""
         for charge in self._charges.values():
             charge.notify()
         self._attendance.say(self._notice())
@@ -295,7 +296,7 @@ class Daemon:
         return pb.NodeWord(leaves=pb.NodeLeaves(because=self._board.because, notice=True))
 
     def _told(self) -> None:
-        """Tell the leader of what runs here, and of what does not run as it should."""
+        """Tell the leader which jobs are here, and what does not run as it should."""
         because = {job: charge.trouble for job, charge in self._charges.items()} | self._unstarted
         troubles = [pb.Trouble(job=job, because=text) for job, text in because.items()]
         troubles = [trouble for trouble in troubles if trouble.because]

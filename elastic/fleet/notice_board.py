@@ -1,7 +1,7 @@
-"""The notices of a node, asked for once by its daemon and shown to the agents of all its jobs.
+"""The preemption notices of a node: its daemon asks for them once, and shows them to the agents of all its jobs.
 
-The provider hears that the node is empty when the last of the jobs has left it: to some of them that is the word to
-take the machine away at once.
+The provider hears that the node is empty when the last job has left it: some providers then take the machine away at
+once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LAST_WORD_S = 2.0
 
 
 class NoticeBoard:
-    """Used on the event loop. changed: called with each change of what stands."""
+    """The active notices of a node, on the event loop. changed: called when the active notices have changed."""
 
     def __init__(self, journal: Journal, changed: Callable[[], None]) -> None:
         self._journal = journal
@@ -31,11 +31,11 @@ class NoticeBoard:
         self._told = False
 
     def watch(self, sources: Iterable[NoticeSource]) -> None:
-        """Begin to look; asks nobody anything on this thread."""
+        """Begin to watch the sources, on threads of their own."""
         self._watchers = watch_all(sources, self.heard, self._troubled, self._journal)
 
     def heard(self, source: str, notice: Notice | None) -> None:
-        """What a source says now; None: nothing any more."""
+        """Take the notice of a source; None: the source has no notice any more."""
         self._round = time.monotonic_ns()
         self._told = False
         if notice is None:
@@ -54,11 +54,11 @@ class NoticeBoard:
 
     @property
     def because(self) -> str:
-        """Why the node has to go, or nothing."""
+        """Why the node has to go, or ""."""
         return next((one.because for one in self._standing.values() if one.leaves), "")
 
     def show(self, job_dir: Path) -> None:
-        """To the agent of a job. Raises OSError."""
+        """Show the active notices to the agent of a job. Raises OSError."""
         relay.write(job_dir, self._round, self._standing)
 
     def look(self, job_dirs: Iterable[Path]) -> None:
@@ -76,7 +76,7 @@ class NoticeBoard:
                 watcher.left()
 
     def close(self) -> None:
-        """Look no more. A provider that waits for this node to be empty is told, for at most LAST_WORD_S."""
+        """Stop watching. A provider that waits for this node to be empty is told, for at most LAST_WORD_S."""
         for watcher in self._watchers:
             watcher.close()
         for watcher in self._watchers if self._told else ():

@@ -1,11 +1,11 @@
-"""What a fleet finds around its replicas and nodes when somebody asks: the facts that `elastic doctor` judges.
+"""Facts about the replicas and nodes of a fleet, found when an operator asks: `elastic doctor` judges them.
 
-`take` asks every replica and every node. Documents go over the wire as JSON; findings.py reads them and treats
-whatever is missing as not known, because the two sides may be of different versions.
+`take` asks every replica and every node. Documents go over the wire as JSON; findings.py reads them and treats missing
+facts as not known, because the two sides may be of different versions.
 
-Which nodes are reached by which others is tried: workers listen on a port that the kernel chooses, under the address
-that their node offers. So each node opens such a port for a moment, and the fleet's leader has the others try it.
-Whoever answers there says its name, so that an address which leads to another machine is found too.
+Which nodes reach which others is tried: workers listen on a port that the kernel chooses, under the address that their
+node offers. So each node opens such a port for a moment, and the fleet's leader has other nodes try it. The node that
+answers there says its name, so that an address which leads to another machine is found too.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ if TYPE_CHECKING:  # a node has no leader and no etcd in its process
     from elastic.store.etcd import EtcdStore
 
 OTHERS = 32
-"""How many others each node tries, those that follow it by name: up to 33 nodes every pair is tried both ways."""
+"""How many other nodes each node tries, those that follow it by name: up to 33 nodes every pair is tried both ways."""
 
 OPENED_WITHIN_S, TRIED_WITHIN_S = 2.0, 4.0
-"""For the answers of all nodes, together less than an operator waits for one."""
+"""Most seconds for the answers of all nodes to each of two questions, together less than an operator waits for one."""
 
 NodeAnswer = dict[str, Any]
 NodeAnswers = dict[str, NodeAnswer]
 
 
 class ReachProbes:
-    """Tries which nodes reach which others. There is one look at a time: a question that comes meanwhile gets what that
-    look finds, so that no number of questions makes nodes busy. Runs on the event loop."""
+    """Tries which nodes reach which others, on the event loop. Only one look runs at a time, and a question that comes
+    meanwhile gets its result, so that many questions do not make nodes busy."""
 
     def __init__(self) -> None:
         self._looking: asyncio.Task[NodeAnswers] | None = None
 
     async def look(self, sessions: Mapping[str, NodeSession]) -> NodeAnswers:
-        """For each node `host`, where workers of others look for its own, the `port` that was tried there, `ports`, of
-        which the kernel there chooses, and `reached`: by other node, why it does not reach that, or nothing. Of one
-        that cannot say `because` instead."""
+        """Node -> `host`, its address for other workers, `port`, which was tried there, `ports`, the range from which
+        its kernel chooses, and `reached`: other node -> why it is not reached, or "". A node that cannot tell has
+        `because` instead."""
         if self._looking is None:
             self._looking = asyncio.create_task(_look(dict(sessions)))
             self._looking.add_done_callback(self._looked)
@@ -86,7 +86,7 @@ async def _look(sessions: Mapping[str, NodeSession]) -> NodeAnswers:
 
 
 def _opened(host: str, answer: NodeAnswer) -> NodeAnswer:
-    """What of the answer can be used: it comes from another machine, perhaps of another version."""
+    """The usable part of an answer, which comes from another machine, perhaps of another version."""
     match answer:
         case {"port": int(port), "ports": [int(low), int(high)]} if 0 < port < 65536:
             return {"host": host, "port": port, "ports": [low, high]}
@@ -105,7 +105,7 @@ def _tried(query: pb.ExamineNode, answer: NodeAnswer) -> NodeAnswer:
 
 
 def others(node: str, names: list[str]) -> list[str]:
-    """Whom that node is to try."""
+    """The names of the nodes that this node is to try."""
     place = names.index(node) + 1
     return [*names[place:], *names[: place - 1]][:OTHERS]
 
@@ -130,13 +130,13 @@ async def _ask(session: NodeSession, query: pb.ExamineNode, within_s: float) -> 
 
 
 REACH_S = 2.0
-"""For a connection, or an answer of etcd, which takes milliseconds where all is well."""
+"""Most seconds for a connection, or for an answer of etcd, which takes milliseconds where all is well."""
 
 Document = dict[str, object]
 
 
 def of_replica(directory: Path, endpoints: Sequence[str], open_etcd: Callable[[str], EtcdStore]) -> Document:
-    """open_etcd: a store on one member of the cluster."""
+    """The facts that a replica finds. open_etcd: opens a store on one member of the cluster."""
     with ThreadPoolExecutor(len(endpoints)) as threads:
         etcd = list(threads.map(lambda endpoint: of_etcd(endpoint, open_etcd), endpoints))
     return {**_anywhere(directory), "etcd": etcd}
@@ -173,7 +173,7 @@ def _version(package: str) -> str:
 
 
 def _reach(replica: str) -> str:
-    """Why no connection comes about, or nothing."""
+    """Why there is no connection to the replica, or ""."""
     try:
         with socket.create_connection(split(replica), timeout=REACH_S):
             return ""
@@ -182,7 +182,7 @@ def _reach(replica: str) -> str:
 
 
 def of_etcd(endpoint: str, open_etcd: Callable[[str], EtcdStore]) -> Document:
-    """What that member says of itself, or `because`: why it does not."""
+    """The state of that member of etcd, or in `because` why it does not answer."""
     try:
         with open_etcd(endpoint) as etcd:
             etcd.health(timeout_s=REACH_S)  # the first call connects
@@ -202,19 +202,20 @@ def of_etcd(endpoint: str, open_etcd: Callable[[str], EtcdStore]) -> Document:
 
 
 DOOR_OPEN_S = 15.0
-"""Longer than the leader takes to have all others try."""
+"""Seconds for which a port is open: longer than the leader takes to have all others try it."""
 
 TRIED_LIMIT = 64
-"""Ports in one look; a leader asks for fewer."""
+"""Most ports that a node tries in one look; a leader asks for fewer."""
 
 NAME_BYTES = 256
 
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-"""The range of ports from which the kernel chooses, for IPv6 too."""
+"""Has the range of ports from which the kernel chooses, for IPv6 too."""
 
 
 class NodeProbes:
-    """node: its name. address: under which it offers itself. On the event loop only."""
+    """A node's answers to queries, on the event loop only. node: its name. address: under which other nodes reach
+    it."""
 
     def __init__(self, node: str, address: str, replicas: Sequence[str], slots: int, jobs_dir: Path) -> None:
         self._node = node
@@ -233,7 +234,7 @@ class NodeProbes:
         return await asyncio.to_thread(of_node, *where)
 
     def close(self) -> None:
-        """Nobody need try any more."""
+        """Close the port that other nodes try."""
         if self._door is not None:
             self._door.close()
             self._door = None
@@ -254,7 +255,7 @@ class NodeProbes:
 
 
 async def _try_all(ports: Sequence[pb.OpenPort]) -> dict[str, str]:
-    """By node, why it is not reached, or nothing."""
+    """Node -> why its port is not reached, or ""."""
     tried = await asyncio.gather(*map(_try, ports))
     return {port.node: because for port, because in zip(ports, tried, strict=True)}
 
@@ -280,7 +281,7 @@ ASKED_AT_ONCE = 32
 
 
 def take(client: FleetClient) -> ProbeAnswers:
-    """Whoever does not answer is in it, with the reason."""
+    """Ask all replicas and nodes. One that does not answer is in the result, with the reason."""
     with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
         replicas = [threads.submit(_answer_of, partial(client.examine, replica=address)) for address in client.replicas]
         try:
@@ -304,11 +305,11 @@ def take(client: FleetClient) -> ProbeAnswers:
 
 
 def _answer_of(ask: Callable[[], dict[str, Any]]) -> ProbeAnswer:
-    """Its clock was read between the question and the answer."""
+    """The answer to one question. Its clock is taken as read halfway between the question and the answer."""
     began_s, wall_s = time.monotonic(), time.time()
     try:
         document = ask()
-    except ConfigError as error:  # one that is older, for example, and does not know the question
+    except ConfigError as error:  # an older version, for example, does not know the question
         return ProbeAnswer(because=f"refuses: {error}")
     except ElasticError as error:
         return ProbeAnswer(because=str(error))

@@ -17,13 +17,13 @@ from elastic.store.election import CALL_S, Candidate
 from elastic.wire import codec
 
 NAME = ".fleet"
-"""Under which its leader is elected; no job can be called so."""
+"""The name under which the fleet's leader is elected; no job can have it."""
 
 ROOT = f"/elastic/{NAME}/"
 COUNT = f"{ROOT}count"
 
 ENDED_KEPT = 100
-"""Jobs that have ended, and of which the fleet still tells: those that have ended last."""
+"""How many ended jobs the fleet remembers: those that ended last."""
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ def read(store: Store) -> tuple[FleetState, int]:
 
 
 def _count(item: Item | None) -> int:
-    """How many jobs were ever submitted. Raises ConfigError for what nobody here has written."""
+    """How many jobs were ever submitted. Raises ConfigError for a value that this program has not written."""
     if item is None:
         return 0
     if not item.value.isdigit():
@@ -74,7 +74,7 @@ def _count(item: Item | None) -> int:
 
 
 def _values(items: Mapping[str, Item], prefix: str, kind: type[T], unread: dict[str, str]) -> dict[str, T]:
-    """By what follows the prefix; unread: gets those that nobody here has written."""
+    """What follows the prefix -> the document. unread: gets the documents that cannot be read: key -> why."""
     values: dict[str, T] = {}
     for key, item in items.items():
         if key.startswith(prefix):
@@ -86,15 +86,15 @@ def _values(items: Mapping[str, Item], prefix: str, kind: type[T], unread: dict[
 
 
 def _wishes(items: Mapping[str, Item], prefix: str, unread: dict[str, str]) -> dict[str, Wish]:
-    """A wish counts also when its reason cannot be read."""
+    """The wishes below the prefix. A wish counts also if its reason cannot be read."""
     wishes = _values(items, prefix, Wish, unread)
     dark = {key: because for key, because in unread.items() if key.startswith(prefix)}
     return wishes | {key.removeprefix(prefix): Wish(f"cannot be read: {because}") for key, because in dark.items()}
 
 
 def end(store: Store, job: str, result: Result) -> None:
-    """Write how a job ended, unless that is known already. By any replica: the result itself was written by the job's
-    own leader."""
+    """Write how a job ended, unless that is known already. Any replica may do this: the job's own leader has written
+    the result itself."""
     key = f"{ROOT}results/{job}"
     store.txn((CreateRevision(key, 0),), (Put(key, _result(result)),), timeout_s=CALL_S)
 
@@ -108,8 +108,8 @@ def _wish(because: str) -> bytes:
 
 
 class Registry:
-    """The writing side, for who leads. candidate: of the fleet, elected. Each method may raise what
-    `Candidate.write` does; after StoreUnavailable it may be called again."""
+    """Writes documents, for the fleet's leader. candidate: the fleet's, elected. Each method may raise the errors of
+    `Candidate.write`; after StoreUnavailable it may be called again."""
 
     def __init__(self, store: Store, candidate: Candidate) -> None:
         self._store = store
@@ -123,11 +123,11 @@ class Registry:
         token: str = "",
         owner: Caller | None = None,
     ) -> str:
-        """Returns the job's name. before, resume: an earlier job, and the one of its checkpoints from which this one
-        goes on. token: of the request; if it has made a job already, that one's name is returned. Raises ConfigError
-        if there is no room for its number in the name, or nobody knows the number."""
+        """Write a new job. Returns its name. before, resume: an earlier job, and the checkpoint of it from which the
+        new job goes on. token: of the request; if it has made a job already, that job's name is returned. Raises
+        ConfigError if the name is too long for a number, or the count of jobs cannot be read."""
         item = self._store.get(COUNT, timeout_s=CALL_S)
-        if token and (made := self._made_by(token)):  # looked for after the count: one made since then changes that
+        if token and (made := self._made_by(token)):  # looked for after the count, which a later job changes
             return made
         number = _count(item) + 1
         name = f"{spec.name}-{number}"
@@ -150,13 +150,13 @@ class Registry:
         return name
 
     def _made_by(self, token: str) -> str:
-        """The job, or ""."""
+        """The name of the job that the request with this token has made, or ""."""
         listing = self._store.prefix(f"{ROOT}jobs/", timeout_s=CALL_S)
         jobs = _values({item.key: item for item in listing.items}, ROOT, Submission, {})
         return next((submission.spec.name for submission in jobs.values() if submission.token == token), "")
 
     def place(self, job: str, placement: Placement, grants: tuple[Grant, ...]) -> None:
-        """Both at once: nobody is to run what he may not attend."""
+        """Write the placement and its grants in one transaction: a node must not run a job that it may not attend."""
         grant = Put(f"{ROOT}grants/{job}", codec.to_json(Grants(grants)))
         self._candidate.write((), (Put(f"{ROOT}placements/{job}", codec.to_json(placement)), grant))
 
@@ -170,7 +170,7 @@ class Registry:
         self._candidate.write((), (Put(f"{ROOT}stops/{job}", _wish(because)),))
 
     def cordon(self, node: str, because: str) -> None:
-        """because: empty: no longer."""
+        """because: why no job shall run on the node; "": jobs may run there again."""
         key = f"{ROOT}cordons/{node}"
         if because:
             self._candidate.write((), (Put(key, _wish(because)),))
@@ -181,8 +181,8 @@ class Registry:
         self._candidate.write((), (Put(f"{ROOT}results/{job}", _result(result)),))
 
     def forget(self, book: FleetState) -> None:
-        """Remove ended jobs beyond the newest ENDED_KEPT, each at once with all that it keeps as a job of its own.
-        Unread: the records of a large job are more than etcd says in one answer."""
+        """Remove ended jobs beyond the newest ENDED_KEPT, each in one transaction with all its own records. The records
+        are not read: those of a large job do not fit into one answer of etcd."""
         for name in book.forgettable(ENDED_KEPT):
             keys = (
                 f"{ROOT}{kind}/{name}"
@@ -192,5 +192,5 @@ class Registry:
 
 
 def base_name(job: str) -> str:
-    """The name under which a job was submitted."""
+    """The name with which a job was submitted."""
     return re.sub(r"-\d+$", "", job)

@@ -1,5 +1,5 @@
-"""The logs of workers and the journals of one job, as `elastic logs` and `elastic story` read them: in the job's
-directory here, or from the nodes of a fleet and the replicas that have led the job.
+"""The logs of workers and the journals of one job, for `elastic logs` and `elastic story`: from the job's directory
+here, or from the nodes of a fleet and the replicas that have led the job.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ FOLLOW_POLL_S = 0.5
 
 
 class LogSource(Protocol):
-    """names: of all logs of workers that can be read now. read: a piece of one, from there on."""
+    """Where logs are read. names: the names of all workers' logs that can be read now. read: a piece from that byte
+    on."""
 
     def names(self) -> list[str]: ...
     def read(self, name: str, offset: int) -> job_files.LogPiece: ...
 
 
 class DirectoryLogs:
-    """The logs of one job on this machine. Raises ConfigError if there is none."""
+    """The logs of one job on this machine. Raises ConfigError if the directory holds no job."""
 
     def __init__(self, job_dir: Path) -> None:
         if not (job_dir / "job.json").exists():
@@ -47,8 +48,8 @@ class DirectoryLogs:
 
 
 class FleetLogs:
-    """The logs of one job of a fleet, from the nodes that attend. A node that is away has no logs meanwhile, which is
-    said once."""
+    """The logs of one job of a fleet, from the nodes that attend. Logs of a node that is away are left out, and a line
+    says so once."""
 
     def __init__(self, client: FleetClient, job: str) -> None:
         self._client = client
@@ -72,15 +73,15 @@ class FleetLogs:
 
 
 def is_worker(name: str) -> bool:
-    """Whether that is the log of a worker: `<node>.<slot>.<incarnation>`; its journal is not."""
+    """Whether this is the name of a worker's log, `<node>.<slot>.<incarnation>`; journals have other names."""
     node, _, numbers = name.partition(".")
     slot, _, incarnation = numbers.partition(".")
     return "/" not in node and slot.isdigit() and incarnation.isdigit()
 
 
 def show(source: LogSource, worker: str | None, *, follow: bool, as_json: bool) -> None:
-    """All of them, one after the other; follow: and what comes, until somebody interrupts. Raises ConfigError for a
-    worker that has no log."""
+    """Print all logs, or the log of one worker. follow: also what is written later, until an interrupt. Raises
+    ConfigError for a worker that has no log."""
     offsets: dict[str, int] = {}
     last = ""
     while True:
@@ -116,11 +117,12 @@ def _put(name: str, text: bytes, *, as_json: bool, headed: bool) -> None:
 PREFIX = "journal/"
 
 Read: TypeAlias = "Callable[[str, str, int], Log]"
-"""job, log, offset -> a piece."""
+"""(job, log, offset) -> a piece of the log."""
 
 
 def of_job(client: FleetClient, job: str) -> tuple[list[Line], dict[str, str]]:
-    """Its lines by time of day, of clocks that may differ a little; and who could not be asked, and why."""
+    """The journal lines of a job in order of time, though clocks may differ a little; and machine -> why it could not
+    be asked."""
     lines: list[Line] = []
     away: dict[str, str] = {}
     for whose, read in _readers(client, client.overview(), away):
@@ -149,7 +151,7 @@ def _of_node(client: FleetClient, node: str, job: str, log: str, offset: int) ->
 
 
 def _lines(read: Read, job: str) -> Iterator[Line]:
-    """The lines of the job's own journals there, and the lines about this job in journals of several jobs."""
+    """The lines of the job's own journals there, and the lines about it in journals of several jobs."""
     for whose in (job, ""):
         names = [name for name in read(whose, "", 0).text.decode().splitlines() if name.startswith(PREFIX)]
         for name in names:

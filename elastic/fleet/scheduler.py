@@ -1,15 +1,15 @@
-"""Which job gets which slots: a pure function of what is asked for and what is there.
+"""Which job gets which slots: a pure function of the jobs and the nodes.
 
 Slots are handed out in order of submission. A job starts when `min_workers` slots are free at once, with up to
-`workers` of them; what it lacks it gets later, on nodes where it has none. A job that waits holds up those behind it,
-so that small ones cannot keep a large one waiting for ever: none of them begins, and one that runs gets no more than
-its own minimum. A job whose minimum all nodes together do not have holds up nobody, until nodes come with which it
-fits. A job gives slots back when it ends, with a node that somebody wants empty, or when somebody has given it another
-size; it is never made smaller for another one.
+`workers` of them; it gets more later, on nodes where it has none. A job that waits holds up the jobs behind it, so that
+small jobs cannot keep a large job waiting for ever: no job behind it begins, and a running job gets no more than its
+own minimum. A job that needs more than all nodes together have holds up no other job, until nodes come with which it
+fits. A job gives slots back when it ends, with a node that an operator wants empty, or when an operator has given it
+another size; it is never made smaller for another job.
 
-Workers of a node leave and come back together when their number there changes, so a job needs another node on which it
-goes on meanwhile. On its only node it keeps its slots, and its leader makes spares of those that are too many
-(elastic/protocol/membership/planned_changes.py).
+When the number of a job's workers on a node changes, they leave and come back together, so the job needs another node
+on which it goes on meanwhile. On its only node a job keeps its slots, and its leader makes spares of the workers that
+are too many (elastic/protocol/membership/planned_changes.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from elastic.fleet.documents import FleetJob, NodeShare, Placement
 
 @dataclass(frozen=True, slots=True)
 class OfferedNode:
-    """A daemon that attends. labels: NAME=VALUE each. leaves: it takes no work, and gives up what it has. goes: it
-    takes no work, and keeps what it has. away: it attended until a moment ago, and is waited for."""
+    """A node whose daemon attends. labels: NAME=VALUE each. leaves: the node takes no work, and gives up what it has.
+    goes: it takes no work, and keeps what it has. away: its daemon attended until a moment ago, and is waited for."""
 
     name: str
     slots: int
@@ -34,7 +34,7 @@ class OfferedNode:
 
     @property
     def counts(self) -> bool:
-        """Whether it is part of what the fleet has for jobs, now or in a moment."""
+        """Whether the node's slots count as slots of the fleet, now or in a moment."""
         return not (self.leaves or self.goes)
 
     @property
@@ -44,9 +44,9 @@ class OfferedNode:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """placements: of all jobs that have, or get, a place. waiting: job -> a sentence that says what it waits for.
-    lacking: a job that runs, and not as large as somebody wants it -> why. larger: those that wait and need more slots
-    at once than all nodes that may have them."""
+    """The result of scheduling. placements: of all jobs that have, or get, a place. waiting: job -> a sentence that
+    says what it waits for. lacking: running job -> why it does not have the size that an operator wants. larger: the
+    waiting jobs that need more slots at once than all fitting nodes have."""
 
     placements: Mapping[str, Placement]
     waiting: Mapping[str, str]
@@ -57,9 +57,9 @@ class Schedule:
 def schedule(
     jobs: Sequence[FleetJob], nodes: Collection[OfferedNode], gone: Collection[str], *, awaited: bool = False
 ) -> Schedule:
-    """jobs: in order of submission. gone: nodes that have not attended for so long that nobody waits for them; one
-    that is absent for a moment keeps its jobs. A job whose nodes are all gone keeps them: it may have nothing else.
-    awaited: nodes that are not known here may come at any moment, so no job is called larger than the fleet yet.
+    """jobs: in order of submission. gone: nodes that have not attended for so long that they lose their jobs; a node
+    that is absent for a moment keeps them. A job whose nodes are all gone keeps them: it may have nothing else.
+    awaited: unknown nodes may come at any moment, so no job counts as larger than the fleet yet.
     """
     open_jobs = [job for job in jobs if job.result is None]
     by_name = {node.name: node for node in nodes}
@@ -110,8 +110,8 @@ def _kept(job: FleetJob, nodes: Mapping[str, OfferedNode], gone: Collection[str]
 
 
 def _fewer(shares: tuple[NodeShare, ...], wanted: int) -> tuple[NodeShare, ...]:
-    """As many of the shares as are wanted, as far as that can be. What goes first: whole nodes, the smallest first and
-    of equals the newest, then a part of one where another node stays as it is."""
+    """Reduce the shares to the number wanted, as far as possible. Whole nodes go first, the smallest first and of
+    equals the newest, then a part of one node if another node stays as it is."""
     over = sum(share.slots for share in shares) - wanted
     kept = sorted(shares, key=lambda share: (share.slots, -shares.index(share)))
     for share in kept[:-1]:
@@ -135,7 +135,7 @@ def _why_not(placement: Placement, wanted: int, first: str) -> str:
 
 
 def _take(wanted: int, free: Mapping[str, int], but: Collection[str]) -> Iterator[NodeShare]:
-    """From as few nodes as possible."""
+    """Yield free slots, from as few nodes as possible."""
     for node in sorted(free, key=lambda name: (-free[name], name)):
         if wanted > 0 and node not in but:
             yield NodeShare(node, min(wanted, free[node]))

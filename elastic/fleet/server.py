@@ -1,4 +1,4 @@
-"""One replica of a fleet's rendezvous: what `elastic rendezvous` runs.
+"""One replica of a fleet's rendezvous: `elastic rendezvous` runs it.
 
 It listens, stands for election as the fleet's leader, and takes part in every job that has begun. All of it runs on
 one asyncio thread; each user of the store has a thread of its own, so that none waits for another's call.
@@ -42,24 +42,24 @@ from elastic.wire import codec
 from elastic.wire.elastic_pb2_grpc import add_FleetServicer_to_server, add_RendezvousServicer_to_server
 
 SILENCE_S = 2.0
-"""How long a replica trusts a silent watch of the documents before it reads them again."""
+"""Seconds for which a replica trusts a silent watch of the documents before it reads them again."""
 
 STOP_S = 60.0
-"""How long the nodes of a job that somebody has stopped may take to leave it in order."""
+"""Seconds that the nodes of a stopped job may take to leave it in order."""
 
 STOP_POLL_S = 0.2
 
 REST_S = 1.0
-"""Before a replica stands again after its lead has ended: what ended it may do so again at once."""
+"""Seconds before a replica stands again after its lead has ended: the same cause may end it again at once."""
 
 
 LOOK_AGAIN_S = 2.0
-"""Until a member of etcd that did not answer is asked for its version again."""
+"""Seconds until a member of etcd that did not answer is asked for its version again."""
 
 
 class Server:
-    """directory: for journals, and `rendezvous.json`, which says where it listens. unsafe_etcd: its versions do not
-    matter."""
+    """One replica. directory: for journals, and `rendezvous.json`, which has its address. unsafe_etcd: any version of
+    etcd will do."""
 
     def __init__(
         self, directory: Path, etcd: Sequence[str], listen: str, lock: ServerCertificates, *, unsafe_etcd: bool = False
@@ -70,7 +70,7 @@ class Server:
         self._endpoints = list(etcd)
         self._listen = listen
         self._changed = asyncio.Event()
-        """The documents are to be read again."""
+        """Set when the documents have to be read again."""
         self._admission = Admission(self._refused, self._changed.set)
         self._service = RendezvousService(self._admission)
         self._parts: dict[str, asyncio.Task[None]] = {}
@@ -124,7 +124,7 @@ class Server:
     # ------------------------------------------------------------------------------------------ the fleet's lead
 
     async def _stand(self) -> None:
-        """Lead the fleet whenever nobody else does."""
+        """Stand for election as the fleet's leader, and lead whenever elected."""
         desk, etcd = self._desk, self._etcd
         candidate = Candidate(etcd, registry.NAME, self._address, time.monotonic)
         with closing(StoreThread()) as store:
@@ -148,7 +148,7 @@ class Server:
                     await store.call(candidate.resign)
 
     async def _judged(self, endpoints: Sequence[str]) -> list[str]:
-        """The members of etcd among them that do not answer. Raises ConfigError for one that may lose data."""
+        """The members of etcd in `endpoints` that do not answer. Raises ConfigError for a member that may lose data."""
         looks = [asyncio.to_thread(probes.of_etcd, endpoint, self._open_etcd) for endpoint in endpoints]
         found = await asyncio.gather(*looks)
         for endpoint, member in zip(endpoints, found, strict=True):
@@ -160,7 +160,7 @@ class Server:
         return [endpoint for endpoint, member in zip(endpoints, found, strict=True) if member["because"]]
 
     async def _judge_others(self, unknown: Sequence[str]) -> None:
-        """Those that did not answer at the start, as soon as they do. Never returns. Raises ConfigError."""
+        """Check the members that did not answer at the start, as soon as they do. Never returns. Raises ConfigError."""
         while unknown:
             await asyncio.sleep(LOOK_AGAIN_S)
             unknown = await self._judged(unknown)
@@ -170,7 +170,7 @@ class Server:
         return EtcdStore([endpoint], tls=self._lock.etcd)
 
     def _look(self) -> object:
-        """Around this replica. Any thread."""
+        """The facts that this replica finds (probes.py). Any thread."""
         return probes.of_replica(self._directory, self._endpoints, self._open_etcd)
 
     def _saw(self, leader: str) -> None:
@@ -234,7 +234,7 @@ class Server:
         unread = {key.partition("/")[2] for key in book.unread}
         for name in self._parts.keys() - {job.name for job in book.jobs}:
             if self._parts[name].done() or name not in unread:  # it is over, and forgotten
-                self._parts.pop(name).cancel()  # one that was cut off from the store may not have heard of its end
+                self._parts.pop(name).cancel()  # cut off from the store, it may not have heard of the job's end
                 self._service.leads.pop(name, None)
         known = unread | self._parts.keys() | {job.name for job in book.jobs}
         for name in retention.forget(self._directory / "jobs", known, registry.ENDED_KEPT):
@@ -243,8 +243,8 @@ class Server:
     # ------------------------------------------------------------------------------------------------------ jobs
 
     def _resize(self, job: FleetJob) -> None:
-        """Tell the job's leader, if that is here, of the size that somebody has given it. Each look at the documents
-        tells a new one."""
+        """Tell the job's leader, if it is here, of the size that an operator has given the job. Each reading of the
+        documents tells a new leader."""
         lead = self._service.leads.get(job.name)
         if job.size is None or lead is None or (reign := lead.reign) is None or reign.group.size == job.size.workers:
             return
@@ -253,22 +253,22 @@ class Server:
         task.add_done_callback(self._sizes.discard)
 
     def _part_ended(self, job: str, task: asyncio.Task[None]) -> None:
-        """One that could not go on, for lack of disk for example, begins again with the next look at the documents."""
+        """A part that failed, for lack of disk for example, begins again with the next reading of the documents."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._journal.write("part_failed", job=job, because=f"{type(error).__name__}: {error}")
             self._parts.pop(job, None)
 
     def _stop_ended(self, job: str, task: asyncio.Task[None]) -> None:
-        """As a part: one that could not go on begins again."""
+        """A stop that failed begins again with the next reading of the documents."""
         self._stops.pop(job, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._journal.write("stop_failed", job=job, because=f"{type(error).__name__}: {error}")
 
     async def _take_part(self, job: FleetJob) -> None:
-        """Until the job is over, and the fleet knows it."""
+        """Take part in a job until it is over, and the fleet knows it."""
         directory = self._directory / "jobs" / job.name
         file_modes.make_directory(directory / "logs")
-        spec = replace(job.spec, env=())  # what workers get in their environment is no business of a replica
+        spec = replace(job.spec, env=())  # a replica does not need the workers' environment
         write_atomically(directory / "job.json", codec.job_to_json(spec), file_modes.SETTINGS)
         who = f"rendezvous-{os.getpid()}"
         with (
@@ -284,7 +284,8 @@ class Server:
             await part.run()
 
     async def _write_end(self, store: StoreThread, job: str, told: dict[str, object]) -> None:
-        """Its slots are free from now on, whatever its workers still do after the training."""
+        """Write the end of a job: its slots are free from now on, even if its workers still do something after the
+        training."""
         exit_code, generation = cast(int, told["exit_code"]), cast(int, told["generation"])
         result = Result(exit_code, str(told["because"]), str(told["digest"]), generation)
         while True:
@@ -294,15 +295,16 @@ class Server:
                 await asyncio.sleep(RETRY_S)
 
     async def _tell_end_again(self, job: str, told: dict[str, object]) -> None:
-        """The documents have it as running, and this replica has seen how it ended: etcd was restored from a backup."""
+        """Write the end of a job that the documents have as running, though this replica has seen it end: etcd was
+        restored from a backup."""
         self._journal.write("end_told_again", job=job, because=told["because"])
         with closing(StoreThread()) as store:
             await self._write_end(store, job, told)
 
     async def _enforce(self, job: FleetJob) -> None:
-        """End a job that somebody has stopped, if this replica leads it. Its nodes leave it; while it forms, or when it
-        has not ended STOP_S after this replica has heard of it, it is ended at once. Until the job is over: a part
-        that fails begins again, with a lead of its own."""
+        """End a stopped job, if this replica leads it. Its nodes leave it; if it still forms, or has not ended STOP_S
+        after this replica heard of the stop, it is ended at once. Runs until the job is over: a failed part begins
+        again, and may lead again."""
         assert job.stop is not None
         because, ends_s, told = f"stopped: {job.stop.because}", time.monotonic() + STOP_S, 0
         while job.name in self._running:

@@ -1,4 +1,4 @@
-"""What a replica answers to the daemons of nodes and to operators. Only the fleet's leader does; others name it."""
+"""A replica's answers to the daemons of nodes and to operators. Only the fleet's leader answers; others name it."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from elastic.wire import elastic_pb2 as pb
 from elastic.wire.elastic_pb2_grpc import FleetServicer
 
 SLOTS_LIMIT = 1024
-"""The most slots of one node; more is a mistake."""
+"""Most slots of one node; more is a mistake."""
 
 
 class QuestionRefused(Exception):
-    """A question that cannot be followed, with the reason for whoever asked."""
+    """A question that is refused, with the reason for the operator."""
 
 
 class FleetService(FleetServicer):
-    """service: what this replica knows of jobs. shown: the certificates it has seen. directory: its own. look: around
-    this replica."""
+    """service: this replica's part in all jobs. shown: the certificates it has seen. directory: the replica's own.
+    look: finds the facts about this replica."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class FleetService(FleetServicer):
         self._crossings = ReachProbes()
         self.office: FleetLeader | None = None
         self.leader = ""
-        """Address of the fleet's leader as far as this replica knows, or empty."""
+        """The address of the fleet's leader as far as this replica knows, or ""."""
 
     # ------------------------------------------------------------------------------------------------ nodes
 
@@ -200,7 +200,7 @@ class FleetService(FleetServicer):
         there = [
             job.name for job in office.book.jobs if job.runs and any(share.node == cordon.node for share in job.shares)
         ]
-        for name in there or [""]:  # each job's story has it
+        for name in there or [""]:  # for the story of each job
             self._journal.write(
                 "cordoned",
                 job=name,
@@ -275,8 +275,8 @@ class FleetService(FleetServicer):
         return {**told, "state": state, "because": because, "larger": larger, "troubles": troubles}
 
     async def _log(self, office: FleetLeader, ask: pb.ReadLog) -> object:
-        """What one node says of its logs: which logs there are, or a piece of one; bytes as Latin-1, which keeps each.
-        "away": that node does not answer."""
+        """The names of a node's logs, or a piece of a log; bytes as Latin-1, which keeps each of them. "away": the node
+        does not answer."""
         node = ask.node or node_of(ask.log)
         job = _find(office, ask.job).name if ask.job else ""
         query = pb.LogQuery(job=job, log=ask.log, offset=ask.offset)
@@ -287,13 +287,13 @@ class FleetService(FleetServicer):
 
 
 def _is_of_this_replica(request: pb.Question) -> bool:
-    """Whether it answers for itself, leading or not."""
+    """Whether the question is for this replica itself, leading or not."""
     content = request.WhichOneof("content")
     return (content == "log" and request.log.here) or (content == "examine" and not request.examine.node)
 
 
 def _find(office: FleetLeader, name: str) -> FleetJob:
-    """By its name, or by the one it was submitted under: the only one that is not over, else the newest."""
+    """The job of that name; or the only job submitted under that name that is not over, else the newest."""
     if (job := office.book.job(name)) is not None:
         return job
     alike = [job for job in office.book.jobs if registry.base_name(job.name) == name]

@@ -1,8 +1,7 @@
-"""What the daemon of a node hands to the program that takes its place, and how it gives its jobs to it.
+"""The state that a node's daemon hands to the program that takes its place, and the order of an upgrade: the agents of
+all jobs first, each in its own process (elastic/agent/agent.py), then the daemon in this one.
 
-    the agents of all jobs first, each in its own process (elastic/agent/agent.py), then the daemon in this one
-
-So a new program that an agent refuses costs nothing but a daemon that is older than some of its agents.
+So if an agent refuses a new program, the only effect is that the daemon is older than some of its agents.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from elastic.wire import codec
 DAEMON_STATE_FORMAT = 1
 
 ASK_S = 15.0
-"""Until an agent that has just been started can be asked."""
+"""Seconds until an agent that has just been started can be asked."""
 
 AGENT_S = 120.0
-"""Until it has answered: it waits for a moment of calm, and runs the new program once beside it."""
+"""Seconds until the agent has answered: it waits for a moment of calm, and tries the new program once beside itself."""
 
 
 class JobKeeper(Protocol):
-    """What is used of the process that looks after a job's agent."""
+    """The methods used of the process that looks after a job's agent."""
 
     pid: int
 
@@ -41,7 +40,7 @@ class JobKeeper(Protocol):
 
 
 class Inherited:
-    """A keeper that the program before this one has started; as subprocess.Popen."""
+    """A keeper that the program before this one has started; it has the methods of subprocess.Popen."""
 
     def __init__(self, pid: int, stdin: int) -> None:
         os.set_inheritable(stdin, False)
@@ -52,14 +51,14 @@ class Inherited:
         os.kill(self.pid, number)
 
     def wait(self) -> int:
-        """Its exit code, or minus the signal."""
+        """Wait for the keeper. Returns its exit code, or minus the signal."""
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 @dataclass(frozen=True, slots=True)
 class JobUpgradeState:
-    """One job: what it was given here, and what runs. keeper: its pid and the descriptor of its standard input; memory:
-    its directory and the descriptor that holds it; finishing: the job is over; token: admits its agent."""
+    """The state of one job on this node. keeper: its pid and the descriptor of its standard input. memory: the
+    directory of its memory and the descriptor that holds it. finishing: the job is over. token: admits its agent."""
 
     submission: Submission
     slots: int
@@ -106,7 +105,7 @@ class JobUpgradeState:
 
 @dataclass(frozen=True, slots=True)
 class DaemonUpgradeState:
-    """What a daemon hands over. duties, over: as the leader has told them last, the duties as on the wire."""
+    """The state of a daemon. duties: the leader's last orders, as on the wire. over: job -> its result."""
 
     term: int
     duties: tuple[bytes, ...]
@@ -125,7 +124,7 @@ def write(estate: DaemonUpgradeState) -> dict[str, Any]:
 
 
 def read(state: Mapping[str, Any]) -> DaemonUpgradeState:
-    """Raises WireError, ConfigError, KeyError, TypeError and ValueError for what `write` has not made."""
+    """Raises WireError, ConfigError, KeyError, TypeError and ValueError for a state that `write` has not made."""
     if state["format"] != DAEMON_STATE_FORMAT:
         raise ValueError(
             f"the daemon's state is of format {state['format']}, and this program reads {DAEMON_STATE_FORMAT}"
@@ -139,13 +138,13 @@ def read(state: Mapping[str, Any]) -> DaemonUpgradeState:
 
 
 def keeper_of(keeper: JobKeeper) -> tuple[int, int]:
-    """For a JobUpgradeState: inherited from here on."""
+    """A keeper for a JobUpgradeState: the next program inherits its standard input."""
     os.set_inheritable(keeper.stdin.fileno(), True)
     return keeper.pid, keeper.stdin.fileno()
 
 
 async def replace_agent(place: UpgradeRequestFiles, request: UpgradeRequest, keeper: JobKeeper) -> str:
-    """Have another program take the place of a job's agent. Returns why that was refused, or nothing."""
+    """Have another program take the place of a job's agent. Returns why that was refused, or ""."""
     pidfd = os.pidfd_open(keeper.pid)
     try:
         return await _replace_agent(place, request, lambda: _has_ended(pidfd))
@@ -157,7 +156,7 @@ async def _replace_agent(place: UpgradeRequestFiles, request: UpgradeRequest, ov
     await handover.until(lambda: place.running() is not None or over(), ASK_S)
     running = place.running()
     if over():
-        return ""  # its next one is started by the program that is to come
+        return ""  # the next program starts the job's next agent
     if running is None:
         return "its agent is just being started; try again"
     place.ask(running, request)

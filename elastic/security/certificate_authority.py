@@ -1,7 +1,7 @@
-"""A small certificate authority in a directory: one for the fleet, and another one for etcd.
+"""Two small certificate authorities in one directory: one for the fleet, and one for etcd.
 
-Two, because etcd knows no roles: whoever has a certificate that it believes may write everything. So only replicas get
-one of that authority, and a node's agent, though it has a certificate of the fleet, is refused there.
+There are two because etcd knows no roles: every holder of a certificate that etcd believes may write everything. So
+only replicas get a certificate for etcd, and etcd refuses a node's agent, though it has a certificate of the fleet.
 
 Each certificate lies in one file together with its key, mode 0600: a renewal is one atomic rename.
 """
@@ -29,20 +29,22 @@ from elastic.security.roles import ETCD_SERVER_NAME, SERVER_NAME, Identity, Role
 ETCD_CA = "etcd-ca.pem"
 ETCD, ETCD_CLIENT = "etcd.pem", "etcd-client.pem"
 ETCD_ROLE = "etcd"
-"""A role for the command line alone: a member of the etcd cluster speaks for no node of the fleet."""
+"""A role of the command line alone: a member of the etcd cluster speaks for no node of the fleet."""
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 365
 DAYS_LIMIT = 36500
 
 BACKDATED = timedelta(minutes=10)
-"""Clocks of machines differ a little, and a certificate must be valid at once."""
+"""How far certificates begin in the past: clocks of machines differ a little, and a certificate must be valid at
+once."""
 
 _SERVER, _CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 
 
 class Authority:
-    """directory: with ca.pem, etcd-ca.pem and their keys. Raises ConfigError if they are not there."""
+    """Issues certificates. directory: has ca.pem, etcd-ca.pem and their keys. Raises ConfigError if they are
+    missing."""
 
     def __init__(self, directory: Path) -> None:
         self._issuers = {name: _load(directory, name) for name in (FLEET_CA, ETCD_CA)}
@@ -50,9 +52,10 @@ class Authority:
     def issue(
         self, name: str, roles: Sequence[str], out: Path, addresses: Sequence[str] = (), days: int | None = None
     ) -> None:
-        """Write the certificates for these roles, and what their owners have to trust, into the directory `out`.
+        """Write the certificates for these roles, and the authorities that their owners have to trust, into the
+        directory `out`.
 
-        addresses: of etcd's certificates, which must name them. Raises ConfigError.
+        addresses: the IP addresses of a member of etcd, which its certificate must name. Raises ConfigError.
         """
         check_name("NAME", name)
         hosts = [_host(address) for address in addresses]
@@ -103,7 +106,7 @@ class Authority:
         _write_secret(out / file, _key_pem(key) + _cert_pem(builder.sign(ca_key, hashes.SHA256())))
 
     def _trust(self, out: Path, file: str) -> None:
-        """Add this authority to those in that file: while a fleet moves to a new one, both are believed."""
+        """Add this authority to those in the file: while a fleet moves to a new authority, both are believed."""
         own = self._issuers[file][0]
         path = out / file
         known = x509.load_pem_x509_certificates(path.read_bytes()) if path.exists() else []
@@ -112,7 +115,7 @@ class Authority:
 
 
 def create(directory: Path, days: int | None = None) -> None:
-    """A new authority. Raises ConfigError where there is one."""
+    """Make new authorities. Raises ConfigError if the directory has one."""
     days = _check_days(AUTHORITY_DAYS if days is None else days)
     _make(directory)
     for file in (FLEET_CA, ETCD_CA):
@@ -120,7 +123,7 @@ def create(directory: Path, days: int | None = None) -> None:
             raise ConfigError(f"{directory} has a {file} already, and certificates may hang on it; give another one")
     for file, subject in ((FLEET_CA, "elastic fleet"), (ETCD_CA, "elastic etcd")):
         key = ec.generate_private_key(ec.SECP256R1())
-        told_apart = f"{subject} {secrets.token_hex(4)}"  # two authorities may be believed at once
+        told_apart = f"{subject} {secrets.token_hex(4)}"  # two authorities may be trusted at once
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, told_apart)])
         builder = _builder(told_apart, name, key.public_key(), _now() + timedelta(days=days))
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

@@ -14,21 +14,22 @@ from elastic.errors import ConfigError
 from elastic.security.roles import SERVER_NAME
 
 if TYPE_CHECKING:
-    from elastic.security.keyring import Keyring  # most processes have no certificates, and need not read about them
+    from elastic.security.keyring import Keyring  # processes without certificates need no cryptography
 
 Options = Sequence[tuple[str, object]]
 
 HANDSHAKE_MS = 5000
-"""A caller that has not shown its certificate by then is dropped. gRPC's own limit is two minutes."""
+"""Milliseconds after which a caller that has not shown its certificate is dropped. gRPC's own limit is two minutes."""
 
 FILES_LIMIT = 1 << 20
 
 STREAMS_LIMIT = 128
-"""Calls at once over one connection."""
+"""Most calls at once over one connection."""
 
 
 class ChannelFactory:
-    """keyring: what to show, and whom to believe; None: plain text. Certificates are read anew for each channel."""
+    """Opens channels to replicas. keyring: has our certificate, and the authorities to believe; None: plain text.
+    Certificates are read anew for each channel."""
 
     def __init__(self, keyring: Keyring | None = None) -> None:
         self._keyring = keyring
@@ -44,7 +45,7 @@ class ChannelFactory:
         return grpc.aio.secure_channel(address, _shown(self._keyring), options=_named(options))
 
     def hint(self, problem: str) -> str:
-        """What may be behind an error that says little: TLS tells no reason to a caller whom it does not believe."""
+        """A likely reason behind an unclear error, or "": TLS tells no reason to a caller whom it does not believe."""
         if "Socket closed" not in problem:
             return ""
         if self._keyring is None:
@@ -56,7 +57,7 @@ PLAIN = ChannelFactory()
 
 
 def bind(server: grpc.aio.Server, listen: str, keyring: Keyring | None) -> str:
-    """Listen there; the address with the port that was given. Raises ConfigError if that is not possible."""
+    """Listen at that address. Returns the address with the real port. Raises ConfigError if that is not possible."""
     host = listen.rpartition(":")[0]
     _check_free(listen)
     try:
@@ -70,7 +71,7 @@ def bind(server: grpc.aio.Server, listen: str, keyring: Keyring | None) -> str:
 
 
 def _check_free(listen: str) -> None:
-    """gRPC does not say why it cannot listen, but for a line of its own on stderr."""
+    """Raise ConfigError if nothing can listen there: gRPC tells the reason only in a line on stderr."""
     host, _, port = listen.rpartition(":")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
@@ -85,10 +86,10 @@ def _check_free(listen: str) -> None:
 
 
 def limits() -> Options:
-    """The options of a server that strangers can reach: what they may hold on to. Lets this process open as many files
-    as it may.
+    """The options that limit strangers' use of a server. Raises this process's limit of open files as far as is
+    allowed.
 
-    A quarter of the files is kept back, so that no number of connections keeps a replica from writing its journals.
+    A quarter of the files is kept free, so that no number of connections keeps a replica from writing its journals.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = FILES_LIMIT if hard == resource.RLIM_INFINITY else min(hard, FILES_LIMIT)
@@ -110,7 +111,7 @@ def _named(options: Options) -> Options:
 
 
 def _renewed(keyring: Keyring) -> grpc.ServerCredentials:
-    """gRPC asks with every handshake whether there is something new."""
+    """Server credentials that follow the keyring: gRPC asks at every handshake whether there is a new certificate."""
     shown = keyring.current()
 
     def configuration() -> grpc.ServerCertificateConfiguration:
@@ -124,7 +125,7 @@ def _renewed(keyring: Keyring) -> grpc.ServerCredentials:
         shown = current
         return configuration()
 
-    # The stubs say that fetch never returns None; gRPC says that None is for what has not changed.
+    # The stubs say that fetch never returns None; gRPC says that None means no change.
     return grpc.dynamic_ssl_server_credentials(
         configuration(),
         fetch,  # type: ignore[arg-type]

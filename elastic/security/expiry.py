@@ -1,4 +1,4 @@
-"""Certificates that are about to end: said in the journal, and among the troubles of `elastic jobs` and `status`."""
+"""Certificates that are about to end: a line of the journal, and a trouble in `elastic jobs` and `status`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ADVICE = "issue another one with `elastic certs node` and put it in its place; i
 
 
 def sentence(what: str, until: datetime, now: datetime) -> str:
-    """That it ends soon, or has ended, or nothing."""
+    """A sentence that the certificate ends soon or has ended, or ""."""
     if until - now > WARN:
         return ""
     verb = "ended" if until <= now else "ends"
@@ -24,7 +24,8 @@ def sentence(what: str, until: datetime, now: datetime) -> str:
 
 
 async def watch(journal: Journal, *keyrings: Keyring) -> None:
-    """Say it, once for each certificate, and what keeps a new one from being used. Never returns."""
+    """Write to the journal, once for each certificate, that it ends soon, and why a new one is not used. Never
+    returns."""
     said: set[str] = set()
     while True:
         for because in (line for keyring in keyrings for line in _lines(keyring)):
@@ -45,7 +46,7 @@ def _named(certificate: Certificate) -> str:
 
 
 class SeenCertificates:
-    """The certificates that nodes have shown to this replica, and its own."""
+    """When the certificates end that nodes have shown to this replica, and its own."""
 
     def __init__(self, *own: Keyring) -> None:
         self._own = own
@@ -55,7 +56,7 @@ class SeenCertificates:
         self._until[node] = until
 
     def troubles(self, nodes: Set[str]) -> list[dict[str, str]]:
-        """The troubles of this replica and of those nodes, as `elastic jobs --json` shows troubles."""
+        """The troubles of this replica's certificates and of those nodes, as `elastic jobs --json` shows troubles."""
         now = datetime.now(UTC)
         found = [("", line) for keyring in self._own for line in _lines(keyring)]
         found += [

@@ -1,14 +1,16 @@
-"""Every call to a replica of a fleet, and to an agent, passes here: by the role and the name in the caller's
-certificate, by how much it asks at once, and by the size of what it says.
+"""The check of every call to a replica of a fleet, and to an agent: the role and the name in the caller's certificate,
+the number and rate of its calls and messages, and their size.
 
-Without certificates everybody may call everything, as on one machine; how much is bounded all the same. Who calls over
-an agent's socket has no name here, as only processes of its own user can: there each call has a pace of its own.
+Without certificates every caller may call every method, as on one machine; numbers and sizes are limited all the same.
+A caller over an agent's socket has no name, as only processes of the agent's own user can call: there each call has a
+limit of its own.
 
-gRPC takes the single message of a call before it tells anybody of it. So here such calls are taken as streams of one
-message, and whoever may not call at all is turned away before his message is read. gRPC's own limit of a message ends
-the call without a word to this side, so there is another one below it (codec.WORD_LIMIT), which can say who it was.
+gRPC reads the single message of a call before it tells the server of the call. So such calls are taken as streams of
+one message here, and a caller that may not call at all is refused before its message is read. gRPC's own limit of a
+message ends the call without telling this side, so there is a lower limit (codec.WORD_LIMIT), which can name the
+caller.
 
-The replica of one machine's job (elastic/rendezvous/server.py) has no guard: nobody but this machine reaches it.
+The replica of one machine's job (elastic/rendezvous/server.py) has no such check: only this machine reaches it.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ _TOO_MANY = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """peer: "10.0.0.7:51034"; empty over a socket of this machine."""
+    """One call. peer: the caller's address, such as "10.0.0.7:51034"; "" over a socket of this machine."""
 
     method: str
     identity: Identity | None
@@ -47,7 +49,8 @@ class _Call:
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic when it runs
-    """asks_roles: whether callers have certificates. seen(identity, certificate): told of each call that is let in."""
+    """Checks calls. asks_roles: callers must have certificates. seen(identity, certificate): called for each call that
+    is let in."""
 
     def __init__(
         self,
@@ -99,7 +102,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         return guarded
 
     async def _words(self, call: _Call, messages: AsyncIterator[bytes], read: _Reader) -> AsyncIterator[Any]:
-        """Who sends more is read more slowly, until his own buffers are full."""
+        """Yield the messages of a stream. A caller that sends too many is read more slowly, until its own buffers are
+        full."""
         first = True
         async for message in self._whole(call, messages):
             if wait_s := call.pace.due_s():
@@ -112,7 +116,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
             yield word
 
     async def _whole(self, call: _Call, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The messages; if there is none, what is known of the reason."""
+        """Yield the messages; if there is none, write the likely reason to the journal."""
         some = False
         try:
             async for message in messages:
@@ -155,7 +159,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
             await self._refuse(call, "a message that cannot be read", grpc.StatusCode.INVALID_ARGUMENT)
 
     async def _check(self, call: _Call, request: Any) -> None:
-        """What only the first message tells."""
+        """Check what only the first message tells: the node's name, or the question."""
         identity, objection = call.identity, ""
         if identity is None:
             return
@@ -169,7 +173,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
     async def _refuse(
         self, call: _Call, because: str, code: grpc.StatusCode = grpc.StatusCode.PERMISSION_DENIED
     ) -> None:
-        """Raises what ends the call."""
+        """Refuse the call. Raises what ends it."""
         self._say(call, because)
         await call.context.abort(code, because)
 
@@ -179,12 +183,12 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
 
 
 def identity_of(context: Any) -> roles.Identity | None:
-    """None without a certificate that names a role."""
+    """The caller's identity; None without a certificate that names a role."""
     shown = context.auth_context().get("x509_subject_alternative_name", ())
     return roles.from_uris([name.decode(errors="replace") for name in shown])
 
 
 def caller_of(context: Any) -> Caller:
-    """context: of the call, in gRPC."""
+    """The caller of a gRPC call. context: the call's."""
     identity, address = identity_of(context), str(context.peer()).partition(":")[2]
     return Caller(identity.name, str(identity.role), address) if identity is not None else Caller("", "", address)

@@ -1,7 +1,7 @@
-"""Another user than the daemon's, as whom the jobs of a node run: their agents, their workers, all of their processes.
+"""Running all processes of a node's jobs, agents and workers, as another user than the daemon's.
 
-A job owns its directory and may leave there what it likes, links to the daemon's own files too. So whatever the daemon,
-which is root, does in there it does with the rights of that user (setfsuid: of one thread, for as long as it takes).
+A job owns its directory and may put there what it likes, links to the daemon's own files too. So the daemon, which is
+root, uses the directory with the rights of that user (setfsuid: for one thread, for as long as it takes).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 from elastic.errors import ConfigError
 
 SETGROUPS = {"x86_64": 116, "aarch64": 159}
-"""The number of the system call, which is of one thread; that of the C library is of all."""
+"""The numbers of the system call setgroups, which is for one thread; the function of the C library is for all
+threads."""
 
 _UNCHANGED = -1
 
@@ -34,19 +35,20 @@ class JobUser:
     home: str
 
     def start(self) -> dict[str, Any]:
-        """For subprocess.Popen."""
+        """The user's arguments for subprocess.Popen."""
         return {"user": self.uid, "group": self.gid, "extra_groups": self.groups}
 
     def environment(self) -> dict[str, str]:
         return {"HOME": self.home, "USER": self.name, "LOGNAME": self.name}
 
     def give(self, path: Path) -> None:
-        """path: in a directory that nobody but the daemon can write to."""
+        """Make the job's user the owner of the path, which must be in a directory that only the daemon can write to."""
         os.chown(path, self.uid, self.gid, follow_symlinks=False)
 
 
 def find(name: str) -> JobUser:
-    """Raises ConfigError for one that is not there, and where this process cannot start others as that user."""
+    """The user of that name. Raises ConfigError if there is none, or if this process cannot start others as that
+    user."""
     if os.geteuid() != 0:
         raise ConfigError(f"--job-user {name} takes an agent that is started as root: only root starts jobs as others")
     if platform.machine() not in SETGROUPS:
@@ -62,7 +64,7 @@ def find(name: str) -> JobUser:
 
 
 def check(user: JobUser, jobs_dir: Path) -> None:
-    """Raises ConfigError for what keeps every job of that user from running, or lets it reach the daemon's files."""
+    """Raise ConfigError if no job of that user could run here, or if a job could reach the daemon's files."""
     facts = jobs_dir.stat()
     if facts.st_uid != 0 or facts.st_mode & 0o022:
         raise ConfigError(
@@ -81,8 +83,8 @@ def check(user: JobUser, jobs_dir: Path) -> None:
 
 @contextlib.contextmanager
 def acting(user: JobUser | None) -> Iterator[None]:
-    """Until the end of the block this thread opens, makes and removes files as that user; None: as it is. Nothing is
-    to be awaited in it; a thread that is started in it stays that user."""
+    """In the block this thread opens, makes and removes files as that user; None: as itself. The block must not await
+    anything; a thread that is started in it stays that user."""
     if user is None:
         yield
         return
@@ -95,7 +97,8 @@ def acting(user: JobUser | None) -> Iterator[None]:
 
 
 def _be(uid: int, gid: int, groups: tuple[int, ...]) -> None:
-    """Raises OSError. Back to root the user comes first: only root may change the rest."""
+    """Give this thread the rights of a user. Raises OSError. Going back to root the user is set first: only root may
+    set the rest."""
     libc = ctypes.CDLL(None, use_errno=True)
     if uid == 0:
         libc.setfsuid(uid)

@@ -1,7 +1,7 @@
 """The certificates of this machine, in one directory, read again when their files change.
 
-What is read is checked here first, because gRPC and TLS say little: a certificate that the other side does not believe
-shows to us as a connection that ends.
+Certificates are checked here first, because gRPC and TLS tell little: if the other side does not believe a certificate,
+we only see a connection that ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _Signature = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """As read from one file. chain: the certificate and what else stands there; roots: whom it believes."""
+    """A certificate with its key, read from one file. chain: the certificate and the others in the file. roots: the
+    authorities to believe."""
 
     path: Path
     name: str
@@ -43,8 +44,8 @@ class Certificate:
     roots: bytes
 
     def context(self, *, called: bool) -> ssl.SSLContext:
-        """The TLS context of the side that is called, or that calls. Both show certificates; whose they are is asked of
-        the connection, not of its address."""
+        """The TLS context of the called or of the calling side. Both sides show certificates; the caller of this method
+        must check whose certificate the other side has shown, as host names are not checked."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if called else ssl.PROTOCOL_TLS_CLIENT)
         if called:
             context.num_tickets = 0
@@ -52,15 +53,15 @@ class Certificate:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=self.roots.decode())
-        with _in_memory(self.chain + self.key) as path:  # the file may hold something else by now
+        with _in_memory(self.chain + self.key) as path:  # the file may have changed by now
             context.load_cert_chain(path)
         return context
 
 
 class Keyring:
-    """One certificate, the first of these that the directory has. From any thread.
+    """The first of these certificates that the directory has. From any thread.
 
-    Raises ConfigError if it has none, or if what it has cannot be used or is over.
+    Raises ConfigError if it has none, or if the certificate cannot be used or is over.
     """
 
     def __init__(self, directory: Path, *files: str, roots: str = FLEET_CA) -> None:
@@ -77,10 +78,10 @@ class Keyring:
         self._current = read(self._path, self._roots)
         check_time(self._current)
         self.problem = ""
-        """Why a certificate that was put there since is not used: the one before is; or nothing."""
+        """Why a newer certificate in the directory is not used, so that the one before it is; or ""."""
 
     def current(self) -> Certificate:
-        """The newest that can be used."""
+        """The newest certificate that can be used."""
         with self._lock:
             try:
                 signature = _signature(self._path, self._roots)
@@ -95,7 +96,7 @@ class Keyring:
 
 
 def of_role(directory: Path, *roles: Role) -> Keyring:
-    """The certificate for the first of these roles. Raises ConfigError."""
+    """The certificate for the first of these roles that the directory has. Raises ConfigError."""
     keyring = Keyring(directory, *(f"{role}.pem" for role in roles))
     identity = keyring.current().identity
     if identity is None or identity.role not in roles:
@@ -104,7 +105,8 @@ def of_role(directory: Path, *roles: Role) -> Keyring:
 
 
 def read(path: Path, roots_path: Path) -> Certificate:
-    """Raises ConfigError for what is no certificate of that authority together with its key, or others can read."""
+    """Read a certificate. Raises ConfigError if it is not of that authority, its key is missing, or others can read the
+    file."""
     text = _secret(path)
     try:
         roots = roots_path.read_bytes()
@@ -140,7 +142,7 @@ def read(path: Path, roots_path: Path) -> Certificate:
 
 @contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
-    """The name of a file, for those who read nothing else."""
+    """The path of a file with this content, for functions that read only files."""
     with os.fdopen(os.memfd_create("certificate", os.MFD_CLOEXEC), "wb") as file:
         file.write(content)
         file.flush()
@@ -148,12 +150,12 @@ def _in_memory(content: bytes) -> Iterator[str]:
 
 
 def until_of(pem: bytes) -> datetime:
-    """When a certificate that somebody has shown ends. Raises ValueError."""
+    """When the certificate in `pem` ends. Raises ValueError."""
     return x509.load_pem_x509_certificate(pem).not_valid_after_utc
 
 
 def _secret(path: Path) -> bytes:
-    """The bytes of a file that nobody else may read. Raises ConfigError."""
+    """The bytes of a file that no other user may read. Raises ConfigError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -168,7 +170,7 @@ def _secret(path: Path) -> bytes:
 
 
 def check_time(certificate: Certificate) -> None:
-    """Raises ConfigError for one that is over, or not yet good."""
+    """Raise ConfigError for a certificate that is over, or not valid yet."""
     now = datetime.now(UTC)
     if now < certificate.since:
         raise ConfigError(
@@ -199,7 +201,7 @@ def _uris(cert: x509.Certificate) -> list[str]:
 
 
 def _signature(*paths: Path) -> _Signature:
-    """Raises ConfigError."""
+    """What changes whenever one of the files changes. Raises ConfigError."""
     try:
         return tuple((facts.st_mtime_ns, facts.st_ino, facts.st_size) for facts in map(os.stat, paths))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What each caller may take of a server: so many calls at once, and so many words a second."""
+"""The limits of each caller of a server: calls at once, and messages a second."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 WORDS_A_SECOND = 5000.0
-"""The limit of one caller, over all its calls. Honest ones send a few per worker; more costs a replica its core."""
+"""Most messages a second of one caller, over all its calls. Honest callers send a few per worker; more would fill a
+replica's core."""
 
 BURST = 10000.0
 
 CALLS_AT_ONCE = 2048
-"""The limit of one caller. A node has a stream of its own and one for each of its jobs, 1025 at most, and twice that
-for a moment when it looks for another leader. Each costs a server some 45 kB."""
+"""Most calls at once of one caller. A node has a stream of its own and one for each of its jobs, 1025 at most, and
+twice that for a moment when it looks for another leader. Each costs a server some 45 kB."""
 
 CALLERS_KEPT = 4096
-"""How many are remembered who have no call open."""
+"""How many callers without an open call are remembered."""
 
 
 class CallRate:
-    """So many in a second, and `burst` at once after a rest."""
+    """A rate limit: so many messages a second, and `burst` at once after a rest."""
 
     def __init__(self, a_second: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._a_second, self._burst, self._clock = a_second, burst, clock
         self._left, self._at_s = burst, clock()
 
     def due_s(self) -> float:
-        """Count one; how long to wait before it may pass."""
+        """Count a message. Returns the seconds to wait before it may pass."""
         self._refill()
         self._left -= 1
         return max(0.0, -self._left / self._a_second)
 
     def allows(self) -> bool:
-        """Count one if it may pass at once."""
+        """Count a message if it may pass at once. Returns whether it may."""
         self._refill()
         if self._left < 1:
             return False
@@ -50,21 +51,22 @@ class CallRate:
 
 @dataclass(slots=True)
 class CallerBudget:
-    """calls: that are open now."""
+    """The use of a server by one caller. calls: how many are open now."""
 
     pace: CallRate = field(default_factory=lambda: CallRate(WORDS_A_SECOND, BURST))
     calls: int = 0
 
 
 class CallerLimits:
-    """On the event loop."""
+    """The limits of all callers, on the event loop."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, CallerBudget] = OrderedDict()
 
     @contextmanager
     def call(self, name: str) -> Iterator[CallerBudget | None]:
-        """A call of that one, while it lasts. None: it has as many open as it may."""
+        """Count a call of this caller while the block lasts. Yields None if the caller has as many calls open as it
+        may."""
         caller = self._known.setdefault(name, CallerBudget())
         self._known.move_to_end(name)
         if caller.calls >= CALLS_AT_ONCE:
@@ -79,7 +81,7 @@ class CallerLimits:
                 self._forget()
 
     def _forget(self) -> None:
-        """Those who have been idle for longest."""
+        """Forget the callers that have been idle for longest."""
         idle = [name for name, caller in self._known.items() if not caller.calls]
         for name in idle[: len(self._known) - CALLERS_KEPT]:
             del self._known[name]

@@ -1,9 +1,8 @@
-"""Who was turned away and why, as lines of the journal: at once, and then now and then how often.
+"""The journal of refused callers, with the reason: the first refusal at once, more of the same kind with their number.
 
-What gRPC says of callers that never got as far as a call (no certificate, a foreign one, one that is over, noise) it
-says on standard error alone, in its own words, and only when it is asked to be talkative. So file descriptor 2 of this
-process becomes a pipe, from which such lines go to the journal, the rest of gRPC's talk nowhere, and everything else to
-where it was meant.
+gRPC tells of callers whose handshake fails (no certificate, a foreign or an expired one, noise) only on standard error,
+and only if its log level asks for it. So file descriptor 2 of this process becomes a pipe: such lines go to the
+journal, gRPC's other log lines are dropped, and everything else goes where it was meant to go.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ _LONGEST_LINE = 1 << 16
 
 
 def ask_for_talk() -> None:
-    """Before gRPC is imported for the first time."""
+    """Have gRPC log failed handshakes. Must be called before gRPC is imported for the first time."""
     os.environ.setdefault("GRPC_VERBOSITY", "info")
 
 
 @contextmanager
 def told(refusals: RejectionLog) -> Iterator[None]:
-    """While this lasts, handshakes that fail are lines of the journal."""
+    """While the block lasts, handshakes that fail become lines of the journal."""
     original = os.dup(_STDERR)
     reading, writing = os.pipe()
     os.dup2(writing, _STDERR)
@@ -72,7 +71,7 @@ def _sort(reading: int, original: int, refusals: RejectionLog) -> None:
 
 def _pass_on(line: bytes, original: int, refusals: RejectionLog) -> None:
     if not _TALK.match(line):
-        with suppress(OSError):  # nobody reads it, or its disk is full: what writes here must not block for that
+        with suppress(OSError):  # nobody reads it, or its disk is full: writers must not block
             while line:
                 line = line[os.write(original, line) :]
     elif because := reason(line):
@@ -80,7 +79,7 @@ def _pass_on(line: bytes, original: int, refusals: RejectionLog) -> None:
 
 
 def reason(line: bytes) -> str:
-    """Why a handshake failed, if the line is about one."""
+    """Why a handshake failed, or "" if the line is not about a handshake."""
     found = _HANDSHAKE.search(line)
     if found is None:
         return ""
@@ -90,13 +89,13 @@ def reason(line: bytes) -> str:
 
 
 AGAIN_S = 10.0
-"""Before the same is said again, with how often it was so meanwhile."""
+"""Seconds before the same refusal is written again, with how often it happened meanwhile."""
 
 KINDS_KEPT = 256
 
 LINES_A_SECOND = 10.0
 LINES_AT_ONCE = 200.0
-"""The limit of all kinds together: a caller with many names, or many words, cannot fill the disk."""
+"""The limit of all kinds together: a caller with many names, or many reasons, cannot fill the disk."""
 
 
 @dataclass(slots=True)
@@ -106,7 +105,8 @@ class _Kind:
 
 
 class RejectionLog:
-    """From any thread. Whoever knocks may do so ten thousand times a second; the disk is not his."""
+    """Writes refusals to the journal, from any thread. Callers may be refused ten thousand times a second without
+    filling the disk."""
 
     def __init__(self, journal: Journal, clock: Callable[[], float] = time.monotonic) -> None:
         self._journal = journal
@@ -118,8 +118,8 @@ class RejectionLog:
     def say(
         self, because: str, *, at: str, caller: str = "", peer: str = "", event: str = "refused", job: str = ""
     ) -> None:
-        """A line `event`. at: what he came for. caller: as his certificate says; peer: his address, where known. job:
-        where he came for one."""
+        """Write a line `event`. at: the method that was called. caller: its name by its certificate, or "". peer: its
+        address, or "". job: the job that it asked for, or ""."""
         now_s, key = self._clock(), (event, because, at, caller, peer.rpartition(":")[0], job)
         with self._lock:
             kind = self._kinds.setdefault(key, _Kind(now_s))
@@ -130,5 +130,5 @@ class RejectionLog:
                 kind.unsaid += 1
                 return
             times, kind.next_s, kind.unsaid = kind.unsaid + 1, now_s + AGAIN_S, 0
-        about: dict[str, Any] = {"job": job} if job else {}  # a worker's journal names its own
+        about: dict[str, Any] = {"job": job} if job else {}  # a worker's journal names its own job
         self._journal.write(event, because=because, at=at, caller=caller, peer=peer, times=times, **about)

@@ -1,4 +1,4 @@
-"""Roles of those who speak to each other, and what each may ask. What is not listed here, nobody may."""
+"""The roles of callers, and what each role may call and ask. Everything that is not listed here is forbidden."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What a certificate entitles to."""
+    """The rights that a certificate gives."""
 
     RENDEZVOUS = "rendezvous"
-    """To be a replica; only such a certificate is believed by those who call one."""
+    """May be a replica; callers of a replica believe only such a certificate."""
     AGENT = "agent"
-    """To offer the node that the certificate names, and to run its jobs."""
+    """May offer the node that the certificate names, and run its jobs."""
     WORKER = "worker"
-    """To speak with other workers, as one of the node that the certificate names; and to attend a job as the agent of
-    that node, by the token of its place (elastic/fleet/documents.py)."""
+    """May speak with other workers, as a worker of the node that the certificate names; and may attend a job as the
+    agent of that node, with the token of its place (elastic/fleet/documents.py)."""
     OPERATOR = "operator"
-    """To do everything that the command line can."""
+    """May do everything that the command line can."""
     VIEWER = "viewer"
-    """To look."""
+    """May ask everything that changes nothing."""
 
 
 SERVER_NAME = "rendezvous.elastic.internal"
-"""In every certificate of a replica, whatever its address: it is as replicas of this fleet that they are trusted."""
+"""The DNS name in every certificate of a replica, whatever its address: callers trust it as a replica of this fleet."""
 
 ETCD_SERVER_NAME = "etcd.elastic.internal"
 
 CERTS_VARIABLE = "ELASTIC_CERTS"
-"""The directory of certificates: for the command line, and from an agent to its workers."""
+"""The environment variable with the directory of certificates: for the command line, and from an agent to its
+workers."""
 
 _SCHEME = "elastic://"
 
@@ -52,7 +53,8 @@ MAY_BE_ASKED_BY_VIEWERS = frozenset({"overview", "log", "examine", "ports"})
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asked for something. name, role: of his certificate, "" where there are none; address: he called from."""
+    """The caller who asked for something. name, role: of its certificate, "" without one. address: where it called
+    from."""
 
     name: str
     role: str
@@ -64,7 +66,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """name: of the node, or of the person."""
+    """The identity in a certificate. name: of the node, or of the person."""
 
     role: Role
     name: str
@@ -74,12 +76,12 @@ class Identity:
 
 
 def to_uri(identity: Identity) -> str:
-    """As it stands among the alternative names of a certificate."""
+    """The identity as an alternative name of a certificate."""
     return f"{_SCHEME}{identity.role}/{identity.name}"
 
 
 def from_uris(names: Iterable[str]) -> Identity | None:
-    """The identity among a certificate's alternative names, if there is exactly one."""
+    """The identity among a certificate's alternative names; None unless there is exactly one."""
     found = []
     for name in names:
         role, slash, who = name.removeprefix(_SCHEME).partition("/")
@@ -89,7 +91,7 @@ def from_uris(names: Iterable[str]) -> Identity | None:
 
 
 def objection_to_call(identity: Identity | None, method: str) -> str:
-    """Why this caller may not call that, or nothing."""
+    """Why this caller may not call that method, or ""."""
     if identity is None:
         return "the certificate names no role of this fleet; issue it with `elastic certs node`"
     allowed = MAY_CALL.get(method, frozenset())
@@ -99,14 +101,14 @@ def objection_to_call(identity: Identity | None, method: str) -> str:
 
 
 def objection_to_question(identity: Identity, content: str | None) -> str:
-    """Why this caller may not ask that question, or nothing."""
+    """Why this caller may not ask that question, or ""."""
     if identity.role is Role.OPERATOR or content in MAY_BE_ASKED_BY_VIEWERS:
         return ""
     return f"the certificate of {identity} does not allow {content or 'that'}; {_wanted(_ACTING)}"
 
 
 def objection_to_name(identity: Identity, node: str) -> str:
-    """Why this caller may not speak for that node, or nothing."""
+    """Why this caller may not speak for that node, or ""."""
     if identity.name == node:
         return ""
     return f"the certificate is that of node {identity.name}, not of {node!r:.64}; start the agent with that --node"

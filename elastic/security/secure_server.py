@@ -1,4 +1,4 @@
-"""Everything that a replica needs at its door, put together."""
+"""The server of a replica, with the checks of its callers and the journal of refusals."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServerCertificates:
-    """The certificates of a replica; without them everything is plain text. others: those it shows elsewhere, whose end
-    is announced too."""
+    """The certificates of a replica; without keyring, calls are plain text. others: certificates that it shows
+    elsewhere, whose end is announced too."""
 
     keyring: Keyring | None = None
     etcd: Tls | None = None
@@ -37,7 +37,7 @@ class ServerCertificates:
 
 
 class SecureServer:
-    """Context manager, to be entered before gRPC is used."""
+    """Makes the server of a replica. A context manager, to be entered before gRPC is used."""
 
     def __init__(self, lock: ServerCertificates, journal: Journal) -> None:
         self._lock = lock
@@ -55,12 +55,12 @@ class SecureServer:
         self._stack.close()
 
     def server(self, options: Options) -> grpc.aio.Server:
-        """One whose callers all pass the guard."""
+        """A server whose calls all pass the interceptor."""
         guard = AuthInterceptor(self.refusals, asks_roles=self._lock.keyring is not None, seen=self._saw)
         return grpc.aio.server(options=(*options, *limits()), interceptors=(guard,))
 
     def bind(self, server: grpc.aio.Server, listen: str) -> str:
-        """As channels.bind."""
+        """Listen, as channels.bind does."""
         return bind(server, listen, self._lock.keyring)
 
     async def watch(self) -> None:
@@ -69,5 +69,5 @@ class SecureServer:
 
     def _saw(self, identity: Identity, certificate: bytes) -> None:
         if identity.role is Role.AGENT:
-            with suppress(ValueError):  # TLS has read it, so it is one; whatever it is, the call is let in
+            with suppress(ValueError):  # TLS has read it already; the call is let in all the same
                 self.shown.saw(identity.name, until_of(certificate))
