@@ -15,5 +15,6 @@ In this list, each package imports only those above it, and of `elastic` no pack
     job/            what a training script sees
        torchrun/       the rendezvous of torchrun on etcd; in torchrun's agents, apart from the other packages
     ddp/            scripts that were written for torchrun and DistributedDataParallel, unchanged
+    restart/        any script for torchrun, started again in each generation
     forkserver/     the process from which workers are forked
 """

@@ -62,7 +62,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ScriptReport:
     """What a worker says to the others in each exchange."""
 
     generation: int
@@ -87,8 +87,8 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Start the script: all workers are ready for the round, and its store listens."""
+class StartScript:
+    """StartScript the script: all workers are ready for the round, and its store listens."""
 
     store: tuple[str, int]
 
@@ -102,7 +102,7 @@ class Blame:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class AllDone:
     """All scripts have ended with status 0: the job is done."""
 
 
@@ -114,8 +114,8 @@ class GoOn:
 
 
 def decide(
-    reports: Mapping[str, Report], members: Sequence[str], generation: int, *, failing: bool
-) -> Start | Blame | Leave | GoOn:
+    reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int, *, failing: bool
+) -> StartScript | Blame | AllDone | GoOn:
     """What all workers do after an exchange; they have the same reports, so they decide alike.
 
     reports: by worker id. members: of the round, in rank order. failing: a failure was in the reports before these.
@@ -130,9 +130,9 @@ def decide(
         return Blame(*first) if failing else GoOn(failing=True)
     states = {report.state for _, report in found}
     if states == {ScriptState.DONE}:
-        return Leave()
+        return AllDone()
     store = found[0][1].store
-    return Start(store) if states == {ScriptState.WAITING} and store is not None else GoOn()
+    return StartScript(store) if states == {ScriptState.WAITING} and store is not None else GoOn()
 
 
 def environment(

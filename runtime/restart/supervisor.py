@@ -20,7 +20,17 @@ from elastic.agent.worker.environment import WorkerEnvironment
 from runtime.job.training import empty_leaf
 from runtime.reduction.flat_pool import CPU
 from runtime.reduction.partial_sum import Json, Partial
-from runtime.restart.rounds import Blame, Failure, GoOn, Leave, Report, ScriptState, Start, decide, environment
+from runtime.restart.rounds import (
+    AllDone,
+    Blame,
+    Failure,
+    GoOn,
+    ScriptReport,
+    ScriptState,
+    StartScript,
+    decide,
+    environment,
+)
 from runtime.restart.script_host import ScriptHost
 from runtime.script_end import RAISED_AT
 from runtime.session import JoinMeta, Op, OpKind
@@ -110,20 +120,20 @@ class Supervisor:
             self._operate(op, meanwhile=self._watch)
         self._step = op.step
         self._follow_generation()
-        report = Report(self._round, self._state, self._address(), self._failure)
+        report = ScriptReport(self._round, self._state, self._address(), self._failure)
         said = self._operate(Op(OpKind.ALLREDUCE, 1, 0, self._step, label="round"), own=report.to_json()).note
         self._step += 1
-        reports = {worker: Report.from_json(one) for worker, one in cast(dict[str, dict[str, Any]], said).items()}
+        reports = {worker: ScriptReport.from_json(one) for worker, one in cast(dict[str, dict[str, Any]], said).items()}
         place = session.place()
         if place.generation != self._round:
             return False
         match decide(reports, place.members, self._round, failing=self._failing):
-            case Start(store):
+            case StartScript(store):
                 self._start(place.members, store)
             case Blame(worker, failure):
                 if worker == session.worker_id:
                     self._fail(failure)
-            case Leave():
+            case AllDone():
                 return True
             case GoOn(failing):
                 self._failing = failing

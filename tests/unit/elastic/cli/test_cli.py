@@ -645,5 +645,5 @@ def test_the_fields_that_help_shows_make_a_job_file() -> None:
     shown = [line.strip() for line in in_a_file().splitlines() if not line.startswith("      ")]
     spec = job_from_toml("\n".join(['name = "train"', 'command = ["python"]', "workers = 2", *shown]), "help")
     plain = JobSpec(name="train", command=("python",), workers=2)
-    assert spec == replace(plain, replace=False, fork=False, retain_results=False)
+    assert spec == replace(plain, replace=False, fork=False, retain_results=False, restart=True)
     assert {line.partition(" =")[0] for line in shown} >= {"slow_factor", "checkpoint_keep", "pause_limit_s"}

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from runtime.restart.rounds import (
+    AllDone,
     Blame,
     Failure,
     GoOn,
-    Leave,
-    Report,
+    ScriptReport,
     ScriptState,
-    Start,
+    StartScript,
     decide,
     environment,
 )
@@ -26,10 +26,12 @@ WAITING, RUNNING, DONE, FAILED = ScriptState.WAITING, ScriptState.RUNNING, Scrip
 EARLY, LATE, KILLED = Failure(1, 10.0), Failure(1, 11.0), Failure(-9, 12.0)
 
 
-def reports(*states: ScriptState, store: bool = True, generation: int = 4, **failures: Failure) -> dict[str, Report]:
+def reports(
+    *states: ScriptState, store: bool = True, generation: int = 4, **failures: Failure
+) -> dict[str, ScriptReport]:
     """failures: of the members whose rank is in the name, r0 to r2."""
     return {
-        worker: Report(generation, state, STORE if store and rank == 0 else None, failures.get(f"r{rank}"))
+        worker: ScriptReport(generation, state, STORE if store and rank == 0 else None, failures.get(f"r{rank}"))
         for rank, (worker, state) in enumerate(zip(MEMBERS, states, strict=False))
     }
 
@@ -37,14 +39,14 @@ def reports(*states: ScriptState, store: bool = True, generation: int = 4, **fai
 @pytest.mark.parametrize(
     ("said", "failing", "wanted"),
     [
-        (reports(WAITING, WAITING, WAITING), False, Start(STORE)),
+        (reports(WAITING, WAITING, WAITING), False, StartScript(STORE)),
         (reports(WAITING, WAITING, WAITING, store=False), False, GoOn()),
         (reports(WAITING, WAITING), False, GoOn()),
         (reports(WAITING, WAITING, WAITING, generation=3), False, GoOn()),
         (reports(WAITING, RUNNING, WAITING), False, GoOn()),
         (reports(RUNNING, RUNNING, RUNNING), False, GoOn()),
         (reports(DONE, RUNNING, DONE), False, GoOn()),
-        (reports(DONE, DONE, DONE), False, Leave()),
+        (reports(DONE, DONE, DONE), False, AllDone()),
         (reports(RUNNING, FAILED, RUNNING, r1=LATE), False, GoOn(failing=True)),
         (reports(RUNNING, FAILED, RUNNING, r1=LATE), True, Blame("a.1.0", LATE)),
         (reports(FAILED, FAILED, FAILED, r0=LATE, r1=LATE, r2=EARLY), True, Blame("b.0.3", EARLY)),
@@ -53,13 +55,13 @@ def reports(*states: ScriptState, store: bool = True, generation: int = 4, **fai
         (reports(FAILED, FAILED, DONE, r0=EARLY, r1=EARLY), True, Blame("a.0.0", EARLY)),
     ],
 )
-def test_decisions(said: dict[str, Report], failing: bool, wanted: object) -> None:
+def test_decisions(said: dict[str, ScriptReport], failing: bool, wanted: object) -> None:
     assert decide(said, MEMBERS, 4, failing=failing) == wanted
 
 
 def test_reports_survive_the_wire() -> None:
-    for report in (Report(4, FAILED, None, KILLED), Report(0, WAITING, STORE)):
-        assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report
+    for report in (ScriptReport(4, FAILED, None, KILLED), ScriptReport(0, WAITING, STORE)):
+        assert ScriptReport.from_json(json.loads(json.dumps(report.to_json()))) == report
 
 
 def test_what_record_has_written_is_read(tmp_path: Path) -> None:
